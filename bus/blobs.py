@@ -1,0 +1,175 @@
+"""Large objects in chunks, laid out as a NATS Object Store so that ``nats object`` reads and writes them too.
+
+Layout: https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-20.md. nats-py's own client sends
+one chunk per round trip and reads in quadratic time; here chunks are pipelined both ways and never held whole.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import NotFoundError, ObjectNotFoundError
+
+from bus.errors import BlobCorrupt, BusError
+from bus.publisher import Publisher
+from bus.puller import Puller
+from schemas.events import Blob
+
+CHUNK_BYTES = 128 * 1024
+"""The Object Store's own default."""
+CHUNKS_IN_FLIGHT = 64
+PUBLISH_SECONDS = 60.0
+READ_SECONDS = 60.0
+"""Longest silence while reading before the read fails."""
+
+
+class Blobs:
+    """Puts and gets blobs; buckets are made on first use."""
+
+    def __init__(self, nc: Client, js: JetStreamContext, publisher: Publisher) -> None:
+        self._nc = nc
+        self._js = js
+        self._publisher = publisher
+        self._buckets: set[str] = set()
+
+    async def put(self, bucket: str, name: str, source: Path | bytes) -> Blob:
+        """Store an object under a name, replacing an older one; returns its manifest."""
+        await self._ensure(bucket)
+        old = await self._info(bucket, name)
+        nuid = self._nc._nuid.next().decode()
+        digest, size, count = hashlib.sha256(), 0, 0
+        pending: set[asyncio.Task[int]] = set()
+        try:
+            for chunk in _chunks(source):
+                digest.update(chunk)
+                size, count = size + len(chunk), count + 1
+                task = self._publisher.publish(f"$O.{bucket}.C.{nuid}", chunk, {}, PUBLISH_SECONDS)
+                pending.add(asyncio.create_task(task))
+                if len(pending) >= CHUNKS_IN_FLIGHT:
+                    done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                    for finished in done:
+                        finished.result()
+            await asyncio.gather(*pending)
+        except BaseException:
+            for task_left in pending:
+                task_left.cancel()
+            await self._purge(bucket, nuid)
+            raise
+        info = {
+            "name": name,
+            "bucket": bucket,
+            "nuid": nuid,
+            "size": size,
+            "chunks": count,
+            "digest": "SHA-256=" + base64.urlsafe_b64encode(digest.digest()).decode(),
+            "mtime": datetime.now(UTC).isoformat(),
+            "options": {"max_chunk_size": CHUNK_BYTES},
+        }
+        await self._write_info(bucket, name, info)
+        if old is not None:
+            await self._purge(bucket, old["nuid"])
+        return Blob(bucket=bucket, name=name, size=size, sha256=digest.hexdigest())
+
+    async def get(self, blob: Blob, path: Path) -> None:
+        """Write a blob to ``path``, all of it or nothing.
+
+        Raises `BlobCorrupt` if its bytes are not what the manifest says, `BusError` if it is not there.
+        """
+        info = await self._info(blob.bucket, blob.name)
+        if info is None:
+            raise BusError(f"blob {blob.bucket}/{blob.name} is not on the bus (expired or deleted)")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                digest = await self._read(blob, info, file.write)
+            if digest != blob.sha256:
+                raise BlobCorrupt(f"blob {blob.bucket}/{blob.name} hashes to {digest[:12]}…, not {blob.sha256[:12]}…")
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    async def delete(self, bucket: str, name: str) -> None:
+        """Remove a blob; one that is not there is no error."""
+        await self._ensure(bucket)
+        info = await self._info(bucket, name)
+        if info is None:
+            return
+        await self._write_info(bucket, name, {**info, "size": 0, "chunks": 0, "digest": "", "deleted": True})
+        await self._purge(bucket, info["nuid"])
+
+    async def _read(self, blob: Blob, info: dict[str, Any], write: Callable[[bytes], object]) -> str:
+        digest, size, left = hashlib.sha256(), 0, int(info["chunks"])
+        if left == 0:
+            return digest.hexdigest()
+        stream = f"OBJ_{blob.bucket}"
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.NONE,
+            filter_subject=f"$O.{blob.bucket}.C.{info['nuid']}",
+            inactive_threshold=READ_SECONDS,
+            mem_storage=True,
+        )
+        name = (await self._js.add_consumer(stream, config)).name
+        try:
+            async with Puller(self._nc, stream, name, CHUNKS_IN_FLIGHT, lambda _: None) as puller:
+                while left:
+                    async with asyncio.timeout(READ_SECONDS):
+                        delivery = await anext(puller)
+                    size += len(delivery.data)
+                    if size > blob.size:
+                        break  # a swapped object must not fill the disk
+                    digest.update(delivery.data)
+                    write(delivery.data)
+                    left -= 1
+                    delivery.release()
+        except TimeoutError:
+            raise BusError(f"blob {blob.bucket}/{blob.name}: no chunk came for {READ_SECONDS:g} s") from None
+        finally:
+            await self._js.delete_consumer(stream, name)
+        if size != blob.size:
+            raise BlobCorrupt(f"blob {blob.bucket}/{blob.name} has {size} bytes or more, not {blob.size}")
+        return digest.hexdigest()
+
+    async def _ensure(self, bucket: str) -> None:
+        if bucket not in self._buckets:
+            await self._js.create_object_store(bucket)
+            self._buckets.add(bucket)
+
+    async def _info(self, bucket: str, name: str) -> dict[str, Any] | None:
+        try:
+            message = await self._js.get_last_msg(f"OBJ_{bucket}", _meta_subject(bucket, name), direct=True)
+        except (NotFoundError, ObjectNotFoundError):
+            return None
+        info: dict[str, Any] = json.loads(message.data or b"{}")
+        return None if info.get("deleted") else info
+
+    async def _write_info(self, bucket: str, name: str, info: dict[str, Any]) -> None:
+        payload = json.dumps(info).encode()
+        await self._publisher.publish(_meta_subject(bucket, name), payload, {"Nats-Rollup": "sub"}, PUBLISH_SECONDS)
+
+    async def _purge(self, bucket: str, nuid: str) -> None:
+        await self._js.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.C.{nuid}")
+
+
+def _meta_subject(bucket: str, name: str) -> str:
+    return f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+
+def _chunks(source: Path | bytes) -> Iterator[bytes]:
+    if isinstance(source, bytes):
+        yield from (source[at : at + CHUNK_BYTES] for at in range(0, len(source), CHUNK_BYTES))
+        return
+    with source.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk

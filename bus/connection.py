@@ -1,0 +1,204 @@
+"""The bus as every role sees it: one connection with all that may be done on it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
+
+from bus import streams
+from bus.blobs import Blobs
+from bus.delivery import Delivery
+from bus.errors import BusError
+from bus.fleet import Fleet, Pulse, beating
+from bus.publisher import Publisher
+from bus.puller import Puller
+from bus.streams import Consumer
+from bus.tasks import producer_span
+from schemas import identity, subjects
+from schemas.codec import decode, encode, schema_of
+from schemas.events import DeadLetter, Event, Task, TaskPublished
+
+log = logging.getLogger(__name__)
+E = TypeVar("E", bound=Event)
+
+CONNECT_SECONDS = 10.0
+PUBLISH_SECONDS = 30.0
+DEFAULT_URL = "nats://127.0.0.1:4222"
+
+
+class Bus:
+    """A connection to NATS JetStream; make one with `Bus.connect`."""
+
+    def __init__(self, nc: Client) -> None:
+        self.nc = nc
+        self.js = nc.jetstream(timeout=10)
+        self.failed = asyncio.Event()
+        """Set when the connection is closed for good; the process should end."""
+        self._publisher = Publisher(nc)
+        self._pullers: set[Puller] = set()
+        self.blobs = Blobs(nc, self.js, self._publisher)
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, url: str = DEFAULT_URL, name: str = "lightningbus") -> AsyncIterator["Bus"]:
+        """Connect, and reconnect for ever; raises `BusError` when nobody answers within 10 s."""
+        nc = Client()
+        bus = cls(nc)
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await nc.connect(
+                    url,
+                    name=name,
+                    allow_reconnect=True,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.5,  # type: ignore[arg-type]
+                    error_cb=bus._on_error,
+                    disconnected_cb=bus._on_disconnect,
+                    reconnected_cb=bus._on_reconnect,
+                    closed_cb=bus._on_closed,
+                )
+        except (TimeoutError, OSError, NatsError) as error:
+            await nc.close()
+            raise BusError(
+                f"no NATS server answers at {_without_secrets(url)}: start one with `lightningbus bus`"
+            ) from error
+        try:
+            await bus._publisher.start()
+            yield bus
+        finally:
+            await nc.close()
+
+    async def provision(self) -> None:
+        """Make all streams and the durables of store and learner; safe to repeat."""
+        await streams.provision(self.js)
+
+    async def ensure(self, consumer: Consumer) -> None:
+        """Make one durable; safe to repeat."""
+        try:
+            await streams.ensure_consumer(self.js, consumer)
+        except NotFoundError as error:
+            raise BusError(f"stream {consumer.stream} is missing: run `lightningbus provision` once") from error
+
+    async def reset(self, consumer: Consumer, sequence: int) -> None:
+        """Deliver again from a stream sequence on."""
+        await self.js.reset_consumer(consumer.stream, consumer.durable, seq=sequence)
+
+    async def publish(
+        self,
+        subject: str,
+        event: Event,
+        *,
+        msg_id: str,
+        traceparent: str | None = None,
+        timeout: float = PUBLISH_SECONDS,
+        expect_last: int | None = None,
+    ) -> int:
+        """Publish an event and wait until the stream has it; returns its stream sequence.
+
+        ``expect_last`` is the sequence of the last message this writer saw on the subject (0: none). Raises
+        `StreamFull`, `Fenced`, `PublishTimeout`, `BusError`, or `schemas.codec.EncodeError`.
+        """
+        headers = {subjects.SCHEMA_HEADER: schema_of(event), subjects.MSG_ID_HEADER: msg_id}
+        if traceparent is not None:
+            headers[subjects.TRACE_HEADER] = traceparent
+        if expect_last is not None:
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
+        return await self._publisher.publish(subject, encode(event), headers, timeout)
+
+    async def publish_task(self, task: Task, timeout: float = PUBLISH_SECONDS) -> None:
+        """Publish a task, then the record of it; its PRODUCER span opens the rollout's trace."""
+        started = time.time_ns()
+        rollout = identity.rollout_id(task.id, task.sample)
+        context = identity.traceparent(identity.trace_id(rollout), identity.publish_span_id(rollout))
+        msg_id = identity.task_msg_id(rollout)
+        subject = subjects.task(task.mode, task.agent)
+        await self.publish(subject, task, msg_id=msg_id, traceparent=context, timeout=timeout)
+        span = producer_span(task, subject, started, time.time_ns())
+        record = TaskPublished(task=task, rollout=rollout, span=span)
+        await self.publish(subjects.TASK_SPANS, record, msg_id=msg_id, traceparent=context, timeout=timeout)
+
+    async def last(self, stream: str, subject: str, kind: type[E]) -> tuple[E, int] | None:
+        """Last event on a subject with its stream sequence; None if there is none."""
+        try:
+            message = await self.js.get_last_msg(stream, subject, direct=True)
+        except NotFoundError:
+            return None
+        return decode(kind, message.data or b""), int(message.seq or 0)
+
+    @asynccontextmanager
+    async def pull(self, consumer: Consumer, slots: int) -> AsyncIterator[Puller]:
+        """Pull loop over a durable; at most ``slots`` deliveries are held at once."""
+        puller = Puller(self.nc, consumer.stream, consumer.durable, slots, self._pullers.discard)
+        self._pullers.add(puller)
+        async with puller:
+            yield puller
+
+    @asynccontextmanager
+    async def lease(self, delivery: Delivery, ack_wait: float = 30.0) -> AsyncIterator[None]:
+        """Keep a delivery ours while the block runs, by a task of its own, three times per ``ack_wait``."""
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(ack_wait / 3)
+                try:
+                    await delivery.in_progress()
+                except NatsError as error:
+                    log.warning("lease of %s not renewed: %s", delivery.subject, error)
+
+        task = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def bury(self, delivery: Delivery, reason: str) -> None:
+        """Keep a message nobody can use as a dead letter, then never deliver it again."""
+        letter = DeadLetter(
+            stream=delivery.stream,
+            subject=delivery.subject,
+            sequence=delivery.sequence,
+            deliveries=delivery.deliveries,
+            reason=reason,
+            headers=delivery.headers,
+            payload=delivery.data,
+            dead_ns=time.time_ns(),
+        )
+        log.warning("dead letter %s/%d: %s", delivery.stream, delivery.sequence, reason)
+        await self.publish(subjects.dead(delivery.stream), letter, msg_id=f"dead:{delivery.stream}:{delivery.sequence}")
+        await delivery.term(sync=True)
+
+    @asynccontextmanager
+    async def beat(self, role: str, id: str, describe: Callable[[], dict[str, Any]]) -> AsyncIterator[Pulse]:
+        """Heartbeat each second while the block runs; ``describe`` gives `Heartbeat`'s other fields."""
+        async with beating(Pulse(self.nc, role, id, describe)) as pulse:
+            yield pulse
+
+    def fleet(self, role: str) -> Fleet:
+        """Live view of who is alive in a role (``*``: in any); an async context manager."""
+        return Fleet(self.nc, role)
+
+    async def _on_error(self, error: Exception) -> None:
+        log.warning("bus: %s", error or type(error).__name__)
+
+    async def _on_disconnect(self) -> None:
+        log.warning("bus: disconnected; reconnecting")
+
+    async def _on_reconnect(self) -> None:
+        log.warning("bus: connected again")
+        for puller in self._pullers:
+            puller.forget_requests()
+
+    async def _on_closed(self) -> None:
+        self.failed.set()
+
+
+def _without_secrets(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else url

@@ -1,0 +1,79 @@
+"""One delivered message: what it says, and the ways to settle it."""
+
+import json
+from collections.abc import Callable
+from typing import TypeVar
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from schemas import subjects
+from schemas.codec import decode, decode_as
+from schemas.events import Event
+
+E = TypeVar("E", bound=Event)
+ACK_SECONDS = 5.0
+
+
+class Delivery:
+    """A message held by this process until it is settled or released; both free its slot in the pull loop."""
+
+    def __init__(self, nc: Client, message: Msg, free: Callable[[], None]) -> None:
+        meta = message.metadata
+        self._nc = nc
+        self._reply = message.reply
+        self._free: Callable[[], None] | None = free
+        self.subject: str = message.subject
+        self.headers: dict[str, str] = dict(message.headers or {})
+        self.data: bytes = message.data
+        self.stream: str = meta.stream
+        self.sequence: int = meta.sequence.stream
+        self.deliveries: int = meta.num_delivered
+        """1 for the first delivery: the attempt number."""
+        self.pending: int = meta.num_pending
+        """Messages waiting behind this one."""
+        self.timestamp_ns: int = int(meta.timestamp.timestamp() * 1e9)
+
+    @property
+    def schema(self) -> str:
+        """Event name and version the message claims, e.g. ``Task/1``; empty if it claims none."""
+        return self.headers.get(subjects.SCHEMA_HEADER, "")
+
+    def event(self) -> Event:
+        """The checked event; raises `schemas.codec.DecodeError`."""
+        return decode_as(self.schema, self.data)
+
+    def as_(self, kind: type[E]) -> E:
+        """The checked event of a type the reader expects; raises `schemas.codec.DecodeError`."""
+        return decode(kind, self.data)
+
+    async def ack(self, sync: bool = False) -> None:
+        """Done with it; ``sync`` waits until the server has noted it (5 s at most, then nats' TimeoutError)."""
+        await self._settle(b"+ACK", sync)
+
+    async def nak(self, delay: float = 0.0) -> None:
+        """Give it back, to be delivered again after ``delay`` seconds."""
+        await self._settle(b"-NAK " + json.dumps({"delay": int(delay * 1e9)}).encode())
+
+    async def term(self, sync: bool = False) -> None:
+        """Never deliver it again."""
+        await self._settle(b"+TERM", sync)
+
+    async def in_progress(self) -> None:
+        """Restart the server's ack_wait."""
+        await self._nc.publish(self._reply, b"+WPI")
+
+    def release(self) -> None:
+        """Free the slot without settling: the message is acknowledged later by a newer one."""
+        if self._free is not None:
+            self._free()
+            self._free = None
+
+    async def _settle(self, verdict: bytes, sync: bool = False) -> None:
+        try:
+            if sync:
+                await self._nc.request(self._reply, verdict, timeout=ACK_SECONDS)
+            else:
+                await self._nc.publish(self._reply, verdict)
+        finally:
+            self.release()

@@ -1,0 +1,55 @@
+"""What can go wrong on the bus, and which of it is worth another try."""
+
+from enum import Enum
+from typing import Any
+
+
+class BusError(Exception):
+    """The bus refused, or could not be reached; the message says what to do."""
+
+
+class PublishTimeout(BusError):
+    """No acknowledgement before the deadline; the message may or may not be stored."""
+
+
+class StreamFull(BusError):
+    """The stream is at its limit and stayed there until the deadline: readers are too slow or gone."""
+
+
+class Fenced(BusError):
+    """Somebody else wrote to the subject since this writer last looked."""
+
+
+class BlobCorrupt(BusError):
+    """A blob's bytes are not what its manifest says."""
+
+
+class Verdict(Enum):
+    """What to do about a publish that was not acknowledged."""
+
+    RETRY = "retry"
+    FULL = "full"
+    FENCED = "fenced"
+    FATAL = "fatal"
+
+
+_FENCED = {10071, 10164}
+_FATAL = {10060, 10054, 10201}
+
+
+def classify(error: dict[str, Any]) -> Verdict:
+    """Verdict on the ``error`` object of a JetStream publish acknowledgement.
+
+    A full stream answers the generic 503/10077 "store failed", so it is told from other 503s by its description.
+    """
+    code, number = error.get("code"), error.get("err_code")
+    description = str(error.get("description", ""))
+    if number in _FENCED:
+        return Verdict.FENCED
+    if number in _FATAL:
+        return Verdict.FATAL
+    if "maximum" in description and "exceeded" in description:
+        return Verdict.FULL
+    if code in (429, 503):
+        return Verdict.RETRY
+    return Verdict.FATAL

@@ -1,0 +1,108 @@
+"""Publish pipeline: many messages in flight, each with its own deadline, retried under the same message id.
+
+nats-py's ``publish_async`` leaves a future pending for ever when the server answers with an error, so
+acknowledgements are matched here, on an inbox of our own.
+"""
+
+import asyncio
+import itertools
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import MaxPayloadError
+
+from bus.errors import BusError, Fenced, PublishTimeout, StreamFull, Verdict, classify
+
+IN_FLIGHT = 512
+"""Unacknowledged messages at most; beyond it publishing waits."""
+ATTEMPT_SECONDS = 5.0
+"""How long one attempt waits for its acknowledgement."""
+BACKOFF_SECONDS = (0.05, 2.0)
+"""First and longest pause between attempts; the pause is drawn from zero up to it."""
+
+
+class Publisher:
+    """Publishes to JetStream and answers with the stream sequence once the server has stored the message."""
+
+    def __init__(self, nc: Client, in_flight: int = IN_FLIGHT) -> None:
+        self._nc = nc
+        self._slots = asyncio.Semaphore(in_flight)
+        self._inbox = nc.new_inbox()
+        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._tokens = itertools.count()
+
+    async def start(self) -> None:
+        """Listen for acknowledgements."""
+        await self._nc.subscribe(f"{self._inbox}.*", cb=self._on_ack)
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str], timeout: float) -> int:
+        """Stream sequence of the stored message.
+
+        Raises `StreamFull`, `Fenced`, `PublishTimeout` or `BusError`; ``timeout`` is in seconds and includes
+        waiting for a free place in the pipeline.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise PublishTimeout(f"{subject}: the publish pipeline stayed full for {timeout:g} s") from None
+        try:
+            return await self._publish_until(deadline, subject, payload, dict(headers), timeout)
+        finally:
+            self._slots.release()
+
+    async def _publish_until(
+        self, deadline: float, subject: str, payload: bytes, headers: dict[str, str], timeout: float
+    ) -> int:
+        loop = asyncio.get_running_loop()
+        pause, longest = BACKOFF_SECONDS
+        full = False
+        while (left := deadline - loop.time()) > 0:
+            ack = await self._attempt(subject, payload, headers, min(left, ATTEMPT_SECONDS))
+            if isinstance(ack, int):
+                return ack
+            verdict = Verdict.RETRY if ack is None else classify(ack)
+            if ack is not None and verdict is Verdict.FENCED:
+                raise Fenced(f"{subject}: another writer got there first ({ack.get('description')})")
+            if ack is not None and verdict is Verdict.FATAL:
+                raise BusError(f"{subject}: the server refused the message ({ack.get('description')})")
+            full = verdict is Verdict.FULL
+            await asyncio.sleep(min(random.uniform(0, pause), max(0.0, deadline - loop.time())))
+            pause = min(pause * 2, longest)
+        if full:
+            raise StreamFull(f"{subject}: the stream stayed full for {timeout:g} s; its readers are slow or gone")
+        raise PublishTimeout(f"{subject}: no acknowledgement within {timeout:g} s; is the bus running and provisioned?")
+
+    async def _attempt(
+        self, subject: str, payload: bytes, headers: dict[str, str], timeout: float
+    ) -> int | dict[str, Any] | None:
+        """The sequence, the server's error, or None when nothing useful came back in time."""
+        token = str(next(self._tokens))
+        future = self._waiting[token] = asyncio.get_running_loop().create_future()
+        try:
+            await self._nc.publish(subject, payload, reply=f"{self._inbox}.{token}", headers=headers)
+            async with asyncio.timeout(timeout):
+                message = await future
+        except MaxPayloadError as error:
+            raise BusError(f"{subject}: {len(payload)} bytes is over the server's limit") from error
+        except (TimeoutError, NatsError):
+            return None
+        finally:
+            del self._waiting[token]
+        if not message.data:  # no responders: no stream listens on the subject (yet)
+            return None
+        answer = json.loads(message.data)
+        if "error" in answer:
+            return dict(answer["error"])
+        return int(answer["seq"])
+
+    async def _on_ack(self, message: Msg) -> None:
+        future = self._waiting.get(message.subject.rpartition(".")[2])
+        if future is not None and not future.done():
+            future.set_result(message)

@@ -1,0 +1,113 @@
+"""The streams and durable consumers as data, and the one idempotent step that makes them."""
+
+from dataclasses import dataclass, replace
+
+from nats.js import JetStreamContext
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+from nats.js.errors import BadRequestError
+
+from schemas import subjects
+
+MAX_MESSAGES = 200_000
+DEDUPLICATION_SECONDS = 600.0
+"""Longer than the worst retry of any publisher, so that a retry is never a second message."""
+UNLIMITED = -1
+
+
+def _stream(
+    name: str, filters: list[str], retention: RetentionPolicy, discard: DiscardPolicy, mib: int
+) -> StreamConfig:
+    return StreamConfig(
+        name=name,
+        subjects=filters,
+        retention=retention,
+        discard=discard,
+        max_msgs=MAX_MESSAGES,
+        max_bytes=mib * 1024 * 1024,
+        storage=StorageType.FILE,
+        duplicate_window=DEDUPLICATION_SECONDS,
+        allow_direct=True,
+    )
+
+
+STREAMS = (
+    # The bound of TASKS is the backpressure: publishers wait when runners are behind.
+    _stream(subjects.TASKS, [subjects.ALL_TASKS], RetentionPolicy.WORK_QUEUE, DiscardPolicy.NEW, 512),
+    _stream(subjects.SPANS, [subjects.ALL_SPANS], RetentionPolicy.INTEREST, DiscardPolicy.NEW, 2048),
+    _stream(
+        subjects.WEIGHTS, [subjects.ALL_WEIGHTS, subjects.ALL_APPLIED], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 256
+    ),
+    _stream(subjects.DEAD, [subjects.ALL_DEAD], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 512),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """A durable pull consumer; ``filter`` is a subject, ``ack_wait`` is in seconds."""
+
+    stream: str
+    durable: str
+    filter: str
+    ack: AckPolicy = AckPolicy.EXPLICIT
+    ack_wait: float = 60.0
+
+    def config(self) -> ConsumerConfig:
+        """The whole configuration: nats-py drops what it does not know when it reads one back."""
+        return ConsumerConfig(
+            durable_name=self.durable,
+            filter_subject=self.filter,
+            ack_policy=self.ack,
+            ack_wait=self.ack_wait,
+            max_deliver=UNLIMITED,
+            max_ack_pending=200_000,
+        )
+
+
+STORE_SPANS = Consumer(subjects.SPANS, subjects.STORE, subjects.ALL_SPANS)
+STORE_WEIGHTS = Consumer(subjects.WEIGHTS, subjects.STORE, ">")
+STORE_DEAD = Consumer(subjects.DEAD, subjects.STORE, subjects.ALL_DEAD)
+# The learner acknowledges up to its checkpoint and is reset to it on start: redelivery by time must not interfere.
+LEARNER_SPANS = Consumer(subjects.SPANS, subjects.LEARNER, subjects.TRAIN_SPANS, AckPolicy.ALL, ack_wait=3600.0)
+
+READERS = (STORE_SPANS, STORE_WEIGHTS, STORE_DEAD, LEARNER_SPANS)
+"""Made before anybody publishes: an interest stream drops what nobody has subscribed to."""
+
+
+def runner_tasks(agent: str, ack_wait: float = 30.0) -> Consumer:
+    """The durable that all runners of one agent share; how often a task may be tried is the runner's decision."""
+    return Consumer(subjects.TASKS, subjects.runner_durable(agent), subjects.agent_tasks(agent), ack_wait=ack_wait)
+
+
+async def ensure_stream(js: JetStreamContext, config: StreamConfig) -> None:
+    """Create the stream, or bring an existing one to this configuration."""
+    try:
+        await js.add_stream(config)
+    except BadRequestError as error:
+        if error.err_code != 10058:  # stream name already in use with a different configuration
+            raise
+        await js.update_stream(config)
+
+
+async def ensure_consumer(js: JetStreamContext, consumer: Consumer) -> None:
+    """Create the durable, or bring an existing one to this configuration."""
+    await js.add_consumer(consumer.stream, _stored_form(consumer.config()))
+
+
+def _stored_form(config: ConsumerConfig) -> ConsumerConfig:
+    """A stream-wide filter is written as no filter, the way the server stores it."""
+    return config if config.filter_subject != ">" else config.evolve(filter_subject=None)
+
+
+async def provision(js: JetStreamContext) -> None:
+    """All streams, then all durables that must exist before anything is published; safe to repeat."""
+    for stream in STREAMS:
+        await ensure_stream(js, replace(stream))
+    for consumer in READERS:
+        await ensure_consumer(js, consumer)

@@ -1,0 +1,1 @@
+"""The wire: events, their codec, their names. Imports nothing of ours."""

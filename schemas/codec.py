@@ -1,0 +1,77 @@
+"""Events to MessagePack and back, under limits.
+
+``msgpack`` reads and writes the bytes; ``msgspec`` then checks them into the frozen struct, so a bad
+message yields one sentence that names the field.
+"""
+
+from typing import TypeVar
+
+import msgpack
+import msgspec
+
+from schemas import events
+from schemas.events import Event
+
+E = TypeVar("E", bound=Event)
+
+MAX_BYTES = 4 * 1024 * 1024
+"""Largest message written or read; the broker we ship refuses larger ones too."""
+
+VERSION = 1
+"""Bumped when a reader of the previous one could misread a message."""
+
+_TYPES: dict[str, type[Event]] = {
+    t.__name__: t for t in vars(events).values() if isinstance(t, type) and issubclass(t, Event) and t is not Event
+}
+
+
+class DecodeError(ValueError):
+    """The bytes are not the event they claim to be; the message says why in one sentence."""
+
+
+class EncodeError(ValueError):
+    """The event cannot be written: too large, or it holds a value MessagePack has no form for."""
+
+
+def schema_of(event: Event | type[Event]) -> str:
+    """Name and version as they stand in the ``Lb-Schema`` header, e.g. ``Task/1``."""
+    kind = event if isinstance(event, type) else type(event)
+    return f"{kind.__name__}/{VERSION}"
+
+
+def encode(event: Event) -> bytes:
+    """MessagePack bytes of an event; raises `EncodeError` over `MAX_BYTES`."""
+    try:
+        data: bytes = msgpack.packb(msgspec.to_builtins(event, builtin_types=(bytes,)), use_bin_type=True)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EncodeError(f"{type(event).__name__} cannot be written: {error}") from error
+    if len(data) > MAX_BYTES:
+        raise EncodeError(f"{type(event).__name__} is {len(data)} bytes; the limit is {MAX_BYTES}")
+    return data
+
+
+def decode(kind: type[E], data: bytes) -> E:
+    """Checked event from MessagePack bytes; raises `DecodeError`."""
+    if len(data) > MAX_BYTES:
+        raise DecodeError(f"{kind.__name__} is {len(data)} bytes; the limit is {MAX_BYTES}")
+    try:
+        raw = msgpack.unpackb(data, raw=False, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise DecodeError(f"{kind.__name__} is not MessagePack: {error or type(error).__name__}") from error
+    except RecursionError as error:
+        raise DecodeError(f"{kind.__name__} is nested too deeply") from error
+    try:
+        return msgspec.convert(raw, kind, builtin_types=(bytes,))
+    except msgspec.ValidationError as error:
+        raise DecodeError(f"{kind.__name__} is not valid: {error}") from error
+
+
+def decode_as(schema: str, data: bytes) -> Event:
+    """Checked event of the type its ``Lb-Schema`` header names; raises `DecodeError`."""
+    name, _, version = schema.partition("/")
+    kind = _TYPES.get(name)
+    if kind is None:
+        raise DecodeError(f"no event is called {name!r}")
+    if version != str(VERSION):
+        raise DecodeError(f"{name} has schema version {version or 'none'}; this reader knows {VERSION}")
+    return decode(kind, data)

@@ -1,0 +1,238 @@
+"""The events on the wire: frozen structs, each a MessagePack map keyed by field name.
+
+Numeric arrays travel as raw little-endian bytes, so that a reader maps them without a copy:
+token ids as ``u32`` and log-probabilities as ``f32``. Times are Unix nanoseconds.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+"""A name that is also one token of a subject: letters, digits, ``_`` and ``-``."""
+
+Identifier = Annotated[str, Meta(min_length=1, max_length=200)]
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Mode = Literal["train", "eval"]
+Outcome = Literal["ok", "agent_error", "timeout", "infra", "poisoned", "cancelled"]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of everything that is sent; unknown fields are ignored, so newer writers may add some."""
+
+
+class Task(Event, frozen=True, kw_only=True):
+    """One sample of one problem for one agent; publishing ``n`` samples makes ``n`` of these.
+
+    The task is GRPO's group; a (task, sample) pair is a *rollout*; one delivery is an *attempt*.
+    """
+
+    id: Identifier
+    run: Name
+    agent: Name
+    input: Any
+    sample: Count = 0
+    samples: Positive = 1
+    mode: Mode = "train"
+    deadline: Seconds = 60.0
+    max_attempts: Positive = 3
+    model: Name = "policy"
+    weight_version: Count | None = None
+    """Serve every model call of this rollout from exactly this version; ``None``: whatever is current."""
+    sampling: dict[str, Any] = {}
+    """Sampling settings forced on every model call, e.g. ``{"temperature": 0}`` for greedy evaluation."""
+
+
+class VersionRun(Event, frozen=True, kw_only=True):
+    """Tokens ``start`` (inclusive) to ``end`` (exclusive) of a response came from ``version``."""
+
+    version: Count
+    start: Count
+    end: Count
+
+
+class ModelCall(Event, frozen=True, kw_only=True):
+    """What one model call was, exactly as the engine sampled it."""
+
+    index: Count
+    """Order of the call within its attempt."""
+    model: str
+    role: str = ""
+    """The agent's part that asked, from a model name such as ``policy:writer``."""
+    node: str
+    prompt_ids: bytes
+    """``u32[P]``"""
+    response_ids: bytes
+    """``u32[T]``"""
+    logprobs: bytes
+    """``f32[T]``: natural log of the probability each response token was sampled with."""
+    versions: tuple[VersionRun, ...]
+    finish_reason: str = ""
+    sampling: dict[str, Any] = {}
+    request: str = ""
+    """The agent's request body, JSON."""
+    response: str = ""
+    """The answer's choice as the agent saw it, JSON."""
+
+
+class Span(Event, frozen=True, kw_only=True):
+    """An OpenTelemetry span; a model call adds its typed part."""
+
+    trace_id: str
+    span_id: str
+    parent_span_id: str = ""
+    name: str
+    kind: Literal["internal", "server", "client", "producer", "consumer"] = "internal"
+    start_ns: Count
+    end_ns: Count
+    status: Literal["unset", "ok", "error"] = "unset"
+    status_message: str = ""
+    scope: str = ""
+    attributes: dict[str, Any] = {}
+    resource: dict[str, Any] = {}
+    events: tuple[dict[str, Any], ...] = ()
+    call: ModelCall | None = None
+
+
+class RolloutEnd(Event, frozen=True, kw_only=True):
+    """How an attempt ended: the last thing said about it."""
+
+    outcome: Outcome
+    reward: float | None = None
+    error: str = ""
+    spans: Count
+    """How many spans the attempt had over all its batches."""
+    started_ns: Count
+    ended_ns: Count
+    result: str = ""
+    """What the agent returned, JSON."""
+
+
+class SpanBatch(Event, frozen=True, kw_only=True):
+    """Spans of one attempt in order; ``end`` is set on the last batch only."""
+
+    run: Name
+    task: Identifier
+    rollout: Identifier
+    sample: Count
+    samples: Positive
+    attempt: Positive
+    agent: Name
+    mode: Mode
+    runner: str
+    sequence: Count
+    """Number of this batch within its attempt, from 0."""
+    spans: tuple[Span, ...]
+    end: RolloutEnd | None = None
+
+
+class TaskPublished(Event, frozen=True, kw_only=True):
+    """A task was accepted by the bus; its PRODUCER span opens the rollout's trace."""
+
+    task: Task
+    rollout: Identifier
+    span: Span
+
+
+class Blob(Event, frozen=True, kw_only=True):
+    """A named object in a bucket of the bus, with what it must hash to."""
+
+    bucket: Name
+    name: Identifier
+    size: Count
+    sha256: Digest
+
+
+class WeightVersion(Event, frozen=True, kw_only=True):
+    """Manifest of one version of a model's weights; the bytes are in its blobs."""
+
+    run: Name
+    model: Name
+    version: Count
+    parent: Count | None = None
+    kind: Literal["full", "delta", "lora"] = "full"
+    transport: Literal["blob", "file"] = "blob"
+    blobs: tuple[Blob, ...]
+    epoch: Count
+    """Which life of the learner wrote it; a learner of an older epoch is fenced off."""
+    step: Count
+    created_ns: Count
+
+
+class WeightApplied(Event, frozen=True, kw_only=True):
+    """A node serves a version from now on."""
+
+    node: str
+    model: Name
+    version: Count
+    fetch_seconds: float
+    pause_seconds: float
+    """How long generation stood still."""
+    applied_ns: Count
+
+
+class RolloutUse(Event, frozen=True, kw_only=True):
+    """What one training step did with one rollout."""
+
+    rollout: Identifier
+    task: Identifier
+    attempt: Positive
+    outcome: Outcome
+    reward: float | None
+    advantage: float
+    trained: bool
+    reason: str = ""
+    """Why it was not trained on; empty if it was."""
+    tokens: Count
+    staleness_max: Count
+    """Versions between the one trained and the oldest that made a token of it."""
+
+
+class TrainingStep(Event, frozen=True, kw_only=True):
+    """One optimiser step: what went in, what came out."""
+
+    run: Name
+    model: Name
+    step: Positive
+    version: Count
+    """The weight version this step made."""
+    epoch: Count
+    started_ns: Count
+    ended_ns: Count
+    uses: tuple[RolloutUse, ...]
+    metrics: dict[str, float]
+    spans: tuple[Span, ...]
+    """One span per rollout trained on, in that rollout's own trace."""
+
+
+class Heartbeat(Event, frozen=True, kw_only=True):
+    """What a process is doing, sent every second and forgotten."""
+
+    role: Literal["store", "learner", "inference", "runner", "publisher"]
+    id: str
+    run: str = ""
+    state: str
+    """Inference nodes: ``starting``, ``stale``, ``ready``, ``draining``, ``dead``; others: what they do now."""
+    address: str = ""
+    """Where an inference node can be reached: ``http://host:port``."""
+    model: str = ""
+    version: Count | None = None
+    detail: dict[str, Any] = {}
+    sent_ns: Count
+
+
+class DeadLetter(Event, frozen=True, kw_only=True):
+    """A message nobody could use, with the reason, kept whole."""
+
+    stream: Name
+    subject: str
+    sequence: Count
+    deliveries: Count
+    reason: str
+    headers: dict[str, str]
+    payload: bytes
+    dead_ns: Count

@@ -1,0 +1,53 @@
+"""Identities derived from what an event is about, never random, so that sending twice is sending once."""
+
+from hashlib import sha256
+
+
+def rollout_id(task: str, sample: int) -> str:
+    """A rollout is one (task, sample)."""
+    return f"{task}.{sample}"
+
+
+def trace_id(rollout: str) -> str:
+    """The one trace of a rollout, from publish to training step: 32 hex digits."""
+    return sha256(f"trace:{rollout}".encode()).hexdigest()[:32]
+
+
+def span_id(rollout: str, *parts: object) -> str:
+    """A span of a rollout, named by what it is (``"publish"``; ``attempt, "call", 0``): 16 hex digits."""
+    return sha256(":".join(["span", rollout, *map(str, parts)]).encode()).hexdigest()[:16]
+
+
+def publish_span_id(rollout: str) -> str:
+    """The PRODUCER span that opens a rollout's trace."""
+    return span_id(rollout, "publish")
+
+
+def root_span_id(rollout: str, attempt: int) -> str:
+    """The span that holds one attempt of a rollout."""
+    return span_id(rollout, attempt, "root")
+
+
+def traceparent(trace: str, span: str) -> str:
+    """W3C Trace Context header of a sampled span (https://www.w3.org/TR/trace-context/)."""
+    return f"00-{trace}-{span}-01"
+
+
+def task_msg_id(rollout: str) -> str:
+    """``Nats-Msg-Id`` of a task."""
+    return f"task:{rollout}"
+
+
+def batch_msg_id(rollout: str, attempt: int, sequence: int) -> str:
+    """``Nats-Msg-Id`` of a span batch."""
+    return f"span:{rollout}:{attempt}:{sequence}"
+
+
+def weight_msg_id(model: str, epoch: int, version: int) -> str:
+    """``Nats-Msg-Id`` of a weight version."""
+    return f"weights:{model}:{epoch}:{version}"
+
+
+def step_msg_id(run: str, epoch: int, step: int) -> str:
+    """``Nats-Msg-Id`` of a training step."""
+    return f"step:{run}:{epoch}:{step}"

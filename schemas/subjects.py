@@ -1,0 +1,71 @@
+"""Every subject, stream, durable and header name on the bus: the one place they are spelled."""
+
+TASKS = "TASKS"
+SPANS = "SPANS"
+WEIGHTS = "WEIGHTS"
+DEAD = "DEAD"
+WEIGHT_BUCKET = "weights"
+
+ALL_TASKS = "lb.task.>"
+ALL_SPANS = "lb.span.>"
+ALL_WEIGHTS = "lb.weights.*"
+ALL_APPLIED = "lb.applied.*"
+ALL_DEAD = "lb.dead.*"
+ALL_HEARTBEATS = "lb.heartbeat.>"
+
+TRAIN_SPANS = "lb.span.train"
+TASK_SPANS = "lb.span.task"
+STEP_SPANS = "lb.span.step"
+
+STORE = "store"
+LEARNER = "learner"
+"""Names of durable consumers are the roles that read them."""
+
+SCHEMA_HEADER = "Lb-Schema"
+TRACE_HEADER = "traceparent"
+MSG_ID_HEADER = "Nats-Msg-Id"
+
+
+def task(mode: str, agent: str) -> str:
+    """Where a task for an agent is published."""
+    return f"lb.task.{mode}.{agent}"
+
+
+def agent_tasks(agent: str) -> str:
+    """Filter of the durable that runners of one agent share."""
+    return f"lb.task.*.{agent}"
+
+
+def spans(mode: str) -> str:
+    """Where the spans of a rollout are published; the learner reads ``train`` only."""
+    return f"lb.span.{mode}"
+
+
+def weights(model: str) -> str:
+    """Where the versions of a model are published."""
+    return f"lb.weights.{model}"
+
+
+def applied(node: str) -> str:
+    """Where a node announces that it serves a version."""
+    return f"lb.applied.{node}"
+
+
+def dead(stream: str) -> str:
+    """Where the dead letters of a stream go."""
+    return f"lb.dead.{stream}"
+
+
+def heartbeat(role: str, id: str) -> str:
+    """Where a process says what it is doing; core NATS, not stored."""
+    return f"lb.heartbeat.{role}.{id}"
+
+
+def heartbeats(role: str) -> str:
+    """Filter over the heartbeats of a role."""
+    return f"lb.heartbeat.{role}.*"
+
+
+def runner_durable(agent: str) -> str:
+    """Durable consumer of TASKS that the runners of one agent share."""
+    return f"runner-{agent}"

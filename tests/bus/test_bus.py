@@ -1,0 +1,239 @@
+"""The bus against a real nats-server."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from nats.js.api import DiscardPolicy, RetentionPolicy, StreamConfig
+
+from bus import Bus, BusError, Fenced, PublishTimeout, StreamFull, runner_tasks
+from bus.blobs import CHUNK_BYTES
+from bus.embedded import NatsServer
+from bus.errors import BlobCorrupt
+from bus.streams import LEARNER_SPANS, STORE_SPANS, ensure_stream
+from schemas import subjects
+from schemas.codec import DecodeError
+from schemas.events import Blob, DeadLetter, Task, TaskPublished
+
+
+def task(number: int, **fields: object) -> Task:
+    return Task(id=f"t{number}", run="test", agent="calc", input={"n": number}, **fields)  # type: ignore[arg-type]
+
+
+async def test_a_published_task_reaches_a_runner_with_its_trace_and_its_record_reaches_the_store(bus: Bus) -> None:
+    """One call publishes the task and the record of it, in one trace."""
+    await bus.ensure(runner_tasks("calc"))
+    await bus.publish_task(task(1))
+    async with bus.pull(runner_tasks("calc"), slots=2) as tasks, bus.pull(STORE_SPANS, slots=2) as records:
+        delivery = await asyncio.wait_for(anext(tasks), 5)
+        assert delivery.as_(Task) == task(1)
+        assert delivery.deliveries == 1
+        record = (await asyncio.wait_for(anext(records), 5)).event()
+        assert isinstance(record, TaskPublished)
+        assert delivery.headers["traceparent"] == f"00-{record.span.trace_id}-{record.span.span_id}-01"
+
+
+async def test_publishing_the_same_event_twice_stores_it_once(bus: Bus) -> None:
+    """Message ids come from what the event is, so a retry is not a second message."""
+    first = await bus.publish(subjects.task("train", "calc"), task(1), msg_id="task:t1.0")
+    again = await bus.publish(subjects.task("train", "calc"), task(1), msg_id="task:t1.0")
+    assert first == again
+    assert (await bus.js.stream_info(subjects.TASKS)).state.messages == 1
+
+
+async def test_a_full_stream_is_backpressure_and_then_said_to_be_full(bus: Bus) -> None:
+    """A full stream makes the publisher wait until its deadline, and go on by itself once there is room."""
+    await ensure_stream(bus.js, StreamConfig(name="SMALL", subjects=["small.>"], max_msgs=1, discard=DiscardPolicy.NEW))
+    await bus.publish("small.a", task(1), msg_id="1")
+    with pytest.raises(StreamFull, match="stayed full"):
+        await bus.publish("small.a", task(2), msg_id="2", timeout=0.5)
+    waiting = asyncio.create_task(bus.publish("small.a", task(3), msg_id="3", timeout=20))
+    await bus.js.purge_stream("SMALL")
+    assert await waiting > 1
+
+
+async def test_a_second_writer_is_fenced_off(bus: Bus) -> None:
+    """Compare-and-set on the subject's last sequence: who has not seen the last message cannot write the next."""
+    subject = subjects.weights("policy")
+    first = await bus.publish(subject, task(1), msg_id="1", expect_last=0)
+    await bus.publish(subject, task(2), msg_id="2", expect_last=first)
+    with pytest.raises(Fenced):
+        await bus.publish(subject, task(3), msg_id="3", expect_last=first)
+
+
+async def test_publishing_where_no_stream_listens_ends_at_the_deadline(bus: Bus) -> None:
+    """No publish waits for ever."""
+    with pytest.raises(PublishTimeout, match="provisioned"):
+        await bus.publish("nobody.listens", task(1), msg_id="1", timeout=0.3)
+
+
+async def test_many_publishes_are_in_flight_at_once(bus: Bus) -> None:
+    """A thousand messages published together are all stored, each with a sequence of its own."""
+    sends = (bus.publish(subjects.task("train", "calc"), task(n), msg_id=str(n)) for n in range(1000))
+    assert len(set(await asyncio.gather(*sends))) == 1000
+
+
+async def test_the_pull_loop_never_holds_more_than_its_slots_and_refills_each_freed_one(bus: Bus) -> None:
+    """Three slots: three tasks held, no fourth until one is settled, then exactly one more."""
+    await bus.ensure(runner_tasks("calc"))
+    for n in range(6):
+        await bus.publish_task(task(n))
+    async with bus.pull(runner_tasks("calc"), slots=3) as puller:
+        held = [await asyncio.wait_for(anext(puller), 5) for _ in range(3)]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(puller), 0.3)
+        await held[1].ack(sync=True)
+        fourth = await asyncio.wait_for(anext(puller), 5)
+        assert fourth.as_(Task).id == "t3"
+        assert puller.held == 3
+
+
+async def test_a_task_given_back_is_delivered_again_with_the_next_attempt_number(bus: Bus) -> None:
+    """The attempt number is the delivery count."""
+    await bus.ensure(runner_tasks("calc"))
+    await bus.publish_task(task(1))
+    async with bus.pull(runner_tasks("calc"), slots=1) as puller:
+        await (await asyncio.wait_for(anext(puller), 5)).nak()
+        assert (await asyncio.wait_for(anext(puller), 5)).deliveries == 2
+
+
+async def test_what_a_closing_puller_had_fetched_but_not_given_out_goes_back_at_once(bus: Bus) -> None:
+    """A runner that stops does not keep tasks nobody has started until their lease runs out."""
+    await bus.ensure(runner_tasks("calc"))
+    for n in range(4):
+        await bus.publish_task(task(n))
+    async with bus.pull(runner_tasks("calc"), slots=4) as puller:
+        await (await asyncio.wait_for(anext(puller), 5)).ack(sync=True)
+    async with bus.pull(runner_tasks("calc"), slots=4) as puller:
+        seen = {(await asyncio.wait_for(anext(puller), 5)).as_(Task).id for _ in range(3)}
+    assert seen == {"t1", "t2", "t3"}
+
+
+async def test_a_lease_outlives_ack_wait(bus: Bus) -> None:
+    """While a lease is renewed nobody else gets the task; once it ends, somebody does."""
+    consumer = runner_tasks("calc", ack_wait=1.0)
+    await bus.ensure(consumer)
+    await bus.publish_task(task(1))
+    async with bus.pull(consumer, slots=2) as puller:
+        delivery = await asyncio.wait_for(anext(puller), 5)
+        async with bus.lease(delivery, ack_wait=1.0):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(puller), 2.5)
+        assert (await asyncio.wait_for(anext(puller), 5)).deliveries == 2
+
+
+async def test_publishing_and_pulling_go_on_after_the_server_was_killed(bus: Bus, nats: NatsServer) -> None:
+    """``kill -9`` of the server loses no acknowledged task, and both ends reconnect by themselves."""
+    await bus.ensure(runner_tasks("calc"))
+    await bus.publish_task(task(1))
+    async with bus.pull(runner_tasks("calc"), slots=5) as puller:
+        await (await asyncio.wait_for(anext(puller), 5)).ack(sync=True)
+        await bus.publish_task(task(2))
+        await nats.kill()
+        await nats.start()
+        await bus.publish_task(task(3), timeout=30)
+        seen: set[str] = set()
+        while seen != {"t2", "t3"}:  # one may come twice: delivery is at least once
+            seen.add((await asyncio.wait_for(anext(puller), 30)).as_(Task).id)
+
+
+async def test_a_message_that_does_not_decode_is_buried_with_its_reason(bus: Bus) -> None:
+    """A dead letter keeps payload, headers and reason, and the message leaves its stream."""
+    await bus.ensure(runner_tasks("calc"))
+    await bus.js.publish(subjects.task("train", "calc"), b"not msgpack", headers={"who": "me"})
+    async with bus.pull(runner_tasks("calc"), slots=1) as puller:
+        delivery = await asyncio.wait_for(anext(puller), 5)
+        with pytest.raises(DecodeError) as caught:
+            delivery.as_(Task)
+        await bus.bury(delivery, str(caught.value))
+    found = await bus.last(subjects.DEAD, subjects.dead("TASKS"), DeadLetter)
+    assert found is not None
+    assert found[0].payload == b"not msgpack"
+    assert found[0].headers["who"] == "me"
+    assert "Task is not" in found[0].reason
+    assert (await bus.js.stream_info(subjects.TASKS)).state.messages == 0
+
+
+async def test_blobs_are_read_and_written_by_the_standard_object_store_too(bus: Bus, tmp_path: Path) -> None:
+    """What we put, nats-py's Object Store gets; what it puts, we get: chunks, digests and metadata agree."""
+    data = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"tail"
+    blob = await bus.blobs.put("weights", "ours", data)
+    store = await bus.js.object_store("weights")
+    assert (await store.get("ours")).data == data
+    info = await store.put("theirs", data)
+    theirs = Blob(bucket="weights", name="theirs", size=info.size, sha256=blob.sha256)
+    await bus.blobs.get(theirs, tmp_path / "theirs")
+    assert (tmp_path / "theirs").read_bytes() == data
+
+
+async def test_a_corrupt_blob_is_refused_and_leaves_no_file(bus: Bus, tmp_path: Path) -> None:
+    """A blob that does not hash to its manifest never reaches its path."""
+    blob = await bus.blobs.put("weights", "w", b"x" * 300_000)
+    bad = Blob(bucket="weights", name="w", size=blob.size, sha256="0" * 64)
+    with pytest.raises(BlobCorrupt, match="hashes to"):
+        await bus.blobs.get(bad, tmp_path / "w")
+    short = Blob(bucket="weights", name="w", size=100, sha256=blob.sha256)
+    with pytest.raises(BlobCorrupt, match="not 100"):
+        await bus.blobs.get(short, tmp_path / "w")
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith("w")] == []
+
+
+async def test_a_replaced_or_deleted_blob_leaves_no_chunks_behind(bus: Bus, tmp_path: Path) -> None:
+    """The bucket does not grow by what nobody can read any more."""
+    await bus.blobs.put("weights", "w", b"1" * 500_000)
+    await bus.blobs.put("weights", "w", b"2" * 500_000)
+    state = (await bus.js.stream_info("OBJ_weights")).state
+    assert state.messages == 4 + 1
+    blob = await bus.blobs.put("weights", "v", b"3")
+    await bus.blobs.delete("weights", "v")
+    with pytest.raises(BusError, match="not on the bus"):
+        await bus.blobs.get(blob, tmp_path / "v")
+
+
+async def test_the_learner_is_replayed_from_a_stream_position(bus: Bus) -> None:
+    """Resetting its durable delivers again everything from that sequence on."""
+    for n in range(4):
+        await bus.publish(subjects.spans("train"), task(n), msg_id=str(n))
+    async with bus.pull(LEARNER_SPANS, slots=10) as puller:
+        sequences = [(await asyncio.wait_for(anext(puller), 5)).sequence for _ in range(4)]
+    await bus.reset(LEARNER_SPANS, sequences[2])
+    async with bus.pull(LEARNER_SPANS, slots=10) as puller:
+        assert (await asyncio.wait_for(anext(puller), 5)).sequence == sequences[2]
+
+
+async def test_provisioning_twice_changes_nothing(bus: Bus) -> None:
+    """Streams and durables are made by one idempotent step."""
+    before = await bus.js.stream_info(subjects.SPANS)
+    await bus.provision()
+    after = await bus.js.stream_info(subjects.SPANS)
+    assert before.config == after.config
+    assert after.config.retention == RetentionPolicy.INTEREST
+    assert after.state.consumer_count == 2
+
+
+async def test_a_fleet_knows_who_is_alive_and_forgets_who_fell_silent(bus: Bus) -> None:
+    """Members are those heard of lately, by the clock the fleet was given."""
+    now = 0.0
+    fleet = bus.fleet("inference")
+    fleet._clock = lambda: now
+    async with fleet:
+        async with bus.beat("inference", "node-1", lambda: {"state": "ready", "version": 3}):
+            await asyncio.wait_for(fleet.changed(), 5)
+        assert [(m.id, m.state, m.version) for m in fleet.members()] == [("node-1", "ready", 3)]
+        now = 60.0
+        assert fleet.members() == []
+
+
+async def test_nobody_answering_is_one_sentence(tmp_path: Path) -> None:
+    """A wrong address names the address, without its password, and the command to start a server."""
+    with pytest.raises(BusError, match=r"no NATS server answers at nats://127\.0\.0\.1:1: start one") as caught:
+        async with Bus.connect("nats://user:secret@127.0.0.1:1"):
+            pass
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_port_in_use_is_one_sentence(nats: NatsServer, tmp_path: Path) -> None:
+    """A second server on the same port says which port and what to do."""
+    second = NatsServer(tmp_path / "second", port=nats.port)
+    with pytest.raises(BusError, match=f"port {nats.port} is in use"):
+        await second.start()

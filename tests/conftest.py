@@ -1,0 +1,30 @@
+"""Real servers for every test: free ports, temporary folders, gone when the test ends."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bus import Bus
+from bus.embedded import NatsServer, nats_server
+
+
+@pytest.fixture
+async def nats(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    """A fresh nats-server."""
+    async with nats_server(tmp_path / "nats") as server:
+        yield server
+
+
+@pytest.fixture
+async def nats_url(nats: NatsServer) -> str:
+    """Where the fresh nats-server listens."""
+    return nats.url
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[Bus]:
+    """A connected bus with all streams made."""
+    async with Bus.connect(nats_url, name="test") as connected:
+        await connected.provision()
+        yield connected
