@@ -1,0 +1,37 @@
+# `make demo` and `make test` set up everything they need in .venv.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+LOCK := requirements/$(if $(shell command -v nvidia-smi),gpu,cpu).lock
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test check format clean
+
+$(READY): $(LOCK) pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --no-deps -r $(LOCK)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+setup: $(READY) ## everything in .venv
+
+demo: $(READY) ## train the calculator agent, watch it get better, and see the report
+	$(BIN)/lightningbus demo
+
+check: $(READY) ## format, lint, types, and the rule which room may import which
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: $(READY) ## the whole suite against real servers
+	$(BIN)/python -m pytest
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) runs
