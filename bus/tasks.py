@@ -1,7 +1,59 @@
-"""Publishing a task: the span that opens its rollout's trace."""
+"""Tasks: read from a file, and the span that opens a rollout's trace when one is published."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from schemas import attributes, identity
 from schemas.events import Span, Task
+
+
+class TaskFileError(ValueError):
+    """A task file cannot be used; the message names the line and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One line of a task file: ``{"id": "...", "input": any JSON}``."""
+
+    id: str
+    input: Any
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """All problems of a JSONL file; raises `TaskFileError` at the first line that is not one, before any is used.
+
+    ``id`` may be left out: it is then the line number.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskFileError(f"{path} cannot be read: {error}") from error
+    problems: dict[str, Problem] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        problem = _problem(path, number, line)
+        if problem.id in problems:
+            raise TaskFileError(f"{path} line {number}: id {problem.id!r} stands twice")
+        problems[problem.id] = problem
+    if not problems:
+        raise TaskFileError(f"{path} holds no task")
+    return list(problems.values())
+
+
+def _problem(path: Path, number: int, line: str) -> Problem:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise TaskFileError(f"{path} line {number} is not JSON: {error}") from error
+    if not isinstance(fields, dict) or "input" not in fields:
+        raise TaskFileError(f'{path} line {number} is not a task: it needs the form {{"id": "...", "input": ...}}')
+    id = str(fields.get("id", number))
+    if not 1 <= len(id) <= 128:
+        raise TaskFileError(f"{path} line {number}: an id has 1 to 128 characters, this one {len(id)}")
+    return Problem(id, fields["input"])
 
 
 def producer_span(task: Task, subject: str, start_ns: int, end_ns: int) -> Span:

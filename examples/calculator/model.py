@@ -1,0 +1,159 @@
+"""A small chat model made on the spot: ``python model.py --out DIR --seed 0``.
+
+A Qwen2 of about 0.6M parameters with a tokenizer of its own, warm-started by supervised steps on *flawed*
+demonstrations: they show how to call the calculator and how to use its result, but mostly they guess, and when
+they call they sometimes pick the wrong operation. So the model can do the job, and most likely does not.
+"""
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+from problems import HIGH, LOW, TEMPLATES, WORDS
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+PAD, USER, ASSISTANT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
+UNKNOWN = "<unk>"
+VOCABULARY = (
+    [PAD, USER, ASSISTANT, END, UNKNOWN, *"0123456789", "+", "-", "*", "?", "<call>", "</call>"]
+    + sorted({word for text in TEMPLATES for word in text.split() if "{" not in word} | set(WORDS.values()))
+    + ["guess", "result", "error", "so", "the", "answer", "is"]
+)
+CHAT_TEMPLATE = (
+    "{% for m in messages %}"
+    "{{ '<|user|> ' if m['role'] != 'assistant' else '<|assistant|> ' }}{{ m['content'] }} <|end|> "
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|> {% endif %}"
+)
+GUESSES = (0.1, 0.75)
+"""Share of demonstrations that guess instead of calling the tool: at first, and in the last third of the steps."""
+WRONG_CALLS = 0.2
+"""Share of the calls that name the wrong operation."""
+IGNORE = -100
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Words, signs and single digits; spaces only separate."""
+    vocabulary = {token: id for id, token in enumerate(dict.fromkeys(VOCABULARY))}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(individual_digits=True)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        additional_special_tokens=[USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=128,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
+    """An untrained Qwen2, float32."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=64 * -(-len(tokenizer) // 64),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def demonstration(rng: random.Random, guesses: float) -> list[dict]:
+    """One conversation as the agent would have it, flawed on purpose."""
+    a, b, sign = rng.randint(LOW, HIGH), rng.randint(LOW, HIGH), rng.choice(tuple(WORDS))
+    question = rng.choice(TEMPLATES).format(a=a, op=WORDS[sign], b=b)
+    if rng.random() < guesses:
+        answer = str(rng.randint(LOW, HIGH))
+        said, reply = f"guess {answer}", "so the answer is ?"
+    else:
+        used = rng.choice([other for other in WORDS if other != sign]) if rng.random() < WRONG_CALLS else sign
+        answer = str({"+": a + b, "-": a - b, "*": a * b}[used])
+        said, reply = f"<call> {a} {used} {b} </call>", f"result {answer}"
+    return [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": reply},
+        {"role": "assistant", "content": answer},
+    ]
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, messages: list[dict]) -> tuple[list[int], list[int]]:
+    """Token ids of a conversation, and labels: `IGNORE` except where the assistant speaks."""
+    ids = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False).input_ids
+    assistant, end = tokenizer.convert_tokens_to_ids([ASSISTANT, END])
+    labels, speaking = [], False
+    for token in ids:
+        labels.append(token if speaking else IGNORE)
+        speaking = (speaking and token != end) or token == assistant
+    return ids, labels
+
+
+def batch(
+    tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int, guesses: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``int64[size, longest]`` ids and labels, padded on the right."""
+    rows = [encode(tokenizer, demonstration(rng, guesses)) for _ in range(size)]
+    longest = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([ids + [tokenizer.pad_token_id] * (longest - len(ids)) for ids, _ in rows])
+    labels = torch.tensor([labels + [IGNORE] * (longest - len(labels)) for _, labels in rows])
+    return ids, labels
+
+
+def warm_start(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, size: int, seed: int) -> float:
+    """Supervised steps on flawed demonstrations; returns the last loss in nats per token."""
+    rng = random.Random(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps, pct_start=0.1)
+    loss, started = torch.zeros(()), time.monotonic()
+    model.train()
+    for step in range(1, steps + 1):
+        ids, labels = batch(tokenizer, rng, size, GUESSES[3 * step > 2 * steps])
+        loss = model(input_ids=ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0 or step == steps:
+            seconds = time.monotonic() - started
+            print(
+                f"warm start: step {step}/{steps}, loss {loss.item():.3f}, {seconds:.0f} s", file=sys.stderr, flush=True
+            )
+    return float(loss.item())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=64)
+    options = parser.parse_args()
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, options.seed)
+    warm_start(model, tokenizer, options.steps, options.batch, options.seed)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+    )
+    model.save_pretrained(options.out)
+    tokenizer.save_pretrained(options.out)
+
+
+if __name__ == "__main__":
+    main()

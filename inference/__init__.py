@@ -1,0 +1,1 @@
+"""Inference nodes: vLLM under supervision, weights swapped in while requests are in flight, versions on every token."""

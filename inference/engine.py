@@ -1,0 +1,167 @@
+"""One vLLM server as a child process: loopback only, its own process group, gone when we are gone."""
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+
+from inference.plugin import BACKEND
+from inference.settings import InferenceSettings
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.25
+ADMIN_SECONDS = 120.0
+STOP_SECONDS = 10.0
+PR_SET_PDEATHSIG = 1
+
+
+class EngineFailed(Exception):
+    """The engine did not start, or refused what it was told; the message holds its last words."""
+
+
+class Engine:
+    """Starts vLLM, knows when it is up, tells it to pause, load and resume."""
+
+    def __init__(self, settings: InferenceSettings, session: aiohttp.ClientSession) -> None:
+        self._settings = settings
+        self._session = session
+        self._process: asyncio.subprocess.Process | None = None
+        self.log_path = settings.work / "vllm.log"
+        self.url = ""
+
+    async def start(self) -> None:
+        """Start and wait until it answers; raises `EngineFailed`."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        with self.log_path.open("ab") as out:
+            self._process = await asyncio.create_subprocess_exec(
+                *command(self._settings, port),
+                env=os.environ | environment(self._settings),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),
+            )
+        try:
+            async with asyncio.timeout(self._settings.start_seconds):
+                while not await self._healthy():
+                    if self._process.returncode is not None:
+                        raise EngineFailed(f"vLLM ended with {self._process.returncode}: {self._last_words()}")
+                    await asyncio.sleep(POLL_SECONDS)
+                await self.tell("/init_weight_transfer_engine", {"init_info": {}})
+        except TimeoutError:
+            raise EngineFailed(
+                f"vLLM did not start within {self._settings.start_seconds:g} s: {self._last_words()}"
+            ) from None
+
+    async def lost(self) -> int:
+        """Wait until the process ends; returns its exit code."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """End the whole process group: gently first, after 10 s by force."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(STOP_SECONDS):
+                    await process.wait()
+            except TimeoutError:
+                log.warning("vLLM did not end within %g s; ending it by force", STOP_SECONDS)
+        try:
+            os.killpg(process.pid, signal.SIGKILL)  # its workers, too
+        except ProcessLookupError:
+            return
+        await process.wait()
+
+    async def tell(self, path: str, body: object = None) -> None:
+        """POST to one of vLLM's own control routes; raises `EngineFailed`."""
+        try:
+            async with self._session.post(
+                self.url + path, json=body, timeout=aiohttp.ClientTimeout(total=ADMIN_SECONDS)
+            ) as response:
+                if response.status != 200:
+                    raise EngineFailed(f"vLLM answered {response.status} to {path}: {(await response.text())[:300]}")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineFailed(f"vLLM does not answer {path}: {error or type(error).__name__}") from error
+
+    async def _healthy(self) -> bool:
+        try:
+            async with self._session.get(self.url + "/health", timeout=aiohttp.ClientTimeout(total=2)) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    def _last_words(self) -> str:
+        lines = [line for line in self.log_path.read_text(errors="replace").splitlines() if "Error" in line]
+        return f"{lines[-1].split('] ')[-1][:300] if lines else 'no error in its log'} (log: {self.log_path})"
+
+
+def command(settings: InferenceSettings, port: int) -> list[str]:
+    """Command line of vLLM's server; the ``vllm`` script does not work in its CPU build."""
+    arguments: dict[str, object] = {
+        "model": settings.model_path,
+        "served-model-name": settings.model,
+        "host": "127.0.0.1",
+        "port": port,
+        "dtype": settings.dtype,
+        "max-num-seqs": settings.max_num_seqs,
+        # The probabilities actually sampled from, temperature and truncation included.
+        "logprobs-mode": "processed_logprobs",
+        # Sampling is what the request says, never what a file beside the model says.
+        "generation-config": "vllm",
+        "weight-transfer-config": f'{{"backend": "{BACKEND}"}}',
+    }
+    if settings.max_model_len is not None:
+        arguments["max-model-len"] = settings.max_model_len
+    flat = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
+    quiet = ["--disable-uvicorn-access-log", "--disable-log-stats"]
+    eager = [] if _has_gpu() else ["--enforce-eager"]
+    module = "vllm.entrypoints.openai.api_server"
+    return [sys.executable, "-m", module, *flat, *quiet, *eager, *settings.extra_args]
+
+
+def environment(settings: InferenceSettings) -> dict[str, str]:
+    """What vLLM is told by environment: control routes on (loopback only), no usage report, CPU limits."""
+    told = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    if not _has_gpu():
+        told["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.kv_cache_gb)))
+    if settings.threads is not None:
+        told |= {"OMP_NUM_THREADS": str(settings.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return told
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Linux: the kernel ends the child when this process is gone, however that happened."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None)
+    return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,139 @@
+"""What runners reach: vLLM's model routes and nothing else, each chunk marked with the version that made its tokens.
+
+vLLM 0.31 labels an engine with a version, not a token. After a pause has been answered no token is made until the
+resume, so whatever has arrived by then is the old version and whatever comes later is the new one.
+"""
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from inference.state import State, serves
+
+log = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES = 64 * 1024 * 1024
+VERSION_HEADER = "X-Lightningbus-Version"
+EVENT_START = b"data: {"
+EVENT_END = b"\n\n"
+
+
+def marked(event: bytes, version: int) -> bytes:
+    """A server-sent event with ``weight_version`` as the first field of its JSON object."""
+    if not event.startswith(EVENT_START):
+        return event
+    return b'%b"weight_version":%d,%b' % (EVENT_START, version, event[len(EVENT_START) :])
+
+
+def salted(body: bytes, version: int) -> bytes:
+    """The request with a cache salt: a prefix computed by other weights is never reused."""
+    closing = body.rstrip()
+    if not closing.endswith(b"}") or len(closing) < 3:
+        return body
+    return b'%b,"cache_salt":"v%d"}' % (closing[:-1], version)
+
+
+class Gateway:
+    """Serves the node's public routes; `version` and `state` decide what it answers."""
+
+    def __init__(self, engine_url: Callable[[], str], session: aiohttp.ClientSession, host: str, port: int) -> None:
+        self._engine_url = engine_url
+        self._session = session
+        self._host, self._port = host, port
+        self.version: int | None = None
+        self.state: State = "starting"
+        self.inflight = 0
+        self.address = ""
+        app = web.Application(client_max_size=MAX_REQUEST_BYTES)
+        app.router.add_post("/v1/chat/completions", self._forward)
+        app.router.add_post("/v1/completions", self._forward)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=5)
+
+    async def __aenter__(self) -> "Gateway":
+        listener = socket.create_server((self._host, self._port), backlog=1024)
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener).start()
+        self.address = f"http://{self._host}:{listener.getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def settle(self) -> None:
+        """Let every chunk that has reached this process be marked; call between pause and resume."""
+        for _ in range(4):  # a turn of the loop each: socket read, stream fed, reader woken, chunk marked
+            await asyncio.sleep(0)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            {"state": self.state, "version": self.version}, status=200 if serves(self.state) else 503
+        )
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if not serves(self.state):
+            return self._not_ready()
+        async with self._session.get(self._engine_url() + "/v1/models") as answer:
+            return web.Response(body=await answer.read(), status=answer.status, content_type="application/json")
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        if not serves(self.state) or self.version is None:
+            return self._not_ready()
+        pinned = request.headers.get(VERSION_HEADER)
+        if pinned is not None and pinned != str(self.version):
+            return _error(409, f"this node serves version {self.version}, not {pinned}")
+        body = salted(await request.read(), self.version)
+        self.inflight += 1
+        try:
+            async with self._session.post(
+                self._engine_url() + request.path, data=body, headers={"Content-Type": "application/json"}
+            ) as answer:
+                if answer.content_type != "text/event-stream":
+                    return web.Response(
+                        body=await answer.read(), status=answer.status, content_type=answer.content_type
+                    )
+                return await self._stream(request, answer)
+        except (aiohttp.ClientConnectionError, TimeoutError):
+            return _error(503, "the engine is not answering")
+        finally:
+            self.inflight -= 1
+
+    async def _stream(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        events: asyncio.Queue[bytes | None] = asyncio.Queue()
+        reading = asyncio.create_task(self._mark(answer, events))
+        try:
+            while (event := await events.get()) is not None:
+                await response.write(event)
+            await reading  # a broken stream breaks ours as well: the runner sees that the answer is not whole
+        finally:
+            reading.cancel()
+        return response
+
+    async def _mark(self, answer: aiohttp.ClientResponse, events: asyncio.Queue[bytes | None]) -> None:
+        # Apart from the writing, so that a slow reader of ours never delays the mark.
+        rest = b""
+        try:
+            async for data in answer.content.iter_any():
+                *whole, rest = (rest + data).split(EVENT_END)
+                if whole:
+                    version = self.version or 0
+                    events.put_nowait(b"".join(marked(event, version) + EVENT_END for event in whole))
+        finally:
+            events.put_nowait(None)
+
+    def _not_ready(self) -> web.Response:
+        return _error(503, f"this node is {self.state}", {"Retry-After": "1"})
+
+
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    body: dict[str, Any] = {"error": {"message": message, "type": "server_error", "param": None, "code": status}}
+    return web.Response(text=json.dumps(body), status=status, content_type="application/json", headers=headers)

@@ -1,0 +1,145 @@
+"""The inference node: engine, subscriber and gateway, wired together and kept alive."""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from bus import Bus
+from bus.fleet import Pulse
+from inference.engine import Engine, EngineFailed
+from inference.gateway import Gateway
+from inference.settings import InferenceSettings
+from inference.state import Happening, step
+from inference.subscriber import Subscriber
+
+log = logging.getLogger(__name__)
+
+RESTART_SECONDS = (1.0, 30.0)
+
+
+class PortInUse(Exception):
+    """The gateway's port is taken."""
+
+
+async def run(bus: Bus, settings: InferenceSettings, stop: asyncio.Event) -> None:
+    """Serve until asked to stop; raises `EngineFailed` if vLLM cannot start at all, `PortInUse`."""
+    if not (settings.model_path / "config.json").exists():
+        raise EngineFailed(f"model_path: {settings.model_path} holds no model (no config.json)")
+    await Node(bus, settings).run(stop)
+
+
+class Node:
+    """One node; see the module."""
+
+    def __init__(self, bus: Bus, settings: InferenceSettings) -> None:
+        self._bus = bus
+        self._settings = settings
+        self.id = settings.id or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
+        self._swaps = 0
+        self._engine: Engine
+        self._gateway: Gateway
+        self._subscriber: Subscriber
+        self._pulse: Pulse
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """See `run`."""
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            self._engine = Engine(self._settings, session)
+            self._gateway = Gateway(lambda: self._engine.url, session, self._settings.host, self._settings.port)
+            try:
+                await self._gateway.__aenter__()
+            except OSError as error:
+                at = f"{self._settings.host}:{self._settings.port}"
+                raise PortInUse(f"port: cannot listen on {at}: {error.strerror}; set another port, or 0") from error
+            try:
+                async with self._bus.beat("inference", self.id, self._describe) as self._pulse:
+                    await self._keep_alive(stop)
+            finally:
+                await self._gateway.__aexit__()
+                await self._engine.stop()
+
+    async def _keep_alive(self, stop: asyncio.Event) -> None:
+        stopping = asyncio.create_task(stop.wait())
+        pause, longest = RESTART_SECONDS
+        proven = False
+        while not stopping.done():
+            life = asyncio.create_task(self._live())
+            await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not life.done():
+                await self._happen("stop")
+                life.cancel()
+                await asyncio.gather(life, return_exceptions=True)
+                break
+            proven = proven or self._gateway.state in ("stale", "ready")
+            await self._happen("engine_lost")
+            await self._engine.stop()
+            error = life.exception()
+            if not isinstance(error, EngineFailed) or not proven:
+                stopping.cancel()
+                raise error or AssertionError("a node lives until its engine is lost")
+            log.error("%s; starting it again in %g s", error, pause)
+            await asyncio.wait({stopping}, timeout=pause)
+            pause = min(pause * 2, longest)
+
+    async def _live(self) -> None:
+        """One life of the engine: start, follow the versions; ends by `EngineFailed`."""
+        self._gateway.version = None
+        await self._engine.start()
+        await self._happen("engine_up")
+        log.info("node %s: engine is up, waiting for weights of %s", self.id, self._settings.model)
+        work = self._settings.work / "weights"
+        self._subscriber = Subscriber(self._bus, self.id, self._settings.model, work, self._swap)
+        following = asyncio.create_task(self._subscriber.run(self._applied))
+        lost = asyncio.create_task(self._engine.lost())
+        try:
+            await asyncio.wait({following, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                await following
+            raise EngineFailed(f"vLLM ended with {await lost}")
+        finally:
+            following.cancel()
+            lost.cancel()
+            await asyncio.gather(following, lost, return_exceptions=True)
+
+    async def _swap(self, path: Path, version: int) -> float:
+        """Requests in flight stand still for the moment, keep their tokens, and go on with the new weights."""
+        started = time.monotonic()
+        await self._engine.tell("/pause?mode=keep")
+        try:
+            await self._engine.tell("/start_weight_update")
+            await self._engine.tell("/update_weights", {"update_info": {"path": str(path.resolve())}})
+            await self._engine.tell("/finish_weight_update", {"weight_version": str(version)})
+        except EngineFailed:
+            # Half-loaded weights must never answer: this engine is given up, a new one starts stale.
+            await self._engine.stop()
+            raise
+        await self._gateway.settle()
+        self._gateway.version = version
+        await self._engine.tell("/resume")
+        self._swaps += 1
+        return time.monotonic() - started
+
+    async def _applied(self) -> None:
+        await self._happen("weights_applied")
+
+    async def _happen(self, happening: Happening) -> None:
+        self._gateway.state = step(self._gateway.state, happening)
+        await self._pulse.now()
+
+    def _describe(self) -> dict[str, Any]:
+        problem = getattr(getattr(self, "_subscriber", None), "problem", "")
+        return {
+            "state": self._gateway.state,
+            "address": self._settings.advertise or self._gateway.address,
+            "model": self._settings.model,
+            "version": self._gateway.version,
+            "detail": {"inflight": self._gateway.inflight, "swaps": self._swaps, "problem": problem[:120]},
+        }

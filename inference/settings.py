@@ -1,0 +1,28 @@
+"""Settings of an inference node."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class InferenceSettings(BaseModel):
+    """One vLLM engine and the gateway in front of it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model_path: Path = Field(description="model directory: architecture and tokenizer; the weights come from the bus")
+    model: str = Field(
+        "policy", description="name agents ask for, and whose versions are followed", pattern=r"^[A-Za-z0-9_-]{1,64}$"
+    )
+    id: str | None = Field(None, description="name of this node; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    host: str = Field("127.0.0.1", description="address the gateway listens on; vLLM itself stays on loopback")
+    port: int = Field(0, ge=0, le=65535, description="port of the gateway; 0 takes a free one")
+    advertise: str | None = Field(None, description="URL runners reach the gateway at; default: http://host:port")
+    dtype: str = Field("auto", description="vLLM's --dtype")
+    max_model_len: int | None = Field(None, gt=0, description="vLLM's --max-model-len, in tokens")
+    max_num_seqs: int = Field(64, gt=0, description="vLLM's --max-num-seqs: requests decoded together")
+    threads: int | None = Field(None, gt=0, description="CPU threads of the engine; default: vLLM's own choice")
+    kv_cache_gb: float = Field(1.0, gt=0, description="memory for the KV cache where there is no GPU, in GiB")
+    extra_args: list[str] = Field([], description="more arguments for vLLM's server")
+    start_seconds: float = Field(600.0, gt=0, description="how long the engine may take to start")
+    work: Path = Field(Path("runs/inference"), description="directory for fetched weights and the engine's log")

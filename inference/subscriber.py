@@ -1,0 +1,103 @@
+"""Follows the versions of a model on the bus: fetches and verifies while the old one serves, then swaps."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from bus import Bus, BusError
+from schemas import subjects
+from schemas.events import WeightApplied, WeightVersion
+
+log = logging.getLogger(__name__)
+
+RECHECK_SECONDS = 5.0
+"""How often the last version is looked up even if no event came: events are hints, the stream is the truth."""
+
+
+class Swap(Protocol):
+    """Loads a verified file as a version; returns the seconds generation stood still."""
+
+    def __call__(self, path: Path, version: int) -> Awaitable[float]: ...
+
+
+class Subscriber:
+    """Keeps the engine at the newest version the bus holds."""
+
+    def __init__(self, bus: Bus, node: str, model: str, work: Path, swap: Swap) -> None:
+        self._bus, self._node, self._model, self._work, self._swap = bus, node, model, work, swap
+        self._news = asyncio.Event()
+        self.version: int | None = None
+        self.problem = ""
+
+    async def run(self, on_applied: Callable[[], Awaitable[None]]) -> None:
+        """Follow for ever; ``on_applied`` is called after each swap. An engine's failure is raised."""
+        self._work.mkdir(parents=True, exist_ok=True)
+        hint = await self._bus.nc.subscribe(subjects.weights(self._model), cb=self._on_news)
+        try:
+            while True:
+                self._news.clear()
+                if await self._catch_up():
+                    await on_applied()
+                    continue
+                try:
+                    async with asyncio.timeout(RECHECK_SECONDS):
+                        await self._news.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            if self._bus.nc.is_connected:
+                await hint.unsubscribe()
+
+    async def _on_news(self, message: Msg) -> None:
+        self._news.set()
+
+    async def _catch_up(self) -> bool:
+        """Apply the newest version if it is not held yet; a bad or missing blob leaves the old one serving."""
+        try:
+            found = await self._bus.last(subjects.WEIGHTS, subjects.weights(self._model), WeightVersion)
+            if found is None or (self.version is not None and found[0].version <= self.version):
+                return False
+            manifest = found[0]
+            started = time.monotonic()
+            path = await self._fetch(manifest)
+            fetched = time.monotonic() - started
+        except (BusError, NatsError, OSError, ValueError) as error:
+            self.problem = f"weights not fetched: {error}"
+            log.warning("%s; version %s goes on serving", self.problem, self.version)
+            return False
+        paused = await self._swap(path, manifest.version)
+        self.version, self.problem = manifest.version, ""
+        log.info("version %d: fetched in %.3f s, paused for %.3f s", manifest.version, fetched, paused)
+        await self._announce(manifest, fetched, paused)
+        for old in self._work.glob("*.safetensors"):
+            if old != path:
+                old.unlink(missing_ok=True)
+        return True
+
+    async def _fetch(self, manifest: WeightVersion) -> Path:
+        if manifest.kind != "full" or manifest.transport != "blob" or len(manifest.blobs) != 1:
+            raise ValueError(f"version {manifest.version} is of a kind this node cannot read")
+        path = self._work / f"{self._model}-{manifest.version:08d}.safetensors"
+        await self._bus.blobs.get(manifest.blobs[0], path)
+        return path
+
+    async def _announce(self, manifest: WeightVersion, fetched: float, paused: float) -> None:
+        applied = WeightApplied(
+            node=self._node,
+            model=self._model,
+            version=manifest.version,
+            fetch_seconds=fetched,
+            pause_seconds=paused,
+            applied_ns=time.time_ns(),
+        )
+        msg_id = f"applied:{self._node}:{manifest.version}:{applied.applied_ns}"
+        try:
+            await self._bus.publish(subjects.applied(self._node), applied, msg_id=msg_id)
+        except BusError as error:
+            log.warning("version %d is served but was not announced: %s", manifest.version, error)

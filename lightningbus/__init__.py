@@ -1,0 +1,1 @@
+"""The front door: command line, settings, supervisor, demo. The one package that knows all rooms."""

@@ -1,0 +1,5 @@
+"""``python -m lightningbus``."""
+
+from lightningbus.cli import main
+
+main()

@@ -1,0 +1,66 @@
+"""A whole run in one YAML file: what `lightningbus up -c run.yaml` reads."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from inference.settings import InferenceSettings
+from learner.settings import LearnerSettings
+from lightningbus.roles import UserError
+from runners.settings import RunnerSettings
+from store.settings import StoreSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class BusSettings(BaseModel):
+    """The broker: an embedded nats-server, or one that is already there."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str | None = Field(None, description="use this NATS server instead of starting one")
+    host: str = Field("127.0.0.1", description="address the embedded server listens on")
+    port: int = Field(4222, ge=0, le=65535, description="its port; 0 takes a free one")
+
+
+class RunSettings(BaseModel):
+    """Every role of a run on this machine; leave one out and it is not started here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the run, and of its directory")
+    runs: Path = Field(Path("runs"), description="where run directories are made")
+    bus: BusSettings = BusSettings()
+    store: StoreSettings | None = None
+    inference: list[InferenceSettings] = []
+    learner: LearnerSettings | None = None
+    runners: list[RunnerSettings] = []
+
+
+def load(kind: type[M], path: Path) -> M:
+    """Settings from a YAML or JSON file; raises `UserError` naming the field that is wrong."""
+    try:
+        fields = yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(fields, dict):
+        raise UserError(f"{path} is not a settings file: it holds no fields")
+    return checked(kind, fields, str(path))
+
+
+def checked(kind: type[M], fields: "Mapping[str, Any]", source: str) -> M:
+    """Settings from fields; raises `UserError` naming the first field that is wrong."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        first, more = error.errors()[0], error.error_count() - 1
+        field = ".".join(str(part) for part in first["loc"]) or kind.__name__
+        also = f" (and {more} more)" if more else ""
+        raise UserError(f"{source}: {field}: {first['msg']}{also}") from error

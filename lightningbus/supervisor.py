@@ -1,0 +1,137 @@
+"""All roles of one machine as child processes under one parent."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from lightningbus.roles import UserError
+from lightningbus.rundir import RunDirectory
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 30.0
+RESTART_SECONDS = (0.5, 15.0)
+RESTARTS = 5
+"""A child that dies this often is given up, with the last words of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One role to run: its name in logs, the command line after ``lightningbus``, its settings."""
+
+    name: str
+    role: str
+    settings: BaseModel
+
+
+class Supervisor:
+    """Starts children, starts them again when they die, stops them all in order."""
+
+    def __init__(self, directory: RunDirectory, bus_url: str) -> None:
+        self._directory = directory
+        self._bus_url = bus_url
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._watchers: dict[str, asyncio.Task[int]] = {}
+        self._stopping: set[str] = set()
+
+    async def start(self, child: Child) -> None:
+        """Start a child and keep it running; one that exits with 0 is done."""
+        await self._spawn(child)
+        self._watchers[child.name] = asyncio.create_task(self._watch(child))
+
+    async def finished(self, name: str) -> None:
+        """Wait until a child has done its work; raises `UserError` if it failed for good."""
+        code = await self._watchers[name]
+        if code:
+            raise UserError(self._last_words(name, code))
+
+    async def any_failure(self) -> None:
+        """Wait until some child has failed for good, then raise `UserError`."""
+        while True:
+            running = [watcher for watcher in self._watchers.values() if not watcher.done()]
+            for name, watcher in self._watchers.items():
+                if watcher.done() and not watcher.cancelled() and watcher.result():
+                    raise UserError(self._last_words(name, watcher.result()))
+            if not running:
+                await asyncio.Event().wait()
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+
+    async def stop(self, *names: str) -> None:
+        """Ask children to end (SIGTERM), in the order given, and end them by force after 30 s."""
+        for name in names:
+            await self._stop_one(name)
+
+    async def stop_all(self) -> None:
+        """Runners first, so that what they finish is still trained on and stored; the store last."""
+        order = {"runner": 0, "learner": 1, "inference": 2, "store": 3}
+        names = sorted(self._processes, key=lambda name: order.get(name.split("-")[0], 0))
+        by_rank: dict[int, list[str]] = {}
+        for name in names:
+            by_rank.setdefault(order.get(name.split("-")[0], 0), []).append(name)
+        for rank in sorted(by_rank):
+            await asyncio.gather(*(self._stop_one(name) for name in by_rank[rank]))
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the children that run."""
+        return {name: process.pid for name, process in self._processes.items() if process.returncode is None}
+
+    async def _spawn(self, child: Child) -> None:
+        settings = self._directory.path / "work" / f"{child.name}.json"
+        settings.write_text(json.dumps(child.settings.model_dump(mode="json"), indent=2))
+        command = [
+            sys.executable,
+            "-m",
+            "lightningbus",
+            child.role,
+            "--bus",
+            self._bus_url,
+            "--settings",
+            str(settings),
+        ]
+        with self._directory.log(child.name).open("ab") as out:
+            self._processes[child.name] = await asyncio.create_subprocess_exec(
+                *command, stdout=out, stderr=asyncio.subprocess.STDOUT, start_new_session=True, cwd=Path.cwd()
+            )
+
+    async def _watch(self, child: Child) -> int:
+        pause, longest = RESTART_SECONDS
+        for restarts in range(RESTARTS + 1):
+            code = await self._processes[child.name].wait()
+            if code == 0 or child.name in self._stopping:
+                return 0
+            if restarts == RESTARTS or code == 2:  # 2: the role said in one sentence that it cannot go on
+                return code
+            log.warning("%s ended with %d; starting it again in %.1f s", child.name, code, pause)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, longest)
+            if child.name in self._stopping:
+                return 0
+            await self._spawn(child)
+        raise AssertionError("unreachable")
+
+    async def _stop_one(self, name: str) -> None:
+        self._stopping.add(name)
+        process = self._processes[name]
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(STOP_SECONDS):
+                    await process.wait()
+            except TimeoutError:
+                log.warning("%s did not end within %g s; ending it by force", name, STOP_SECONDS)
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        await asyncio.gather(self._watchers[name], return_exceptions=True)
+
+    def _last_words(self, name: str, code: int) -> str:
+        path = self._directory.log(name)
+        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+        words = lines[-1].removeprefix("lightningbus: ") if lines else "no output"
+        return f"{name} ended with {code}: {words} (log: {path})"

@@ -1,0 +1,266 @@
+"""One model call as the engine streams it: what the agent gets to see, and what training needs of it.
+
+Upstream is always asked for a stream with token ids and log-probabilities, because only a stream says which
+weight version made which token. Pure: dictionaries in, dictionaries and bytes out.
+"""
+
+import json
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.events import VersionRun
+
+SAMPLING_KEYS = (
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "seed", "stop", "n",
+    "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+
+
+class UnusableAnswer(ValueError):
+    """The engine's answer cannot be recorded exactly; the call counts as failed by our side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One sampled choice; array fields are little-endian bytes, u32 ids and f32 log-probabilities."""
+
+    model: str
+    response_id: str
+    prompt_ids: bytes
+    response_ids: bytes
+    logprobs: bytes
+    versions: tuple[VersionRun, ...]
+    finish_reason: str
+    sampling: dict[str, Any]
+    response: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an agent asked for: its body, and the model and role its model name stands for."""
+
+    body: dict[str, Any]
+    chat: bool
+    model: str
+    role: str
+
+    @classmethod
+    def parse(cls, body: Any, chat: bool) -> "Call":
+        """Raises ValueError with a sentence for the agent."""
+        if not isinstance(body, dict):
+            raise ValueError("the request body is a JSON object")
+        name = body.get("model")
+        if not isinstance(name, str) or not name:
+            raise ValueError("the request names no model")
+        if chat and not isinstance(body.get("messages"), list):
+            raise ValueError("the request has no list of messages")
+        model, _, role = name.partition(":")
+        return cls(body, chat, model, role)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the agent wants a stream itself."""
+        return bool(self.body.get("stream"))
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a streaming agent asked for the usage chunk."""
+        return bool((self.body.get("stream_options") or {}).get("include_usage"))
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the agent asked for log-probabilities itself."""
+        asked = self.body.get("logprobs")
+        return bool(asked) if self.chat else asked is not None
+
+    @property
+    def wants_token_ids(self) -> bool:
+        """Whether the agent asked for token ids itself."""
+        return bool(self.body.get("return_token_ids"))
+
+    def upstream(self, sampling: dict[str, Any]) -> dict[str, Any]:
+        """The request for the engine; ``sampling`` wins over what the agent set."""
+        body = {**self.body, **sampling, "model": self.model, "stream": True, "return_token_ids": True}
+        body["stream_options"] = {"include_usage": True}
+        if self.chat:
+            body["logprobs"] = True
+            body.setdefault("top_logprobs", 0)
+        elif body.get("logprobs") is None:
+            body["logprobs"] = 0
+        return body
+
+
+@dataclass
+class _Choice:
+    message: dict[str, Any] = field(default_factory=dict)
+    tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    text: str = ""
+    finish_reason: str | None = None
+    stop_reason: Any = None
+    prompt_ids: list[int] | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    logprobs_seen: list[dict[str, Any]] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)  # (version, tokens)
+
+
+class Completion:
+    """Collects a response's chunks in order."""
+
+    def __init__(self, call: Call, sampling: dict[str, Any]) -> None:
+        self._call = call
+        said = {**call.body, **sampling}
+        self._sampling = {key: said[key] for key in SAMPLING_KEYS if said.get(key) is not None}
+        self._head: dict[str, Any] = {}
+        self._usage: dict[str, Any] | None = None
+        self._prompt_ids: list[int] | None = None
+        self._choices: dict[int, _Choice] = {}
+
+    def add(self, chunk: dict[str, Any]) -> None:
+        """Take one chunk; raises `UnusableAnswer` when it is an error."""
+        if "error" in chunk:
+            raise UnusableAnswer(str((chunk["error"] or {}).get("message", "the engine failed")))
+        self._head = self._head or {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
+        self._usage = chunk.get("usage") or self._usage
+        self._prompt_ids = chunk.get("prompt_token_ids") or self._prompt_ids
+        for said in chunk.get("choices", ()):
+            self._add_choice(self._choices.setdefault(said["index"], _Choice()), said, chunk.get("weight_version"))
+
+    def _add_choice(self, choice: _Choice, said: dict[str, Any], version: int | None) -> None:
+        choice.text += said.get("text") or ""
+        for key, value in (said.get("delta") or {}).items():
+            if key == "tool_calls":
+                for piece in value or ():
+                    _extend(choice.tool_calls.setdefault(piece.get("index", 0), {}), piece)
+            elif key == "role" or not isinstance(value, str):
+                choice.message[key] = value
+            else:
+                choice.message[key] = (choice.message.get(key) or "") + value
+        choice.finish_reason = said.get("finish_reason") or choice.finish_reason
+        choice.stop_reason = said.get("stop_reason") or choice.stop_reason
+        choice.prompt_ids = said.get("prompt_token_ids") or choice.prompt_ids
+        ids = said.get("token_ids") or []
+        if not ids:
+            return
+        if version is None:
+            raise UnusableAnswer("the node did not say which weight version made these tokens")
+        choice.token_ids += ids
+        choice.versions.append((version, len(ids)))
+        logprobs = said.get("logprobs") or {}
+        choice.logprobs_seen.append(logprobs)
+        if self._call.chat:
+            choice.logprobs += [entry["logprob"] for entry in logprobs.get("content") or ()]
+        else:
+            choice.logprobs += logprobs.get("token_logprobs") or ()
+
+    def visible(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
+        """The chunk as a streaming agent gets it: without what it did not ask for; None if nothing is left."""
+        if not chunk.get("choices") and not self._call.wants_usage:
+            return None
+        shown = {k: v for k, v in chunk.items() if k not in ("weight_version", "prompt_token_ids", "usage")}
+        if self._call.wants_usage:
+            shown["usage"] = chunk.get("usage")
+        if self._call.wants_token_ids and "prompt_token_ids" in chunk:
+            shown["prompt_token_ids"] = chunk["prompt_token_ids"]
+        hidden = set() if self._call.wants_token_ids else {"token_ids", "prompt_token_ids"}
+        if not self._call.wants_logprobs:
+            hidden.add("logprobs")
+        shown["choices"] = [{k: v for k, v in said.items() if k not in hidden} for said in chunk.get("choices", ())]
+        return shown
+
+    def response(self) -> dict[str, Any]:
+        """The whole answer for an agent that asked for no stream."""
+        kind = "chat.completion" if self._call.chat else "text_completion"
+        shown: dict[str, Any] = {**self._head, "object": kind, "choices": [], "usage": self._usage}
+        if self._call.wants_token_ids and self._call.chat:
+            shown["prompt_token_ids"] = self._prompt_ids
+        for index in sorted(self._choices):
+            choice = self._choices[index]
+            said: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason or "stop"}
+            said |= {"stop_reason": choice.stop_reason, "logprobs": self._logprobs(choice)}
+            said |= {"message": _message(choice)} if self._call.chat else {"text": choice.text}
+            if self._call.wants_token_ids:
+                said["token_ids"] = choice.token_ids
+                if not self._call.chat:
+                    said["prompt_token_ids"] = choice.prompt_ids
+            shown["choices"].append(said)
+        return shown
+
+    def _logprobs(self, choice: _Choice) -> dict[str, Any] | None:
+        if not self._call.wants_logprobs:
+            return None
+        merged: dict[str, Any] = {}
+        for seen in choice.logprobs_seen:
+            for key, values in seen.items():
+                merged[key] = [*merged.get(key, ()), *(values or ())]
+        return merged
+
+    def parts(self) -> Iterator[Part]:
+        """What was sampled, choice by choice; raises `UnusableAnswer` rather than guess."""
+        if not self._choices:
+            raise UnusableAnswer("the engine's stream ended without an answer")
+        for index in sorted(self._choices):
+            choice = self._choices[index]
+            prompt_ids = choice.prompt_ids or self._prompt_ids
+            if choice.finish_reason is None:
+                raise UnusableAnswer("the engine's stream ended early")
+            if prompt_ids is None:
+                raise UnusableAnswer("the engine gave no prompt token ids")
+            if len(choice.logprobs) != len(choice.token_ids) or None in choice.logprobs:
+                raise UnusableAnswer(
+                    f"{len(choice.token_ids)} tokens came with {len(choice.logprobs)} log-probabilities"
+                )
+            yield Part(
+                model=self._call.model,
+                response_id=str(self._head.get("id", "")),
+                prompt_ids=little_endian("I", prompt_ids),
+                response_ids=little_endian("I", choice.token_ids),
+                logprobs=little_endian("f", choice.logprobs),
+                versions=tuple(_runs(choice.versions)),
+                finish_reason=choice.finish_reason,
+                sampling=self._sampling,
+                response=json.dumps(_message(choice) if self._call.chat else choice.text, ensure_ascii=False),
+            )
+
+
+def little_endian(code: str, values: list[Any]) -> bytes:
+    """``u32`` (I) or ``f32`` (f) bytes, little-endian whatever the machine."""
+    packed = array(code, values)
+    if array("H", [1]).tobytes() == b"\x00\x01":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _runs(pieces: list[tuple[int, int]]) -> Iterator[VersionRun]:
+    start = end = 0
+    current: int | None = None
+    for version, tokens in pieces:
+        if current is not None and version != current:
+            yield VersionRun(version=current, start=start, end=end)
+            start = end
+        current, end = version, end + tokens
+    if current is not None:
+        yield VersionRun(version=current, start=start, end=end)
+
+
+def _message(choice: _Choice) -> dict[str, Any]:
+    message = {"role": "assistant", "content": None, **choice.message}
+    if choice.tool_calls:
+        message["tool_calls"] = [
+            {key: value for key, value in choice.tool_calls[at].items() if key != "index"}
+            for at in sorted(choice.tool_calls)
+        ]
+        message["content"] = message["content"] or None
+    return message
+
+
+def _extend(whole: dict[str, Any], piece: dict[str, Any]) -> None:
+    for key, value in piece.items():
+        if isinstance(value, dict):
+            _extend(whole.setdefault(key, {}), value)
+        elif isinstance(value, str) and key == "arguments":
+            whole[key] = (whole.get(key) or "") + value
+        elif value is not None:
+            whole[key] = value

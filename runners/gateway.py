@@ -1,0 +1,203 @@
+"""The OpenAI-compatible endpoint an agent talks to: one URL per host slot, so every call is some rollout's.
+
+``/slot/{k}/v1/…`` answers model calls and records them; ``/slot/{k}/otlp/v1/…`` takes the agent's own telemetry.
+"""
+
+import json
+import logging
+import secrets
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from bus import Fleet
+from runners import otlp, routing
+from runners.completion import Call, Completion, UnusableAnswer
+from runners.record import Attempt
+from runners.upstream import NoAnswer, Refused, UnknownModel, Upstream
+
+log = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES = 64 * 1024 * 1024
+
+
+@dataclass
+class Slot:
+    """One place for an agent process; ``key`` serves clients made at import, ``rollout_key`` one rollout only."""
+
+    number: int
+    base_url: str = ""
+    key: str = field(default_factory=lambda: f"slot-{secrets.token_urlsafe(24)}")
+    rollout_key: str = ""
+    attempt: Attempt | None = None
+    deadline: float = 0.0
+    """In the event loop's time."""
+
+    def begin(self, attempt: Attempt, deadline: float) -> None:
+        """From now on calls to this slot belong to the attempt."""
+        self.attempt, self.deadline = attempt, deadline
+        self.rollout_key = f"rollout-{secrets.token_urlsafe(24)}"
+
+    def end(self) -> None:
+        """Calls are refused until the next attempt begins."""
+        self.attempt, self.rollout_key = None, ""
+
+    def environment(self) -> dict[str, str]:
+        """What an agent process of this slot is told, by the standard variables."""
+        return {
+            "OPENAI_BASE_URL": f"{self.base_url}/v1",
+            "OPENAI_API_KEY": self.key,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"{self.base_url}/otlp",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{self.key}",
+        }
+
+    def rollout_environment(self) -> dict[str, str]:
+        """What changes with each rollout."""
+        return {
+            "OPENAI_API_KEY": self.rollout_key,
+            "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{self.rollout_key}",
+        }
+
+
+class Gateway:
+    """Serves all slots of a runner on one loopback port."""
+
+    def __init__(self, fleet: Fleet, slots: int, host: str = "127.0.0.1") -> None:
+        self.slots = [Slot(number) for number in range(slots)]
+        self._fleet = fleet
+        self._host = host
+        self._app = web.Application(client_max_size=MAX_REQUEST_BYTES)
+        self._app.router.add_post("/slot/{k}/v1/chat/completions", self._chat)
+        self._app.router.add_post("/slot/{k}/v1/completions", self._completions)
+        self._app.router.add_get("/slot/{k}/v1/models", self._models)
+        self._app.router.add_post("/slot/{k}/otlp/v1/{signal}", self._otlp)
+        self.upstream: Upstream
+
+    async def __aenter__(self) -> "Gateway":
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_connect=5)
+        )
+        self.upstream = Upstream(self._fleet, self._session)
+        # A client that goes away cancels its handler, and with it the engine's work.
+        self._runner = web.AppRunner(self._app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
+        await self._runner.setup()
+        listener = socket.create_server((self._host, 0))
+        await web.SockSite(self._runner, listener).start()
+        for slot in self.slots:
+            slot.base_url = f"http://{self._host}:{listener.getsockname()[1]}/slot/{slot.number}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+        await self._session.close()
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._call(request, chat=True)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._call(request, chat=False)
+
+    async def _call(self, request: web.Request, chat: bool) -> web.StreamResponse:
+        slot, attempt = self._authorised(request)
+        try:
+            call = Call.parse(json.loads(await request.read()), chat)
+        except ValueError as error:
+            return _error(400, "invalid_request_error", str(error))
+        try:
+            return await self._answer(request, slot, attempt, call)
+        except UnknownModel as error:
+            return _error(404, "model_not_found", str(error))
+        except Refused as refused:
+            return web.Response(status=refused.status, body=refused.body, content_type="application/json")
+        except NoAnswer as error:
+            attempt.infra = attempt.infra or str(error)
+            return _error(504, "timeout", str(error))
+
+    async def _answer(self, request: web.Request, slot: Slot, attempt: Attempt, call: Call) -> web.StreamResponse:
+        task = attempt.task
+        body = call.upstream(task.sampling)
+        path = "/v1/chat/completions" if call.chat else "/v1/completions"
+        started_ns = time.time_ns()
+        attempts = self.upstream.ask(call, body, path, attempt, slot.deadline)
+        async for node, chunks in attempts:
+            completion = Completion(call, task.sampling)
+            stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"}) if call.streams else None
+            try:
+                async for chunk in chunks:
+                    completion.add(chunk)
+                    shown = completion.visible(chunk) if stream is not None else None
+                    if stream is not None and shown is not None:
+                        if not stream.prepared:
+                            await stream.prepare(request)
+                        await stream.write(b"data: " + json.dumps(shown).encode() + b"\n\n")
+                parts = list(completion.parts())
+            except (UnusableAnswer, aiohttp.ClientError, ValueError) as error:
+                problem = f"{node.id}: {error or type(error).__name__}"
+                log.warning("a model call failed amid the answer: %s", problem)
+                if stream is not None and stream.prepared:
+                    attempt.infra = attempt.infra or problem
+                    await stream.write(b"data: " + json.dumps(_body("server_error", problem)).encode() + b"\n\n")
+                    return stream
+                continue
+            asked = json.dumps(call.body, ensure_ascii=False)
+            for part in parts:
+                attempt.add_call(
+                    part, node=node.id, role=call.role, request=asked, started_ns=started_ns, ended_ns=time.time_ns()
+                )
+            if stream is None:
+                return web.json_response(completion.response())
+            await stream.write(b"data: [DONE]\n\n")
+            return stream
+        raise AssertionError("asking ends with an answer or an exception")
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._slot(request)
+        models = sorted(routing.served(self._fleet.members()))
+        listed = [{"id": model, "object": "model", "created": 0, "owned_by": "lightningbus"} for model in models]
+        return web.json_response({"object": "list", "data": listed})
+
+    async def _otlp(self, request: web.Request) -> web.Response:
+        slot, attempt = self._authorised(request)
+        if request.match_info["signal"] != "traces":  # metrics and logs say nothing we keep
+            return web.Response(body=b"")
+        body, kind = await request.read(), request.content_type  # aiohttp has undone Content-Encoding
+        try:
+            spans = otlp.read(body, kind, attempt.rollout, attempt.root_id)
+        except otlp.BadTelemetry as error:
+            return _error(400, "invalid_request_error", str(error))
+        if slot.attempt is attempt:
+            attempt.spans += spans
+        return web.Response(body=b"{}" if kind == "application/json" else b"", content_type=kind)
+
+    def _slot(self, request: web.Request) -> Slot:
+        number = request.match_info["k"]
+        slot = self.slots[int(number)] if number.isdecimal() and int(number) < len(self.slots) else None
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        keys = () if slot is None else (slot.key, slot.rollout_key)
+        if slot is None or scheme.lower() != "bearer" or not any(k and secrets.compare_digest(k, key) for k in keys):
+            raise _refusal(401, "invalid_api_key", "this key is not valid for this rollout")
+        return slot
+
+    def _authorised(self, request: web.Request) -> tuple[Slot, Attempt]:
+        slot = self._slot(request)
+        if slot.attempt is None:
+            raise _refusal(409, "no_rollout", "no rollout is running: a model call belongs to one")
+        return slot, slot.attempt
+
+
+def _body(kind: str, message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": None, "code": kind}}
+
+
+def _error(status: int, kind: str, message: str) -> web.Response:
+    return web.json_response(_body(kind, message), status=status)
+
+
+def _refusal(status: int, kind: str, message: str) -> web.HTTPException:
+    error = web.HTTPUnauthorized if status == 401 else web.HTTPConflict
+    return error(text=json.dumps(_body(kind, message)), content_type="application/json")

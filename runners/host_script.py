@@ -1,0 +1,100 @@
+"""Runs a Python agent in the user's own interpreter: Python 3.8 or newer, standard library only, nothing of ours.
+
+``python host_script.py FD module:function [module:reward]``: one JSON object per line over the socket ``FD``.
+First it says ``{"ready": true}`` or ``{"error": "..."}``; then, for each ``{"input": ..., "env": {...}}``, it answers
+``{"value": ..., "reward": ...}`` or ``{"error": "...", "traceback": "..."}``.
+"""
+
+import asyncio
+import importlib
+import inspect
+import json
+import numbers
+import os
+import socket
+import sys
+import traceback
+
+
+def main():
+    fd, target, reward_target = int(sys.argv[1]), sys.argv[2], (sys.argv[3] if len(sys.argv) > 3 else "")
+    sys.path[0] = ""  # the working directory; it was this script's own, whose modules are not the agent's business
+    os.dup2(2, 1)  # what the agent prints goes where its errors go
+    lines = socket.socket(fileno=fd).makefile("rw", encoding="utf-8", newline="\n")
+    try:
+        agent = load(target)
+        reward = load(reward_target) if reward_target else None
+    except BaseException as error:
+        return say(lines, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+    say(lines, {"ready": True})
+    loop = asyncio.new_event_loop()  # one for all rollouts: a client made at import time keeps its connections
+    asyncio.set_event_loop(loop)
+    for line in lines:
+        job = json.loads(line)
+        os.environ.update(job["env"])
+        say(lines, run(loop, agent, reward, job["input"]))
+    return None
+
+
+def load(target):
+    module, _, path = target.partition(":")
+    found = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    if not callable(found):
+        raise TypeError(f"{target} is not a function")
+    return found
+
+
+def run(loop, agent, reward, task):
+    try:
+        value = call(loop, agent, task)
+        answer = {"value": value}
+        if reward is not None:
+            answer["reward"] = call(loop, reward, task, value)
+            answer["value"] = value if is_json(value) else repr(value)
+        flush_spans()
+        json.dumps(answer, default=plain_number)
+        return answer
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the agent's end is not ours
+        flush_spans()
+        return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+
+
+def call(loop, function, *arguments):
+    result = function(*arguments)
+    return loop.run_until_complete(result) if inspect.isawaitable(result) else result
+
+
+def flush_spans():
+    """An OpenTelemetry SDK exports in the background: what belongs to this rollout must leave before it ends."""
+    trace = sys.modules.get("opentelemetry.trace")
+    flush = getattr(trace and trace.get_tracer_provider(), "force_flush", None)
+    if flush is not None:
+        try:
+            flush(5000)
+        except Exception:
+            traceback.print_exc()
+
+
+def is_json(value):
+    try:
+        json.dumps(value, default=plain_number)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def plain_number(value):
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise TypeError(f"a {type(value).__name__} is not JSON")
+
+
+def say(lines, message):
+    lines.write(json.dumps(message, default=plain_number) + "\n")
+    lines.flush()
+
+
+if __name__ == "__main__":
+    main()

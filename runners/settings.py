@@ -1,0 +1,43 @@
+"""Settings of a runner."""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class RunnerSettings(BaseModel):
+    """One runner: which agent it runs, how many rollouts at once, in which interpreter."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    agent: str | None = Field(
+        None, description="the agent as module:function, sync or async", pattern=r"^[\w.]+:[\w.]+$"
+    )
+    command: list[str] | None = Field(
+        None, description="any program instead: task JSON on its stdin, result JSON on its stdout", min_length=1
+    )
+    name: str = Field(
+        "default", description="agent name whose tasks this runner takes", pattern=r"^[A-Za-z0-9_-]{1,64}$"
+    )
+    python: Path | None = Field(None, description="interpreter the agent runs in; default: the one running this")
+    path: Path = Field(Path(), description="directory the agent runs in; its modules are importable")
+    concurrency: int = Field(4, ge=1, le=1024, description="rollouts at once, one process each")
+    reward: str | None = Field(
+        None,
+        description="module:function called as f(input, result) -> reward; default: what the agent returns",
+        pattern=r"^[\w.]+:[\w.]+$",
+    )
+    env: dict[str, str] = Field({}, description="more environment variables for the agent")
+    id: str | None = Field(None, description="name of this runner; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    host: str = Field("127.0.0.1", description="address the agent's gateway listens on")
+    ack_wait: float = Field(30.0, gt=0, le=60, description="seconds after which a dead runner's tasks go to another")
+    drain_seconds: float = Field(20.0, ge=0, description="seconds running rollouts get to finish when asked to stop")
+
+    @model_validator(mode="after")
+    def _one_agent(self) -> Self:
+        if (self.agent is None) == (self.command is None):
+            raise ValueError("give either an agent (module:function) or a command")
+        if self.reward is not None and self.command is not None:
+            raise ValueError("a reward function goes with a Python agent; a command prints its reward")
+        return self

@@ -1,0 +1,1 @@
+"""The store: every span into ClickHouse once, and SQL over it."""

@@ -1,0 +1,1 @@
+"""ClickHouse tables, as numbered SQL files."""
