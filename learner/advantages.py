@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from learner.groups import SMALLEST_GROUP
 from learner.settings import AlgorithmSettings
-
-SMALLEST_GROUP = 2
-"""Below this GRPO has nothing to compare: verl would hand the raw reward through as the advantage."""
 
 
 def advantages_of(rewards: Sequence[float | None], groups: Sequence[str], settings: AlgorithmSettings) -> list[float]:
-    """Advantage of each rollout; ``None`` is a masked rollout and gets 0, as do groups of fewer than two others.
+    """Advantage of each rollout; ``None`` is a masked rollout and gets 0, as do groups of fewer than two others
+    (verl would hand a lone raw reward through as its advantage).
 
     ``groups`` names each rollout's group. GRPO: (reward - mean of the group) / (its standard deviation + 1e-6),
     https://arxiv.org/abs/2402.03300.

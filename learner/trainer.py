@@ -44,7 +44,7 @@ class Trainer:
         _join_alone("nccl" if device == "cuda" else "gloo")
         actor, optim = settings.actor, settings.actor.optim
         precision = (
-            None if device == "cuda" else {name: "fp32" for name in ("param_dtype", "reduce_dtype", "buffer_dtype")}
+            None if device == "cuda" else dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
         )
         self._actor = FSDPActorConfig(
             strategy="fsdp2",

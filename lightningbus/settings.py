@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from store.settings import StoreSettings
 
 from inference.settings import InferenceSettings
 from learner.settings import LearnerSettings
 from lightningbus.roles import UserError
 from runners.settings import RunnerSettings
-from store.settings import StoreSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
