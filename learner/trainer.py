@@ -43,9 +43,7 @@ class Trainer:
         torch.manual_seed(settings.seed)
         _join_alone("nccl" if device == "cuda" else "gloo")
         actor, optim = settings.actor, settings.actor.optim
-        precision = (
-            None if device == "cuda" else dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-        )
+        precision = None if device == "cuda" else dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
         self._actor = FSDPActorConfig(
             strategy="fsdp2",
             rollout_n=settings.samples,

@@ -50,7 +50,7 @@ async def evaluate(
 
     Raises `UserError` when they are not there within ``deadline`` seconds, or when a token came from another version.
     """
-    suffix = f"@{label}-v{version}"
+    suffix = f"@{run}-{label}-v{version}"
     tasks = samples_of(
         problems,
         samples,

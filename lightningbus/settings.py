@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from store.settings import StoreSettings
 
 from inference.settings import InferenceSettings
 from learner.settings import LearnerSettings
 from lightningbus.roles import UserError
 from runners.settings import RunnerSettings
+from store.settings import StoreSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +44,11 @@ class RunSettings(BaseModel):
 
 def load(kind: type[M], path: Path) -> M:
     """Settings from a YAML or JSON file; raises `UserError` naming the field that is wrong."""
+    return checked(kind, fields_of(path), str(path))
+
+
+def fields_of(path: Path) -> dict[str, Any]:
+    """What a YAML or JSON file holds, unchecked; raises `UserError` if it holds no fields."""
     try:
         fields = yaml.safe_load(path.read_text()) or {}
     except OSError as error:
@@ -52,7 +57,7 @@ def load(kind: type[M], path: Path) -> M:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(fields, dict):
         raise UserError(f"{path} is not a settings file: it holds no fields")
-    return checked(kind, fields, str(path))
+    return fields
 
 
 def checked(kind: type[M], fields: "Mapping[str, Any]", source: str) -> M:

@@ -1,1 +1,1 @@
-"""The store: every span into ClickHouse once, and SQL over it."""
+"""The store: every span into ClickHouse once, and SQL about them, embedded or on a server."""

@@ -18,11 +18,12 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 
 PAD, USER, ASSISTANT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
 UNKNOWN = "<unk>"
-VOCABULARY = (
-    [PAD, USER, ASSISTANT, END, UNKNOWN, *"0123456789", "+", "-", "*", "?", "<call>", "</call>"]
-    + sorted({word for text in TEMPLATES for word in text.split() if "{" not in word} | set(WORDS.values()))
-    + ["guess", "result", "error", "so", "the", "answer", "is"]
-)
+SPOKEN = {word for text in TEMPLATES for word in text.split() if "{" not in word} | set(WORDS.values())
+VOCABULARY = [
+    *(PAD, USER, ASSISTANT, END, UNKNOWN, *"0123456789", *"+-*?", "<call>", "</call>"),
+    *sorted(SPOKEN),
+    *("guess", "result", "error", "so", "the", "answer", "is"),
+]
 CHAT_TEMPLATE = (
     "{% for m in messages %}"
     "{{ '<|user|> ' if m['role'] != 'assistant' else '<|assistant|> ' }}{{ m['content'] }} <|end|> "

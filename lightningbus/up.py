@@ -1,0 +1,128 @@
+"""All roles of a run under one supervisor, from a run file."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from bus import Bus, Fleet
+from bus.embedded import nats_server
+from lightningbus.roles import UserError, on_stop_signals
+from lightningbus.rundir import Endpoints, RunDirectory
+from lightningbus.settings import BusSettings, RunSettings
+from lightningbus.supervisor import Child, Supervisor
+from lightningbus.view import View, console
+from schemas.events import Heartbeat
+
+S = TypeVar("S", bound=BaseModel)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A bus with its supervisor: what `up` and the demo stand on."""
+
+    directory: RunDirectory
+    bus: Bus
+    url: str
+    fleet: Fleet
+    supervisor: Supervisor
+    view: View
+
+    async def member(self, fits: Callable[[Heartbeat], bool], what: str, seconds: float) -> Heartbeat:
+        """Wait for a process that fits; raises `UserError` when a child fails or nobody comes in time."""
+
+        async def found() -> Heartbeat:
+            while True:
+                for beat in self.fleet.members():
+                    if fits(beat):
+                        return beat
+                await self.fleet.changed()
+
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.unless_failed(found())
+        except TimeoutError:
+            raise UserError(f"no {what} within {seconds:g} s: see {self.directory.path / 'logs'}") from None
+
+    async def unless_failed(self, work: Awaitable[T]) -> T:
+        """The result of ``work``; raises `UserError` as soon as a child fails for good."""
+        task = asyncio.ensure_future(work)
+        failure = asyncio.ensure_future(self.supervisor.any_failure())
+        try:
+            await asyncio.wait({task, failure}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await failure
+            return await task
+        finally:
+            task.cancel()
+            failure.cancel()
+            await asyncio.gather(task, failure, return_exceptions=True)
+
+    def announce(self, sql: str = "") -> None:
+        """Say in the run's directory where the servers are, so that other terminals find them."""
+        self.directory.write_endpoints(Endpoints(os.getpid(), self.url, sql, self.supervisor.pids()))
+
+
+@asynccontextmanager
+async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> AsyncIterator[Stack]:
+    """Bus, supervisor and view while the block runs; children are stopped in order at its end."""
+    async with AsyncExitStack() as exits:
+        url = settings.url
+        if url is None:
+            where = directory.path / "bus"
+            url = (await exits.enter_async_context(nats_server(where, settings.host, settings.port))).url
+        bus = await exits.enter_async_context(Bus.connect(url, name="supervisor"))
+        await bus.provision()
+        fleet = await exits.enter_async_context(bus.fleet("*"))
+        supervisor = Supervisor(directory, url)
+        exits.push_async_callback(supervisor.stop_all)
+        view = await exits.enter_async_context(View(fleet, title, console()).showing())
+        made = Stack(directory, bus, url, fleet, supervisor, view)
+        made.announce()
+        yield made
+
+
+async def up(settings: RunSettings) -> None:
+    """Run everything a run file names until Ctrl-C, or until the learner has made its last step."""
+    directory = RunDirectory(settings.runs / settings.name).create()
+    stop = asyncio.Event()
+    on_stop_signals(asyncio.get_running_loop(), stop)
+    async with stack(directory, settings.bus, f"lightningbus up · {settings.name}") as made:
+        for child in children(settings, directory.path):
+            await made.supervisor.start(child)
+        if settings.store is not None:
+            store = await made.member(lambda beat: beat.role == "store", "store", 60)
+            made.announce(store.address)
+        made.view.say("running; Ctrl-C stops")
+        if settings.learner is not None:
+            finished = asyncio.create_task(made.supervisor.finished("learner"))
+            finished.add_done_callback(lambda _: stop.set())
+        await made.unless_failed(stop.wait())
+        made.view.say("stopping")
+
+
+def children(settings: RunSettings, where: Path) -> list[Child]:
+    """The processes of a run, in the order they start; what is left at its default lies in the run's directory."""
+    made: list[Child] = []
+    if settings.store is not None:
+        made.append(Child("store", "store", _placed(settings.store, path=where / "store")))
+    for number, node in enumerate(settings.inference):
+        name = f"inference-{number}"
+        made.append(Child(name, "inference", _placed(node, work=where / "work" / name, id=name)))
+    for number, runner in enumerate(settings.runners):
+        made.append(Child(f"runner-{number}", "runner", _placed(runner, id=f"runner-{number}")))
+    if settings.learner is not None:
+        placed = _placed(settings.learner, checkpoints=where / "checkpoints", run=settings.name)
+        made.append(Child("learner", "learner", placed))
+    return made
+
+
+def _placed(settings: S, **defaults: object) -> S:
+    given = settings.model_fields_set
+    return settings.model_copy(update={name: value for name, value in defaults.items() if name not in given})

@@ -1,0 +1,33 @@
+"""A clickhouse-connect client, the same for the embedded engine and for a server."""
+
+from urllib.parse import urlsplit, urlunsplit
+
+import clickhouse_connect
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError
+
+DATABASE = "lightningbus"
+
+
+class StoreUnreachable(Exception):
+    """No ClickHouse answers at the address."""
+
+
+def connect(url: str, database: str | None = DATABASE) -> Client:
+    """A client on one database (None: the server's default); raises `StoreUnreachable`.
+
+    Without a session, so that several threads may use it.
+    """
+    try:
+        return clickhouse_connect.get_client(
+            dsn=url, database=database or "__default__", autogenerate_session_id=False, connect_timeout=5
+        )
+    except (ClickHouseError, OSError) as error:
+        said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise StoreUnreachable(f"ClickHouse at {without_secrets(url)} does not answer as it should: {said}") from error
+
+
+def without_secrets(url: str) -> str:
+    """The URL without user and password."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

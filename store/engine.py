@@ -1,0 +1,122 @@
+"""ClickHouse embedded in this process (chdb): one engine, one directory, a fresh session for every statement."""
+
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import chdb
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+INSERT_WITH_DATA = re.compile(rb"(?is)\s*(INSERT\s+INTO\s.*?)\s+FORMAT\s+(?!VALUES\b)(\w+)\s*?(?:\n|\Z)")
+"""An INSERT whose data follows it in a stated format, as clients send it."""
+EXCEPTION = re.compile(r"Code: (\d+)\.")
+
+
+class EngineError(Exception):
+    """What ClickHouse says is wrong, with its error code."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        found = EXCEPTION.search(message)
+        self.code = int(found[1]) if found else 1000
+
+
+class EngineBusy(Exception):
+    """The directory is owned by another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement as it came: ``data`` follows it in the request; ``format`` is used where it names none."""
+
+    sql: bytes
+    data: bytes = b""
+    format: str = "TabSeparated"
+    database: str = ""
+    parameters: Mapping[str, str] | None = None
+    settings: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Result bytes, and how many rows were written."""
+
+    body: bytes
+    written_rows: int = 0
+    written_bytes: int = 0
+
+
+class Engine:
+    """The engine of one directory; `execute` may be called from several threads at once."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self._path = str(path.resolve())
+        self._closing = threading.Lock()
+        try:
+            self._keeper = chdb.connect(self._path)  # the engine lives while any connection does
+        except RuntimeError as error:
+            raise EngineBusy(
+                f"{path} is in use by another process, or no ClickHouse data: {_first_line(error)}"
+            ) from error
+
+    def close(self) -> None:
+        """Stop the engine; what was inserted is on disk."""
+        with self._closing:
+            self._keeper.close()
+
+    def execute(self, statement: Statement) -> Answer:
+        """Run one statement to its end; raises `EngineError`."""
+        with self._session(statement) as connection:
+            try:
+                return _run(connection, statement)
+            except Exception as error:  # chdb raises RuntimeError and its own, with ClickHouse's words inside
+                raise EngineError(_message(error)) from error
+
+    @contextmanager
+    def _session(self, statement: Statement) -> Iterator[Any]:
+        connection = chdb.connect(self._path)
+        try:
+            try:
+                for name, value in (statement.settings or {}).items():
+                    if not NAME.fullmatch(name):
+                        raise EngineError(f"Code: 115. DB::Exception: {name!r} is not a setting. (UNKNOWN_SETTING)")
+                    connection.query(f"SET {name} = {_quoted(value)}")
+                if statement.database:
+                    connection.query(f"USE `{statement.database.replace('`', '')}`")
+            except EngineError:
+                raise
+            except Exception as error:
+                raise EngineError(_message(error)) from error
+            yield connection
+        finally:
+            connection.close()
+
+
+def _run(connection: Any, statement: Statement) -> Answer:
+    whole = statement.sql + (b"\n" + statement.data if statement.data else b"")
+    found = INSERT_WITH_DATA.match(whole)
+    if found is None:
+        result = connection.query(whole.decode(), statement.format, params=dict(statement.parameters or {}))
+        return Answer(bytes(result.bytes() or b""), result.rows_written(), result.bytes_written())
+    inserter = connection.send_insert(found[1].decode(), found[2].decode())
+    inserter.append(whole[found.end() :])
+    done = inserter.finish()
+    return Answer(b"", done.rows_written, done.bytes_written)
+
+
+def _quoted(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _message(error: Exception) -> str:
+    text = str(error)
+    return text[text.find("Code: ") :] if "Code: " in text else f"Code: 1000. DB::Exception: {text}"
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(_message(error).splitlines()), "")[:200]

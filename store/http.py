@@ -1,0 +1,144 @@
+"""ClickHouse's HTTP interface in front of the embedded engine, so that every stock client works from any process.
+
+What a client may send: https://clickhouse.com/docs/interfaces/http. One statement per request, in the body or in
+``?query=``; ``param_x``, ``database`` and settings in the URL or a form; compressed bodies; a FORMAT clause.
+"""
+
+import asyncio
+import gzip
+import json
+import logging
+import re
+import socket
+import uuid
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+
+from store.engine import Answer, Engine, EngineError, Statement
+
+log = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES = 256 * 1024 * 1024
+THREADS = 4
+TRANSPORT = frozenset(
+    {
+        "query", "database", "default_format", "user", "password", "compress", "decompress", "session_id",
+        "session_timeout", "session_check", "query_id", "quota_key", "buffer_size", "wait_end_of_query", "role",
+        "client_protocol_version", "send_progress_in_http_headers", "http_headers_progress_interval_ms",
+        "enable_http_compression", "cancel_http_readonly_queries_on_client_close",
+    }
+)  # fmt: skip
+"""Parameters that are about the transport, or that an engine without a network does not know."""
+FORMAT = re.compile(rb"(?i)\bFORMAT\s+(\w+)\s*;?\s*$")
+NO_RESULT = re.compile(rb"(?i)\s*(INSERT|CREATE|DROP|ALTER|TRUNCATE|RENAME|OPTIMIZE|SET|USE|ATTACH|DETACH|SYSTEM)\b")
+
+
+class PortInUse(Exception):
+    """The interface cannot listen where it should."""
+
+
+class HttpInterface:
+    """Serves an engine on one address; an async context manager."""
+
+    def __init__(self, engine: Engine, host: str, port: int) -> None:
+        self._engine, self._host, self._port = engine, host, port
+        self._threads = ThreadPoolExecutor(THREADS, "clickhouse")
+        app = web.Application(client_max_size=MAX_REQUEST_BYTES)
+        app.router.add_get("/ping", self._ping)
+        app.router.add_get("/", self._query)
+        app.router.add_post("/", self._query)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=5)
+        self.url = ""
+
+    async def __aenter__(self) -> "HttpInterface":
+        try:
+            listener = socket.create_server((self._host, self._port))
+        except OSError as error:
+            at = f"{self._host}:{self._port}"
+            raise PortInUse(f"http_port: cannot listen on {at}: {error.strerror}; set another port, or 0") from error
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener).start()
+        self.url = f"http://{self._host}:{listener.getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+        await asyncio.to_thread(self._threads.shutdown)
+
+    async def _ping(self, request: web.Request) -> web.Response:
+        return web.Response(text="Ok.\n")
+
+    async def _query(self, request: web.Request) -> web.Response:
+        try:
+            statement = await _statement(request)
+        except (ValueError, UnicodeDecodeError) as error:
+            return web.Response(status=400, text=f"Code: 62. DB::Exception: {error}. (SYNTAX_ERROR)\n")
+        if not statement.sql.strip():
+            return web.Response(text="Ok.\n")
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._engine.execute, statement)
+        except EngineError as error:
+            headers = {"X-ClickHouse-Exception-Code": str(error.code)}
+            status = 404 if error.code in (60, 81) else 400 if error.code in (62, 47, 46) else 500
+            return web.Response(status=status, text=f"{error}\n", headers=headers)
+        return web.Response(body=answer.body, headers=_headers(statement, answer))
+
+
+async def _statement(request: web.Request) -> Statement:
+    fields = {name: str(value) for name, value in request.query.items()}
+    body = b""
+    if request.content_type == "multipart/form-data":
+        fields |= {name: value for name, value in (await request.post()).items() if isinstance(value, str)}
+    elif request.can_read_body:
+        body = _inflated(await request.read(), request.headers.get("Content-Encoding", ""))
+    sql = fields.get("query", "").encode()
+    parameters = {name[6:]: value for name, value in fields.items() if name.startswith("param_")}
+    settings = {n: v for n, v in fields.items() if n not in TRANSPORT and not n.startswith("param_")}
+    return Statement(
+        sql=sql or body,
+        data=body if sql else b"",
+        format=fields.get("default_format") or request.headers.get("X-ClickHouse-Format") or "TabSeparated",
+        database=fields.get("database") or request.headers.get("X-ClickHouse-Database", ""),
+        parameters=parameters,
+        settings=settings,
+    )
+
+
+def _inflated(body: bytes, encoding: str) -> bytes:
+    """aiohttp undoes gzip, deflate, br and zstd by itself; lz4 frames are ClickHouse's own wish."""
+    if encoding == "lz4":
+        import lz4.frame
+
+        return bytes(lz4.frame.decompress(body))
+    if encoding == "gzip" and body[:2] == b"\x1f\x8b":
+        return gzip.decompress(body)
+    if encoding == "zstd" and body[:4] == b"\x28\xb5\x2f\xfd":
+        import zstandard
+
+        return bytes(zstandard.ZstdDecompressor().decompressobj().decompress(body))
+    if encoding not in ("", "identity", "gzip", "deflate", "br", "zstd"):
+        raise zlib.error(f"Content-Encoding {encoding} is not known")
+    return body
+
+
+def _headers(statement: Statement, answer: Answer) -> dict[str, str]:
+    written = {"written_rows": str(answer.written_rows), "written_bytes": str(answer.written_bytes)}
+    summary = {
+        "read_rows": "0",
+        "read_bytes": "0",
+        **written,
+        "result_rows": "0",
+        "result_bytes": str(len(answer.body)),
+    }
+    headers = {
+        "X-ClickHouse-Summary": json.dumps(summary),
+        "X-ClickHouse-Query-Id": str(uuid.uuid4()),
+        "X-ClickHouse-Server-Display-Name": "lightningbus",
+        "X-ClickHouse-Timezone": "UTC",
+    }
+    if not NO_RESULT.match(statement.sql):
+        found = FORMAT.search(statement.sql)
+        headers["X-ClickHouse-Format"] = found[1].decode() if found else statement.format
+    return headers

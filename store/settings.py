@@ -1,0 +1,26 @@
+"""Settings of the store."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class StoreSettings(BaseModel):
+    """One ingester and, unless ``url`` names a server, the embedded ClickHouse engine it owns."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str | None = Field(
+        None,
+        description="ClickHouse server, http(s)://user:password@host:port; default: an embedded engine in this process",
+        pattern=r"^https?://.+",
+    )
+    path: Path = Field(Path("runs/store"), description="directory of the embedded engine's data")
+    host: str = Field("127.0.0.1", description="address the embedded engine's HTTP interface listens on")
+    http_port: int = Field(8123, ge=0, le=65535, description="its port; 0 takes a free one")
+    database: str = Field(
+        "lightningbus", description="database of the tables", pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
+    )
+    batch_rows: int = Field(5000, ge=1, description="rows that make a batch full")
+    batch_seconds: float = Field(0.5, gt=0, description="longest a row waits for its batch to fill")
+    id: str | None = Field(None, description="name of this store; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")

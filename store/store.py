@@ -1,0 +1,75 @@
+"""The store process: engine, HTTP interface, migrations, ingester."""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from bus import Bus
+from store import migrations
+from store.client import connect, without_secrets
+from store.engine import Engine
+from store.http import HttpInterface
+from store.ingester import Ingester
+from store.settings import StoreSettings
+
+log = logging.getLogger(__name__)
+
+
+async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
+    """Ingest and answer until asked to stop.
+
+    Raises `http.PortInUse`, `engine.EngineBusy`, `client.StoreUnreachable` or `migrations.MigrationError`.
+    """
+    if settings.url is not None:
+        await _ingest(bus, settings, settings.url, stop)
+        return
+    async with embedded(settings.path, settings.host, settings.http_port) as url:
+        await _ingest(bus, settings, url, stop)
+
+
+@asynccontextmanager
+async def embedded(path: Path, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+    """The embedded engine of a directory behind ClickHouse's HTTP interface, while the block runs; yields its URL."""
+    engine = await asyncio.to_thread(Engine, path)
+    try:
+        async with HttpInterface(engine, host, port) as interface:
+            yield interface.url
+    finally:
+        await asyncio.to_thread(engine.close)
+
+
+async def _ingest(bus: Bus, settings: StoreSettings, url: str, stop: asyncio.Event) -> None:
+    await bus.provision()
+    bare = await asyncio.to_thread(connect, url, None)
+    for name in await asyncio.to_thread(migrations.migrate, bare, settings.database):
+        log.info("migration %s applied", name)
+    client = await asyncio.to_thread(connect, url, settings.database)
+    ingester = Ingester(bus, client, settings)
+    started = time.monotonic()
+
+    def describe() -> dict[str, Any]:
+        seconds = max(time.monotonic() - started, 1e-9)
+        detail: dict[str, Any] = {
+            "rows": ingester.rows,
+            "rows_per_s": ingester.rows / seconds,
+            "backlog": ingester.pending,
+            "database": settings.database,
+        }
+        if ingester.problem:
+            detail["problem"] = ingester.problem
+        return {
+            "state": "inserting" if not ingester.problem else "waiting",
+            "address": without_secrets(url),
+            "detail": detail,
+        }
+
+    name = settings.id or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
+    log.info("SQL at %s, database %s", without_secrets(url), settings.database)
+    async with bus.beat("store", name, describe):
+        await ingester.run(stop)
