@@ -286,12 +286,12 @@ def demo(
     _run(work())
 
 
-def _settings(kind: type[BaseModel], path: Path | None, **given: Any) -> Any:
+def _settings(kind: type[BaseModel], file: Path | None, /, **given: Any) -> Any:
     from lightningbus.settings import checked, fields_of
 
-    fields = _or_fail(fields_of, path) if path is not None else {}
+    fields = _or_fail(fields_of, file) if file is not None else {}
     fields |= {name: value for name, value in given.items() if value is not None}
-    return _or_fail(checked, kind, fields, str(path) if path is not None else "settings")
+    return _or_fail(checked, kind, fields, str(file) if file is not None else "settings")
 
 
 def _room(name: str, extra: str) -> Any:

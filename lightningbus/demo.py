@@ -91,12 +91,13 @@ async def _prepare(made: Stack, job: Job) -> tuple[Client, list[Problem]]:
     """Problems, model, and every process of the loop but the learner; version 0 is served at the end of it."""
     place, model = made.directory.path / "work", made.directory.path / "work" / "model"
     sizes = ["--train", job.train, "--heldout", job.heldout, "--seed", job.seed, "--out", place]
-    await _python(made, "problems.py", sizes)
+    await made.unless_failed(_python(made, "problems.py", sizes))
     await made.supervisor.start(
         Child("store", "store", StoreSettings(path=made.directory.store, http_port=0, id="store"))
     )
     made.view.say("making a small model that is mostly wrong")
-    await _python(made, "model.py", ["--out", model, "--seed", job.seed, "--steps", job.warm_steps])
+    sizes = ["--out", model, "--seed", job.seed, "--steps", job.warm_steps]
+    await made.unless_failed(_python(made, "model.py", sizes))
     made.view.say("starting vLLM, runners and learner")
     await made.supervisor.start(Child("inference-0", "inference", _inference(made.directory)))
     # A learner of no steps publishes the model as version 0, writes its checkpoint and ends.
