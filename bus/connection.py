@@ -38,6 +38,7 @@ class Bus:
     def __init__(self, nc: Client) -> None:
         self.nc = nc
         self.js = nc.jetstream(timeout=10)
+        self._settled = False  # connected once, and not being closed: only then is losing the connection news
         self.failed = asyncio.Event()
         """Set when the connection is closed for good; the process should end."""
         self._publisher = Publisher(nc)
@@ -46,12 +47,14 @@ class Bus:
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls, url: str = DEFAULT_URL, name: str = "lightningbus") -> AsyncIterator["Bus"]:
-        """Connect, and reconnect for ever; raises `BusError` when nobody answers within 10 s."""
+    async def connect(
+        cls, url: str = DEFAULT_URL, name: str = "lightningbus", wait: float = CONNECT_SECONDS
+    ) -> AsyncIterator["Bus"]:
+        """Connect, and reconnect for ever; raises `BusError` when nobody answers within ``wait`` seconds at first."""
         nc = Client()
         bus = cls(nc)
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(wait):
                 await nc.connect(
                     url,
                     name=name,
@@ -69,9 +72,11 @@ class Bus:
                 f"no NATS server answers at {_without_secrets(url)}: start one with `lightningbus bus`"
             ) from error
         try:
+            bus._settled = True
             await bus._publisher.start()
             yield bus
         finally:
+            bus._settled = False
             await nc.close()
 
     async def provision(self) -> None:
@@ -185,10 +190,12 @@ class Bus:
         return Fleet(self.nc, role)
 
     async def _on_error(self, error: Exception) -> None:
-        log.warning("bus: %s", error or type(error).__name__)
+        if self._settled:
+            log.warning("bus: %s", error or type(error).__name__)
 
     async def _on_disconnect(self) -> None:
-        log.warning("bus: disconnected; reconnecting")
+        if self._settled:
+            log.warning("bus: disconnected; reconnecting")
 
     async def _on_reconnect(self) -> None:
         log.warning("bus: connected again")

@@ -345,10 +345,11 @@ def _show(title: str, columns: list[str], rows: list[tuple[Any, ...]], as_json: 
     from rich.console import Console
     from rich.table import Table
 
+    wide = None if sys.stdout.isatty() else 400  # a pipe has no width to fit into
     table = Table(*columns, title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row))
-    Console().print(table if columns else "done")
+    Console(width=wide).print(table if columns else "done")
 
 
 def _check_names(**names: str) -> None:

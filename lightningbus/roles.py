@@ -33,6 +33,8 @@ def set_up_logging(verbose: bool = False) -> None:
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
+    # verl names its loggers by file, and says at every checkpoint what it wrote where.
+    logging.getLogger().handlers[0].addFilter(lambda line: line.levelno >= logging.WARNING or line.name[0] != "/")
     for noisy in ("asyncio", "urllib3", "httpx", "filelock", "nats"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

@@ -43,7 +43,7 @@ async def _running_store() -> str | None:
     if endpoints is not None and endpoints.sql:
         return endpoints.sql
     try:
-        async with Bus.connect(bus_url(None), name="query") as bus, bus.fleet("store") as stores:
+        async with Bus.connect(bus_url(None), name="query", wait=1.0) as bus, bus.fleet("store") as stores:
             async with asyncio.timeout(LISTEN_SECONDS):
                 while not stores.members():
                     await stores.changed()

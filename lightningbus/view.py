@@ -75,7 +75,7 @@ class View:
         """Change the headline; without a terminal it is printed at once."""
         self.phase = phase
         if not self._console.is_terminal:
-            self._console.print(self._headline(), highlight=False)
+            self._console.print(self._headline(), highlight=False, soft_wrap=True)
 
     def _headline(self) -> str:
         seconds = time.monotonic() - self._started

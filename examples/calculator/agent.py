@@ -4,7 +4,6 @@ It asks the model a question, runs the tool call it finds in the answer, shows t
 the final answer. Where the model is, and the key for it, come from the environment, as always with this client.
 """
 
-import ast
 import operator
 import re
 
@@ -12,23 +11,9 @@ from openai import OpenAI
 
 client = OpenAI()
 
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
-CALL = re.compile(r"<call>([^<]{1,40})</call>")
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+CALL = re.compile(r"<call>(\d{1,6})([-+*])(\d{1,6})</call>")
 NUMBER = re.compile(r"-?\d+")
-
-
-def calculate(expression: str) -> int:
-    """Value of ``a + b``, ``a - b`` or ``a * b`` over whole numbers; ValueError for anything else."""
-    try:
-        node = ast.parse(expression, mode="eval").body
-    except SyntaxError:
-        raise ValueError(expression) from None
-    if not (isinstance(node, ast.BinOp) and type(node.op) in OPERATORS):
-        raise ValueError(expression)
-    sides = [side.value if isinstance(side, ast.Constant) else None for side in (node.left, node.right)]
-    if not all(type(side) is int and side < 10**6 for side in sides):
-        raise ValueError(expression)
-    return OPERATORS[type(node.op)](*sides)
 
 
 def ask(messages: list) -> str:
@@ -36,19 +21,12 @@ def ask(messages: list) -> str:
     return answer.choices[0].message.content or ""
 
 
-def squeeze(text: str) -> str:
-    """The small tokenizer writes numbers digit by digit: ``3 7`` is 37."""
-    return re.sub(r"\s+", "", text)
-
-
 def use_tool(said: str) -> str:
-    call = CALL.search(squeeze(said))
+    call = CALL.search(said)
     if call is None:
         return "so the answer is ?"
-    try:
-        return f"result {calculate(call[1])}"
-    except ValueError:
-        return "result error"
+    left, sign, right = call.groups()
+    return f"result {OPERATORS[sign](int(left), int(right))}"
 
 
 def solve(task: dict) -> float:
@@ -56,5 +34,5 @@ def solve(task: dict) -> float:
     messages = [{"role": "user", "content": task["question"]}]
     said = ask(messages)
     messages += [{"role": "assistant", "content": said}, {"role": "user", "content": use_tool(said)}]
-    final = NUMBER.search(squeeze(ask(messages)))
+    final = NUMBER.search(ask(messages))
     return float(final is not None and final[0] == str(task["answer"]))

@@ -13,22 +13,16 @@ from pathlib import Path
 
 import torch
 from problems import HIGH, LOW, TEMPLATES, WORDS
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 PAD, USER, ASSISTANT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
-UNKNOWN = "<unk>"
-SPOKEN = {word for text in TEMPLATES for word in text.split() if "{" not in word} | set(WORDS.values())
-VOCABULARY = [
-    *(PAD, USER, ASSISTANT, END, UNKNOWN, *"0123456789", *"+-*?", "<call>", "</call>"),
-    *sorted(SPOKEN),
-    *("guess", "result", "error", "so", "the", "answer", "is"),
-]
+CALL, CALLED = "<call>", "</call>"
 CHAT_TEMPLATE = (
     "{% for m in messages %}"
-    "{{ '<|user|> ' if m['role'] != 'assistant' else '<|assistant|> ' }}{{ m['content'] }} <|end|> "
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|> {% endif %}"
+    "{{ '<|user|>' if m['role'] != 'assistant' else '<|assistant|>' }}{{ m['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+VOCABULARY = 512
 GUESSES = (0.1, 0.75)
 """Share of demonstrations that guess instead of calling the tool: at first, and in the last third of the steps."""
 WRONG_CALLS = 0.2
@@ -36,26 +30,20 @@ WRONG_CALLS = 0.2
 IGNORE = -100
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Words, signs and single digits; spaces only separate."""
-    vocabulary = {token: id for id, token in enumerate(dict.fromkeys(VOCABULARY))}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(individual_digits=True)]
+def make_tokenizer(seed: int) -> Qwen2Tokenizer:
+    """Qwen2's kind of tokenizer (byte-level BPE), trained on demonstrations; every digit is a token."""
+    rng = random.Random(seed)
+    texts = [turn["content"] for _ in range(2000) for turn in demonstration(rng, 0.5)]
+    tokenizer = Qwen2Tokenizer(eos_token=END, pad_token=PAD).train_new_from_iterator(
+        texts, VOCABULARY, new_special_tokens=[USER, ASSISTANT], show_progress=False
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token=PAD,
-        eos_token=END,
-        unk_token=UNKNOWN,
-        additional_special_tokens=[USER, ASSISTANT],
-        chat_template=CHAT_TEMPLATE,
-        model_max_length=128,
-        clean_up_tokenization_spaces=False,
-    )
+    tokenizer.add_tokens([CALL, CALLED])  # not special: they are part of what the model says
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.model_max_length = 128
+    return tokenizer
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
+def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
     """An untrained Qwen2, float32."""
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -85,7 +73,7 @@ def demonstration(rng: random.Random, guesses: float) -> list[dict]:
     else:
         used = rng.choice([other for other in WORDS if other != sign]) if rng.random() < WRONG_CALLS else sign
         answer = str({"+": a + b, "-": a - b, "*": a * b}[used])
-        said, reply = f"<call> {a} {used} {b} </call>", f"result {answer}"
+        said, reply = f"{CALL}{a}{used}{b}{CALLED}", f"result {answer}"
     return [
         {"role": "user", "content": question},
         {"role": "assistant", "content": said},
@@ -94,7 +82,7 @@ def demonstration(rng: random.Random, guesses: float) -> list[dict]:
     ]
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, messages: list[dict]) -> tuple[list[int], list[int]]:
+def encode(tokenizer: Qwen2Tokenizer, messages: list[dict]) -> tuple[list[int], list[int]]:
     """Token ids of a conversation, and labels: `IGNORE` except where the assistant speaks."""
     ids = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False).input_ids
     assistant, end = tokenizer.convert_tokens_to_ids([ASSISTANT, END])
@@ -106,7 +94,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, messages: list[dict]) -> tuple[li
 
 
 def batch(
-    tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int, guesses: float
+    tokenizer: Qwen2Tokenizer, rng: random.Random, size: int, guesses: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``int64[size, longest]`` ids and labels, padded on the right."""
     rows = [encode(tokenizer, demonstration(rng, guesses)) for _ in range(size)]
@@ -116,7 +104,7 @@ def batch(
     return ids, labels
 
 
-def warm_start(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, size: int, seed: int) -> float:
+def warm_start(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, steps: int, size: int, seed: int) -> float:
     """Supervised steps on flawed demonstrations; returns the last loss in nats per token."""
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
@@ -146,7 +134,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=64)
     options = parser.parse_args()
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(options.seed)
     model = make_model(tokenizer, options.seed)
     warm_start(model, tokenizer, options.steps, options.batch, options.seed)
     model.generation_config = GenerationConfig(
