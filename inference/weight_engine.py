@@ -11,6 +11,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 
@@ -52,9 +53,21 @@ class FileWeightEngine(WeightTransferEngine[NoInit, WeightFile]):  # type: ignor
     def finish_weight_update(self) -> None:
         """Bring the loaded weights into the engine's own layout."""
         finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            _repack_heads(self.model)
 
     def shutdown(self) -> None:
         """Nothing is held."""
+
+
+def _repack_heads(model: torch.nn.Module) -> None:
+    """Pack the output head anew: the CPU build computes from a packed copy, made when the head's weights are loaded.
+
+    A head tied to the embedding has no tensor of its own in the file, so that copy would keep the first version.
+    """
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
