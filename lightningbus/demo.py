@@ -50,13 +50,13 @@ ASK = {
 class Job:
     """How big the demo is."""
 
-    steps: int = 45
+    steps: int = 36
     train: int = 512
     heldout: int = 100
     warm_steps: int = 300
     groups_per_step: int = 16
     samples: int = 8
-    lr: float = 3e-4
+    lr: float = 5e-4
     seed: int = 0
     deadline: float = 60.0
 
@@ -103,7 +103,7 @@ async def _prepare(made: Stack, job: Job) -> tuple[Client, list[Problem]]:
     # A learner of no steps publishes the model as version 0, writes its checkpoint and ends.
     await made.supervisor.start(Child("learner-first", "learner", _learner(job, made.directory, steps=0)))
     for number in range(RUNNERS):
-        settings = RunnerSettings(agent="agent:solve", path=EXAMPLE, concurrency=4, id=f"runner-{number}")
+        settings = RunnerSettings(agent="agent:solve", path=EXAMPLE, concurrency=8, id=f"runner-{number}")
         await made.supervisor.start(Child(f"runner-{number}", "runner", settings))
     store = await made.member(lambda beat: beat.role == "store", "store", 60)
     made.announce(store.address)

@@ -197,8 +197,11 @@ class Completion:
                 merged[key] = [*merged.get(key, ()), *(values or ())]
         return merged
 
-    def parts(self) -> Iterator[Part]:
-        """What was sampled, choice by choice; raises `UnusableAnswer` rather than guess."""
+    def parts(self, pinned: int | None = None) -> Iterator[Part]:
+        """What was sampled, choice by choice; raises `UnusableAnswer` rather than guess.
+
+        ``pinned``: also when a token is of another weight version than this one.
+        """
         if not self._choices:
             raise UnusableAnswer("the engine's stream ended without an answer")
         for index in sorted(self._choices):
@@ -212,6 +215,8 @@ class Completion:
                 raise UnusableAnswer(
                     f"{len(choice.token_ids)} tokens came with {len(choice.logprobs)} log-probabilities"
                 )
+            if pinned is not None and any(version != pinned for version, _ in choice.versions):
+                raise UnusableAnswer(f"tokens of another version than {pinned}: the weights changed meanwhile")
             yield Part(
                 model=self._call.model,
                 response_id=str(self._head.get("id", "")),

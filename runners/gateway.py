@@ -8,7 +8,7 @@ import logging
 import secrets
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -27,12 +27,11 @@ MAX_REQUEST_BYTES = 64 * 1024 * 1024
 
 @dataclass
 class Slot:
-    """One place for an agent process; ``key`` serves clients made at import, ``rollout_key`` one rollout only."""
+    """One place for an agent process. Whatever that process asks belongs to the rollout it runs now."""
 
     number: int
     base_url: str = ""
-    key: str = field(default_factory=lambda: f"slot-{secrets.token_urlsafe(24)}")
-    rollout_key: str = ""
+    key: str = ""
     attempt: Attempt | None = None
     deadline: float = 0.0
     """In the event loop's time."""
@@ -40,27 +39,23 @@ class Slot:
     def begin(self, attempt: Attempt, deadline: float) -> None:
         """From now on calls to this slot belong to the attempt."""
         self.attempt, self.deadline = attempt, deadline
-        self.rollout_key = f"rollout-{secrets.token_urlsafe(24)}"
 
     def end(self) -> None:
         """Calls are refused until the next attempt begins."""
-        self.attempt, self.rollout_key = None, ""
+        self.attempt = None
 
     def environment(self) -> dict[str, str]:
-        """What an agent process of this slot is told, by the standard variables."""
+        """What a new agent process is told, by the standard variables; the key of the one before it is void.
+
+        One key per process, not per rollout: an agent may make its client once and keep it.
+        """
+        self.key = f"lb-{secrets.token_urlsafe(24)}"
         return {
             "OPENAI_BASE_URL": f"{self.base_url}/v1",
             "OPENAI_API_KEY": self.key,
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"{self.base_url}/otlp",
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
             "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{self.key}",
-        }
-
-    def rollout_environment(self) -> dict[str, str]:
-        """What changes with each rollout."""
-        return {
-            "OPENAI_API_KEY": self.rollout_key,
-            "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{self.rollout_key}",
         }
 
 
@@ -135,7 +130,7 @@ class Gateway:
                         if not stream.prepared:
                             await stream.prepare(request)
                         await stream.write(b"data: " + json.dumps(shown).encode() + b"\n\n")
-                parts = list(completion.parts())
+                parts = list(completion.parts(task.weight_version))
             except (UnusableAnswer, aiohttp.ClientError, ValueError) as error:
                 problem = f"{node.id}: {error or type(error).__name__}"
                 log.warning("a model call failed amid the answer: %s", problem)
@@ -178,9 +173,9 @@ class Gateway:
         number = request.match_info["k"]
         slot = self.slots[int(number)] if number.isdecimal() and int(number) < len(self.slots) else None
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        keys = () if slot is None else (slot.key, slot.rollout_key)
-        if slot is None or scheme.lower() != "bearer" or not any(k and secrets.compare_digest(k, key) for k in keys):
-            raise _refusal(401, "invalid_api_key", "this key is not valid for this rollout")
+        known = slot is not None and bool(slot.key) and secrets.compare_digest(slot.key.encode(), key.encode())
+        if slot is None or scheme.lower() != "bearer" or not known:
+            raise _refusal(401, "invalid_api_key", "this key is not valid here")
         return slot
 
     def _authorised(self, request: web.Request) -> tuple[Slot, Attempt]:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,7 +43,7 @@ class Host(Protocol):
     async def start(self) -> None:
         """Make ready; raises `CannotStart`."""
 
-    async def run(self, task: Any, environment: dict[str, str]) -> dict[str, Any]:
+    async def run(self, task: Any) -> dict[str, Any]:
         """``{"value": ..., "reward": ...}`` of one task; raises `AgentFault`. Cancelled: the process is killed."""
 
     async def stop(self) -> None:
@@ -51,17 +52,17 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where and with what an agent process runs."""
+    """Where and with what an agent's processes run; ``slot`` gives each new process its own variables."""
 
     directory: Path
-    environment: dict[str, str]
+    extra: dict[str, str]
+    slot: Callable[[], dict[str, str]]
 
-    @classmethod
-    def of(cls, settings: RunnerSettings, slot_environment: dict[str, str]) -> "Place":
+    def environment(self) -> dict[str, str]:
         """The user's environment without our variables, what the slot adds, and the settings' own."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(OUR_VARIABLES)}
         quick = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
-        return cls(settings.path, {**kept, **quick, **slot_environment, **settings.env})
+        return {**kept, **quick, **self.slot(), **self.extra}
 
 
 class PythonHost:
@@ -84,7 +85,7 @@ class PythonHost:
                 str(theirs.fileno()),
                 *self._targets,
                 cwd=self._place.directory,
-                env=self._place.environment,
+                env=self._place.environment(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
                 pass_fds=[theirs.fileno()],
@@ -110,12 +111,12 @@ class PythonHost:
             await self.stop()
             raise CannotStart(f"{self._targets[0]} cannot be loaded from {self._place.directory}: {said['error']}")
 
-    async def run(self, task: Any, environment: dict[str, str]) -> dict[str, Any]:
+    async def run(self, task: Any) -> dict[str, Any]:
         """One rollout; a process that is gone is started again first."""
         if self._process is None or self._process.returncode is not None:
             await self.start()
         try:
-            self._writer.write(json.dumps({"input": task, "env": environment}).encode() + b"\n")
+            self._writer.write(json.dumps({"input": task}).encode() + b"\n")
             answer = await self._hear()
         except BaseException:  # cancelled at the deadline, or died: either way this process is no longer usable
             await self.stop()
@@ -154,13 +155,13 @@ class CommandHost:
     async def start(self) -> None:
         """Nothing to keep warm."""
 
-    async def run(self, task: Any, environment: dict[str, str]) -> dict[str, Any]:
+    async def run(self, task: Any) -> dict[str, Any]:
         """One process from start to end."""
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 cwd=self._place.directory,
-                env={**self._place.environment, **environment},
+                env=self._place.environment(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,
@@ -187,9 +188,9 @@ class CommandHost:
             await _end(process)
 
 
-def make_host(settings: RunnerSettings, slot_environment: dict[str, str]) -> Host:
-    """The host the settings ask for."""
-    place = Place.of(settings, slot_environment)
+def make_host(settings: RunnerSettings, slot: Callable[[], dict[str, str]]) -> Host:
+    """The host the settings ask for; ``slot`` is called for each process it starts."""
+    place = Place(settings.path, settings.env, slot)
     if settings.command is not None:
         return CommandHost(settings.command, place)
     return PythonHost(settings.python or Path(sys.executable), settings.agent or "", settings.reward, place)

@@ -1,7 +1,7 @@
 """Runs a Python agent in the user's own interpreter: Python 3.8 or newer, standard library only, nothing of ours.
 
 ``python host_script.py FD module:function [module:reward]``: one JSON object per line over the socket ``FD``.
-First it says ``{"ready": true}`` or ``{"error": "..."}``; then, for each ``{"input": ..., "env": {...}}``, it answers
+First it says ``{"ready": true}`` or ``{"error": "..."}``; then, for each ``{"input": ...}``, it answers
 ``{"value": ..., "reward": ...}`` or ``{"error": "...", "traceback": "..."}``.
 """
 
@@ -31,7 +31,6 @@ def main():
     asyncio.set_event_loop(loop)
     for line in lines:
         job = json.loads(line)
-        os.environ.update(job["env"])
         say(lines, run(loop, agent, reward, job["input"]))
     return None
 

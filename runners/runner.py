@@ -78,7 +78,7 @@ class Runner:
 
     async def _start_hosts(self) -> None:
         for slot in self._gateway.slots:
-            self._hosts[slot.number] = make_host(self._settings, slot.environment())
+            self._hosts[slot.number] = make_host(self._settings, slot.environment)
         first, *others = self._gateway.slots
         await self._hosts[first.number].start()  # one first: a wrong setting is said once
         await asyncio.gather(*(self._hosts[slot.number].start() for slot in others))
@@ -148,7 +148,7 @@ class Runner:
         host = self._hosts[slot.number]
         try:
             async with asyncio.timeout(seconds):
-                answer = await host.run(attempt.task.input, slot.rollout_environment())
+                answer = await host.run(attempt.task.input)
             reward = rewards.resolve(answer, attempt.spans)
         except TimeoutError:
             if attempt.infra or attempt.held:

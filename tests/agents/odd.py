@@ -1,0 +1,65 @@
+"""Agents that misbehave, one way each. Stock client only, as a user would write them."""
+
+import time
+
+from openai import OpenAI
+
+client = OpenAI(max_retries=0)
+
+
+def ask(model="policy"):
+    messages = [{"role": "user", "content": "what is 12 plus 34 ?"}]
+    return client.chat.completions.create(model=model, messages=messages, max_tokens=4)
+
+
+def raises(task):
+    ask()
+    raise RuntimeError(f"cannot do {task}")
+
+
+def hangs(task):
+    ask()
+    time.sleep(3600)
+
+
+def says_nothing(task):
+    ask()
+
+
+def wants_another_model(task):
+    ask("nobody")
+    return 1.0
+
+
+def streams(task):
+    """1.0 if a streamed answer is an ordinary one: text, a finish reason, no field of ours."""
+    messages = [{"role": "user", "content": "compute 12 times 34"}]
+    chunks = list(client.chat.completions.create(model="policy", messages=messages, max_tokens=6, stream=True))
+    extra = {key for chunk in chunks for choice in chunk.choices for key in (choice.model_extra or {})}
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    finished = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+    assert not extra & {"token_ids", "prompt_token_ids"}, extra
+    assert all(chunk.choices[0].logprobs is None for chunk in chunks if chunk.choices)
+    return float(bool(text) and len(finished) == 1)
+
+
+def completes(task):
+    """The older route, with log-probabilities that the agent asked for itself."""
+    answer = client.completions.create(model="policy", prompt="<|user|>compute 12 plus 34", max_tokens=4, logprobs=1)
+    assert len(answer.choices[0].logprobs.token_logprobs) == answer.usage.completion_tokens
+    return {"reward": 0.5, "text": answer.choices[0].text}
+
+
+def rewarded_by_span(task):
+    from opentelemetry import trace
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    if not isinstance(trace.get_tracer_provider(), TracerProvider):
+        provider = TracerProvider()
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        trace.set_tracer_provider(provider)
+    with trace.get_tracer("odd").start_as_current_span("judge") as span:
+        ask()
+        span.set_attribute("lightningbus.reward", 0.25)

@@ -1,0 +1,51 @@
+"""Agents for the runner's tests: stock client only."""
+
+import functools
+import os
+import time
+
+from openai import AsyncOpenAI, OpenAI
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def ask(client):
+    return client.chat.completions.create(model="policy", messages=MESSAGES, temperature=0.9).choices[0].message.content
+
+
+def asks(task):
+    return float(ask(OpenAI(max_retries=0)) == "xx")
+
+
+@functools.cache
+def kept():
+    return OpenAI(max_retries=0)
+
+
+def keeps_its_client(task):
+    leaked = [name for name in os.environ if name.startswith("LIGHTNINGBUS")]
+    assert not leaked, leaked
+    return float(ask(kept()) == "xx")
+
+
+async def asks_async(task):
+    answer = await AsyncOpenAI(max_retries=0).chat.completions.create(model="policy", messages=MESSAGES)
+    return answer.choices[0].message.content
+
+
+def half(task, result):
+    return 0.5 if (task, result) == ({"n": 1}, "xx") else 0.0
+
+
+def asks_with_a_wrong_key(task):
+    return float(ask(OpenAI(api_key="another", max_retries=0)) == "xx")
+
+
+def dies_on_demand(task):
+    if task.get("die"):
+        os._exit(3)
+    return 1.0
+
+
+def sleeps(task):
+    time.sleep(600)

@@ -1,0 +1,69 @@
+"""Rollouts and batches as runners would make them, without runners."""
+
+from array import array
+from collections.abc import Sequence
+
+from learner.rollouts import Rollout
+from schemas.events import ModelCall, Outcome, RolloutEnd, Span, SpanBatch, VersionRun
+
+
+def model_call(
+    index: int, prompt: Sequence[int], response: Sequence[int], version: int = 0, role: str = ""
+) -> ModelCall:
+    """A call whose tokens all had probability 1/e."""
+    return ModelCall(
+        index=index,
+        model="policy",
+        role=role,
+        node="n",
+        prompt_ids=array("I", prompt).tobytes(),
+        response_ids=array("I", response).tobytes(),
+        logprobs=array("f", [-1.0] * len(response)).tobytes(),
+        versions=(VersionRun(version=version, start=0, end=len(response)),),
+    )
+
+
+def rollout(
+    task: str, sample: int, reward: float | None, *, outcome: Outcome = "ok", version: int = 0, samples: int = 4
+) -> Rollout:
+    """A finished rollout of two calls."""
+    return Rollout(
+        id=f"{task}.{sample}",
+        task=task,
+        sample=sample,
+        samples=samples,
+        attempt=1,
+        outcome=outcome,
+        reward=reward,
+        calls=(model_call(0, [5, 6, 7], [8, 9], version), model_call(1, [5, 6, 7, 8, 9, 4], [10, 11, 12], version)),
+        first_sequence=sample + 1,
+    )
+
+
+def batches(
+    task: str, sample: int, reward: float = 1.0, *, attempt: int = 1, parts: int = 2, run: str = "run", samples: int = 4
+) -> list[SpanBatch]:
+    """One attempt in ``parts`` span batches, a model call in each."""
+    made = []
+    for part in range(parts):
+        span = Span(
+            trace_id="t", span_id=f"{part}", name="chat", start_ns=1, end_ns=2, call=model_call(part, [5, 6], [7, 8, 9])
+        )
+        end = RolloutEnd(outcome="ok", reward=reward, spans=parts, started_ns=1, ended_ns=2)
+        made.append(
+            SpanBatch(
+                run=run,
+                task=task,
+                rollout=f"{task}.{sample}",
+                sample=sample,
+                samples=samples,
+                attempt=attempt,
+                agent="default",
+                mode="train",
+                runner="r",
+                sequence=part,
+                spans=(span,),
+                end=end if part == parts - 1 else None,
+            )
+        )
+    return made

@@ -1,0 +1,141 @@
+"""What goes into a step, and the account of what does not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bus.tasks import Problem
+from learner.advantages import advantages_of
+from learner.batch import make_batch, spans_of, unused
+from learner.dispatch import group_of
+from learner.groups import Group
+from learner.settings import AlgorithmSettings, LearnerSettings
+from learner.staleness import admitted_groups, lags, worst_lag
+from learner.transitions import rows_of, token_versions
+from learner.weighting import row_weights
+from schemas import identity
+from schemas.events import ModelCall, TrainingStep, VersionRun
+from tests.learner.making import model_call, rollout
+
+
+def settings(**changes: object) -> LearnerSettings:
+    return LearnerSettings.model_validate({"model_path": Path("model"), **changes})
+
+
+def group(task: str, *rewards: float | None, version: int = 0) -> Group:
+    made = [
+        rollout(task, n, reward, outcome="ok" if reward is not None else "infra", version=version)
+        for n, reward in enumerate(rewards)
+    ]
+    return Group(task, len(made), 0.0, made)
+
+
+def test_advantages_are_grpos() -> None:
+    rewards = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
+    found = advantages_of(rewards, ["a"] * 4 + ["b"] * 2, AlgorithmSettings())
+    for part in (slice(0, 4), slice(4, 6)):
+        values = np.array(rewards[part])
+        expected = (values - values.mean()) / (values.std(ddof=1) + 1e-6)
+        np.testing.assert_allclose(found[part], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("others", [[None, None], []])
+def test_a_group_of_one_valid_rollout_has_no_advantage(others: list[None]) -> None:
+    rewards = [1.0, *others]
+    assert advantages_of(rewards, ["a"] * len(rewards), AlgorithmSettings()) == [0.0] * len(rewards)
+
+
+def test_every_rollout_is_accounted_for_and_stale_ones_are_left_out() -> None:
+    groups = [group("a", 1.0, 0.0, None, 0.0, version=5), group("b", 1.0, 0.0, version=2)]
+    batch = make_batch(groups, 5, settings(max_staleness=2))
+    reasons = {use.rollout: use.reason for use in batch.uses}
+    assert reasons == {"a.0": "", "a.1": "", "a.2": "infra", "a.3": "", "b.0": "stale", "b.1": "stale"}
+    assert {row.rollout for row in batch.rows} == {"a.0", "a.1", "a.3"}
+    assert len(batch.rows) == len(batch.advantages) == 6
+    # The masked rollout is no part of its group: the advantage is that of 1, 0, 0.
+    assert batch.uses[0].advantage == pytest.approx((1 - 1 / 3) / np.std([1, 0, 0], ddof=1), rel=1e-4)
+    assert batch.metrics["staleness/max"] == 0 and batch.metrics["tokens"] == 15
+
+
+def test_a_token_is_as_stale_as_the_version_that_made_it() -> None:
+    call = model_call(0, [1], [2, 3, 4, 5])
+    mixed = ModelCall(
+        **{name: getattr(call, name) for name in call.__struct_fields__}
+        | {"versions": (VersionRun(version=3, start=0, end=1), VersionRun(version=4, start=1, end=4))}
+    )
+    assert token_versions(mixed).tolist() == [3, 4, 4, 4]
+    one = rollout("a", 0, 1.0)
+    rows, _ = rows_of(type(one)(**{name: getattr(one, name) for name in one.__slots__} | {"calls": (mixed,)}), [], 100)
+    assert lags(rows, 5).tolist() == [2, 1, 1, 1]
+    assert worst_lag(rows, 5) == 2
+
+
+def test_versions_that_do_not_cover_the_tokens_are_an_error() -> None:
+    call = model_call(0, [1], [2, 3])
+    broken = ModelCall(
+        **{name: getattr(call, name) for name in call.__struct_fields__}
+        | {"versions": (VersionRun(version=3, start=0, end=1),)}
+    )
+    with pytest.raises(ValueError, match="do not cover"):
+        token_versions(broken)
+
+
+def test_over_long_calls_and_other_roles_are_left_out_with_their_reason() -> None:
+    one = rollout("a", 0, 1.0)
+    assert rows_of(one, ["writer"], 100)[1] == ["role", "role"]
+    rows, left_out = rows_of(one, [], 6)
+    assert [row.call for row in rows] == [0] and left_out == ["too long"]
+
+
+@pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"])
+def test_row_weights_do_not_depend_on_how_a_rollout_is_cut(mode: str) -> None:
+    one, two = rollout("a", 0, 1.0), rollout("a", 1, 0.0)
+    rows = [row for part in (one, two) for row in rows_of(part, [], 100)[0]]
+    weights = row_weights(rows, mode)
+    total = sum(weight * row.tokens for weight, row in zip(weights, rows, strict=True))
+    expected = {"seq-mean-token-mean": 1.0, "token-mean": 1.0, "seq-mean-token-sum": 5.0}
+    assert total == pytest.approx(expected[mode])
+
+
+def test_spans_of_a_step_belong_to_the_rollouts_traces() -> None:
+    groups = [group("a", 1.0, 0.0)]
+    batch = make_batch(groups, 0, settings())
+    step = TrainingStep(
+        run="run",
+        model="policy",
+        step=1,
+        version=1,
+        epoch=1,
+        started_ns=1,
+        ended_ns=2,
+        uses=tuple(batch.uses),
+        metrics={},
+        spans=(),
+    )
+    spans = spans_of(step, {one.id: one for one in groups[0].rollouts})
+    assert [span.trace_id for span in spans] == [identity.trace_id("a.0"), identity.trace_id("a.1")]
+    assert spans[0].parent_span_id == identity.root_span_id("a.0", 1)
+
+
+def test_what_never_came_into_a_batch_keeps_its_own_reason() -> None:
+    uses = unused([rollout("a", 0, 1.0), rollout("a", 1, None, outcome="timeout")], "late", settings())
+    assert [use.reason for use in uses] == ["late", "timeout"]
+    assert not any(use.trained for use in uses)
+
+
+def test_admission_never_lets_more_be_under_way_than_the_bound_allows() -> None:
+    assert admitted_groups(0, 0, 16) == 16
+    assert admitted_groups(3, 1, 16) == 80
+
+
+def test_dispatch_covers_every_problem_once_per_pass_and_is_deterministic() -> None:
+    problems = [Problem(str(number), number) for number in range(5)]
+    asked = settings(samples=2, seed=3)
+    first = [group_of(problems, place, asked) for place in range(10)]
+    assert first == [group_of(problems, place, asked) for place in range(10)]
+    for number in (0, 1):
+        one_pass = first[5 * number : 5 * number + 5]
+        assert sorted(tasks[0].input for tasks in one_pass) == [0, 1, 2, 3, 4]
+    ids = [identity.rollout_id(task.id, task.sample) for tasks in first for task in tasks]
+    assert len(set(ids)) == 20

@@ -1,0 +1,81 @@
+"""Assembly and grouping: the same result in any order, with duplicates, with several attempts."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learner.groups import Groups
+from learner.rollouts import Assembler, Rollout, reward_of
+from tests.learner.making import batches, rollout
+
+
+@given(st.permutations(range(6)), st.lists(st.integers(0, 5), max_size=4))
+def test_any_order_and_any_duplicate_give_the_same_rollout(order: list[int], again: list[int]) -> None:
+    parts = batches("a", 0, parts=6)
+    assembler = Assembler()
+    made = [assembler.add(parts[place], number) for number, place in enumerate([*order, *again], start=1)]
+    (finished,) = [one for one in made if one is not None]
+    assert [call.index for call in finished.calls] == list(range(6))
+    assert finished.first_sequence == 1
+    assert assembler.oldest() is None
+
+
+def test_first_attempt_to_end_wins_and_the_late_one_is_ignored() -> None:
+    assembler = Assembler()
+    first, second = batches("a", 0, reward=0.0, attempt=1), batches("a", 0, reward=1.0, attempt=2)
+    assert assembler.add(first[0], 1) is None
+    assert assembler.add(second[0], 2) is None
+    winner = assembler.add(second[1], 3)
+    assert winner is not None and (winner.attempt, winner.reward) == (2, 1.0)
+    assert assembler.add(first[1], 4) is None
+
+
+def test_a_rollout_already_used_is_not_assembled_again() -> None:
+    assembler = Assembler({"a.0"})
+    assert [assembler.add(part, 1) for part in batches("a", 0)] == [None, None]
+
+
+def test_an_unfinished_rollout_holds_the_replay_position() -> None:
+    assembler = Assembler()
+    assembler.add(batches("a", 0)[0], 7)
+    assert assembler.oldest() == 7
+
+
+def valid(one: Rollout) -> bool:
+    return one.reward is not None
+
+
+def test_a_group_is_ready_when_every_sample_has_ended() -> None:
+    groups = Groups(10.0, valid)
+    for sample in range(4):
+        assert groups.take(1) == []
+        groups.add(rollout("a", sample, 1.0), 0.0)
+    (group,) = groups.take(1)
+    assert [one.sample for one in group.rollouts] == [0, 1, 2, 3]
+    assert list(groups.held()) == []
+
+
+def test_a_group_whose_last_rollouts_do_not_come_is_trained_on_without_them() -> None:
+    groups = Groups(10.0, valid)
+    groups.add(rollout("a", 0, 1.0), 100.0)
+    groups.add(rollout("a", 1, 0.0), 105.0)
+    assert groups.expire(109.0) == 1.0
+    assert groups.take(1) == []
+    assert groups.expire(110.0) is None
+    assert len(groups.take(1)[0].rollouts) == 2
+    groups.add(rollout("a", 2, 1.0), 111.0)
+    assert [one.sample for one in groups.late] == [2]
+
+
+def test_a_group_of_fewer_than_two_valid_rollouts_is_put_aside() -> None:
+    groups = Groups(10.0, valid)
+    groups.add(rollout("a", 0, 1.0, samples=2), 0.0)
+    groups.add(rollout("a", 1, None, outcome="infra", samples=2), 0.0)
+    assert groups.ready == []
+    assert len(groups.unusable) == 1
+
+
+def test_an_infrastructure_failure_is_never_a_reward() -> None:
+    for outcome in ("infra", "poisoned", "cancelled"):
+        assert reward_of(rollout("a", 0, 0.0, outcome=outcome), "zero") is None
+    assert reward_of(rollout("a", 0, None, outcome="agent_error"), "zero") == 0.0
+    assert reward_of(rollout("a", 0, None, outcome="timeout"), "mask") is None

@@ -1,0 +1,122 @@
+"""One real run for all tests here: ``lightningbus up`` with a broker, ClickHouse, vLLM and two runners."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import clickhouse_connect
+import pytest
+import yaml
+from clickhouse_connect.driver.client import Client
+
+ROOT = Path(__file__).resolve().parents[2]
+CALCULATOR = ROOT / "examples" / "calculator"
+COMMAND = [sys.executable, "-m", "lightningbus"]
+START_SECONDS = 280
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A running ``up``, its addresses, and a client on its store."""
+
+    directory: Path
+    bus: str
+    sql: Client
+    process: "subprocess.Popen[str]"
+
+    def run(self, *arguments: object, check: bool = True) -> "subprocess.CompletedProcess[str]":
+        """``lightningbus …`` in a terminal of its own, to its end."""
+        done = subprocess.run(
+            [*COMMAND, *map(str, arguments)],
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert not check or done.returncode == 0, done.stderr[-3000:]
+        return done
+
+    def start(self, *arguments: object) -> "subprocess.Popen[str]":
+        """``lightningbus …`` in a terminal of its own."""
+        command = [*COMMAND, *map(str, arguments)]
+        return subprocess.Popen(command, cwd=self.directory, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def one(self, sql: str) -> Any:
+        """First value of the first row."""
+        return self.sql.query(sql).first_row[0]
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """All rows."""
+        return [tuple(row) for row in self.sql.query(sql).result_rows]
+
+    def until(self, sql: str, expected: Any, seconds: float = 90) -> None:
+        """Wait until a query's first value is what it should become; ClickHouse has no event to wait for."""
+        deadline = time.monotonic() + seconds
+        while (found := self.one(sql)) != expected:
+            assert time.monotonic() < deadline, f"{sql}: {found!r}, not {expected!r}"
+            time.sleep(0.1)
+
+
+def write_tasks(path: Path, count: int) -> Path:
+    """Problems as the example makes them."""
+    script = [sys.executable, str(CALCULATOR / "problems.py"), "--train", str(count), "--heldout", "4"]
+    subprocess.run([*script, "--out", str(path.parent)], check=True)
+    (path.parent / "train.jsonl").rename(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
+    """``lightningbus up``, ready to serve; stopped by Ctrl-C at the end, which must be clean."""
+    directory = tmp_path_factory.mktemp("loop")
+    make = [sys.executable, str(CALCULATOR / "model.py"), "--steps", "60", "--out", str(directory / "model")]
+    subprocess.run(make, check=True, capture_output=True)
+    runner = {"agent": "agent:solve", "path": str(CALCULATOR), "concurrency": 2}
+    odd = {"path": str(ROOT / "tests" / "agents"), "concurrency": 1, "drain_seconds": 1}
+    agents = ("raises", "hangs", "says_nothing", "wants_another_model", "streams", "completes", "rewarded_by_span")
+    settings = {
+        "name": "test",
+        "bus": {"port": 0},
+        "store": {"http_port": 0, "batch_seconds": 0.1},
+        "inference": [
+            {
+                "model_path": str(directory / "model"),
+                "dtype": "float32",
+                "max_model_len": 128,
+                "max_num_seqs": 16,
+                "threads": 1,
+            }
+        ],
+        "runners": [runner, *({**odd, "agent": f"odd:{name}", "name": name} for name in agents)],
+    }
+    (directory / "run.yaml").write_text(yaml.safe_dump(settings))
+    process = subprocess.Popen(
+        [*COMMAND, "up", "-c", "run.yaml"], cwd=directory, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if "running; Ctrl-C stops" in line:
+            break
+    else:
+        raise AssertionError(f"up ended with {process.wait()}: {said[-3000:]}")
+    endpoints = json.loads((directory / "runs" / "test" / "endpoints.json").read_text())
+    sql = clickhouse_connect.get_client(dsn=endpoints["sql"], database="lightningbus", autogenerate_session_id=False)
+    drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)
+    try:
+        yield Loop(directory, endpoints["bus"], sql, process)
+    finally:
+        process.send_signal(2)
+        code = process.wait(90)
+        drain.wait(10)
+        logs = "\n".join(log.read_text()[-1500:] for log in sorted((directory / "runs/test/logs").glob("*.log")))
+        assert code == 0, logs
+        alive = [pid for pid in endpoints["roles"].values() if Path(f"/proc/{pid}").exists()]
+        assert not alive, f"left behind: {alive}"

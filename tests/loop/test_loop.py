@@ -1,0 +1,253 @@
+"""The whole loop in small, with every part real; what is asserted is what ClickHouse holds.
+
+The tests build on each other, in the order they stand here: they share one run, and its versions only ever grow.
+"""
+
+import asyncio
+import json
+import signal
+import time
+from pathlib import Path
+
+import aiohttp
+import msgpack
+import numpy as np
+import pytest
+import yaml
+
+from bus import Bus
+from learner.publish import blob_name
+from schemas import identity, subjects
+from schemas.events import Heartbeat, WeightVersion
+from tests.loop.conftest import CALCULATOR, Loop, write_tasks
+
+pytestmark = pytest.mark.timeout(420)
+STEPS, GROUPS, SAMPLES, STALENESS = 3, 2, 4, 1
+
+
+def learner_settings(loop: Loop, **changes: object) -> Path:
+    tasks = loop.directory / "tasks.jsonl"
+    if not tasks.exists():
+        write_tasks(tasks, 6)
+    settings = {
+        "run": "small",
+        "model_path": str(loop.directory / "model"),
+        "tasks": str(tasks),
+        "samples": SAMPLES,
+        "groups_per_step": GROUPS,
+        "steps": STEPS,
+        "max_staleness": STALENESS,
+        "threads": 1,
+        "checkpoints": str(loop.directory / "checkpoints"),
+        "actor": {"optim": {"lr": 1e-3}},
+        **changes,
+    }
+    path = loop.directory / "learner.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+async def node_at(bus: Bus, version: int) -> Heartbeat:
+    """Wait for an inference node that serves a version."""
+    async with bus.fleet("inference") as nodes, asyncio.timeout(90):
+        while True:
+            for node in nodes.members():
+                if node.version == version:
+                    return node
+            await nodes.changed()
+
+
+def test_learner_trains_on_what_the_agents_did(loop: Loop) -> None:
+    loop.run("learner", "--settings", learner_settings(loop))
+
+    loop.until("SELECT count() FROM training_steps WHERE run = 'small'", STEPS)
+    loop.until("SELECT count() FROM lost_rollouts WHERE run = 'small'", 0)
+    versions = loop.rows("SELECT version FROM weight_versions WHERE run = 'small' ORDER BY version")
+    assert versions == [(0,), (1,), (2,), (3,)]
+    assert loop.one("SELECT count() FROM tasks WHERE run = 'small'") == STEPS * GROUPS * SAMPLES
+    assert loop.one("SELECT count() FROM rollouts WHERE run = 'small' AND outcome = 'ok'") == STEPS * GROUPS * SAMPLES
+    assert loop.one("SELECT uniqExact(rollout) FROM training_uses WHERE run = 'small'") == STEPS * GROUPS * SAMPLES
+    assert loop.one("SELECT count() FROM trained_twice") == 0
+    assert loop.one("SELECT countIf(NOT trained AND reason = '') FROM training_uses") == 0
+    assert loop.one("SELECT countIf(trained) FROM training_uses WHERE run = 'small'") > 0
+
+
+def test_every_token_has_its_version_and_probability(loop: Loop) -> None:
+    calls = loop.rows(
+        "SELECT rollout, prompt_ids, response_ids, logprobs, token_versions FROM model_calls WHERE run = 'small'"
+    )
+    assert len(calls) == 2 * STEPS * GROUPS * SAMPLES  # the agent asks twice
+    for _, prompt, response, logprobs, versions in calls:
+        assert prompt and 0 < len(response) == len(logprobs) == len(versions)
+        assert all(np.isfinite(logprobs)) and max(logprobs) <= 0
+        assert set(versions) <= {0, 1, 2, 3}
+    assert loop.one("SELECT max(max_staleness) FROM staleness WHERE run = 'small'") <= STALENESS
+    assert loop.one("SELECT min(mean_staleness) FROM staleness WHERE run = 'small'") >= 0
+
+
+def test_reward_by_version_counts_every_rollout_once(loop: Loop) -> None:
+    assert loop.one("SELECT sum(rollouts) FROM reward_by_version WHERE run = 'small'") == STEPS * GROUPS * SAMPLES
+    exact = loop.one("SELECT avg(reward) FROM rollouts WHERE run = 'small'")
+    assert loop.one(
+        "SELECT sum(mean_reward * rollouts) / sum(rollouts) FROM reward_by_version WHERE run = 'small'"
+    ) == pytest.approx(exact)
+
+
+def test_one_rollout_is_one_trace_from_publish_to_training(loop: Loop) -> None:
+    rollout = loop.one("SELECT any(rollout) FROM training_uses WHERE run = 'small' AND trained")
+    spans = loop.rows(f"SELECT trace_id, span_id, parent_span_id, name FROM spans WHERE rollout = '{rollout}'")
+    assert {trace for trace, *_ in spans} == {identity.trace_id(rollout)}
+    by_id = {span: (parent, name) for _, span, parent, name in spans}
+    assert sorted(name for _, name in by_id.values()) == sorted(
+        ["send lb.task.train.default", "invoke_agent default", "chat policy", "chat policy", "train policy"]
+    )
+    roots = [name for parent, name in by_id.values() if parent not in by_id]
+    assert roots == ["send lb.task.train.default"]
+
+
+def test_learner_goes_on_from_its_checkpoint(loop: Loop) -> None:
+    loop.run("learner", "--settings", learner_settings(loop, steps=STEPS + 2))
+
+    loop.until("SELECT max(step) FROM training_steps WHERE run = 'small'", STEPS + 2)
+    loop.until("SELECT count() FROM lost_rollouts WHERE run = 'small'", 0)
+    assert loop.one("SELECT max(version) FROM weight_versions WHERE run = 'small'") == STEPS + 2
+    assert loop.one("SELECT count() FROM trained_twice") == 0
+    assert loop.one("SELECT count() FROM rollouts WHERE run = 'small'") == (STEPS + 2) * GROUPS * SAMPLES
+
+
+def test_learner_without_the_checkpoint_refuses(loop: Loop) -> None:
+    settings = learner_settings(loop, checkpoints=str(loop.directory / "elsewhere"))
+    done = loop.run("learner", "--settings", settings, check=False)
+    assert done.returncode == 2
+    assert "has version 5 on this bus" in done.stderr
+
+
+async def test_swapped_weights_answer_as_transformers_does(loop: Loop) -> None:
+    """The engine's log-probabilities after a swap are those of the published file, the tied head included."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    version = STEPS + 3
+    weights = load_file(loop.directory / "checkpoints" / "latest" / "weights.safetensors")
+    torch.manual_seed(0)
+    changed = {name: tensor + 0.05 * torch.randn_like(tensor) for name, tensor in weights.items()}
+    save_file(changed, loop.directory / "changed.safetensors")
+    async with Bus.connect(loop.bus) as bus:
+        found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
+        assert found is not None
+        name = blob_name("policy", version, found[0].epoch)
+        blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, name, loop.directory / "changed.safetensors")
+        manifest = WeightVersion(
+            run="small", model="policy", version=version, blobs=(blob,), epoch=found[0].epoch, step=6, created_ns=1
+        )
+        await bus.publish(subjects.weights("policy"), manifest, msg_id="changed", expect_last=found[1])
+        node = await node_at(bus, version)
+    prompt = list(range(10, 40))
+    body = {"model": "policy", "prompt": prompt, "max_tokens": 8, "logprobs": 0, "stream": True}
+    body["return_token_ids"] = True
+    async with aiohttp.ClientSession() as http, http.post(node.address + "/v1/completions", json=body) as answer:
+        text = await answer.text()
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    assert {event["weight_version"] for event in events} == {version}
+    choices = [event["choices"][0] for event in events if event["choices"]]
+    ids = [id for choice in choices for id in choice["token_ids"] or ()]
+    told = [value for choice in choices if choice["logprobs"] for value in choice["logprobs"]["token_logprobs"]]
+    model = AutoModelForCausalLM.from_pretrained(loop.directory / "model", dtype=torch.float32)
+    missing, unexpected = model.load_state_dict(changed, strict=False)
+    assert set(missing) <= {"lm_head.weight"} and not unexpected
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    expected = torch.log_softmax(logits.double(), -1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+    np.testing.assert_allclose(told, expected, atol=1e-4)
+
+
+def publish(loop: Loop, agent: str, *more: object, tasks: int = 1, samples: int = 1) -> str:
+    """Publish tasks for an agent under a run of its own; returns the run."""
+    run = f"{agent}-{time.monotonic_ns()}"
+    path = loop.directory / f"{run}.jsonl"
+    problems = [{"question": f"compute {n} plus 1", "answer": str(n + 1)} for n in range(10, 10 + tasks)]
+    lines = [json.dumps({"id": str(n), "input": problem}) + "\n" for n, problem in enumerate(problems)]
+    path.write_text("".join(lines))
+    loop.run("publish", path, "--agent", agent, "--run", run, "--samples", samples, "--mode", "eval", *more)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("agent", "outcome", "error"),
+    [
+        ("raises", "agent_error", "RuntimeError: cannot do"),
+        ("hangs", "timeout", "did not end within its deadline of 4 s"),
+        ("says_nothing", "agent_error", "gave no reward"),
+        ("wants_another_model", "agent_error", "model 'nobody' is not served; served: policy"),
+    ],
+)
+def test_a_failing_agent_says_why(loop: Loop, agent: str, outcome: str, error: str) -> None:
+    run = publish(loop, agent, "--deadline", 4)
+    loop.until(f"SELECT count() FROM rollouts WHERE run = '{run}'", 1)
+    ((found, reward, said),) = loop.rows(f"SELECT outcome, reward, error FROM rollouts WHERE run = '{run}'")
+    assert (found, reward) == (outcome, None)
+    assert error in said
+    assert loop.one(f"SELECT status FROM spans WHERE run = '{run}' AND name LIKE 'invoke_agent%'") == "error"
+
+
+@pytest.mark.parametrize(("agent", "reward"), [("streams", 1.0), ("completes", 0.5), ("rewarded_by_span", 0.25)])
+def test_what_agents_use_of_the_api_works(loop: Loop, agent: str, reward: float) -> None:
+    run = publish(loop, agent, tasks=3)
+    loop.until(f"SELECT count() FROM rollouts WHERE run = '{run}'", 3)
+    found = loop.rows(f"SELECT outcome, reward, error FROM rollouts WHERE run = '{run}'")
+    assert found == [("ok", reward, "")] * 3
+    assert loop.one(f"SELECT min(length(response_ids)) FROM model_calls WHERE run = '{run}'") > 0
+    if agent == "rewarded_by_span":
+        assert loop.one(f"SELECT count() FROM spans WHERE run = '{run}' AND name = 'judge'") == 3
+        traces = loop.one(f"SELECT uniqExact(trace_id) FROM spans WHERE run = '{run}'")
+        assert traces == 3
+
+
+def test_a_pinned_rollout_is_answered_by_that_version_only(loop: Loop) -> None:
+    run = publish(loop, "default", "--version", STEPS + 3, "--temperature", 0, tasks=4, samples=2)
+    loop.until(f"SELECT count() FROM rollouts WHERE run = '{run}' AND outcome = 'ok'", 8)
+    assert loop.one(f"SELECT groupUniqArrayArray(token_versions) FROM model_calls WHERE run = '{run}'") == [STEPS + 3]
+    answers = f"SELECT uniqExact(response_ids) AS n FROM model_calls WHERE run = '{run}' AND call = 0 GROUP BY task"
+    assert loop.rows(answers) == [(1,)] * 4, "two greedy samples of one task differ"
+
+
+def test_a_second_runner_joins_and_leaves_without_loss(loop: Loop) -> None:
+    second = loop.start("runner", "--agent", "agent:solve", "--path", CALCULATOR, "-n", 2)
+    assert second.stderr is not None
+    for line in second.stderr:
+        if "takes tasks of agent default" in line:
+            break
+    run = publish(loop, "default", tasks=30, samples=4)
+    loop.until(f"SELECT uniqExact(runner) FROM rollouts WHERE run = '{run}'", 2)
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(30) == 0
+    loop.until(f"SELECT count() FROM rollouts WHERE run = '{run}' AND outcome = 'ok'", 120)
+    loop.until("SELECT count() FROM lost_rollouts", 0)
+    assert loop.one(f"SELECT count() FROM attempts WHERE run = '{run}'") == 120
+
+
+async def test_messages_nobody_can_read_become_dead_letters(loop: Loop) -> None:
+    async with Bus.connect(loop.bus) as bus:
+        await bus.js.publish(subjects.spans("eval"), b"\xc1 not msgpack", headers={"Lb-Schema": "SpanBatch/1"})
+        task = subjects.task("eval", "default")
+        await bus.js.publish(task, msgpack.packb({"id": "x"}), headers={"Lb-Schema": "Task/1"})
+    await asyncio.to_thread(loop.until, "SELECT count() FROM dead_letters", 2)
+    reasons = dict(loop.rows("SELECT stream, reason FROM dead_letters"))
+    assert "not MessagePack" in reasons["SPANS"]
+    assert "missing required field `run`" in reasons["TASKS"]
+
+
+def test_the_questions_of_the_command_line(loop: Loop) -> None:
+    rollout = loop.one("SELECT any(rollout) FROM rollouts WHERE run = 'small'")
+    asked = f"SELECT call, position, token, version FROM token_versions WHERE rollout = '{rollout}'"
+    rows = json.loads(loop.run("query", asked, "--json").stdout)
+    assert rows and all(row["version"] in range(STEPS + 3) for row in rows)
+    for report in ("rewards", "staleness", "rollouts"):
+        assert "small" in loop.run("report", report).stdout
+    assert "small,train,default,ok" in loop.run("report", "rollouts", "--csv").stdout
+    status = loop.run("status").stdout
+    for role in ("inference-0", "runner-0", "store"):
+        assert role in status
+    wrong = loop.run("query", "SELECT nothing FROM nowhere", check=False)
+    assert wrong.returncode == 2 and "Traceback" not in wrong.stderr and "nowhere" in wrong.stderr
