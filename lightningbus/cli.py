@@ -263,7 +263,7 @@ def up(
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="training steps")] = 45,
+    steps: Annotated[int, typer.Option(min=1, help="training steps")] = 40,
     seed: Annotated[int, typer.Option(help="of the problems, the model and the order of tasks")] = 0,
     runs: Annotated[Path, typer.Option(help="where run directories are made")] = Path("runs"),
 ) -> None:

@@ -50,7 +50,7 @@ ASK = {
 class Job:
     """How big the demo is."""
 
-    steps: int = 36
+    steps: int = 40
     train: int = 512
     heldout: int = 100
     warm_steps: int = 300

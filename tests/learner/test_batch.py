@@ -16,7 +16,7 @@ from learner.transitions import rows_of, token_versions
 from learner.weighting import row_weights
 from schemas import identity
 from schemas.events import ModelCall, TrainingStep, VersionRun
-from tests.learner.making import model_call, rollout
+from tests.making import model_call, rollout
 
 
 def settings(**changes: object) -> LearnerSettings:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from learner.groups import Groups
 from learner.rollouts import Assembler, Rollout, reward_of
-from tests.learner.making import batches, rollout
+from tests.making import batches, rollout
 
 
 @given(st.permutations(range(6)), st.lists(st.integers(0, 5), max_size=4))

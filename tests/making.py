@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from learner.rollouts import Rollout
 from schemas.events import ModelCall, Outcome, RolloutEnd, Span, SpanBatch, VersionRun
 
+START_NS = 1_790_000_000_000_000_000
+SECOND_NS = 1_000_000_000
+
 
 def model_call(
     index: int, prompt: Sequence[int], response: Sequence[int], version: int = 0, role: str = ""
@@ -45,11 +48,13 @@ def batches(
 ) -> list[SpanBatch]:
     """One attempt in ``parts`` span batches, a model call in each."""
     made = []
+    times = {"start_ns": START_NS, "end_ns": START_NS + SECOND_NS}
     for part in range(parts):
-        span = Span(
-            trace_id="t", span_id=f"{part}", name="chat", start_ns=1, end_ns=2, call=model_call(part, [5, 6], [7, 8, 9])
+        call = model_call(part, [5, 6], [7, 8, 9])
+        span = Span(trace_id="t", span_id=f"{part}", name="chat", call=call, **times)
+        end = RolloutEnd(
+            outcome="ok", reward=reward, spans=parts, started_ns=START_NS, ended_ns=START_NS + SECOND_NS
         )
-        end = RolloutEnd(outcome="ok", reward=reward, spans=parts, started_ns=1, ended_ns=2)
         made.append(
             SpanBatch(
                 run=run,

@@ -1,0 +1,41 @@
+"""The command line vLLM is started with, and a node that cannot start says why in one sentence."""
+
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from bus import Bus
+from inference import node
+from inference.engine import Engine, EngineFailed, command, environment
+from inference.settings import InferenceSettings
+
+
+def test_vllm_stays_on_loopback_and_gives_the_probabilities_sampled_from(tmp_path: Path) -> None:
+    settings = InferenceSettings(model_path=tmp_path, host="0.0.0.0", max_model_len=64, threads=1, extra_args=["--x"])
+    words = command(settings, 1234)
+    options = dict(zip(words[3::2], words[4::2], strict=False))
+    assert options["--host"] == "127.0.0.1"
+    assert options["--logprobs-mode"] == "processed_logprobs"
+    assert options["--generation-config"] == "vllm"
+    assert options["--max-model-len"] == "64"
+    assert words[-1] == "--x"
+    told = environment(settings)
+    assert told["VLLM_NO_USAGE_STATS"] == "1" and told["HF_HUB_OFFLINE"] == "1" and told["OMP_NUM_THREADS"] == "1"
+
+
+async def test_a_directory_without_a_model_is_refused(bus: Bus, tmp_path: Path) -> None:
+    import asyncio
+
+    with pytest.raises(EngineFailed, match="model_path: .* holds no model"):
+        await node.run(bus, InferenceSettings(model_path=tmp_path), asyncio.Event())
+
+
+async def test_an_engine_that_cannot_start_gives_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    settings = InferenceSettings(model_path=tmp_path, work=tmp_path / "work", extra_args=["--no-such-option"])
+    async with aiohttp.ClientSession() as session:
+        engine = Engine(settings, session)
+        with pytest.raises(EngineFailed, match=r"vLLM ended with \d+: .* \(log: "):
+            await engine.start()
+        await engine.stop()

@@ -1,0 +1,152 @@
+"""The node's gateway in front of a scripted vLLM: which version a token gets, and who is turned away."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.gateway import VERSION_HEADER, Gateway, marked, salted
+from inference.state import NEXT, Happening, State, serves, step
+
+
+class ScriptedVllm:
+    """Streams one event per turn of ``gate``, so that a test decides what comes before a swap and what after."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Semaphore(0)
+        self.bodies: list[dict[str, object]] = []
+        self.events = 3
+        self.breaks = False
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.json())
+        if not self.bodies[-1].get("stream"):
+            return web.json_response({"error": "not a stream"}, status=400)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for number in range(self.events):
+            await self.gate.acquire()
+            event = f"data: {json.dumps({'n': number})}\n\n".encode()
+            await response.write(event[:5])
+            await response.write(event[5:])
+        if self.breaks:
+            assert request.transport is not None
+            request.transport.close()
+        else:
+            await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+@pytest.fixture
+async def vllm() -> AsyncIterator[ScriptedVllm]:
+    """A scripted engine."""
+    yield ScriptedVllm()
+
+
+@asynccontextmanager
+async def serving(vllm: ScriptedVllm) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
+    app = web.Application()
+    app.router.add_post("/v1/completions", vllm.completions)
+    app.router.add_post("/pause", lambda _: web.Response(text="never from outside"))
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with aiohttp.ClientSession() as http:
+        async with Gateway(lambda: engine, http, "127.0.0.1", 0) as gateway:
+            gateway.state, gateway.version = "ready", 3
+            yield gateway, http
+        await runner.cleanup()
+
+
+async def test_tokens_before_a_swap_are_the_old_versions_and_after_it_the_new(vllm: ScriptedVllm) -> None:
+    async with serving(vllm) as (gateway, http):
+        body = {"prompt": "x", "stream": True}
+        async with http.post(gateway.address + "/v1/completions", json=body) as answer:
+            vllm.gate.release()
+            first = await answer.content.readuntil(b"\n\n")
+            gateway.version = 4
+            vllm.gate.release()
+            second = await answer.content.readuntil(b"\n\n")
+            vllm.gate.release()
+            rest = await answer.content.read()
+    assert json.loads(first[6:]) == {"weight_version": 3, "n": 0}
+    assert json.loads(second[6:]) == {"weight_version": 4, "n": 1}
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert vllm.bodies == [{**body, "cache_salt": "v3"}]
+    assert gateway.inflight == 0
+
+
+async def test_who_is_turned_away(vllm: ScriptedVllm) -> None:
+    async with serving(vllm) as (gateway, http):
+        address = gateway.address + "/v1/completions"
+        async with http.post(address, json={"stream": True}, headers={VERSION_HEADER: "2"}) as answer:
+            assert answer.status == 409 and "serves version 3, not 2" in await answer.text()
+        for state in ("starting", "stale", "draining", "dead"):
+            gateway.state = state
+            async with http.post(address, json={"stream": True}) as answer:
+                assert answer.status == 503 and state in await answer.text() and answer.headers["Retry-After"]
+            async with http.get(gateway.address + "/health") as answer:
+                assert answer.status == 503
+        assert vllm.bodies == []
+        gateway.state = "ready"
+        async with http.get(gateway.address + "/health") as answer:
+            assert await answer.json() == {"state": "ready", "version": 3}
+        async with http.post(address, json={"prompt": "no stream"}) as answer:
+            assert answer.status == 400, "what the engine says is passed on"
+        async with http.post(gateway.address + "/pause") as answer:
+            assert answer.status == 404, "the engine's control routes are out of reach"
+
+
+async def test_a_stream_the_engine_breaks_off_is_broken_off_here(vllm: ScriptedVllm) -> None:
+    vllm.breaks = True
+    async with serving(vllm) as (gateway, http):
+        for _ in range(vllm.events):
+            vllm.gate.release()
+        with pytest.raises(aiohttp.ClientError):
+            async with http.post(gateway.address + "/v1/completions", json={"stream": True}) as answer:
+                await answer.read()
+
+
+async def test_an_engine_that_is_gone_is_not_ready(vllm: ScriptedVllm) -> None:
+    async with aiohttp.ClientSession() as http, Gateway(lambda: "http://127.0.0.1:1", http, "127.0.0.1", 0) as gateway:
+        gateway.state, gateway.version = "ready", 1
+        async with http.post(gateway.address + "/v1/completions", json={"stream": True}) as answer:
+            assert answer.status == 503
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.text(), min_size=1), st.integers(0, 2**40))
+def test_marking_and_salting_change_nothing_else(body: dict[str, object], version: int) -> None:
+    event = b"data: " + json.dumps(body).encode()
+    assert json.loads(marked(event, version)[6:]) == {"weight_version": version, **body}
+    assert json.loads(salted(json.dumps(body).encode() + b" \n", version)) == {**body, "cache_salt": f"v{version}"}
+    assert marked(b"data: [DONE]", version) == b"data: [DONE]"
+    assert marked(b": a comment", version) == b": a comment"
+    assert salted(b"{}", version) == b"{}" and salted(b"[1]", version) == b"[1]"
+
+
+@given(st.lists(st.sampled_from(["engine_up", "weights_applied", "engine_lost", "stop"])))
+def test_a_node_serves_only_after_its_engine_took_weights(happenings: list[Happening]) -> None:
+    state: State = "starting"
+    holds = False
+    for happening in happenings:
+        before, state = state, step(state, happening)
+        if happening == "weights_applied":
+            holds = holds or before in ("stale", "ready")
+        elif state != before:
+            holds = holds and state == "ready"
+        assert not serves(state) or holds
+        assert before != "draining" or state == "draining"
+
+
+def test_every_state_can_be_stopped() -> None:
+    states = {state for state, _ in NEXT}
+    assert all(step(state, "stop") == "draining" for state in states)
+
+

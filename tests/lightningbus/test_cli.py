@@ -1,0 +1,104 @@
+"""The command line as its user meets it: help worth reading, one sentence when something is wrong."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bus.embedded import NatsServer
+
+COMMANDS = ("bus", "provision", "store", "inference", "learner", "runner", "publish", "query", "report", "status", "up", "demo")  # fmt: skip
+
+
+def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """``lightningbus …`` to its end."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTNINGBUS")}
+    return subprocess.run(
+        [sys.executable, "-m", "lightningbus", *map(str, arguments)],
+        cwd=cwd, capture_output=True, text=True, timeout=90, check=False, env={**kept, "COLUMNS": "120"},
+    )  # fmt: skip
+
+
+def says(done: "subprocess.CompletedProcess[str]") -> str:
+    """The one sentence of a failure."""
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    (sentence,) = done.stderr.strip().splitlines()
+    return sentence.removeprefix("lightningbus: ")
+
+
+def test_help_names_every_command() -> None:
+    out = run("--help").stdout
+    assert all(f" {name} " in out for name in COMMANDS)
+    out = run("runner", "--help").stdout
+    assert "module:function" in out and "--python" in out and "-n" in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ("concurrency: 0", "runner.yaml: concurrency: Input should be greater than or equal to 1"),
+        ("agnet: a:b", "runner.yaml: agnet: Extra inputs are not permitted"),
+        ("- a", "runner.yaml is not a settings file: it holds no fields"),
+        ("{", "runner.yaml is not YAML"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence_that_names_the_field(tmp_path: Path, settings: str, sentence: str) -> None:
+    (tmp_path / "runner.yaml").write_text(settings)
+    assert sentence in says(run("runner", "--settings", "runner.yaml", "--agent", "a:b", cwd=tmp_path))
+
+
+def test_a_run_file_that_is_wrong_names_the_place(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("runners:\n- agent: a:b\n  deadline: 3\n")
+    assert "run.yaml: runners.0.deadline: Extra inputs" in says(run("up", "-c", "run.yaml", cwd=tmp_path))
+    assert "run.yml cannot be read: No such file" in says(run("up", "-c", "run.yml", cwd=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"id": "b"', "line 2"),
+        ('{"id": "b"}', "line 2"),
+        ('["b"]', "line 2"),
+        ('{"id": "a", "input": 1}', "line 2"),
+        ('{"id": "", "input": 1}', "line 2"),
+    ],
+)
+def test_a_malformed_task_line_is_named_and_nothing_is_published(tmp_path: Path, line: str, sentence: str) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": {"n": 1}}\n' + line + "\n")
+    said = says(run("publish", "tasks.jsonl", "--bus", "nats://127.0.0.1:1", cwd=tmp_path))
+    assert sentence in said and "tasks.jsonl" in said, "every line is checked before the bus is even asked for"
+
+
+def test_nobody_on_the_bus_is_said_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": {"n": 1}}\n')
+    said = says(run("publish", "tasks.jsonl", "--bus", "nats://user:secret@127.0.0.1:1", cwd=tmp_path))
+    assert "127.0.0.1:1" in said and "secret" not in said
+    assert "no store is running and there is no run here" in says(run("query", "SELECT 1", cwd=tmp_path))
+
+
+def test_names_and_modes_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n')
+    assert "--mode: 'test'" in says(run("publish", "tasks.jsonl", "--mode", "test", cwd=tmp_path))
+    assert "--run: 'a b'" in says(run("publish", "tasks.jsonl", "--run", "a b", cwd=tmp_path))
+    assert "there is no report 'x'" in says(run("report", "x", cwd=tmp_path))
+
+
+async def test_a_bus_port_in_use_is_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = says(run("bus", "--port", port, "--dir", tmp_path / "bus", cwd=tmp_path))
+    assert str(port) in said
+
+
+def test_tasks_of_a_file_reach_the_bus_once_however_often_it_is_published(tmp_path: Path, nats: NatsServer) -> None:
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"id": f"t{n}", "input": n}) + "\n" for n in range(5)))
+    assert run("provision", "--bus", nats.url).returncode == 0
+    for _ in range(2):
+        done = run("publish", "tasks.jsonl", "--samples", 3, "--bus", nats.url, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, "15 rollouts of 5 tasks published\n"), done.stderr
+    assert run("status", "--bus", nats.url).stdout == "nobody is alive on this bus\n"

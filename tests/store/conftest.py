@@ -1,0 +1,68 @@
+"""Real store processes: ``lightningbus store`` with the embedded engine, on free ports."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import clickhouse_connect
+import pytest
+from clickhouse_connect.driver.client import Client
+
+from tests.waiting import until
+
+
+@dataclass
+class StoreProcess:
+    """A running store and a stock client on it."""
+
+    process: "subprocess.Popen[str]"
+    url: str
+    sql: Client
+
+    def one(self, sql: str) -> Any:
+        """First value of the first row."""
+        return self.sql.query(sql).first_row[0]
+
+    def until(self, sql: str, expected: Any) -> None:
+        """Wait for a query's first value."""
+        until(lambda: self.one(sql), expected)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def start_store(tmp_path: Path) -> Iterator[Callable[[str], StoreProcess]]:
+    """Starts ``lightningbus store`` on a bus; always on the same directory."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(bus: str) -> StoreProcess:
+        command = [sys.executable, "-m", "lightningbus", "store", "--bus", bus, "--http-port", "0"]
+        process = subprocess.Popen([*command, "--path", str(tmp_path / "store")], stderr=subprocess.PIPE, text=True)
+        running.append(process)
+        assert process.stderr is not None
+        said = ""
+        for line in process.stderr:
+            said += line
+            if "SQL at " in line:
+                url = line.split("SQL at ")[1].split(",")[0]
+                return StoreProcess(process, url, client(url))
+        raise AssertionError(said)
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.terminate()
+            assert process.wait(30) == 0
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def client(url: str, database: str = "lightningbus") -> Client:
+    """The stock client, as any notebook would make it."""
+    return clickhouse_connect.get_client(dsn=url, database=database, autogenerate_session_id=False)

@@ -1,0 +1,116 @@
+"""ClickHouse's HTTP interface over the embedded engine: the stock client cannot tell it from a server."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+import pytest
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import DatabaseError
+
+from tests.store.conftest import client
+
+SERVE = """
+import asyncio, sys
+from pathlib import Path
+from store.store import embedded
+
+async def main():
+    async with embedded(Path(sys.argv[1])) as url:
+        print(url, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An engine in another process, behind its HTTP interface."""
+    command = [sys.executable, "-c", SERVE, str(tmp_path_factory.mktemp("engine"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
+        yield process.stdout.readline().strip()
+        process.stdin.close()
+        assert process.wait(30) == 0
+
+
+@pytest.fixture(scope="module")
+def sql(url: str) -> Client:
+    """The stock client."""
+    return client(url, "default")
+
+
+def test_every_type_we_use_comes_back_as_it_went(sql: Client) -> None:
+    sql.command(
+        "CREATE TABLE kinds (id UInt32, name LowCardinality(String), ids Array(UInt32), logprobs Array(Float32), "
+        "reward Nullable(Float64), tags Map(LowCardinality(String), String), at DateTime64(9, 'UTC'), ok Bool) "
+        "ENGINE = MergeTree ORDER BY id"
+    )
+    at = datetime(2026, 11, 20, 12, 30, 1, 250000, tzinfo=UTC)
+    rows = [
+        [1, "a'b\\c\n\t", [1, 2**32 - 1], [-0.5, 0.25], None, {"k": "ü", "": ""}, at, True],
+        [2, "", [], [], math.inf, {}, at, False],
+    ]
+    sql.insert("kinds", rows)
+    assert [list(row) for row in sql.query("SELECT * FROM kinds ORDER BY id").result_rows] == rows
+    table = sql.query_arrow("SELECT id, ids FROM kinds ORDER BY id")
+    assert table.column("ids").to_pylist() == [[1, 2**32 - 1], []]
+
+
+def test_parameters_settings_and_large_answers(sql: Client) -> None:
+    assert sql.query("SELECT {x:String} AS x, {n:UInt8} AS n", parameters={"x": "it's", "n": 7}).first_row == ("it's", 7)
+    assert sql.query("SELECT getSetting('max_threads')", settings={"max_threads": 1}).first_row == (1,)
+    assert sql.query("SELECT sum(number), count() FROM numbers(10)").first_row == (45, 10)
+    assert len(sql.query("SELECT number, repeat('x', 100) FROM numbers(200000)").result_rows) == 200_000
+
+
+def test_an_insert_of_compressed_columns_is_one_row_per_value(sql: Client) -> None:
+    sql.command("CREATE TABLE many (n UInt64) ENGINE = MergeTree ORDER BY n")
+    done = sql.insert("many", [list(range(100_000))], column_names=["n"], column_oriented=True)
+    assert done.written_rows == 100_000
+    assert sql.query("SELECT sum(n), count() FROM many").first_row == (4999950000, 100_000)
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("SELECT * FROM nowhere", "nowhere"),
+        ("SELEKT 1", "Syntax error"),
+        ("SELECT nothing_of_this_name", "nothing_of_this_name"),
+    ],
+)
+def test_an_error_is_clickhouse_own_words_and_the_engine_lives_on(sql: Client, statement: str, says: str) -> None:
+    with pytest.raises(DatabaseError, match=says):
+        sql.query(statement)
+    assert sql.query("SELECT 1").first_row == (1,)
+
+
+async def test_plain_http_as_curl_would(url: str) -> None:
+    async with aiohttp.ClientSession() as http:
+        async with http.get(url + "/ping") as answer:
+            assert await answer.text() == "Ok.\n"
+        async with http.get(url, params={"query": "SELECT 1 + 1 FORMAT JSONEachRow"}) as answer:
+            assert await answer.json(content_type=None) == {"plus(1, 1)": 2}
+        async with http.post(url, data="SELECT 'body'") as answer:
+            assert await answer.text() == "body\n"
+        async with http.post(url, params={"query": "SELECT {a:UInt8}", "param_a": "3"}) as answer:
+            assert await answer.text() == "3\n"
+        async with http.post(url, data=b"\xff\xfe\x00") as answer:
+            assert answer.status == 400
+        async with http.post(url, data=b"x", headers={"Content-Encoding": "gzip"}) as answer:
+            assert answer.status == 400
+        async with http.post(url, data="SELECT 1", params={"max_threads": "no"}) as answer:
+            assert answer.status >= 400
+            assert "max_threads" in await answer.text()
+
+
+def test_another_process_cannot_open_the_directory(tmp_path: Path, url: str, sql: Client) -> None:
+    where = sql.query("SELECT path FROM system.disks").first_row[0]
+    command = [sys.executable, "-c", SERVE, where]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0 and "is in use by another process" in done.stderr

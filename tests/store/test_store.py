@@ -1,0 +1,133 @@
+"""The store process against a real broker: insert, then ack; what comes twice is one row; poison stops nobody."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bus import Bus
+from schemas import subjects
+from schemas.events import SpanBatch, Task
+from store import migrations
+from store.ingester import deduplication_token
+from store.migrations import Migration, MigrationError, migrate
+from tests.making import batches
+from tests.store.conftest import StoreProcess, client
+
+Start = Callable[[str], StoreProcess]
+
+
+async def send(bus: Bus, batch: SpanBatch, msg_id: str) -> None:
+    await bus.publish(subjects.spans(batch.mode), batch, msg_id=msg_id)
+
+
+async def test_what_was_acknowledged_survives_a_kill_and_what_was_not_comes_again(
+    bus: Bus, nats_url: str, start_store: Start
+) -> None:
+    store = await asyncio.to_thread(start_store, nats_url)
+    for number in range(20):
+        for part in batches(f"before-{number}", 0):
+            await send(bus, part, f"{number}:{part.sequence}")
+    await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 20)
+    for number in range(200):
+        for part in batches(f"amid-{number}", 0):
+            await send(bus, part, f"amid:{number}:{part.sequence}")
+        if number == 100:
+            store.kill()
+    again = await asyncio.to_thread(start_store, nats_url)
+    await asyncio.to_thread(again.until, "SELECT count() FROM rollouts", 220)
+    assert again.one("SELECT count() FROM model_calls") == 440
+    assert again.one("SELECT uniqExact(rollout, call) FROM model_calls") == 440
+    async with asyncio.timeout(30):
+        while (info := await bus.js.consumer_info(subjects.SPANS, subjects.STORE)).num_ack_pending or info.num_pending:
+            await asyncio.sleep(0.05)  # noqa: ASYNC110 - the broker announces no acknowledgement
+
+
+async def test_an_event_delivered_three_times_is_one_row(bus: Bus, nats_url: str, start_store: Start) -> None:
+    store = await asyncio.to_thread(start_store, nats_url)
+    for turn in range(3):
+        for part in batches("a", 0, reward=0.5):
+            await send(bus, part, f"{turn}:{part.sequence}")
+        await bus.publish_task(Task(id="a", run="run", agent="default", input={"turn": 1}))
+    await asyncio.to_thread(store.until, "SELECT count() FROM raw_attempts", 3)
+    await asyncio.to_thread(store.until, "SELECT count() FROM tasks", 1)
+    counted = {view: store.one(f"SELECT count() FROM {view}") for view in ("attempts", "rollouts", "model_calls", "tasks")}
+    assert counted == {"attempts": 1, "rollouts": 1, "model_calls": 2, "tasks": 1}
+    assert store.one("SELECT count() FROM token_versions") == 6
+    assert store.one("SELECT avg(reward) FROM rollouts") == 0.5
+    assert store.one("SELECT count() FROM lost_rollouts") == 0
+
+
+async def test_a_rollout_is_its_first_attempt_to_end(bus: Bus, nats_url: str, start_store: Start) -> None:
+    store = await asyncio.to_thread(start_store, nats_url)
+    for attempt, reward in ((2, 1.0), (1, 0.0)):  # the first attempt was slow, and comes late
+        for part in batches("a", 0, reward=reward, attempt=attempt):
+            await send(bus, part, f"{attempt}:{part.sequence}")
+    await asyncio.to_thread(store.until, "SELECT count() FROM attempts", 2)
+    assert store.sql.query("SELECT attempt, reward FROM rollouts").result_rows == [(2, 1.0)]
+
+
+async def test_poison_goes_to_dead_and_its_neighbours_into_the_tables(
+    bus: Bus, nats_url: str, start_store: Start
+) -> None:
+    for number in range(40):
+        (batch,) = batches(f"good-{number}", 0, parts=1)
+        await send(bus, batch, f"good:{number}")
+        if number == 20:
+            unfit = msgspec.structs.replace(batch, attempt=70_000)  # decodes, but no column holds it
+            await send(bus, unfit, "unfit")
+            await bus.js.publish(subjects.spans("train"), b"\xc1 not MessagePack", headers={"Lb-Schema": "SpanBatch/1"})
+            await bus.js.publish(subjects.spans("train"), b"\x80")
+    store = await asyncio.to_thread(start_store, nats_url)
+    await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 40)
+    await asyncio.to_thread(store.until, "SELECT count() FROM dead_letters", 3)
+    reasons = [row[0] for row in store.sql.query("SELECT reason FROM dead_letters ORDER BY sequence").result_rows]
+    assert "not insertable" in reasons[0]
+    assert all(reasons)
+    payloads = store.sql.query("SELECT payload FROM dead_letters", column_formats={"payload": "bytes"}).result_rows
+    assert (b"\xc1 not MessagePack",) in payloads
+
+
+def test_an_edited_migration_is_refused_and_a_new_one_applied_once(nats_url: str, start_store: Start) -> None:
+    bare = client(start_store(nats_url).url, "default")
+    first = Migration("0001_a.sql", "CREATE TABLE {database}.a (n UInt8) ENGINE = MergeTree ORDER BY n;\n")
+    second = Migration("0002_b.sql", "CREATE VIEW {database}.b AS SELECT * FROM {database}.a;\n")
+    assert migrate(bare, "other", [first]) == ["0001_a.sql"]
+    assert migrate(bare, "other", [first, second]) == ["0002_b.sql"]
+    assert migrate(bare, "other", [first, second]) == []
+    edited = Migration("0001_a.sql", first.sql.replace("UInt8", "UInt16"))
+    with pytest.raises(MigrationError, match=r"0001_a\.sql was applied to database other and edited since"):
+        migrate(bare, "other", [edited, second])
+    assert [migration.name for migration in migrations.shipped()] == ["0001_tables.sql", "0002_views.sql"]
+
+
+def test_a_port_in_use_and_a_directory_in_use_are_one_sentence(nats_url: str, start_store: Start, tmp_path: Path) -> None:
+    store = start_store(nats_url)
+    port = store.url.rsplit(":", 1)[1]
+
+    def fails(*arguments: object) -> str:
+        command = [sys.executable, "-m", "lightningbus", "store", "--bus", nats_url, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 2, done.stderr
+        return done.stderr.strip().splitlines()[-1]
+
+    assert f"http_port: cannot listen on 127.0.0.1:{port}" in fails("--path", tmp_path / "new", "--http-port", port)
+    assert "is in use by another process" in fails("--path", tmp_path / "store", "--http-port", 0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        nobody = f"http://user:secret@127.0.0.1:{silent.getsockname()[1]}"
+    said = fails("--url", nobody)
+    assert "does not answer" in said and "secret" not in said
+
+
+def test_the_same_messages_make_the_same_deduplication_token() -> None:
+    class Message(msgspec.Struct):
+        stream: str
+        sequence: int
+
+    one, two = Message("SPANS", 1), Message("SPANS", 2)
+    assert deduplication_token([one, two]) == deduplication_token([two, one]) != deduplication_token([one])
