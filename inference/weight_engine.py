@@ -27,7 +27,7 @@ class WeightFile(WeightTransferUpdateInfo):
     path: str
 
 
-class FileWeightEngine(WeightTransferEngine[NoInit, WeightFile]):  # type: ignore[misc]
+class FileWeightEngine(WeightTransferEngine[NoInit, WeightFile]):
     """Reads tensors one by one from the file into the running model."""
 
     init_info_cls = NoInit
@@ -48,7 +48,7 @@ class FileWeightEngine(WeightTransferEngine[NoInit, WeightFile]):  # type: ignor
 
     def receive_weights(self, update_info: WeightFile) -> None:
         """Load every tensor of the file."""
-        self.model.load_weights(_tensors(update_info.path))
+        self.model.load_weights(_tensors(update_info.path))  # type: ignore[operator]
 
     def finish_weight_update(self) -> None:
         """Bring the loaded weights into the engine's own layout."""

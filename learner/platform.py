@@ -35,7 +35,7 @@ def _register_engine() -> None:
 
 
 def _make_platform(cpu: ModuleType, base: type) -> type:
-    class PlatformCPU(base):  # type: ignore[misc,valid-type]
+    class PlatformCPU(base):  # type: ignore[misc]
         """No memory to manage, nothing to wait for."""
 
         device_name = "cpu"

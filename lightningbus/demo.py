@@ -25,7 +25,7 @@ from lightningbus.settings import BusSettings
 from lightningbus.supervisor import Child
 from lightningbus.up import Stack, stack
 from runners.settings import RunnerSettings
-from store.client import connect
+from store.client import connect, first
 from store.settings import StoreSettings
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "calculator"
@@ -78,12 +78,12 @@ async def demo(job: Job, runs: Path) -> dict[str, Any]:
         await _drained(made, client)
         summary = await asyncio.to_thread(_summary, client, before, after)
         training = await asyncio.to_thread(_curve, client)
-        example = (await asyncio.to_thread(client.query, "SELECT any(rollout) FROM training_uses")).first_item
+        example = str((await asyncio.to_thread(first, client, "SELECT any(rollout) FROM training_uses"))[0])
     picture = directory.path / "reward.png"
     plot_rewards(picture, "Calculator agent: reward over weight versions", training, [*before, *after])
     summary["seconds"] = round(time.monotonic() - started, 1)
     (directory.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    _report(summary, picture, next(iter((example or {}).values()), ""))
+    _report(summary, picture, example)
     return summary
 
 
@@ -130,7 +130,7 @@ async def _drained(made: Stack, client: Client) -> None:
     """Wait until everything published has ended, as far as it will within half a minute; the count is the store's."""
     try:
         async with asyncio.timeout(30):
-            while (await asyncio.to_thread(client.query, "SELECT count() FROM lost_rollouts")).first_row[0]:
+            while (await asyncio.to_thread(first, client, "SELECT count() FROM lost_rollouts"))[0]:
                 await made.fleet.changed()
     except TimeoutError:
         return
@@ -194,7 +194,7 @@ def _summary(client: Client, before: list[Evaluation], after: list[Evaluation]) 
     """The figures, counted by the store from what was published and what arrived."""
 
     def one(sql: str) -> Any:
-        return client.query(sql).first_row[0]
+        return first(client, sql)[0]
 
     weighed = "round(sum(mean_staleness * tokens) / sum(tokens), 3)"
     return {

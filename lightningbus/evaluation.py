@@ -11,6 +11,7 @@ from bus import Bus
 from bus.tasks import Problem
 from lightningbus.publishing import publish_all, samples_of
 from lightningbus.roles import UserError
+from store.client import first
 
 RESULTS = """
 SELECT count() AS ended, countIf(outcome = 'ok') AS ok, avgIf(reward, outcome = 'ok') AS mean
@@ -69,11 +70,10 @@ async def evaluate(
         async with asyncio.timeout(deadline), bus.fleet("store") as stores:
             while ended < published:
                 await stores.changed()  # the store says each second what it has inserted
-                rows = await asyncio.to_thread(sql.query, RESULTS, parameters)
-                ended, ok, mean = rows.first_row
+                ended, ok, mean = await asyncio.to_thread(first, sql, RESULTS, parameters)
     except TimeoutError:
         raise UserError(f"evaluation {label}: {ended} of {published} rollouts ended within {deadline:g} s") from None
-    versions = (await asyncio.to_thread(sql.query, VERSIONS, parameters)).first_row[0]
+    versions = (await asyncio.to_thread(first, sql, VERSIONS, parameters))[0]
     if list(versions) != [version]:
         raise UserError(f"evaluation {label} was pinned to version {version}, but versions {versions} answered")
     return Evaluation(label, version, published, ok, mean * ok / published if ok else 0.0)

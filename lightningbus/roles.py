@@ -71,5 +71,7 @@ def run_role(url: str, name: str, role: Role[S], settings: S, *expected: type[Ex
     """`serve` to the end; errors a user can act on become one sentence and exit code 2."""
     try:
         asyncio.run(serve(url, name, role, settings))
-    except (BusError, UserError, *expected) as error:
+    except Exception as error:
+        if not isinstance(error, (BusError, UserError, *expected)):
+            raise
         fail(error)

@@ -14,9 +14,10 @@ import os
 import socket
 import sys
 import traceback
+from typing import Any, TextIO
 
 
-def main():
+def main() -> None:
     fd, target, reward_target = int(sys.argv[1]), sys.argv[2], (sys.argv[3] if len(sys.argv) > 3 else "")
     sys.path[0] = ""  # the working directory; it was this script's own, whose modules are not the agent's business
     os.dup2(2, 1)  # what the agent prints goes where its errors go
@@ -25,17 +26,17 @@ def main():
         agent = load(target)
         reward = load(reward_target) if reward_target else None
     except BaseException as error:
-        return say(lines, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+        say(lines, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+        return
     say(lines, {"ready": True})
     loop = asyncio.new_event_loop()  # one for all rollouts: a client made at import time keeps its connections
     asyncio.set_event_loop(loop)
     for line in lines:
         job = json.loads(line)
         say(lines, run(loop, agent, reward, job["input"]))
-    return None
 
 
-def load(target):
+def load(target: str) -> Any:
     module, _, path = target.partition(":")
     found = importlib.import_module(module)
     for name in path.split("."):
@@ -45,7 +46,7 @@ def load(target):
     return found
 
 
-def run(loop, agent, reward, task):
+def run(loop: asyncio.AbstractEventLoop, agent: Any, reward: Any, task: Any) -> dict[str, Any]:
     try:
         value = call(loop, agent, task)
         answer = {"value": value}
@@ -60,12 +61,12 @@ def run(loop, agent, reward, task):
         return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
 
 
-def call(loop, function, *arguments):
+def call(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any) -> Any:
     result = function(*arguments)
     return loop.run_until_complete(result) if inspect.isawaitable(result) else result
 
 
-def flush_spans():
+def flush_spans() -> None:
     """An OpenTelemetry SDK exports in the background: what belongs to this rollout must leave before it ends."""
     trace = sys.modules.get("opentelemetry.trace")
     flush = getattr(trace and trace.get_tracer_provider(), "force_flush", None)
@@ -76,7 +77,7 @@ def flush_spans():
             traceback.print_exc()
 
 
-def is_json(value):
+def is_json(value: Any) -> bool:
     try:
         json.dumps(value, default=plain_number)
     except (TypeError, ValueError):
@@ -84,13 +85,13 @@ def is_json(value):
     return True
 
 
-def plain_number(value):
+def plain_number(value: Any) -> float:
     if isinstance(value, numbers.Real):
         return float(value)
     raise TypeError(f"a {type(value).__name__} is not JSON")
 
 
-def say(lines, message):
+def say(lines: TextIO, message: dict[str, Any]) -> None:
     lines.write(json.dumps(message, default=plain_number) + "\n")
     lines.flush()
 

@@ -1,5 +1,6 @@
 """A clickhouse-connect client, the same for the embedded engine and for a server."""
 
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import clickhouse_connect
@@ -25,6 +26,14 @@ def connect(url: str, database: str | None = DATABASE) -> Client:
     except (ClickHouseError, OSError) as error:
         said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise StoreUnreachable(f"ClickHouse at {without_secrets(url)} does not answer as it should: {said}") from error
+
+
+def first(client: Client, sql: str, parameters: dict[str, Any] | None = None) -> tuple[Any, ...]:
+    """The first row of an answer that has one."""
+    row = client.query(sql, parameters=parameters).first_row
+    if row is None:
+        raise LookupError(f"no row: {sql}")
+    return tuple(row)
 
 
 def without_secrets(url: str) -> str:

@@ -100,7 +100,7 @@ async def _statement(request: web.Request) -> Statement:
         sql=sql or body,
         data=body if sql else b"",
         format=fields.get("default_format") or request.headers.get("X-ClickHouse-Format") or "TabSeparated",
-        database=fields.get("database") or request.headers.get("X-ClickHouse-Database", ""),
+        database=fields.get("database") or request.headers.get("X-ClickHouse-Database") or "",
         parameters=parameters,
         settings=settings,
     )

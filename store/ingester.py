@@ -5,9 +5,10 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError, DataError
@@ -49,26 +50,27 @@ class Ingester:
     async def run(self, stop: asyncio.Event) -> None:
         """Ingest until asked to stop; what has been collected by then is still written."""
         async with AsyncExitStack() as stack:
-            feeding = []
+            feeding: list[asyncio.Task[None]] = []
             for consumer in CONSUMERS:
                 puller = await stack.enter_async_context(self._bus.pull(consumer, SLOTS))
                 feeding.append(asyncio.create_task(self._feed(consumer, puller)))
             stopping = asyncio.create_task(stop.wait())
+            ended = asyncio.create_task(asyncio.wait({*feeding, stopping}, return_when=asyncio.FIRST_COMPLETED))
             try:
-                while not stopping.done():
-                    batch = await self._collect(stopping)
+                while not ended.done():
+                    batch = await self._collect(ended)
                     if batch:
                         await self._write(batch)
                 for task in feeding:
                     if task.done():
                         task.result()
             finally:
-                for task in (*feeding, stopping):
+                for task in (*feeding, stopping, ended):
                     task.cancel()
-                await asyncio.gather(*feeding, stopping, return_exceptions=True)
+                await asyncio.gather(*feeding, stopping, ended, return_exceptions=True)
 
-    async def _feed(self, consumer: Consumer, puller: "asyncio.Queue[Delivery] | object") -> None:
-        async for delivery in puller:  # type: ignore[attr-defined]
+    async def _feed(self, consumer: Consumer, puller: AsyncIterator[Delivery]) -> None:
+        async for delivery in puller:
             if consumer is STORE_SPANS:
                 self.pending = delivery.pending
             try:
@@ -78,10 +80,10 @@ class Ingester:
                 continue
             await self._queue.put(Held(delivery, rows))
 
-    async def _collect(self, stopping: "asyncio.Task[bool]") -> list[Held]:
+    async def _collect(self, ended: asyncio.Future[Any]) -> list[Held]:
         """What has come until a batch is full or its first row has waited long enough."""
         first = asyncio.create_task(self._queue.get())
-        await asyncio.wait({first, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({first, ended}, return_when=asyncio.FIRST_COMPLETED)
         if not first.done():
             first.cancel()
             return []
@@ -149,9 +151,9 @@ class Ingester:
             )
 
 
-def deduplication_token(deliveries: "Sequence[Delivery] | object") -> str:
+def deduplication_token(deliveries: Iterable[Delivery]) -> str:
     """The same for the same set of messages, whatever their order: an insert repeated after a lost answer is one."""
-    names = sorted(f"{delivery.stream}:{delivery.sequence}" for delivery in deliveries)  # type: ignore[attr-defined]
+    names = sorted(f"{delivery.stream}:{delivery.sequence}" for delivery in deliveries)
     return hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 

@@ -1,9 +1,6 @@
 """The questions everybody asks, as SQL by name."""
 
 from dataclasses import dataclass
-from typing import Any
-
-from clickhouse_connect.driver.client import Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +38,3 @@ FROM rollouts WHERE {run:String} IN ('', run) GROUP BY run, mode, agent, outcome
 """,
     ),
 }
-
-
-def ask(client: Client, sql: str, **parameters: Any) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names and rows."""
-    result = client.query(sql, parameters=parameters or None)
-    return list(result.column_names), [tuple(row) for row in result.result_rows]

@@ -52,9 +52,7 @@ def batches(
     for part in range(parts):
         call = model_call(part, [5, 6], [7, 8, 9])
         span = Span(trace_id="t", span_id=f"{part}", name="chat", call=call, **times)
-        end = RolloutEnd(
-            outcome="ok", reward=reward, spans=parts, started_ns=START_NS, ended_ns=START_NS + SECOND_NS
-        )
+        end = RolloutEnd(outcome="ok", reward=reward, spans=parts, started_ns=START_NS, ended_ns=START_NS + SECOND_NS)
         made.append(
             SpanBatch(
                 run=run,

@@ -47,7 +47,8 @@ def migrate(client: Client, database: str, migrations: list[Migration] | None = 
         f"CREATE TABLE IF NOT EXISTS {database}.migrations "
         "(name String, digest String, applied DateTime64(3) DEFAULT now64(3)) ENGINE = MergeTree ORDER BY name"
     )
-    known = dict(client.query(f"SELECT name, digest FROM {database}.migrations").result_rows)
+    rows = client.query(f"SELECT name, digest FROM {database}.migrations").result_rows
+    known = {str(name): str(digest) for name, digest in rows}
     applied: list[str] = []
     for migration in shipped() if migrations is None else migrations:
         digest = known.get(migration.name)

@@ -27,7 +27,7 @@ def test_vllm_stays_on_loopback_and_gives_the_probabilities_sampled_from(tmp_pat
 async def test_a_directory_without_a_model_is_refused(bus: Bus, tmp_path: Path) -> None:
     import asyncio
 
-    with pytest.raises(EngineFailed, match="model_path: .* holds no model"):
+    with pytest.raises(EngineFailed, match=r"model_path: .* holds no model"):
         await node.run(bus, InferenceSettings(model_path=tmp_path), asyncio.Event())
 
 

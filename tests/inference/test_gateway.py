@@ -148,5 +148,3 @@ def test_a_node_serves_only_after_its_engine_took_weights(happenings: list[Happe
 def test_every_state_can_be_stopped() -> None:
     states = {state for state, _ in NEXT}
     assert all(step(state, "stop") == "draining" for state in states)
-
-

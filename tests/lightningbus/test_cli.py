@@ -11,7 +11,7 @@ import pytest
 
 from bus.embedded import NatsServer
 
-COMMANDS = ("bus", "provision", "store", "inference", "learner", "runner", "publish", "query", "report", "status", "up", "demo")  # fmt: skip
+COMMANDS = ["bus", "provision", "store", "inference", "learner", "runner", "publish", "query", "report", "status", "up", "demo"]
 
 
 def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":

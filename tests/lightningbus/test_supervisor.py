@@ -38,7 +38,7 @@ async def test_a_child_that_dies_is_started_again_and_stopped_at_the_end(
     os.kill(first, signal.SIGKILL)
     async with asyncio.timeout(30):
         while supervisor.pids().get("runner-0", first) == first:
-            await asyncio.sleep(0.05)  # noqa: ASYNC110 - a process id announces itself by nothing
+            await asyncio.sleep(0.05)
     second = supervisor.pids()["runner-0"]
     await supervisor.stop_all()
     assert supervisor.pids() == {}
@@ -49,7 +49,7 @@ async def test_a_child_that_cannot_start_is_given_up_with_its_last_words(nats_ur
     supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
     await supervisor.start(runner(agent="plain:nothing"))
     async with asyncio.timeout(60):
-        with pytest.raises(UserError, match="runner-0 ended with 2: .*has no attribute 'nothing'.*log: "):
+        with pytest.raises(UserError, match=r"runner-0 ended with 2: .*has no attribute 'nothing'.*log: "):
             await supervisor.any_failure()
     await supervisor.stop_all()
 

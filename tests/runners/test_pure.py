@@ -128,7 +128,10 @@ def test_telemetry_in_protobuf_and_json_becomes_part_of_the_rollouts_trace() -> 
     assert found.attributes["lightningbus.reward"] == 0.5
 
 
-@pytest.mark.parametrize(("body", "kind"), [(b"\xff\xff", "application/x-protobuf"), (b"[1]", "application/json"), (b"{", "application/json")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [(b"\xff\xff", "application/x-protobuf"), (b"[1]", "application/json"), (b"{", "application/json")],
+)
 def test_what_is_no_telemetry_is_refused_in_one_sentence(body: bytes, kind: str) -> None:
     with pytest.raises(otlp.BadTelemetry, match="not an OTLP trace request"):
         otlp.read(body, kind, "t.0", "root")

@@ -63,7 +63,10 @@ def test_every_type_we_use_comes_back_as_it_went(sql: Client) -> None:
 
 
 def test_parameters_settings_and_large_answers(sql: Client) -> None:
-    assert sql.query("SELECT {x:String} AS x, {n:UInt8} AS n", parameters={"x": "it's", "n": 7}).first_row == ("it's", 7)
+    assert sql.query("SELECT {x:String} AS x, {n:UInt8} AS n", parameters={"x": "it's", "n": 7}).first_row == (
+        "it's",
+        7,
+    )
     assert sql.query("SELECT getSetting('max_threads')", settings={"max_threads": 1}).first_row == (1,)
     assert sql.query("SELECT sum(number), count() FROM numbers(10)").first_row == (45, 10)
     assert len(sql.query("SELECT number, repeat('x', 100) FROM numbers(200000)").result_rows) == 200_000

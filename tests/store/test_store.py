@@ -45,7 +45,7 @@ async def test_what_was_acknowledged_survives_a_kill_and_what_was_not_comes_agai
     assert again.one("SELECT uniqExact(rollout, call) FROM model_calls") == 440
     async with asyncio.timeout(30):
         while (info := await bus.js.consumer_info(subjects.SPANS, subjects.STORE)).num_ack_pending or info.num_pending:
-            await asyncio.sleep(0.05)  # noqa: ASYNC110 - the broker announces no acknowledgement
+            await asyncio.sleep(0.05)
 
 
 async def test_an_event_delivered_three_times_is_one_row(bus: Bus, nats_url: str, start_store: Start) -> None:
@@ -56,7 +56,9 @@ async def test_an_event_delivered_three_times_is_one_row(bus: Bus, nats_url: str
         await bus.publish_task(Task(id="a", run="run", agent="default", input={"turn": 1}))
     await asyncio.to_thread(store.until, "SELECT count() FROM raw_attempts", 3)
     await asyncio.to_thread(store.until, "SELECT count() FROM tasks", 1)
-    counted = {view: store.one(f"SELECT count() FROM {view}") for view in ("attempts", "rollouts", "model_calls", "tasks")}
+    counted = {
+        view: store.one(f"SELECT count() FROM {view}") for view in ("attempts", "rollouts", "model_calls", "tasks")
+    }
     assert counted == {"attempts": 1, "rollouts": 1, "model_calls": 2, "tasks": 1}
     assert store.one("SELECT count() FROM token_versions") == 6
     assert store.one("SELECT avg(reward) FROM rollouts") == 0.5
@@ -106,7 +108,9 @@ def test_an_edited_migration_is_refused_and_a_new_one_applied_once(nats_url: str
     assert [migration.name for migration in migrations.shipped()] == ["0001_tables.sql", "0002_views.sql"]
 
 
-def test_a_port_in_use_and_a_directory_in_use_are_one_sentence(nats_url: str, start_store: Start, tmp_path: Path) -> None:
+def test_a_port_in_use_and_a_directory_in_use_are_one_sentence(
+    nats_url: str, start_store: Start, tmp_path: Path
+) -> None:
     store = start_store(nats_url)
     port = store.url.rsplit(":", 1)[1]
 

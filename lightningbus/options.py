@@ -1,0 +1,71 @@
+"""What the commands share: options, checked settings, and one sentence when something is wrong."""
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+from pydantic import BaseModel
+
+from bus import BusError
+from bus.tasks import TaskFileError
+from lightningbus.roles import UserError, fail
+from lightningbus.settings import checked, fields_of
+
+S = TypeVar("S", bound=BaseModel)
+T = TypeVar("T")
+P = ParamSpec("P")
+
+BusOption = Annotated[
+    str | None, typer.Option("--bus", help="NATS URL [default: $LIGHTNINGBUS_BUS, else the run that is up here]")
+]
+SqlOption = Annotated[
+    str | None, typer.Option("--sql", help="ClickHouse URL [default: $LIGHTNINGBUS_SQL, else the running store's]")
+]
+SettingsOption = Annotated[
+    Path | None, typer.Option("--settings", help="YAML or JSON with any field of this role; options win over it")
+]
+DatabaseOption = Annotated[str, typer.Option(help="ClickHouse database")]
+JsonOption = Annotated[bool, typer.Option("--json", help="a list of objects")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="comma-separated, with a header")]
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def settings_of(kind: type[S], file: Path | None, /, **given: Any) -> S:
+    """Settings from a file and the options given, which win; ends with the sentence that names a wrong field."""
+    fields = or_fail(fields_of, file) if file is not None else {}
+    fields |= {name: value for name, value in given.items() if value is not None}
+    return or_fail(checked, kind, fields, str(file) if file is not None else "settings")
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Around the imports of a room; says in one sentence what to install where its packages are missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is not installed: pip install 'lightningbus[{name}]'")
+
+
+def check_names(**names: str) -> None:
+    """End with a sentence unless all are names that fit a subject."""
+    for option, value in names.items():
+        if not NAME.fullmatch(value):
+            fail(f"--{option}: {value!r} is not a name: letters, digits, _ and -, at most 64")
+
+
+def or_fail(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """The result of ``work``; what a user can put right ends in one sentence."""
+    try:
+        return work(*arguments, **named)
+    except (BusError, UserError, TaskFileError) as error:
+        fail(error)
+
+
+def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end; what a user can put right ends in one sentence."""
+    return or_fail(asyncio.run, work)

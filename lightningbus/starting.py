@@ -1,0 +1,165 @@
+"""Commands that start something: each role by itself, all of a run file, or the demo."""
+
+import asyncio
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bus import Bus
+from bus.tasks import TaskFileError
+from lightningbus.options import BusOption, SettingsOption, extra, finish, or_fail, settings_of
+from lightningbus.places import bus_url
+from lightningbus.roles import UserError, on_stop_signals, run_role
+
+
+def bus(
+    port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one")] = 4222,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    dir: Annotated[Path, typer.Option(help="where the streams are kept")] = Path("runs/bus"),
+) -> None:
+    """Run a nats-server with all streams made, until Ctrl-C."""
+    from bus.embedded import nats_server
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        on_stop_signals(asyncio.get_running_loop(), stop)
+        async with nats_server(dir, host, port) as server:
+            async with Bus.connect(server.url, name="provision") as connected:
+                await connected.provision()
+            print(f"bus: {server.url}", flush=True)
+            assert server.process is not None
+            ended = asyncio.ensure_future(server.process.wait())
+            stopping = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                raise UserError(f"nats-server ended with {ended.result()}: see {dir / 'nats.log'}")
+
+    finish(serve())
+
+
+def provision(bus: BusOption = None) -> None:
+    """Make the streams and consumers on a NATS server of your own; safe to repeat."""
+
+    async def make() -> None:
+        async with Bus.connect(bus_url(bus), name="provision") as connected:
+            await connected.provision()
+
+    finish(make())
+
+
+def store(
+    bus: BusOption = None,
+    url: Annotated[str | None, typer.Option(help="ClickHouse server [default: an embedded engine]")] = None,
+    path: Annotated[Path | None, typer.Option(help="data of the embedded engine [default: runs/store]")] = None,
+    http_port: Annotated[int | None, typer.Option(help="its HTTP port; 0 takes a free one [default: 8123]")] = None,
+    settings: SettingsOption = None,
+) -> None:
+    """Write every event into ClickHouse, and answer SQL over ClickHouse's HTTP interface."""
+    with extra("store"):
+        from store import client, engine, http, migrations
+        from store import store as room
+        from store.settings import StoreSettings
+
+    checked = settings_of(StoreSettings, settings, url=url, path=path, http_port=http_port)
+    expected = (http.PortInUse, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
+    run_role(bus_url(bus), "store", room.run, checked, *expected)
+
+
+def inference(
+    model_path: Annotated[Path | None, typer.Option(help="model directory: architecture and tokenizer")] = None,
+    bus: BusOption = None,
+    model: Annotated[str | None, typer.Option(help="name agents ask for [default: policy]")] = None,
+    port: Annotated[int | None, typer.Option(help="port of the gateway [default: a free one]")] = None,
+    host: Annotated[str | None, typer.Option(help="address of the gateway [default: 127.0.0.1]")] = None,
+    settings: SettingsOption = None,
+) -> None:
+    """Run vLLM behind a gateway, and swap each new weight version in while requests are in flight."""
+    with extra("inference"):
+        from inference import engine, node
+        from inference.settings import InferenceSettings
+
+    given = {"model_path": model_path, "model": model, "port": port, "host": host}
+    checked = settings_of(InferenceSettings, settings, **given)
+    run_role(bus_url(bus), "inference", node.run, checked, engine.EngineFailed, node.PortInUse)
+
+
+def learner(
+    model_path: Annotated[Path | None, typer.Option(help="model directory to start from")] = None,
+    tasks: Annotated[Path | None, typer.Option(help="JSONL of training tasks to dispatch")] = None,
+    steps: Annotated[int | None, typer.Option(help="training steps [default: 100]")] = None,
+    run: Annotated[str | None, typer.Option(help="name of the run [default: run]")] = None,
+    bus: BusOption = None,
+    checkpoints: Annotated[Path | None, typer.Option(help="where to keep them [default: runs/checkpoints]")] = None,
+    settings: SettingsOption = None,
+) -> None:
+    """Train on finished rollouts with verl, and publish every step as a weight version."""
+    with extra("learner"):
+        from learner import checkpoint, publish
+        from learner import learner as room
+        from learner.settings import LearnerSettings
+
+    given = {"model_path": model_path, "tasks": tasks, "steps": steps, "run": run, "checkpoints": checkpoints}
+    checked = settings_of(LearnerSettings, settings, **given)
+    run_role(bus_url(bus), "learner", room.run, checked, publish.CannotLearn, checkpoint.CheckpointError, TaskFileError)
+
+
+def runner(
+    agent: Annotated[str | None, typer.Option(help="the agent as module:function, sync or async")] = None,
+    python: Annotated[Path | None, typer.Option(help="interpreter it runs in [default: this one]")] = None,
+    path: Annotated[Path | None, typer.Option(help="directory it runs in [default: here]")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", "-n", help="rollouts at once [default: 4]")
+    ] = None,
+    command: Annotated[
+        str | None, typer.Option(help="any program instead of a Python agent, as one would type it")
+    ] = None,
+    reward: Annotated[str | None, typer.Option(help="reward function as module:function(input, result)")] = None,
+    name: Annotated[str | None, typer.Option(help="agent name whose tasks it takes [default: default]")] = None,
+    bus: BusOption = None,
+    settings: SettingsOption = None,
+) -> None:
+    """Take tasks from the bus, run the agent on each, and publish what happened."""
+    from runners import host
+    from runners import runner as room
+    from runners.settings import RunnerSettings
+
+    words = shlex.split(command) if command is not None else None
+    given = {"agent": agent, "python": python, "path": path, "concurrency": concurrency, "command": words}
+    checked = settings_of(RunnerSettings, settings, **given, reward=reward, name=name)
+    run_role(bus_url(bus), "runner", room.run, checked, host.CannotStart)
+
+
+def up(
+    config: Annotated[Path, typer.Option("--config", "-c", help="run file; see examples/calculator/run.yaml")],
+) -> None:
+    """Run all roles of a run file on this machine, under one supervisor, until Ctrl-C or the last step."""
+    from lightningbus.settings import RunSettings, load
+    from lightningbus.up import up as bring_up
+
+    finish(bring_up(or_fail(load, RunSettings, config)))
+
+
+def demo(
+    steps: Annotated[int, typer.Option(min=1, help="training steps")] = 40,
+    seed: Annotated[int, typer.Option(help="of the problems, the model and the order of tasks")] = 0,
+    runs: Annotated[Path, typer.Option(help="where run directories are made")] = Path("runs"),
+) -> None:
+    """Train the calculator agent on the embedded defaults, and report how much better it got."""
+    from lightningbus.demo import Job
+    from lightningbus.demo import demo as play
+
+    async def work() -> None:
+        stop = asyncio.Event()
+        on_stop_signals(asyncio.get_running_loop(), stop)
+        playing = asyncio.ensure_future(play(Job(steps=steps, seed=seed), runs))
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not playing.done():
+            playing.cancel()
+            await asyncio.gather(playing, return_exceptions=True)
+            raise UserError("stopped before the end")
+        await playing
+
+    finish(work())
