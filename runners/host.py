@@ -41,7 +41,7 @@ class Host(Protocol):
     """Runs one rollout at a time."""
 
     async def start(self) -> None:
-        """Make ready; raises `CannotStart`."""
+        """Make ready, if it is not; raises `CannotStart`."""
 
     async def run(self, task: Any) -> dict[str, Any]:
         """``{"value": ..., "reward": ...}`` of one task; raises `AgentFault`. Cancelled: the process is killed."""
@@ -77,7 +77,10 @@ class PythonHost:
         self._writer: asyncio.StreamWriter
 
     async def start(self) -> None:
-        """Start the process and wait until it has imported the agent."""
+        """Start the process, unless it runs, and wait until it has imported the agent."""
+        if self._process is not None and self._process.returncode is None:
+            return
+        await self.stop()
         ours, theirs = socket.socketpair()
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -112,9 +115,7 @@ class PythonHost:
             raise CannotStart(f"{self._targets[0]} cannot be loaded from {self._place.directory}: {said['error']}")
 
     async def run(self, task: Any) -> dict[str, Any]:
-        """One rollout; a process that is gone is started again first."""
-        if self._process is None or self._process.returncode is not None:
-            await self.start()
+        """One rollout."""
         try:
             self._writer.write(json.dumps({"input": task}).encode() + b"\n")
             answer = await self._hear()

@@ -144,8 +144,9 @@ class Runner:
     async def _rollout(self, slot: Slot, attempt: Attempt) -> tuple[Outcome, float | None, str, str]:
         """Run the agent: outcome, reward, error sentence, result JSON."""
         seconds = attempt.task.deadline
-        slot.begin(attempt, asyncio.get_running_loop().time() + seconds)
         host = self._hosts[slot.number]
+        await host.start()  # of an agent that died: its imports are not part of the rollout's time
+        slot.begin(attempt, asyncio.get_running_loop().time() + seconds)
         try:
             async with asyncio.timeout(seconds):
                 answer = await host.run(attempt.task.input)

@@ -55,7 +55,8 @@ class Ingester:
                 puller = await stack.enter_async_context(self._bus.pull(consumer, SLOTS))
                 feeding.append(asyncio.create_task(self._feed(consumer, puller)))
             stopping = asyncio.create_task(stop.wait())
-            ended = asyncio.create_task(asyncio.wait({*feeding, stopping}, return_when=asyncio.FIRST_COMPLETED))
+            work: set[asyncio.Task[Any]] = {*feeding, stopping}
+            ended = asyncio.create_task(asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED))
             try:
                 while not ended.done():
                     batch = await self._collect(ended)
@@ -65,9 +66,9 @@ class Ingester:
                     if task.done():
                         task.result()
             finally:
-                for task in (*feeding, stopping, ended):
+                for task in (*work, ended):
                     task.cancel()
-                await asyncio.gather(*feeding, stopping, ended, return_exceptions=True)
+                await asyncio.gather(*work, ended, return_exceptions=True)
 
     async def _feed(self, consumer: Consumer, puller: AsyncIterator[Delivery]) -> None:
         async for delivery in puller:

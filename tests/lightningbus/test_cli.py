@@ -11,7 +11,8 @@ import pytest
 
 from bus.embedded import NatsServer
 
-COMMANDS = ["bus", "provision", "store", "inference", "learner", "runner", "publish", "query", "report", "status", "up", "demo"]
+ROLES = ["bus", "store", "inference", "learner", "runner"]
+COMMANDS = [*ROLES, "provision", "publish", "query", "report", "status", "up", "demo"]
 
 
 def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
@@ -36,6 +37,7 @@ def test_help_names_every_command() -> None:
     assert all(f" {name} " in out for name in COMMANDS)
     out = run("runner", "--help").stdout
     assert "module:function" in out and "--python" in out and "-n" in out
+    assert all("--bus" in run(role, "--help").stdout for role in ROLES if role != "bus")
 
 
 @pytest.mark.parametrize(
