@@ -62,7 +62,8 @@ def rows_for(trainer: Trainer, shift: float = 0.0) -> tuple[list[Row], list[floa
     rows = []
     for number in range(8):
         for call in range(2):
-            prompt, response = rng.integers(0, 64, rng.integers(3, 9)), rng.integers(0, 64, rng.integers(2, 7))
+            # Not token 0: the tokenizer's padding, which an embedding learns nothing for.
+            prompt, response = rng.integers(1, 64, rng.integers(3, 9)), rng.integers(1, 64, rng.integers(2, 7))
             zeros = np.zeros(len(response))
             rows.append(Row(f"r{number}", call, prompt, response, zeros.astype(np.float32), zeros.astype(np.int64)))
     sampled = trainer.log_probs(rows)
@@ -80,8 +81,11 @@ def rows_for(trainer: Trainer, shift: float = 0.0) -> tuple[list[Row], list[floa
     return moved, [1.0 if row.rollout in ("r0", "r1", "r2") else -0.6 for row in moved]
 
 
-def reference_step(model_path: Path, rows: list[Row], advantages: list[float], bypass: bool) -> dict[str, torch.Tensor]:
-    """One AdamW step on PPO's clipped loss, row by row, each rollout weighing the same; weights by name."""
+Named = dict[str, torch.Tensor]
+
+
+def reference_step(model_path: Path, rows: list[Row], advantages: list[float], bypass: bool) -> tuple[Named, Named]:
+    """One AdamW step on PPO's clipped loss, row by row, each rollout weighing the same; weights and gradients."""
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.0)
     for row, advantage, weight in zip(rows, advantages, row_weights(rows, "seq-mean-token-mean"), strict=True):
@@ -99,23 +103,38 @@ def reference_step(model_path: Path, rows: list[Row], advantages: list[float], b
         (loss.sum() * weight).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    return {name: tensor.detach() for name, tensor in model.named_parameters()}
+    named = dict(model.named_parameters())
+    return {name: tensor.detach() for name, tensor in named.items()}, {name: found(t) for name, t in named.items()}
+
+
+def found(tensor: torch.Tensor) -> torch.Tensor:
+    """The gradient of a parameter."""
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def flat(tensors: Named, names: list[str]) -> torch.Tensor:
+    """All elements in one row."""
+    return torch.cat([tensors[name].flatten() for name in names])
 
 
 @pytest.mark.parametrize("bypass", [True, False], ids=["against the sampling policy", "truncated importance weights"])
 def test_a_step_is_what_a_plain_reference_does(start: Any, model_path: Path, bypass: bool) -> None:
     trainer = start(bypass_mode=bypass, rollout_is="token", rollout_is_threshold=2.0)
     rows, advantages = rows_for(trainer, shift=0.9)  # some ratios are clipped, some weights truncated
-    expected = reference_step(model_path, rows, advantages, bypass)
+    expected, gradients = reference_step(model_path, rows, advantages, bypass)
     before = trainer.weights()
     trainer.step(rows, advantages)
     after = trainer.weights()
     assert set(after) == set(expected)
-    moved = torch.cat([(after[name] - before[name]).flatten() for name in expected])
-    wanted = torch.cat([(expected[name] - before[name]).flatten() for name in expected])
-    assert wanted.norm() > 0
-    # AdamW's first step is nearly the sign of the gradient, so noise near zero gradients shows: compare the whole.
-    assert torch.nn.functional.cosine_similarity(moved, wanted, 0) > 0.999
+    names = list(expected)
+    moved, wanted = flat(after, names) - flat(before, names), flat(expected, names) - flat(before, names)
+    # AdamW's first step is nearly the sign of the gradient: where that is zero but for rounding (the bias of the keys
+    # always is), the sign is chance.
+    size = flat(gradients, names).abs()
+    sure = size > 1e-4 * size.max()
+    assert sure.float().mean() > 0.75
+    torch.testing.assert_close(moved[sure], wanted[sure], atol=0.01 * LEARNING_RATE, rtol=0)
 
 
 def test_the_order_and_cutting_of_micro_batches_change_nothing(start: Any) -> None:

@@ -171,7 +171,7 @@ async def test_an_async_agent_a_reward_function_and_a_command(bus: Bus, engine: 
         (batch,) = await ended(bus)
         assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 0.5), batch.end
     async with running(bus, command=[sys.executable, "program.py"], name="two"):
-        await bus.publish_task(task(agent="two", input={"n": 3}))
+        await bus.publish_task(task(id="u", agent="two", input={"n": 3}))
         (batch,) = await ended(bus)
         assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 3.0), batch.end
 
