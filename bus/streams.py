@@ -56,7 +56,7 @@ class Consumer:
     durable: str
     filter: str
     ack: AckPolicy = AckPolicy.EXPLICIT
-    ack_wait: float = 60.0
+    ack_wait: float = 30.0
 
     def config(self) -> ConsumerConfig:
         """The whole configuration: nats-py drops what it does not know when it reads one back."""

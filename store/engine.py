@@ -101,7 +101,11 @@ def _run(connection: Any, statement: Statement) -> Answer:
     whole = statement.sql + (b"\n" + statement.data if statement.data else b"")
     found = INSERT_WITH_DATA.match(whole)
     if found is None:
-        result = connection.query(whole.decode(), statement.format, params=dict(statement.parameters or {}))
+        try:
+            sql = whole.decode()
+        except UnicodeDecodeError as error:
+            raise EngineError("Code: 62. DB::Exception: the statement is not UTF-8. (SYNTAX_ERROR)") from error
+        result = connection.query(sql, statement.format, params=dict(statement.parameters or {}))
         return Answer(bytes(result.bytes() or b""), result.rows_written(), result.bytes_written())
     inserter = connection.send_insert(found[1].decode(), found[2].decode())
     inserter.append(whole[found.end() :])

@@ -71,12 +71,14 @@ class HttpInterface:
         return web.Response(text="Ok.\n")
 
     async def _query(self, request: web.Request) -> web.Response:
+        if request.method == "GET" and "query" not in request.query:
+            return web.Response(text="Ok.\n")
         try:
             statement = await _statement(request)
+            if not statement.sql.strip():
+                raise ValueError("Empty query")
         except (ValueError, UnicodeDecodeError) as error:
             return web.Response(status=400, text=f"Code: 62. DB::Exception: {error}. (SYNTAX_ERROR)\n")
-        if not statement.sql.strip():
-            return web.Response(text="Ok.\n")
         try:
             answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._engine.execute, statement)
         except EngineError as error:

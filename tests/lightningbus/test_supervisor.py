@@ -45,7 +45,9 @@ async def test_a_child_that_dies_is_started_again_and_stopped_at_the_end(
     assert not Path(f"/proc/{second}").exists()
 
 
-async def test_a_child_that_cannot_start_is_given_up_with_its_last_words(nats_url: str, tmp_path: Path) -> None:
+async def test_a_child_that_cannot_start_is_given_up_with_its_last_words(
+    bus: Bus, nats_url: str, tmp_path: Path
+) -> None:
     supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
     await supervisor.start(runner(agent="plain:nothing"))
     async with asyncio.timeout(60):

@@ -26,6 +26,13 @@ async def send(bus: Bus, batch: SpanBatch, msg_id: str) -> None:
     await bus.publish(subjects.spans(batch.mode), batch, msg_id=msg_id)
 
 
+async def drained(bus: Bus) -> None:
+    """Wait until the store has acknowledged everything."""
+    async with asyncio.timeout(60):
+        while (info := await bus.js.consumer_info(subjects.SPANS, subjects.STORE)).num_ack_pending or info.num_pending:
+            await asyncio.sleep(0.05)
+
+
 async def test_what_was_acknowledged_survives_a_kill_and_what_was_not_comes_again(
     bus: Bus, nats_url: str, start_store: Start
 ) -> None:
@@ -43,9 +50,7 @@ async def test_what_was_acknowledged_survives_a_kill_and_what_was_not_comes_agai
     await asyncio.to_thread(again.until, "SELECT count() FROM rollouts", 220)
     assert again.one("SELECT count() FROM model_calls") == 440
     assert again.one("SELECT uniqExact(rollout, call) FROM model_calls") == 440
-    async with asyncio.timeout(30):
-        while (info := await bus.js.consumer_info(subjects.SPANS, subjects.STORE)).num_ack_pending or info.num_pending:
-            await asyncio.sleep(0.05)
+    await drained(bus)
 
 
 async def test_an_event_delivered_three_times_is_one_row(bus: Bus, nats_url: str, start_store: Start) -> None:
@@ -54,8 +59,7 @@ async def test_an_event_delivered_three_times_is_one_row(bus: Bus, nats_url: str
         for part in batches("a", 0, reward=0.5):
             await send(bus, part, f"{turn}:{part.sequence}")
         await bus.publish_task(Task(id="a", run="run", agent="default", input={"turn": 1}))
-    await asyncio.to_thread(store.until, "SELECT count() FROM raw_attempts", 3)
-    await asyncio.to_thread(store.until, "SELECT count() FROM tasks", 1)
+    await drained(bus)
     counted = {
         view: store.one(f"SELECT count() FROM {view}") for view in ("attempts", "rollouts", "model_calls", "tasks")
     }
