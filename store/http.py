@@ -11,7 +11,6 @@ import logging
 import re
 import socket
 import uuid
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
@@ -77,7 +76,7 @@ class HttpInterface:
             statement = await _statement(request)
             if not statement.sql.strip():
                 raise ValueError("Empty query")
-        except (ValueError, UnicodeDecodeError) as error:
+        except (ValueError, OSError, RuntimeError, web.RequestPayloadError) as error:  # a body no decoder reads
             return web.Response(status=400, text=f"Code: 62. DB::Exception: {error}. (SYNTAX_ERROR)\n")
         try:
             answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._engine.execute, statement)
@@ -121,7 +120,7 @@ def _inflated(body: bytes, encoding: str) -> bytes:
 
         return bytes(zstandard.ZstdDecompressor().decompressobj().decompress(body))
     if encoding not in ("", "identity", "gzip", "deflate", "br", "zstd"):
-        raise zlib.error(f"Content-Encoding {encoding} is not known")
+        raise ValueError(f"Content-Encoding {encoding} is not known")
     return body
 
 

@@ -94,7 +94,7 @@ def test_an_error_is_clickhouse_own_words_and_the_engine_lives_on(sql: Client, s
 
 
 async def test_plain_http_as_curl_would(url: str) -> None:
-    async with aiohttp.ClientSession() as http:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
         async with http.get(url + "/ping") as answer:
             assert await answer.text() == "Ok.\n"
         async with http.get(url, params={"query": "SELECT 1 + 1 FORMAT JSONEachRow"}) as answer:
