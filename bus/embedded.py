@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from bus.children import ends_with_parent
 from bus.errors import BusError
 from schemas.codec import MAX_BYTES
 
@@ -86,7 +87,13 @@ class NatsServer:
         log_path = self.directory / "nats.log"
         with log_path.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                find_server(), "-c", str(config), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                find_server(),
+                "-c",
+                str(config),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=ends_with_parent(),
             )
         try:
             async with asyncio.timeout(START_SECONDS):

@@ -1,17 +1,16 @@
 """One vLLM server as a child process: loopback only, its own process group, gone when we are gone."""
 
 import asyncio
-import ctypes
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 
+from bus.children import ends_with_parent
 from inference.plugin import BACKEND
 from inference.settings import InferenceSettings
 
@@ -20,7 +19,6 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.25
 ADMIN_SECONDS = 120.0
 STOP_SECONDS = 10.0
-PR_SET_PDEATHSIG = 1
 
 
 class EngineFailed(Exception):
@@ -50,7 +48,7 @@ class Engine:
                 stdout=out,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=ends_with_parent(),
             )
         try:
             async with asyncio.timeout(self._settings.start_seconds):
@@ -157,11 +155,3 @@ def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """Linux: the kernel ends the child when this process is gone, however that happened."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

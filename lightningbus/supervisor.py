@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from bus.children import ends_with_parent
 from lightningbus.roles import UserError
 from lightningbus.rundir import RunDirectory
 
@@ -97,7 +98,12 @@ class Supervisor:
         ]
         with self._directory.log(child.name).open("ab") as out:
             self._processes[child.name] = await asyncio.create_subprocess_exec(
-                *command, stdout=out, stderr=asyncio.subprocess.STDOUT, start_new_session=True, cwd=Path.cwd()
+                *command,
+                stdout=out,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                cwd=Path.cwd(),
+                preexec_fn=ends_with_parent(),
             )
 
     async def _watch(self, child: Child) -> int:

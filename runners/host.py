@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from bus.children import ends_with_parent
 from runners.settings import RunnerSettings
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class PythonHost:
                 stdout=sys.stderr.fileno(),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
+                preexec_fn=ends_with_parent(signal.SIGKILL),
             )
         except OSError as error:
             ours.close()
@@ -166,6 +168,7 @@ class CommandHost:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,
+                preexec_fn=ends_with_parent(signal.SIGKILL),
                 limit=MAX_LINE,
             )
         except OSError as error:

@@ -83,9 +83,7 @@ class Engine:
         try:
             try:
                 for name, value in (statement.settings or {}).items():
-                    if not NAME.fullmatch(name):
-                        raise EngineError(f"Code: 115. DB::Exception: {name!r} is not a setting. (UNKNOWN_SETTING)")
-                    connection.query(f"SET {name} = {_quoted(value)}")
+                    _set(connection, name, value)
                 if statement.database:
                     connection.query(f"USE `{statement.database.replace('`', '')}`")
             except EngineError:
@@ -111,6 +109,15 @@ def _run(connection: Any, statement: Statement) -> Answer:
     inserter.append(whole[found.end() :])
     done = inserter.finish()
     return Answer(b"", done.rows_written, done.bytes_written)
+
+
+def _set(connection: Any, name: str, value: str) -> None:
+    if not NAME.fullmatch(name):
+        raise EngineError(f"Code: 115. DB::Exception: {name!r} is not a setting. (UNKNOWN_SETTING)")
+    try:
+        connection.query(f"SET {name} = {_quoted(value)}")
+    except Exception as error:
+        raise EngineError(f"{_message(error).strip()} Setting: {name}") from error
 
 
 def _quoted(value: str) -> str:
