@@ -29,14 +29,17 @@ class Row:
 
 
 def rows_of(rollout: Rollout, roles: Collection[str], max_tokens: int) -> tuple[list[Row], list[str]]:
-    """Rows to train, in call order, and a reason for each call left out."""
+    """Rows to train, in call order, and a reason for each call left out; one malformed call leaves out all."""
     rows: list[Row] = []
     left_out: list[str] = []
     for call in rollout.calls:
         if roles and call.role not in roles:
             left_out.append("role")
             continue
-        row = _row(rollout.id, call)
+        try:
+            row = _row(rollout.id, call)
+        except ValueError:
+            return [], ["malformed"]
         if row.tokens == 0 or len(row.prompt_ids) == 0:
             left_out.append("empty")
         elif row.tokens + len(row.prompt_ids) > max_tokens:
@@ -58,6 +61,8 @@ def token_versions(call: ModelCall) -> NDArray[np.int64]:
 
 
 def _row(rollout: str, call: ModelCall) -> Row:
+    if len(call.logprobs) != len(call.response_ids):
+        raise ValueError(f"call {call.index} has not one log-probability per token")
     return Row(
         rollout=rollout,
         call=call.index,

@@ -53,7 +53,7 @@ class Job:
     steps: int = 40
     train: int = 512
     heldout: int = 100
-    warm_steps: int = 350
+    warm_steps: int = 450
     groups_per_step: int = 16
     samples: int = 8
     lr: float = 5e-4

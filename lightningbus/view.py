@@ -37,6 +37,11 @@ def _short(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def _line(beat: Heartbeat) -> str:
+    version = "" if beat.version is None else f" v{beat.version}"
+    return f" | {beat.role} {beat.state}{version} {describe(beat)}"
+
+
 def members_table(members: Iterable[Heartbeat]) -> Table:
     """One row per living process."""
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -107,11 +112,9 @@ class View:
         while True:
             await asyncio.sleep(PLAIN_SECONDS)
             self._remember()
-            for beat in self._fleet.members():
-                if beat.role in ("learner", "inference"):
-                    version = "" if beat.version is None else f" v{beat.version}"
-                    line = f"{self._headline()} | {beat.role} {beat.state}{version} {describe(beat)}"
-                    self._console.print(line, highlight=False, soft_wrap=True)
+            said = [_line(beat) for beat in self._fleet.members() if beat.role in ("learner", "inference")]
+            for line in said or [""]:
+                self._console.print(self._headline() + line, highlight=False, soft_wrap=True)
 
 
 def console() -> Console:

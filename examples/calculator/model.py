@@ -2,7 +2,7 @@
 
 A Qwen2 of about 0.6M parameters with a tokenizer of its own, warm-started by supervised steps on *flawed*
 demonstrations: they show how to call the calculator and how to use its result, but mostly they guess, and when
-they call they often pick the wrong operation. So the model can do the job, and most likely does not.
+they call they sometimes pick the wrong operation. So the model can do the job, and most likely does not.
 """
 
 import argparse
@@ -23,9 +23,9 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 VOCABULARY = 512
-GUESSES = (0.1, 0.6)
+GUESSES = (0.1, 0.65)
 """Share of demonstrations that guess instead of calling the tool: at first, and in the last third of the steps."""
-WRONG_CALLS = 0.4
+WRONG_CALLS = 0.2
 """Share of the calls that name the wrong operation."""
 IGNORE = -100
 
@@ -131,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=350)
+    parser.add_argument("--steps", type=int, default=450)
     parser.add_argument("--batch", type=int, default=64)
     options = parser.parse_args()
     tokenizer = make_tokenizer(options.seed)

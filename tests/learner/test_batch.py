@@ -1,9 +1,12 @@
 """What goes into a step, and the account of what does not."""
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from bus.tasks import Problem
 from learner.advantages import advantages_of
@@ -15,7 +18,7 @@ from learner.staleness import admitted_groups, lags, worst_lag
 from learner.transitions import rows_of, token_versions
 from learner.weighting import row_weights
 from schemas import identity
-from schemas.events import ModelCall, TrainingStep, VersionRun
+from schemas.events import TrainingStep, VersionRun
 from tests.making import model_call, rollout
 
 
@@ -72,13 +75,20 @@ def test_a_token_is_as_stale_as_the_version_that_made_it() -> None:
 
 
 def test_versions_that_do_not_cover_the_tokens_are_an_error() -> None:
-    call = model_call(0, [1], [2, 3])
-    broken = ModelCall(
-        **{name: getattr(call, name) for name in call.__struct_fields__}
-        | {"versions": (VersionRun(version=3, start=0, end=1),)}
-    )
+    broken = replace(model_call(0, [1], [2, 3]), versions=(VersionRun(version=3, start=0, end=1),))
     with pytest.raises(ValueError, match="do not cover"):
         token_versions(broken)
+
+
+@pytest.mark.parametrize(
+    "change", [{"logprobs": b"\0" * 4}, {"versions": ()}, {"response_ids": b"\0" * 7}, {"prompt_ids": b"\0"}]
+)
+def test_a_malformed_call_leaves_its_rollout_out_and_the_batch_goes_on(change: dict[str, Any]) -> None:
+    good, bad = rollout("a", 0, 1.0), rollout("a", 1, 0.0)
+    bad = dataclasses.replace(bad, calls=(bad.calls[0], replace(bad.calls[1], **change)))
+    batch = make_batch([Group("a", 2, 0.0, [good, bad])], 0, settings())
+    assert {row.rollout for row in batch.rows} == {good.id}
+    assert [use.reason for use in batch.uses] == ["", "no row: 1 malformed"]
 
 
 def test_over_long_calls_and_other_roles_are_left_out_with_their_reason() -> None:
