@@ -63,10 +63,7 @@ def test_every_rollout_is_accounted_for_and_stale_ones_are_left_out() -> None:
 
 def test_a_token_is_as_stale_as_the_version_that_made_it() -> None:
     call = model_call(0, [1], [2, 3, 4, 5])
-    mixed = ModelCall(
-        **{name: getattr(call, name) for name in call.__struct_fields__}
-        | {"versions": (VersionRun(version=3, start=0, end=1), VersionRun(version=4, start=1, end=4))}
-    )
+    mixed = replace(call, versions=(VersionRun(version=3, start=0, end=1), VersionRun(version=4, start=1, end=4)))
     assert token_versions(mixed).tolist() == [3, 4, 4, 4]
     one = rollout("a", 0, 1.0)
     rows, _ = rows_of(type(one)(**{name: getattr(one, name) for name in one.__slots__} | {"calls": (mixed,)}), [], 100)
