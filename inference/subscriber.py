@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 RECHECK_SECONDS = 5.0
 """How often the last version is looked up even if no event came: events are hints, the stream is the truth."""
 
+HINT_PAUSES = (0.02, 0.1, 0.5)
+"""An event may arrive before the stream can be asked for it: looked up again after these pauses, in seconds."""
+
 
 class Swap(Protocol):
     """Loads a verified file as a version; returns the seconds generation stood still."""
@@ -40,13 +43,16 @@ class Subscriber:
         self._work.mkdir(parents=True, exist_ok=True)
         hint = await self._bus.nc.subscribe(subjects.weights(self._model), cb=self._on_news)
         try:
+            pauses = iter(HINT_PAUSES)
             while True:
-                self._news.clear()
+                if self._news.is_set():
+                    self._news.clear()
+                    pauses = iter(HINT_PAUSES)
                 if await self._catch_up():
                     await on_applied()
                     continue
                 try:
-                    async with asyncio.timeout(RECHECK_SECONDS):
+                    async with asyncio.timeout(next(pauses, RECHECK_SECONDS)):
                         await self._news.wait()
                 except TimeoutError:
                     continue

@@ -42,6 +42,8 @@ class OptimSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     lr: float = Field(1e-6, gt=0, description="learning rate")
+    lr_scheduler_type: Literal["constant", "cosine"] = Field("constant", description="over the learner's steps")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="where the cosine ends, as a share of lr")
     lr_warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
     weight_decay: float = Field(0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.99)

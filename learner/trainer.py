@@ -72,6 +72,8 @@ class Trainer:
             ),
             optimizer_config=FSDPOptimizerConfig(
                 lr=optim.lr,
+                lr_scheduler_type=optim.lr_scheduler_type,
+                min_lr_ratio=optim.min_lr_ratio,
                 lr_warmup_steps=optim.lr_warmup_steps,
                 total_training_steps=max(settings.steps, 1),
                 weight_decay=optim.weight_decay,

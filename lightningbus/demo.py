@@ -186,7 +186,7 @@ def _learner(job: Job, directory: RunDirectory, steps: int | None = None) -> Lea
         seed=job.seed,
         threads=1,
         checkpoints=directory.path / "checkpoints",
-        actor=ActorSettings(optim=OptimSettings(lr=job.lr)),
+        actor=ActorSettings(optim=OptimSettings(lr=job.lr, lr_scheduler_type="cosine", min_lr_ratio=0.1)),
     )
 
 

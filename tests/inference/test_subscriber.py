@@ -1,0 +1,114 @@
+"""The subscriber against a real broker: versions of a model are applied once, in time, and only when verified."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus import Bus
+from inference import subscriber as module
+from inference.subscriber import Subscriber
+from schemas import subjects
+from schemas.events import Blob, WeightVersion
+
+
+class Engine:
+    """Remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[int, bytes]] = []
+        self.changed = asyncio.Event()
+
+    async def swap(self, path: Path, version: int) -> float:
+        self.held.append((version, path.read_bytes()))
+        return 0.0
+
+    async def applied(self) -> None:
+        self.changed.set()
+
+    async def holds(self, version: int) -> None:
+        """Wait for a version."""
+        async with asyncio.timeout(30):
+            while not self.held or self.held[-1][0] != version:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@asynccontextmanager
+async def following(bus: Any, directory: Path) -> AsyncIterator[tuple[Subscriber, Engine]]:
+    engine = Engine()
+    made = Subscriber(bus, "node", "policy", directory / "node", engine.swap)
+    running = asyncio.create_task(made.run(engine.applied))
+    try:
+        yield made, engine
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def publish(bus: Bus, directory: Path, version: int, **changes: Any) -> None:
+    content = directory / f"{version}.safetensors"
+    content.write_bytes(b"weights of version %d" % version * 1000)
+    blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{version}", content)
+    fields = {"blobs": (blob,), "epoch": 1, "step": version, "created_ns": 1, **changes}
+    manifest = WeightVersion(run="run", model="policy", version=version, **fields)
+    await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
+
+
+async def test_a_late_joiner_takes_the_newest_version_and_then_every_new_one(bus: Bus, tmp_path: Path) -> None:
+    for version in range(3):
+        await publish(bus, tmp_path, version)
+    async with following(bus, tmp_path) as (_, engine):
+        await engine.holds(2)
+        for version in range(3, 10):
+            await publish(bus, tmp_path, version)
+            await engine.holds(version)
+    assert [version for version, _ in engine.held] == list(range(2, 10))
+    assert all(content == b"weights of version %d" % version * 1000 for version, content in engine.held)
+
+
+class Behind:
+    """A bus whose stream answers, a few times, as it was before the last publish."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus, self.behind = bus, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def last(self, *arguments: Any) -> Any:
+        self.behind -= 1
+        return None if self.behind >= 0 else await self._bus.last(*arguments)
+
+
+async def test_an_event_that_is_faster_than_its_stream_is_not_forgotten(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RECHECK_SECONDS", 3600.0)
+    slow = Behind(bus)
+    async with following(slow, tmp_path) as (_, engine):
+        await publish(bus, tmp_path, 0)
+        await engine.holds(0)
+        slow.behind = 2
+        await publish(bus, tmp_path, 1)
+        await engine.holds(1)
+
+
+async def test_a_blob_that_does_not_match_its_digest_is_refused_and_the_old_version_stays(
+    bus: Bus, tmp_path: Path
+) -> None:
+    async with following(bus, tmp_path) as (subscriber, engine):
+        await publish(bus, tmp_path, 0)
+        await engine.holds(0)
+        wrong = Blob(bucket=subjects.WEIGHT_BUCKET, name="policy-0", size=21000, sha256="0" * 64)
+        await publish(bus, tmp_path, 1, blobs=(wrong,))
+        async with asyncio.timeout(30):
+            while not subscriber.problem:
+                await asyncio.sleep(0.02)
+        assert "weights not fetched" in subscriber.problem and engine.held[-1][0] == 0
+        await publish(bus, tmp_path, 2)
+        await engine.holds(2)
+        assert subscriber.problem == ""
