@@ -1,5 +1,7 @@
 """The command line vLLM is started with, and a node that cannot start says why in one sentence."""
 
+import asyncio
+import socket
 from pathlib import Path
 
 import aiohttp
@@ -25,10 +27,17 @@ def test_vllm_stays_on_loopback_and_gives_the_probabilities_sampled_from(tmp_pat
 
 
 async def test_a_directory_without_a_model_is_refused(bus: Bus, tmp_path: Path) -> None:
-    import asyncio
-
     with pytest.raises(EngineFailed, match=r"model_path: .* holds no model"):
         await node.run(bus, InferenceSettings(model_path=tmp_path), asyncio.Event())
+
+
+async def test_a_port_in_use_is_said_before_an_engine_is_started(bus: Bus, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = InferenceSettings(model_path=tmp_path, port=taken.getsockname()[1], work=tmp_path / "work")
+        with pytest.raises(node.PortInUse, match=r"port: cannot listen on 127\.0\.0\.1:\d+: .* set another port, or 0"):
+            await node.run(bus, settings, asyncio.Event())
+    assert not (tmp_path / "work").exists()
 
 
 async def test_an_engine_that_cannot_start_gives_its_last_words(tmp_path: Path) -> None:
