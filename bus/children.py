@@ -1,6 +1,9 @@
-"""Child processes that end with their parent, however that ends."""
+"""Child processes: each the head of a process group, ended with its parent however that ends."""
 
+import asyncio
+import contextlib
 import ctypes
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -17,3 +20,24 @@ def ends_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], No
         return None
     libc = ctypes.CDLL(None)  # before the fork: nothing may be loaded after it
     return lambda: libc.prctl(PR_SET_PDEATHSIG, number)
+
+
+async def end(process: asyncio.subprocess.Process, seconds: float) -> bool:
+    """SIGTERM, after ``seconds`` SIGKILL; the rest of its group goes with it. Whether it went by itself."""
+    gently = True
+    if process.returncode is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(seconds):
+                await process.wait()
+        except TimeoutError:
+            gently = False
+    await kill_group(process)
+    return gently
+
+
+async def kill_group(process: asyncio.subprocess.Process) -> None:
+    """SIGKILL for a process and whatever it started, also when it has ended itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from bus.children import ends_with_parent
+from bus.children import end, ends_with_parent
 from bus.errors import BusError
 from schemas.codec import MAX_BYTES
 
@@ -115,15 +114,8 @@ class NatsServer:
 
     async def stop(self) -> None:
         """End it gracefully, by force after 10 s."""
-        if self.process is None or self.process.returncode is not None:
-            return
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                await self.process.wait()
-        except TimeoutError:
-            self.process.kill()
-            await self.process.wait()
+        if self.process is not None:
+            await end(self.process, STOP_SECONDS)
 
     async def kill(self) -> None:
         """``kill -9``, for tests of what survives it."""

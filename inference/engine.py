@@ -3,14 +3,13 @@
 import asyncio
 import logging
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
 
 import aiohttp
 
-from bus.children import ends_with_parent
+from bus.children import end, ends_with_parent
 from inference.plugin import BACKEND
 from inference.settings import InferenceSettings
 
@@ -70,20 +69,8 @@ class Engine:
     async def stop(self) -> None:
         """End the whole process group: gently first, after 10 s by force."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                async with asyncio.timeout(STOP_SECONDS):
-                    await process.wait()
-            except TimeoutError:
-                log.warning("vLLM did not end within %g s; ending it by force", STOP_SECONDS)
-        try:
-            os.killpg(process.pid, signal.SIGKILL)  # its workers, too
-        except ProcessLookupError:
-            return
-        await process.wait()
+        if process is not None and not await end(process, STOP_SECONDS):
+            log.warning("vLLM did not end within %g s and was ended by force", STOP_SECONDS)
 
     async def tell(self, path: str, body: object = None) -> None:
         """POST to one of vLLM's own control routes; raises `EngineFailed`."""

@@ -3,15 +3,13 @@
 import asyncio
 import json
 import logging
-import os
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel
 
-from bus.children import ends_with_parent
+from bus.children import end, ends_with_parent
 from lightningbus.roles import UserError
 from lightningbus.rundir import RunDirectory
 
@@ -124,16 +122,8 @@ class Supervisor:
 
     async def _stop_one(self, name: str) -> None:
         self._stopping.add(name)
-        process = self._processes[name]
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                async with asyncio.timeout(STOP_SECONDS):
-                    await process.wait()
-            except TimeoutError:
-                log.warning("%s did not end within %g s; ending it by force", name, STOP_SECONDS)
-                os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+        if not await end(self._processes[name], STOP_SECONDS):
+            log.warning("%s did not end within %g s and was ended by force", name, STOP_SECONDS)
         await asyncio.gather(self._watchers[name], return_exceptions=True)
 
     def _last_words(self, name: str, code: int) -> str:

@@ -1,7 +1,6 @@
 """An agent in a process of its own: a warm Python host, or any program started once per rollout."""
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from bus.children import ends_with_parent
+from bus.children import ends_with_parent, kill_group
 from runners.settings import RunnerSettings
 
 log = logging.getLogger(__name__)
@@ -133,7 +132,7 @@ class PythonHost:
         process, self._process = self._process, None
         if process is not None:
             self._writer.close()
-            await _end(process)
+            await kill_group(process)
 
     async def _hear(self) -> dict[str, Any]:
         try:
@@ -189,7 +188,7 @@ class CommandHost:
         """End the process group."""
         process, self._process = self._process, None
         if process is not None:
-            await _end(process)
+            await kill_group(process)
 
 
 def make_host(settings: RunnerSettings, slot: Callable[[], dict[str, str]]) -> Host:
@@ -198,10 +197,3 @@ def make_host(settings: RunnerSettings, slot: Callable[[], dict[str, str]]) -> H
     if settings.command is not None:
         return CommandHost(settings.command, place)
     return PythonHost(settings.python or Path(sys.executable), settings.agent or "", settings.reward, place)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    # The whole group: an agent may have started programs of its own, also when it has ended itself.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
