@@ -5,7 +5,6 @@ What a client may send: https://clickhouse.com/docs/interfaces/http. One stateme
 """
 
 import asyncio
-import gzip
 import json
 import logging
 import re
@@ -113,12 +112,6 @@ def _inflated(body: bytes, encoding: str) -> bytes:
         import lz4.frame
 
         return bytes(lz4.frame.decompress(body))
-    if encoding == "gzip" and body[:2] == b"\x1f\x8b":
-        return gzip.decompress(body)
-    if encoding == "zstd" and body[:4] == b"\x28\xb5\x2f\xfd":
-        import zstandard
-
-        return bytes(zstandard.ZstdDecompressor().decompressobj().decompress(body))
     if encoding not in ("", "identity", "gzip", "deflate", "br", "zstd"):
         raise ValueError(f"Content-Encoding {encoding} is not known")
     return body

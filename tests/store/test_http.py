@@ -1,5 +1,6 @@
 """ClickHouse's HTTP interface over the embedded engine: the stock client cannot tell it from a server."""
 
+import gzip
 import math
 import subprocess
 import sys
@@ -8,7 +9,9 @@ from datetime import datetime
 from pathlib import Path
 
 import aiohttp
+import lz4.frame
 import pytest
+from backports import zstd
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import DatabaseError
 
@@ -105,6 +108,11 @@ async def test_plain_http_as_curl_would(url: str) -> None:
             assert await answer.text() == "3\n"
         async with http.post(url, data=b"\xff\xfe\x00") as answer:
             assert answer.status == 400
+        packed = {"gzip": gzip.compress, "zstd": zstd.compress, "lz4": lz4.frame.compress}
+        for encoding, compress in packed.items():
+            headers = {"Content-Encoding": encoding}
+            async with http.post(url, data=compress(b"SELECT 7"), headers=headers) as answer:
+                assert await answer.text() == "7\n", encoding
         for broken in (b"x", b"this is not gzip at all"):
             async with http.post(url, data=broken, headers={"Content-Encoding": "gzip"}) as answer:
                 assert answer.status == 400
