@@ -1,7 +1,9 @@
 """The command line as its user meets it: help worth reading, one sentence when something is wrong."""
 
+import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -9,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from bus import Bus
 from bus.embedded import NatsServer
+from schemas import subjects
 
 ROLES = ["bus", "store", "inference", "learner", "runner"]
 COMMANDS = [*ROLES, "provision", "publish", "query", "report", "status", "up", "demo"]
@@ -95,6 +99,26 @@ async def test_a_bus_port_in_use_is_one_sentence(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         said = says(run("bus", "--port", port, "--dir", tmp_path / "bus", cwd=tmp_path))
     assert str(port) in said
+
+
+def test_ctrl_c_stops_a_bus_cleanly_and_what_it_held_is_there_again(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n')
+    command = [sys.executable, "-m", "lightningbus", "bus", "--port", "0", "--dir", str(tmp_path / "bus")]
+    for turn in range(2):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            url = process.stdout.readline().removeprefix("bus: ").strip()
+            if turn == 0:
+                assert run("publish", "tasks.jsonl", "--bus", url, cwd=tmp_path).returncode == 0
+            assert asyncio.run(waiting_tasks(url)) == 1
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+
+
+async def waiting_tasks(url: str) -> int:
+    """Messages in the work queue."""
+    async with Bus.connect(url) as bus:
+        return (await bus.js.stream_info(subjects.TASKS)).state.messages
 
 
 def test_tasks_of_a_file_reach_the_bus_once_however_often_it_is_published(tmp_path: Path, nats: NatsServer) -> None:
