@@ -116,7 +116,8 @@ def command(settings: InferenceSettings, port: int) -> list[str]:
     quiet = ["--disable-uvicorn-access-log", "--disable-log-stats"]
     eager = [] if _has_gpu() else ["--enforce-eager"]
     module = "vllm.entrypoints.openai.api_server"
-    return [sys.executable, "-m", module, *flat, *quiet, *eager, *settings.extra_args]
+    # -P: a directory of the user's may have the name of a package that vLLM's processes import.
+    return [sys.executable, "-P", "-m", module, *flat, *quiet, *eager, *settings.extra_args]
 
 
 def environment(settings: InferenceSettings) -> dict[str, str]:

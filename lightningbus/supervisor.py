@@ -86,6 +86,7 @@ class Supervisor:
         settings.write_text(json.dumps(child.settings.model_dump(mode="json"), indent=2))
         command = [
             sys.executable,
+            "-P",  # a directory of the user's may have the name of a package of ours
             "-m",
             "lightningbus",
             child.role,

@@ -16,7 +16,7 @@ from inference.settings import InferenceSettings
 def test_vllm_stays_on_loopback_and_gives_the_probabilities_sampled_from(tmp_path: Path) -> None:
     settings = InferenceSettings(model_path=tmp_path, host="0.0.0.0", max_model_len=64, threads=1, extra_args=["--x"])
     words = command(settings, 1234)
-    options = dict(zip(words[3::2], words[4::2], strict=False))
+    options = dict(zip(words[4::2], words[5::2], strict=False))
     assert options["--host"] == "127.0.0.1"
     assert options["--logprobs-mode"] == "processed_logprobs"
     assert options["--generation-config"] == "vllm"

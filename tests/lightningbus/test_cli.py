@@ -15,6 +15,7 @@ from bus import Bus
 from bus.embedded import NatsServer
 from schemas import subjects
 
+COMMAND = str(Path(sys.executable).with_name("lightningbus"))
 ROLES = ["bus", "store", "inference", "learner", "runner"]
 COMMANDS = [*ROLES, "provision", "publish", "query", "report", "status", "up", "demo"]
 
@@ -23,7 +24,7 @@ def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedPro
     """``lightningbus …`` to its end."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTNINGBUS")}
     return subprocess.run(
-        [sys.executable, "-m", "lightningbus", *map(str, arguments)],
+        [COMMAND, *map(str, arguments)],
         cwd=cwd, capture_output=True, text=True, timeout=90, check=False, env={**kept, "COLUMNS": "120"},
     )  # fmt: skip
 
@@ -103,16 +104,19 @@ async def test_a_bus_port_in_use_is_one_sentence(tmp_path: Path) -> None:
 
 def test_ctrl_c_stops_a_bus_cleanly_and_what_it_held_is_there_again(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n')
-    command = [sys.executable, "-m", "lightningbus", "bus", "--port", "0", "--dir", str(tmp_path / "bus")]
+    command = [COMMAND, "bus", "--port", "0", "--dir", str(tmp_path / "bus")]
     for turn in range(2):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+        assert process.stdout is not None
+        try:
             url = process.stdout.readline().removeprefix("bus: ").strip()
             if turn == 0:
                 assert run("publish", "tasks.jsonl", "--bus", url, cwd=tmp_path).returncode == 0
             assert asyncio.run(waiting_tasks(url)) == 1
+        finally:
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            process.communicate(timeout=30)
+        assert process.returncode == 0
 
 
 async def waiting_tasks(url: str) -> int:

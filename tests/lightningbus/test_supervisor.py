@@ -29,8 +29,11 @@ async def alive(bus: Bus, after: int = 0) -> None:
 
 
 async def test_a_child_that_dies_is_started_again_and_stopped_at_the_end(
-    bus: Bus, nats_url: str, tmp_path: Path
+    bus: Bus, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("bus", "runners", "schemas"):  # a user's directories, which are not our packages
+        Path(name).mkdir()
     supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
     await supervisor.start(runner())
     await alive(bus)
