@@ -56,7 +56,7 @@ class Job:
     warm_steps: int = 450
     groups_per_step: int = 16
     samples: int = 8
-    lr: float = 5e-4
+    lr: float = 3e-4
     seed: int = 0
     deadline: float = 60.0
 
