@@ -5,7 +5,6 @@ import logging
 import os
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,24 +12,21 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from bus import LEARNER_SPANS, Bus, Delivery
+from bus import LEARNER_SPANS, Bus
 from bus.tasks import read_problems
 from learner.batch import make_batch, spans_of, unused
 from learner.checkpoint import TRAINER, WEIGHTS, Checkpoints, LearnerState
 from learner.dispatch import Dispatcher
-from learner.groups import Group, Groups
+from learner.groups import Group
+from learner.intake import Intake
 from learner.publish import CannotLearn, WeightPublisher
-from learner.rollouts import Assembler, Rollout, reward_of
 from learner.settings import LearnerSettings
 from schemas import identity, subjects
-from schemas.codec import DecodeError, decode, encode
-from schemas.events import RolloutUse, SpanBatch, TrainingStep
+from schemas.codec import decode, encode
+from schemas.events import RolloutUse, TrainingStep
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-PREFETCH = 512
-"""Span batches on their way to this process at once."""
 
 
 async def run(bus: Bus, settings: LearnerSettings, stop: asyncio.Event) -> None:
@@ -52,9 +48,7 @@ class Learner:
         self._checkpoints = Checkpoints(settings.checkpoints)
         self._publisher = WeightPublisher(bus, settings)
         self._thread = ThreadPoolExecutor(1, "trainer")  # one, because torch's thread count belongs to a thread
-        self._held: deque[Delivery] = deque()
-        self._next_sequence = 1
-        self._news = asyncio.Event()
+        self._intake: Intake
         self._accounted: list[RolloutUse] = []  # of rollouts that came to nothing since the last step
         self._phase = "starting"
         self._metrics: dict[str, float] = {}
@@ -66,7 +60,7 @@ class Learner:
         async with self._bus.beat("learner", name, self._describe) as pulse:
             try:
                 await self._begin()
-                work = [self._consume(), self._dispatcher.run(), self._train()]
+                work = [self._intake.run(), self._dispatcher.run(), self._train()]
                 tasks = [asyncio.create_task(part) for part in work]
                 stopping = asyncio.create_task(stop.wait())
                 done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -104,8 +98,7 @@ class Learner:
         # Steps made after the checkpoint are undone: their numbers are not given again to other weights.
         version = state.version if last is None or last.version <= state.version else last.version + 1
         self._state = replace(state, epoch=epoch, version=version)
-        self._assembler = Assembler(set(state.used))
-        self._groups = Groups(settings.group_seconds, self._is_valid, state.closed)
+        self._intake = Intake(self._bus, settings, state.used, state.closed)
         self._dispatcher = Dispatcher(self._bus, problems, settings, state.groups_dispatched)
         path = found[0] if found else await self._checkpoint(self._state)
         await self._publisher.publish(path / WEIGHTS, version=version, epoch=epoch, step=state.step)
@@ -113,7 +106,7 @@ class Learner:
             await self._announce(decode(TrainingStep, state.event))
         if found is not None and last is not None:
             await self._bus.reset(LEARNER_SPANS, state.position)
-            self._next_sequence = state.position
+            self._intake.next_sequence = state.position
             log.info("goes on at step %d, version %d, epoch %d", state.step, version, epoch)
         if problems:
             self._dispatcher.admit(state.step, state.groups_dropped)
@@ -126,29 +119,6 @@ class Learner:
             trainer.load(checkpoint)
         return trainer
 
-    async def _consume(self) -> None:
-        """Every batch of ours into its rollout, every rollout into its group."""
-        async with self._bus.pull(LEARNER_SPANS, slots=PREFETCH) as puller:
-            async for delivery in puller:
-                self._take(delivery)
-                delivery.data = b""  # held only to be acknowledged
-                self._held.append(delivery)
-                self._next_sequence = delivery.sequence + 1
-                delivery.release()
-
-    def _take(self, delivery: Delivery) -> None:
-        try:
-            batch = delivery.as_(SpanBatch)
-        except DecodeError as error:
-            log.warning("span batch %d is left out: %s", delivery.sequence, error)  # the store keeps it as dead letter
-            return
-        if batch.run != self._settings.run:
-            return
-        rollout = self._assembler.add(batch, delivery.sequence)
-        if rollout is not None:
-            self._groups.add(rollout, time.monotonic())
-            self._news.set()
-
     async def _train(self) -> None:
         while self._state.step < self._settings.steps:
             waited = time.monotonic()
@@ -159,24 +129,25 @@ class Learner:
 
     async def _next_groups(self) -> list[Group]:
         while True:
-            left = self._groups.expire(time.monotonic())
+            left = self._intake.groups.expire(time.monotonic())
             self._account_for_unused()
-            groups = self._groups.take(self._settings.groups_per_step)
+            groups = self._intake.groups.take(self._settings.groups_per_step)
             if groups:
                 return groups
-            self._news.clear()
+            self._intake.news.clear()
             try:
                 async with asyncio.timeout(left):
-                    await self._news.wait()
+                    await self._intake.news.wait()
             except TimeoutError:
                 continue
 
     def _account_for_unused(self) -> None:
-        for group in self._groups.unusable:
+        ended = self._intake.groups
+        for group in ended.unusable:
             self._accounted += unused(group.rollouts, "group of fewer than two", self._settings)
             self._drop(1)
-        self._accounted += unused(self._groups.late, "late", self._settings)
-        self._groups.unusable, self._groups.late = [], []
+        self._accounted += unused(ended.late, "late", self._settings)
+        ended.unusable, ended.late = [], []
 
     def _drop(self, groups: int) -> None:
         self._state = replace(self._state, groups_dropped=self._state.groups_dropped + groups)
@@ -222,22 +193,15 @@ class Learner:
 
     async def _checkpoint(self, state: LearnerState) -> Path:
         """Write it, then acknowledge what need not be replayed any more."""
-        held = list(self._groups.held())
-        waiting = [rollout.first_sequence for rollout in held]
-        position = min([self._next_sequence, *filter(None, [self._assembler.oldest()]), *waiting])
         state = replace(
             state,
-            position=position,
-            used=sorted(self._assembler.ended - {rollout.id for rollout in held}),
-            closed=sorted(self._groups.closed),
+            position=self._intake.position(),
+            used=self._intake.used(),
+            closed=sorted(self._intake.groups.closed),
             groups_dispatched=self._dispatcher.dispatched,
         )
         path = await self._in_thread(self._write_checkpoint, state)
-        last: Delivery | None = None
-        while self._held and self._held[0].sequence < position:
-            last = self._held.popleft()
-        if last is not None:
-            await last.ack()
+        await self._intake.acknowledge(state.position)
         return path
 
     def _write_checkpoint(self, state: LearnerState) -> Path:
@@ -259,16 +223,13 @@ class Learner:
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
-    def _is_valid(self, rollout: Rollout) -> bool:
-        return reward_of(rollout, self._settings.failed_rollouts) is not None
-
     def _describe(self) -> dict[str, Any]:
         detail: dict[str, Any] = {"step": self._state.step, "steps": self._settings.steps}
         if self._metrics:
             detail["reward"] = self._metrics["reward/mean"]
             detail["staleness"] = self._metrics["staleness/mean"]
         if self._phase == "waiting":
-            detail["groups"] = f"{len(self._groups.ready)}/{self._settings.groups_per_step}"
+            detail["groups"] = f"{len(self._intake.groups.ready)}/{self._settings.groups_per_step}"
         return {
             "run": self._settings.run,
             "state": self._phase,

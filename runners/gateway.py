@@ -16,7 +16,8 @@ from aiohttp import web
 
 from bus import Fleet
 from runners import otlp, routing
-from runners.completion import Call, Completion, UnusableAnswer
+from runners.call import Call
+from runners.completion import Completion, UnusableAnswer
 from runners.record import Attempt
 from runners.upstream import NoAnswer, Refused, UnknownModel, Upstream
 

@@ -10,7 +10,7 @@ import aiohttp
 
 from bus import Fleet
 from runners import routing
-from runners.completion import Call
+from runners.call import Call
 from runners.record import Attempt
 from schemas.events import Heartbeat
 

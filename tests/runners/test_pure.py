@@ -11,7 +11,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from runners import attempts, otlp, rewards, routing
-from runners.completion import Call, Completion, UnusableAnswer
+from runners.call import Call
+from runners.completion import Completion, UnusableAnswer
 from runners.record import Attempt
 from schemas import identity
 from schemas.codec import encode

@@ -1,0 +1,59 @@
+"""What an agent asks of a model, and what the engine is asked instead. Pure."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an agent asked for: its body, and the model and role its model name stands for."""
+
+    body: dict[str, Any]
+    chat: bool
+    model: str
+    role: str
+
+    @classmethod
+    def parse(cls, body: Any, chat: bool) -> "Call":
+        """Raises ValueError with a sentence for the agent."""
+        if not isinstance(body, dict):
+            raise ValueError("the request body is a JSON object")
+        name = body.get("model")
+        if not isinstance(name, str) or not name:
+            raise ValueError("the request names no model")
+        if chat and not isinstance(body.get("messages"), list):
+            raise ValueError("the request has no list of messages")
+        model, _, role = name.partition(":")
+        return cls(body, chat, model, role)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the agent wants a stream itself."""
+        return bool(self.body.get("stream"))
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a streaming agent asked for the usage chunk."""
+        return bool((self.body.get("stream_options") or {}).get("include_usage"))
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the agent asked for log-probabilities itself."""
+        asked = self.body.get("logprobs")
+        return bool(asked) if self.chat else asked is not None
+
+    @property
+    def wants_token_ids(self) -> bool:
+        """Whether the agent asked for token ids itself."""
+        return bool(self.body.get("return_token_ids"))
+
+    def upstream(self, sampling: dict[str, Any]) -> dict[str, Any]:
+        """The request for the engine; ``sampling`` wins over what the agent set."""
+        body = {**self.body, **sampling, "model": self.model, "stream": True, "return_token_ids": True}
+        body["stream_options"] = {"include_usage": True}
+        if self.chat:
+            body["logprobs"] = True
+            body.setdefault("top_logprobs", 0)
+        elif body.get("logprobs") is None:
+            body["logprobs"] = 0
+        return body
