@@ -108,6 +108,8 @@ def command(settings: InferenceSettings, port: int) -> list[str]:
         "logprobs-mode": "processed_logprobs",
         # Sampling is what the request says, never what a file beside the model says.
         "generation-config": "vllm",
+        # What is served comes from the bus; weights beside the tokenizer would only be read to be replaced.
+        "load-format": "dummy",
         "weight-transfer-config": f'{{"backend": "{BACKEND}"}}',
     }
     if settings.max_model_len is not None:

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,13 +50,13 @@ ASK = {
 class Job:
     """How big the demo is."""
 
-    steps: int = 40
+    steps: int = 36
     train: int = 512
     heldout: int = 100
     warm_steps: int = 450
     groups_per_step: int = 16
     samples: int = 8
-    lr: float = 3e-4
+    lr: float = 4e-4
     seed: int = 0
     deadline: float = 60.0
 
@@ -95,22 +95,42 @@ async def _prepare(made: Stack, job: Job) -> tuple[Client, list[Problem]]:
     await made.supervisor.start(
         Child("store", "store", StoreSettings(path=made.directory.store, http_port=0, id="store"))
     )
-    made.view.say("making a small model that is mostly wrong")
-    sizes = ["--out", model, "--seed", job.seed, "--steps", job.warm_steps]
-    await made.unless_failed(_python(made, "model.py", sizes))
-    made.view.say("starting vLLM, runners and learner")
-    await made.supervisor.start(Child("inference-0", "inference", _inference(made.directory)))
-    # A learner of no steps publishes the model as version 0, writes its checkpoint and ends.
+    made.view.say("making a small model that is mostly wrong; starting vLLM and runners beside")
+    sizes = ["--out", model, "--seed", job.seed, "--steps", job.warm_steps, "--threads", 1]
+    making = asyncio.create_task(_python(made, "model.py", sizes))
+    try:
+        # vLLM takes its weights from the bus: a tokenizer and a configuration are all it needs to start.
+        await made.unless_failed(_first_of(making, _there(made, model / "config.json")))
+        await made.supervisor.start(Child("inference-0", "inference", _inference(made.directory)))
+        for number in range(RUNNERS):
+            settings = RunnerSettings(agent="agent:solve", path=EXAMPLE, concurrency=8, id=f"runner-{number}")
+            await made.supervisor.start(Child(f"runner-{number}", "runner", settings))
+        await made.unless_failed(making)
+    finally:
+        making.cancel()
+    made.view.say("publishing it as version 0")
+    # A learner of no steps publishes the model, writes its checkpoint and ends.
     await made.supervisor.start(Child("learner-first", "learner", _learner(job, made.directory, steps=0)))
-    for number in range(RUNNERS):
-        settings = RunnerSettings(agent="agent:solve", path=EXAMPLE, concurrency=8, id=f"runner-{number}")
-        await made.supervisor.start(Child(f"runner-{number}", "runner", settings))
     store = await made.member(lambda beat: beat.role == "store", "store", 60)
     made.announce(store.address)
     client = await asyncio.to_thread(connect, store.address)
     await made.unless_failed(made.supervisor.finished("learner-first"))
     await made.member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 120)
     return client, read_problems(place / "heldout.jsonl")
+
+
+async def _first_of(work: asyncio.Task[None], other: Coroutine[Any, Any, None]) -> None:
+    """Wait for either; an error of ``work`` is raised."""
+    waiting = asyncio.ensure_future(other)
+    await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if work.done():
+        work.result()
+
+
+async def _there(made: Stack, path: Path) -> None:
+    while not path.exists():
+        await made.fleet.changed()  # the store's heartbeat, each second
 
 
 async def _evaluate(made: Stack, client: Client, problems: list[Problem], version: int) -> list[Evaluation]:

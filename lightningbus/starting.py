@@ -142,7 +142,7 @@ def up(
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="training steps")] = 40,
+    steps: Annotated[int, typer.Option(min=1, help="training steps")] = 36,
     seed: Annotated[int, typer.Option(help="of the problems, the model and the order of tasks")] = 0,
     runs: Annotated[Path, typer.Option(help="where run directories are made")] = Path("runs"),
 ) -> None:

@@ -133,15 +133,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=450)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     tokenizer = make_tokenizer(options.seed)
     model = make_model(tokenizer, options.seed)
+    tokenizer.save_pretrained(options.out)
+    model.config.save_pretrained(options.out)
     warm_start(model, tokenizer, options.steps, options.batch, options.seed)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
     model.save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
 
 
 if __name__ == "__main__":
