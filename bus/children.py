@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
 
@@ -20,6 +21,18 @@ def ends_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], No
         return None
     libc = ctypes.CDLL(None)  # before the fork: nothing may be loaded after it
     return lambda: libc.prctl(PR_SET_PDEATHSIG, number)
+
+
+async def spawn(
+    *command: str, parent_dies: signal.Signals = signal.SIGTERM, **options: Any
+) -> asyncio.subprocess.Process:
+    """Start a program as the head of its own group; ``options`` are `asyncio.create_subprocess_exec`'s.
+
+    ``parent_dies`` is what it is sent when this process is gone. Raises OSError when it cannot be started.
+    """
+    return await asyncio.create_subprocess_exec(
+        *command, start_new_session=True, preexec_fn=ends_with_parent(parent_dies), **options
+    )
 
 
 async def end(process: asyncio.subprocess.Process, seconds: float) -> bool:

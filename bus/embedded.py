@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from bus.children import end, ends_with_parent
+from bus.children import end, spawn
 from bus.errors import BusError
 from schemas.codec import MAX_BYTES
 
@@ -85,15 +85,7 @@ class NatsServer:
         config.write_text(server_config(self.host, self.port or -1, self.directory / "jetstream", ports_dir))
         log_path = self.directory / "nats.log"
         with log_path.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                find_server(),
-                "-c",
-                str(config),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=ends_with_parent(),
-            )
+            self.process = await spawn(find_server(), "-c", str(config), stdout=log, stderr=subprocess.STDOUT)
         try:
             async with asyncio.timeout(START_SECONDS):
                 self.port = await self._listening(ports_dir)

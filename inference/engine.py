@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
-from bus.children import end, ends_with_parent
+from bus.children import end, spawn
 from inference.plugin import BACKEND
 from inference.settings import InferenceSettings
 
@@ -40,14 +40,12 @@ class Engine:
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         with self.log_path.open("ab") as out:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = await spawn(
                 *command(self._settings, port),
                 env=os.environ | environment(self._settings),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=ends_with_parent(),
             )
         try:
             async with asyncio.timeout(self._settings.start_seconds):

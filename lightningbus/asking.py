@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from bus import Bus
 from bus.tasks import read_problems
@@ -101,6 +99,8 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="keep showing until Ctrl-C")] = False,
 ) -> None:
     """Who is alive and what they do."""
+    from rich.console import Console
+
     from lightningbus.view import View, console, members_table
 
     async def look() -> None:
@@ -149,6 +149,9 @@ def _show(title: str, columns: list[str], rows: list[tuple[Any, ...]], as_json: 
         writer.writerow(columns)
         writer.writerows(rows)
         return
+    from rich.console import Console
+    from rich.table import Table
+
     wide = None if sys.stdout.isatty() else 400  # a pipe has no width to fit into
     table = Table(*columns, title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for row in rows:

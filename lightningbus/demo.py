@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from clickhouse_connect.driver.client import Client
 from rich.console import Console
 from rich.table import Table
 
+from bus.children import kill_group, spawn
 from bus.tasks import Problem, read_problems
 from inference.settings import InferenceSettings
 from learner.settings import ActorSettings, LearnerSettings, OptimSettings
@@ -100,7 +101,7 @@ async def _prepare(made: Stack, job: Job) -> tuple[Client, list[Problem]]:
     making = asyncio.create_task(_python(made, "model.py", sizes))
     try:
         # vLLM takes its weights from the bus: a tokenizer and a configuration are all it needs to start.
-        await made.unless_failed(_first_of(making, _there(made, model / "config.json")))
+        await made.unless_failed(_described(made, model, making))
         await made.supervisor.start(Child("inference-0", "inference", _inference(made.directory)))
         for number in range(RUNNERS):
             settings = RunnerSettings(agent="agent:solve", path=EXAMPLE, concurrency=8, id=f"runner-{number}")
@@ -119,17 +120,11 @@ async def _prepare(made: Stack, job: Job) -> tuple[Client, list[Problem]]:
     return client, read_problems(place / "heldout.jsonl")
 
 
-async def _first_of(work: asyncio.Task[None], other: Coroutine[Any, Any, None]) -> None:
-    """Wait for either; an error of ``work`` is raised."""
-    waiting = asyncio.ensure_future(other)
-    await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if work.done():
-        work.result()
-
-
-async def _there(made: Stack, path: Path) -> None:
-    while not path.exists():
+async def _described(made: Stack, model: Path, making: asyncio.Task[None]) -> None:
+    """Wait for the model's configuration, the last thing written before its training; an error of that is raised."""
+    while not (model / "config.json").exists():
+        if making.done():
+            making.result()
         await made.fleet.changed()  # the store's heartbeat, each second
 
 
@@ -157,7 +152,7 @@ async def _drained(made: Stack, client: Client) -> None:
 
 
 async def _python(made: Stack, script: str, arguments: list[Any]) -> None:
-    process = await asyncio.create_subprocess_exec(
+    process = await spawn(
         sys.executable,
         str(EXAMPLE / script),
         *map(str, arguments),
@@ -172,8 +167,7 @@ async def _python(made: Stack, script: str, arguments: list[Any]) -> None:
             made.view.note = last
         code = await process.wait()
     finally:
-        if process.returncode is None:
-            process.kill()
+        await kill_group(process)
     made.view.note = ""
     if code:
         raise UserError(f"{script} failed: {last}")

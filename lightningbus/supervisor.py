@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from bus.children import end, ends_with_parent
+from bus.children import end, spawn
 from lightningbus.roles import UserError
 from lightningbus.rundir import RunDirectory
 
@@ -96,13 +96,8 @@ class Supervisor:
             str(settings),
         ]
         with self._directory.log(child.name).open("ab") as out:
-            self._processes[child.name] = await asyncio.create_subprocess_exec(
-                *command,
-                stdout=out,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-                cwd=Path.cwd(),
-                preexec_fn=ends_with_parent(),
+            self._processes[child.name] = await spawn(
+                *command, stdout=out, stderr=asyncio.subprocess.STDOUT, cwd=Path.cwd()
             )
 
     async def _watch(self, child: Child) -> int:

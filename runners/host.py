@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from bus.children import ends_with_parent, kill_group
+from bus.children import kill_group, spawn
 from runners.settings import RunnerSettings
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class PythonHost:
         await self.stop()
         ours, theirs = socket.socketpair()
         try:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = await spawn(
                 *self._command,
                 str(theirs.fileno()),
                 *self._targets,
@@ -92,8 +92,7 @@ class PythonHost:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                preexec_fn=ends_with_parent(signal.SIGKILL),
+                parent_dies=signal.SIGKILL,
             )
         except OSError as error:
             ours.close()
@@ -160,14 +159,13 @@ class CommandHost:
     async def run(self, task: Any) -> dict[str, Any]:
         """One process from start to end."""
         try:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = await spawn(
                 *self._command,
                 cwd=self._place.directory,
                 env=self._place.environment(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=ends_with_parent(signal.SIGKILL),
+                parent_dies=signal.SIGKILL,
                 limit=MAX_LINE,
             )
         except OSError as error:

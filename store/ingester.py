@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import logging
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
@@ -156,11 +155,6 @@ def deduplication_token(deliveries: Iterable[Delivery]) -> str:
     """The same for the same set of messages, whatever their order: an insert repeated after a lost answer is one."""
     names = sorted(f"{delivery.stream}:{delivery.sequence}" for delivery in deliveries)
     return hashlib.sha256("\n".join(names).encode()).hexdigest()
-
-
-def rate(rows: int, since: float) -> float:
-    """Rows per second since a moment of the monotonic clock."""
-    return rows / max(time.monotonic() - since, 1e-9)
 
 
 def _code(error: DatabaseError) -> int:

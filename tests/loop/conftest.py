@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,8 @@ import clickhouse_connect
 import pytest
 import yaml
 from clickhouse_connect.driver.client import Client
+
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 CALCULATOR = ROOT / "examples" / "calculator"
@@ -57,10 +58,7 @@ class Loop:
 
     def until(self, sql: str, expected: Any, seconds: float = 90) -> None:
         """Wait until a query's first value is what it should become; ClickHouse has no event to wait for."""
-        deadline = time.monotonic() + seconds
-        while (found := self.one(sql)) != expected:
-            assert time.monotonic() < deadline, f"{sql}: {found!r}, not {expected!r}"
-            time.sleep(0.1)
+        until(lambda: self.one(sql), expected, seconds)
 
 
 def write_tasks(path: Path, count: int) -> Path:
