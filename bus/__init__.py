@@ -1,9 +1,12 @@
 """JetStream as this project uses it: publish with deadlines, pull by free slots, leases, blobs, heartbeats."""
 
 from bus.connection import DEFAULT_URL, Bus
+from bus.dead import DeadLetters
 from bus.delivery import Delivery
-from bus.errors import BlobCorrupt, BusError, Fenced, PublishTimeout, StreamFull
+from bus.errors import BlobCorrupt, BusError, Fenced, PoisonFlood, PublishTimeout, StreamFull
 from bus.fleet import Fleet, Pulse
+from bus.leases import Lease, leased
+from bus.poison import PoisonLimit
 from bus.puller import Puller
 from bus.streams import (
     LEARNER_SPANS,
@@ -24,12 +27,17 @@ __all__ = [
     "Bus",
     "BusError",
     "Consumer",
+    "DeadLetters",
     "Delivery",
     "Fenced",
     "Fleet",
+    "Lease",
+    "PoisonFlood",
+    "PoisonLimit",
     "PublishTimeout",
     "Puller",
     "Pulse",
     "StreamFull",
+    "leased",
     "runner_tasks",
 ]

@@ -17,18 +17,21 @@ from typing import Any
 
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.api import AckPolicy, ConsumerConfig, ObjectStoreConfig
 from nats.js.errors import NotFoundError, ObjectNotFoundError
 
 from bus.errors import BlobCorrupt, BusError
 from bus.publisher import Publisher
 from bus.puller import Puller
+from bus.streams import replicas_of
+from schemas import subjects
 from schemas.events import Blob
 
+_META = "$O.{bucket}.M.{name}"
 CHUNK_BYTES = 128 * 1024
 """The Object Store's own default."""
 CHUNKS_IN_FLIGHT = 64
-PUBLISH_SECONDS = 60.0
+PUBLISH_SECONDS = 600.0
 READ_SECONDS = 60.0
 """Longest silence while reading before the read fails."""
 
@@ -100,6 +103,15 @@ class Blobs:
             Path(temporary).unlink(missing_ok=True)
             raise
 
+    async def names(self, bucket: str) -> list[str]:
+        """Names of all blobs of a bucket."""
+        await self._ensure(bucket)
+        found = await self._js.stream_info(f"OBJ_{bucket}", subjects_filter=_META.format(bucket=bucket, name=">"))
+        names = [
+            base64.urlsafe_b64decode(subject.rpartition(".")[2]).decode() for subject in found.state.subjects or ()
+        ]
+        return [name for name in sorted(names) if await self._info(bucket, name) is not None]
+
     async def delete(self, bucket: str, name: str) -> None:
         """Remove a blob; one that is not there is no error."""
         await self._ensure(bucket)
@@ -143,7 +155,8 @@ class Blobs:
 
     async def _ensure(self, bucket: str) -> None:
         if bucket not in self._buckets:
-            await self._js.create_object_store(bucket)
+            replicas = await replicas_of(self._js, subjects.WEIGHTS)
+            await self._js.create_object_store(bucket, config=ObjectStoreConfig(replicas=replicas))
             self._buckets.add(bucket)
 
     async def _info(self, bucket: str, name: str) -> dict[str, Any] | None:
@@ -163,7 +176,7 @@ class Blobs:
 
 
 def _meta_subject(bucket: str, name: str) -> str:
-    return f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+    return _META.format(bucket=bucket, name=base64.urlsafe_b64encode(name.encode()).decode())
 
 
 def _chunks(source: Path | bytes) -> Iterator[bytes]:

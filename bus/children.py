@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -24,15 +25,22 @@ def ends_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], No
 
 
 async def spawn(
-    *command: str, parent_dies: signal.Signals = signal.SIGTERM, **options: Any
+    *command: str, parent_dies: signal.Signals = signal.SIGTERM, data_bytes: int | None = None, **options: Any
 ) -> asyncio.subprocess.Process:
     """Start a program as the head of its own group; ``options`` are `asyncio.create_subprocess_exec`'s.
 
-    ``parent_dies`` is what it is sent when this process is gone. Raises OSError when it cannot be started.
+    ``parent_dies`` is what it is sent when this process is gone; ``data_bytes`` the most memory it may take. Raises
+    OSError when it cannot be started.
     """
-    return await asyncio.create_subprocess_exec(
-        *command, start_new_session=True, preexec_fn=ends_with_parent(parent_dies), **options
-    )
+    tied = ends_with_parent(parent_dies)
+
+    def prepare() -> None:
+        if tied is not None:
+            tied()
+        if data_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
+
+    return await asyncio.create_subprocess_exec(*command, start_new_session=True, preexec_fn=prepare, **options)
 
 
 async def end(process: asyncio.subprocess.Process, seconds: float) -> bool:

@@ -1,6 +1,7 @@
 """The bus as every role sees it: one connection with all that may be done on it."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -9,7 +10,9 @@ from typing import Any, TypeVar
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.js.errors import NotFoundError
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js.errors import NotFoundError, ServiceUnavailableError
 
 from bus import streams
 from bus.blobs import Blobs
@@ -28,7 +31,11 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Event)
 
 CONNECT_SECONDS = 10.0
+PROVISION_SECONDS = 60.0
+PROVISION_PAUSE_SECONDS = 0.5
 PUBLISH_SECONDS = 30.0
+PING_SECONDS = 5
+"""A connection over which two pings in a row are not answered is dead, though nobody has said so."""
 DEFAULT_URL = "nats://127.0.0.1:4222"
 
 
@@ -38,9 +45,12 @@ class Bus:
     def __init__(self, nc: Client) -> None:
         self.nc = nc
         self.js = nc.jetstream(timeout=10)
+        self._last_error = ""
         self._settled = False  # connected once, and not being closed: only then is losing the connection news
         self.failed = asyncio.Event()
         """Set when the connection is closed for good; the process should end."""
+        self.reconnected = asyncio.Event()
+        """Set at each reconnect, for whoever waits for one; they clear it."""
         self._publisher = Publisher(nc)
         self._pullers: set[Puller] = set()
         self.blobs = Blobs(nc, self.js, self._publisher)
@@ -50,14 +60,19 @@ class Bus:
     async def connect(
         cls, url: str = DEFAULT_URL, name: str = "lightningbus", wait: float = CONNECT_SECONDS
     ) -> AsyncIterator["Bus"]:
-        """Connect, and reconnect for ever; raises `BusError` when nobody answers within ``wait`` seconds at first."""
+        """Connect, and reconnect for ever; raises `BusError` when nobody answers within ``wait`` seconds at first.
+
+        ``url`` may name several servers of a cluster, with commas between them.
+        """
         nc = Client()
         bus = cls(nc)
         try:
             async with asyncio.timeout(wait):
                 await nc.connect(
-                    url,
+                    url.split(","),
                     name=name,
+                    ping_interval=PING_SECONDS,
+                    max_outstanding_pings=2,
                     allow_reconnect=True,
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.5,  # type: ignore[arg-type]
@@ -77,11 +92,28 @@ class Bus:
             yield bus
         finally:
             bus._settled = False
-            await nc.close()
+            with contextlib.suppress(OSError):  # a connection that is lost as it is closed is closed
+                await nc.close()
 
-    async def provision(self) -> None:
-        """Make all streams and the durables of store and learner; safe to repeat."""
-        await streams.provision(self.js)
+    @property
+    def full(self) -> str:
+        """The subjects whose stream has no room for what this process publishes, one after the other; empty: none."""
+        return ", ".join(sorted(self._publisher.full))
+
+    async def provision(self, replicas: int | None = None) -> None:
+        """Make all streams and the durables of store and learner; safe to repeat.
+
+        ``replicas``: servers of a cluster that hold each stream; None: as many as there are now, else one. A cluster
+        that has no leader yet is waited for; raises `BusError` when it has none after 60 s.
+        """
+        deadline = asyncio.get_running_loop().time() + PROVISION_SECONDS
+        while True:
+            try:
+                return await streams.provision(self.js, replicas)
+            except (NatsTimeoutError, NoRespondersError, ServiceUnavailableError) as error:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise BusError(f"the streams cannot be made: {error or type(error).__name__}") from error
+            await asyncio.sleep(PROVISION_PAUSE_SECONDS)
 
     async def ensure(self, consumer: Consumer) -> None:
         """Make one durable; safe to repeat."""
@@ -114,7 +146,11 @@ class Bus:
             headers[subjects.TRACE_HEADER] = traceparent
         if expect_last is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
-        return await self._publisher.publish(subject, encode(event), headers, timeout)
+        return await self.publish_raw(subject, encode(event), headers, timeout)
+
+    async def publish_raw(self, subject: str, payload: bytes, headers: dict[str, str], timeout: float) -> int:
+        """`publish` of bytes with all their headers."""
+        return await self._publisher.publish(subject, payload, headers, timeout)
 
     async def publish_task(self, task: Task, timeout: float = PUBLISH_SECONDS) -> None:
         """Publish a task, then the record of it; its PRODUCER span opens the rollout's trace."""
@@ -139,29 +175,16 @@ class Bus:
     @asynccontextmanager
     async def pull(self, consumer: Consumer, slots: int) -> AsyncIterator[Puller]:
         """Pull loop over a durable; at most ``slots`` deliveries are held at once."""
-        puller = Puller(self.nc, consumer.stream, consumer.durable, slots, self._pullers.discard)
-        self._pullers.add(puller)
-        async with puller:
+        async with self.pull_named(consumer.stream, consumer.durable, slots) as puller:
             yield puller
 
     @asynccontextmanager
-    async def lease(self, delivery: Delivery, ack_wait: float = 30.0) -> AsyncIterator[None]:
-        """Keep a delivery ours while the block runs, by a task of its own, three times per ``ack_wait``."""
-
-        async def renew() -> None:
-            while True:
-                await asyncio.sleep(ack_wait / 3)
-                try:
-                    await delivery.in_progress()
-                except NatsError as error:
-                    log.warning("lease of %s not renewed: %s", delivery.subject, error)
-
-        task = asyncio.create_task(renew())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    async def pull_named(self, stream: str, consumer: str, slots: int) -> AsyncIterator[Puller]:
+        """`pull` from a consumer that is none of ours."""
+        puller = Puller(self.nc, stream, consumer, slots, self._pullers.discard)
+        self._pullers.add(puller)
+        async with puller:
+            yield puller
 
     async def bury(self, delivery: Delivery, reason: str) -> None:
         """Keep a message nobody can use as a dead letter, then never deliver it again."""
@@ -190,15 +213,19 @@ class Bus:
         return Fleet(self.nc, role)
 
     async def _on_error(self, error: Exception) -> None:
-        if self._settled:
-            log.warning("bus: %s", error or type(error).__name__)
+        said = str(error) or type(error).__name__
+        if self._settled and said != self._last_error:  # while it reconnects, once is enough
+            self._last_error = said
+            log.warning("bus: %s", said)
 
     async def _on_disconnect(self) -> None:
         if self._settled:
             log.warning("bus: disconnected; reconnecting")
 
     async def _on_reconnect(self) -> None:
+        self._last_error = ""
         log.warning("bus: connected again")
+        self.reconnected.set()
         for puller in self._pullers:
             puller.forget_requests()
 
@@ -206,6 +233,6 @@ class Bus:
         self.failed.set()
 
 
-def _without_secrets(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else url
+def _without_secrets(urls: str) -> str:
+    split = [url.partition("://") for url in urls.split(",")]
+    return ",".join(f"{scheme}{mark}{rest.rpartition('@')[2]}" for scheme, mark, rest in split)

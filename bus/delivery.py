@@ -28,6 +28,8 @@ class Delivery:
         self.data: bytes = message.data
         self.stream: str = meta.stream
         self.sequence: int = meta.sequence.stream
+        self.consumer_sequence: int = meta.sequence.consumer
+        """Counts what the consumer has delivered to anybody; a gap is somebody else's, or was lost on the way."""
         self.deliveries: int = meta.num_delivered
         """1 for the first delivery: the attempt number."""
         self.pending: int = meta.num_pending
@@ -59,9 +61,12 @@ class Delivery:
         """Never deliver it again."""
         await self._settle(b"+TERM", sync)
 
-    async def in_progress(self) -> None:
-        """Restart the server's ack_wait."""
-        await self._nc.publish(self._reply, b"+WPI")
+    async def in_progress(self, sync: bool = False) -> None:
+        """Restart the server's ack_wait; ``sync`` as in `ack`."""
+        if sync:
+            await self._nc.request(self._reply, b"+WPI", timeout=ACK_SECONDS)
+        else:
+            await self._nc.publish(self._reply, b"+WPI")
 
     def release(self) -> None:
         """Free the slot without settling: the message is acknowledged later by a newer one."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import socket
@@ -11,13 +12,24 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import aiohttp
+
+from bus.cancelling import cancel
 from bus.children import end, spawn
 from bus.errors import BusError
 from schemas.codec import MAX_BYTES
 
+log = logging.getLogger(__name__)
+
 START_SECONDS = 15.0
 STOP_SECONDS = 10.0
+RESTART_SECONDS = (0.2, 5.0)
+HEALTH_SECONDS = 2.0
+ROOM_BYTES = 8 * 1024 * 1024
+"""Free space at which a server that met a full disk is started again."""
 HEADER_ROOM = 64 * 1024
+SYNC = "2m"
+"""Survives a killed process, not a power loss; ``always`` survives both."""
 
 
 def find_server() -> str:
@@ -29,24 +41,26 @@ def find_server() -> str:
     return found
 
 
-def server_config(host: str, port: int, store_dir: Path, ports_dir: Path) -> str:
-    """The server's configuration file.
+def server_config(host: str, port: int, store_dir: Path, ports_dir: Path, sync: str = SYNC, more: str = "") -> str:
+    """The server's configuration file; ``more`` is appended as it is.
 
-    ``sync_interval`` 2 min survives a killed process, not a power loss. ``js_ack_fc_v2`` stays off: nats-py cannot read
-    acknowledgement subjects of that form everywhere yet.
+    ``sync`` is how long what was written may wait for the disk: docs/architecture.md says what each choice survives.
+    ``js_ack_fc_v2`` stays off: nats-py cannot read acknowledgement subjects of that form everywhere yet.
     """
     return f"""
 host: {json.dumps(host)}
 port: {port}
+http: "127.0.0.1:-1"
 ports_file_dir: {json.dumps(str(ports_dir))}
 max_payload: {MAX_BYTES + HEADER_ROOM}
 jetstream {{
   store_dir: {json.dumps(str(store_dir))}
   max_memory_store: 256MB
   max_file_store: 16GB
-  sync_interval: "2m"
+  sync_interval: {json.dumps(sync)}
 }}
 feature_flags {{ js_ack_fc_v2: false }}
+{more}
 """
 
 
@@ -61,12 +75,22 @@ def port_is_free(host: str, port: int) -> bool:
     return True
 
 
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server((host, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
 class NatsServer:
     """A running nats-server child process; ``url`` is where it listens."""
 
-    def __init__(self, directory: Path, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.directory, self.host, self.port = directory, host, port
+    def __init__(
+        self, directory: Path, host: str = "127.0.0.1", port: int = 0, sync: str = SYNC, more: str = ""
+    ) -> None:
+        self.directory, self.host, self.port, self._sync, self._more = directory, host, port, sync, more
         self.process: asyncio.subprocess.Process | None = None
+        self._monitor = ""
 
     @property
     def url(self) -> str:
@@ -82,7 +106,8 @@ class NatsServer:
         shutil.rmtree(ports_dir, ignore_errors=True)
         ports_dir.mkdir()
         config = self.directory / "nats.conf"
-        config.write_text(server_config(self.host, self.port or -1, self.directory / "jetstream", ports_dir))
+        store_dir = self.directory / "jetstream"
+        config.write_text(server_config(self.host, self.port or -1, store_dir, ports_dir, self._sync, self._more))
         log_path = self.directory / "nats.log"
         with log_path.open("ab") as log:
             self.process = await spawn(find_server(), "-c", str(config), stdout=log, stderr=subprocess.STDOUT)
@@ -101,8 +126,54 @@ class NatsServer:
                 raise BusError(f"nats-server ended at once: {words[-1] if words else 'no output'}")
             for file in ports_dir.glob("*.ports"):
                 with suppress(json.JSONDecodeError, KeyError, IndexError):
-                    return int(json.loads(file.read_text())["nats"][0].rpartition(":")[2])
+                    said = json.loads(file.read_text())
+                    self._monitor = said["monitoring"][0]
+                    return int(said["nats"][0].rpartition(":")[2])
             await asyncio.sleep(0.01)  # the server tells that it listens by a file; there is no event to wait for
+
+    async def keep_alive(self) -> None:
+        """Start it again whenever it ends, on the same port and data, for as long as this runs.
+
+        Also when it could not write: a stream that has met a full disk stays frozen until the server is started anew.
+        """
+        pause, longest = RESTART_SECONDS
+        while True:
+            assert self.process is not None
+            failure = asyncio.create_task(self._cannot_write())
+            ended = asyncio.create_task(self.process.wait())
+            try:
+                await asyncio.wait({failure, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if not ended.done():
+                    log.error("nats-server: %s; it is started again as soon as there is room", failure.result())
+                    await self._room()
+                    await self.stop()
+                log.warning("nats-server ended with %d; starting it again", await ended)
+            finally:
+                await cancel(failure, ended)
+            await asyncio.sleep(pause)  # one that dies at once must not be started in a circle
+            try:
+                await self.start()
+                pause = RESTART_SECONDS[0]
+            except BusError as error:
+                log.error("%s; trying again", error)
+                pause = min(pause * 2, longest)
+
+    async def _cannot_write(self) -> str:
+        """Wait until the server says that it could not write; returns its words."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS)) as session:
+            while True:
+                await asyncio.sleep(HEALTH_SECONDS)
+                try:
+                    async with session.get(f"{self._monitor}/healthz") as answer:
+                        said = str((await answer.json()).get("error", ""))
+                except (aiohttp.ClientError, TimeoutError, ValueError):
+                    continue
+                if "write error" in said:
+                    return said
+
+    async def _room(self) -> None:
+        while shutil.disk_usage(self.directory).free < ROOM_BYTES:  # noqa: ASYNC110 - a disk tells nobody of its room
+            await asyncio.sleep(HEALTH_SECONDS)
 
     async def stop(self) -> None:
         """End it gracefully, by force after 10 s."""
@@ -117,9 +188,11 @@ class NatsServer:
 
 
 @asynccontextmanager
-async def nats_server(directory: Path, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[NatsServer]:
+async def nats_server(
+    directory: Path, host: str = "127.0.0.1", port: int = 0, sync: str = SYNC
+) -> AsyncIterator[NatsServer]:
     """A nats-server while the block runs."""
-    server = NatsServer(directory, host, port)
+    server = NatsServer(directory, host, port, sync)
     await server.start()
     try:
         yield server

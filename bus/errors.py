@@ -16,6 +16,10 @@ class StreamFull(BusError):
     """The stream is at its limit and stayed there until the deadline: readers are too slow or gone."""
 
 
+class PoisonFlood(Exception):
+    """Most messages cannot be read: the reader stops rather than bury them all."""
+
+
 class Fenced(BusError):
     """Somebody else wrote to the subject since this writer last looked."""
 

@@ -1,22 +1,24 @@
 """Heartbeats: every process says once a second what it is doing, over core NATS, forgotten when missed."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from msgspec.structs import replace
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from bus.cancelling import cancel
+from bus.nodes import DEAD_SECONDS, SUSPECT_SECONDS, seen
 from schemas import subjects
 from schemas.codec import DecodeError, decode, encode
 from schemas.events import Heartbeat
 
 INTERVAL_SECONDS = 1.0
-FORGET_SECONDS = 3.5
-"""A member not heard of for this long is gone."""
 
 
 class Pulse:
@@ -27,7 +29,8 @@ class Pulse:
 
     async def now(self) -> None:
         """Send the heartbeat; while disconnected it is skipped, a stale one is worth nothing."""
-        beat = Heartbeat(role=self._role, id=self._id, sent_ns=time.time_ns(), **self._describe())  # type: ignore[arg-type]
+        said = {"pid": os.getpid(), "sent_ns": time.time_ns(), **self._describe()}
+        beat = Heartbeat(role=self._role, id=self._id, **said)  # type: ignore[arg-type]
         if self._nc.is_connected:
             try:
                 await self._nc.publish(subjects.heartbeat(self._role, self._id), encode(beat))
@@ -48,8 +51,7 @@ async def beating(pulse: Pulse) -> AsyncIterator[Pulse]:
     try:
         yield pulse
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel(task)
 
 
 class Fleet:
@@ -70,9 +72,18 @@ class Fleet:
             await self._subscription.unsubscribe()
 
     def members(self) -> list[Heartbeat]:
-        """Last heartbeat of everybody heard of in the last 3.5 s, by role and id."""
+        """Last heartbeat of everybody who is not dead, by role and id; ``suspect`` who has been silent for a while."""
         now = self._clock()
-        return [beat for _, (beat, heard) in sorted(self._heard.items()) if now - heard < FORGET_SECONDS]
+        states = [(beat, seen(beat.state, now - heard)) for _, (beat, heard) in sorted(self._heard.items())]
+        return [
+            beat if beat.state == state else replace(beat, state=state) for beat, state in states if state != "dead"
+        ]
+
+    def suspect(self, role: str, id: str) -> None:
+        """Somebody did not answer: no new work for it before it is heard of again."""
+        if (role, id) in self._heard:
+            beat, heard = self._heard[(role, id)]
+            self._heard[(role, id)] = (beat, min(heard, self._clock() - SUSPECT_SECONDS))
 
     async def changed(self) -> None:
         """Wait for the next heartbeat of anybody."""
@@ -86,5 +97,5 @@ class Fleet:
             return  # a newer or foreign writer; its absence from the fleet says so
         now = self._clock()
         self._heard[(beat.role, beat.id)] = (beat, now)
-        self._heard = {key: seen for key, seen in self._heard.items() if now - seen[1] < 10 * FORGET_SECONDS}
+        self._heard = {key: last for key, last in self._heard.items() if now - last[1] < DEAD_SECONDS}
         self._changed.set()

@@ -7,7 +7,9 @@ acknowledgements are matched here, on an inbox of our own.
 import asyncio
 import itertools
 import json
+import logging
 import random
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +19,8 @@ from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
 
 from bus.errors import BusError, Fenced, PublishTimeout, StreamFull, Verdict, classify
+
+log = logging.getLogger(__name__)
 
 IN_FLIGHT = 512
 """Unacknowledged messages at most; beyond it publishing waits."""
@@ -35,6 +39,8 @@ class Publisher:
         self._inbox = nc.new_inbox()
         self._waiting: dict[str, asyncio.Future[Msg]] = {}
         self._tokens = itertools.count()
+        self.full: Counter[str] = Counter()
+        """Messages that wait for room, by subject."""
 
     async def start(self) -> None:
         """Listen for acknowledgements."""
@@ -43,8 +49,8 @@ class Publisher:
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str], timeout: float) -> int:
         """Stream sequence of the stored message.
 
-        Raises `StreamFull`, `Fenced`, `PublishTimeout` or `BusError`; ``timeout`` is in seconds and includes
-        waiting for a free place in the pipeline.
+        Raises `StreamFull`, `Fenced`, `PublishTimeout` or `BusError`; ``timeout`` is in seconds, includes waiting for
+        a free place in the pipeline, and may be infinite.
         """
         deadline = asyncio.get_running_loop().time() + timeout
         try:
@@ -63,21 +69,36 @@ class Publisher:
         loop = asyncio.get_running_loop()
         pause, longest = BACKOFF_SECONDS
         full = False
-        while (left := deadline - loop.time()) > 0:
-            ack = await self._attempt(subject, payload, headers, min(left, ATTEMPT_SECONDS))
-            if isinstance(ack, int):
-                return ack
-            verdict = Verdict.RETRY if ack is None else classify(ack)
-            if ack is not None and verdict is Verdict.FENCED:
-                raise Fenced(f"{subject}: another writer got there first ({ack.get('description')})")
-            if ack is not None and verdict is Verdict.FATAL:
-                raise BusError(f"{subject}: the server refused the message ({ack.get('description')})")
-            full = verdict is Verdict.FULL
-            await asyncio.sleep(min(random.uniform(0, pause), max(0.0, deadline - loop.time())))
-            pause = min(pause * 2, longest)
+        try:
+            while (left := deadline - loop.time()) > 0:
+                ack = await self._attempt(subject, payload, headers, min(left, ATTEMPT_SECONDS))
+                if isinstance(ack, int):
+                    return ack
+                verdict = Verdict.RETRY if ack is None else classify(ack)
+                if ack is not None and verdict is Verdict.FENCED:
+                    raise Fenced(f"{subject}: another writer got there first ({ack.get('description')})")
+                if ack is not None and verdict is Verdict.FATAL:
+                    raise BusError(f"{subject}: the server refused the message ({ack.get('description')})")
+                if verdict is Verdict.FULL and not full:
+                    full = True
+                    self._count_full(subject, 1)
+                await asyncio.sleep(min(random.uniform(0, pause), max(0.0, deadline - loop.time())))
+                pause = min(pause * 2, longest)
+        finally:
+            if full:
+                self._count_full(subject, -1)
         if full:
             raise StreamFull(f"{subject}: the stream stayed full for {timeout:g} s; its readers are slow or gone")
         raise PublishTimeout(f"{subject}: no acknowledgement within {timeout:g} s; is the bus running and provisioned?")
+
+    def _count_full(self, subject: str, change: int) -> None:
+        before, now = self.full[subject], self.full[subject] + change
+        self.full[subject] = now
+        if before == 0:
+            log.warning("%s: the stream is full; waiting until its readers have made room", subject)
+        elif now == 0:
+            del self.full[subject]
+            log.warning("%s: there is room again", subject)
 
     async def _attempt(
         self, subject: str, payload: bytes, headers: dict[str, str], timeout: float
@@ -86,8 +107,8 @@ class Publisher:
         token = str(next(self._tokens))
         future = self._waiting[token] = asyncio.get_running_loop().create_future()
         try:
-            await self._nc.publish(subject, payload, reply=f"{self._inbox}.{token}", headers=headers)
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout):  # the sending too: on a connection that is dead it may wait as well
+                await self._nc.publish(subject, payload, reply=f"{self._inbox}.{token}", headers=headers)
                 message = await future
         except MaxPayloadError as error:
             raise BusError(f"{subject}: {len(payload)} bytes is over the server's limit") from error

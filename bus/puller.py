@@ -16,10 +16,15 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
+from bus.cancelling import cancel
 from bus.delivery import Delivery
 
 EXPIRES_SECONDS = 30.0
 HEARTBEAT_SECONDS = 5.0
+ENDED = frozenset({"404", "408"})
+"""How a request ends in the ordinary way: nothing there, or its time was up."""
+REFUSED_SECONDS = 0.5
+"""Pause after the server refused a request: a leader is being elected, or the consumer is gone."""
 SILENCE_SECONDS = 2.5 * HEARTBEAT_SECONDS
 """A request that has not been heard of for this long is lost (a server restart, a dropped connection)."""
 
@@ -41,6 +46,7 @@ class Puller:
         self._ready: asyncio.Queue[Delivery | None] = asyncio.Queue()
         self._wake = asyncio.Event()
         self._stopped = False
+        self._not_before = 0.0
         self._subscription: Subscription | None = None
         self._loop_task: asyncio.Task[None] | None = None
 
@@ -79,8 +85,7 @@ class Puller:
         self.stop()
         self._on_close(self)
         if self._loop_task is not None:
-            self._loop_task.cancel()
-            await asyncio.gather(self._loop_task, return_exceptions=True)
+            await cancel(self._loop_task)
         if self._nc.is_closed:
             return
         if self._subscription is not None:
@@ -106,10 +111,11 @@ class Puller:
             now = loop.time()
             self._asked = {t: (n, heard) for t, (n, heard) in self._asked.items() if now - heard < SILENCE_SECONDS}
             free = self._slots - self._held - sum(n for n, _ in self._asked.values())
-            if free > 0 and not self._stopped:
+            if free > 0 and not self._stopped and now >= self._not_before:
                 await self._request(free, now)
+            wait = self._not_before - now if now < self._not_before else HEARTBEAT_SECONDS
             try:
-                async with asyncio.timeout(HEARTBEAT_SECONDS):
+                async with asyncio.timeout(wait):
                     await self._wake.wait()
             except TimeoutError:
                 continue
@@ -147,6 +153,8 @@ class Puller:
             self._asked[token] = (self._asked[token][0], heard)
             return
         if self._asked.pop(token, None) is not None:
+            if status not in ENDED:
+                self._not_before = heard + REFUSED_SECONDS
             self._wake.set()
 
     def _free(self) -> None:

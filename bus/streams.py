@@ -11,7 +11,7 @@ from nats.js.api import (
     StorageType,
     StreamConfig,
 )
-from nats.js.errors import BadRequestError
+from nats.js.errors import BadRequestError, NotFoundError
 
 from schemas import subjects
 
@@ -105,9 +105,21 @@ def _stored_form(config: ConsumerConfig) -> ConsumerConfig:
     return config if config.filter_subject != ">" else config.evolve(filter_subject=None)
 
 
-async def provision(js: JetStreamContext) -> None:
-    """All streams, then all durables that must exist before anything is published; safe to repeat."""
+async def provision(js: JetStreamContext, replicas: int | None) -> None:
+    """All streams, then all durables that must exist before anything is published; safe to repeat.
+
+    ``replicas`` None leaves an existing stream's as they are.
+    """
     for stream in STREAMS:
-        await ensure_stream(js, replace(stream))
+        wanted = replicas or await replicas_of(js, stream.name or "")
+        await ensure_stream(js, replace(stream, num_replicas=wanted))
     for consumer in READERS:
         await ensure_consumer(js, consumer)
+
+
+async def replicas_of(js: JetStreamContext, stream: str) -> int:
+    """How many servers hold a stream; 1 if it does not exist yet."""
+    try:
+        return int((await js.stream_info(stream)).config.num_replicas or 1)
+    except NotFoundError:
+        return 1

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import os
-import socket
 import sys
 from pathlib import Path
 
 import aiohttp
 
 from bus.children import end, spawn
+from bus.embedded import free_port
 from inference.plugin import BACKEND
 from inference.settings import InferenceSettings
 
@@ -24,6 +24,10 @@ class EngineFailed(Exception):
     """The engine did not start, or refused what it was told; the message holds its last words."""
 
 
+class EngineKilled(EngineFailed):
+    """The engine was ended by a signal as it started, which says nothing about its settings."""
+
+
 class Engine:
     """Starts vLLM, knows when it is up, tells it to pause, load and resume."""
 
@@ -31,13 +35,15 @@ class Engine:
         self._settings = settings
         self._session = session
         self._process: asyncio.subprocess.Process | None = None
+        self.max_model_len: int | None = None
+        """Longest prompt and answer together, in tokens; known once the engine is up."""
         self.log_path = settings.work / "vllm.log"
         self.url = ""
 
     async def start(self) -> None:
         """Start and wait until it answers; raises `EngineFailed`."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         with self.log_path.open("ab") as out:
             self._process = await spawn(
@@ -50,10 +56,13 @@ class Engine:
         try:
             async with asyncio.timeout(self._settings.start_seconds):
                 while not await self._healthy():
-                    if self._process.returncode is not None:
-                        raise EngineFailed(f"vLLM ended with {self._process.returncode}: {self._last_words()}")
+                    code = self._process.returncode
+                    if code is not None:
+                        kind = EngineKilled if code < 0 else EngineFailed
+                        raise kind(f"vLLM ended with {code}: {self._last_words()}")
                     await asyncio.sleep(POLL_SECONDS)
                 await self.tell("/init_weight_transfer_engine", {"init_info": {}})
+                self.max_model_len = await self._context()
         except TimeoutError:
             raise EngineFailed(
                 f"vLLM did not start within {self._settings.start_seconds:g} s: {self._last_words()}"
@@ -88,6 +97,13 @@ class Engine:
         except (aiohttp.ClientError, TimeoutError):
             return False
 
+    async def _context(self) -> int:
+        try:
+            async with self._session.get(self.url + "/v1/models") as response:
+                return int((await response.json())["data"][0]["max_model_len"])
+        except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
+            raise EngineFailed(f"vLLM does not say how long its context is: {error}") from error
+
     def _last_words(self) -> str:
         lines = [line for line in self.log_path.read_text(errors="replace").splitlines() if "Error" in line]
         return f"{lines[-1].split('] ')[-1][:300] if lines else 'no error in its log'} (log: {self.log_path})"
@@ -115,9 +131,9 @@ def command(settings: InferenceSettings, port: int) -> list[str]:
     flat = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
     quiet = ["--disable-uvicorn-access-log", "--disable-log-stats"]
     eager = [] if _has_gpu() else ["--enforce-eager"]
-    module = "vllm.entrypoints.openai.api_server"
     # -P: a directory of the user's may have the name of a package that vLLM's processes import.
-    return [sys.executable, "-P", "-m", module, *flat, *quiet, *eager, *settings.extra_args]
+    server = settings.command or [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
+    return [*server, *flat, *quiet, *eager, *settings.extra_args]
 
 
 def environment(settings: InferenceSettings) -> dict[str, str]:
@@ -137,9 +153,3 @@ def environment(settings: InferenceSettings) -> dict[str, str]:
 
 def _has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

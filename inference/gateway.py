@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from inference.state import State, serves
+from bus.nodes import State, serves
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,9 @@ MAX_REQUEST_BYTES = 64 * 1024 * 1024
 VERSION_HEADER = "X-Lightningbus-Version"
 EVENT_START = b"data: {"
 EVENT_END = b"\n\n"
+QUIET_SECONDS = 10.0
+STILL_HERE = b": still here\n\n"
+"""Said on a stream that has been quiet for so long, so that a slow answer is told from a dead connection."""
 
 
 def marked(event: bytes, version: int) -> bytes:
@@ -111,9 +114,13 @@ class Gateway:
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
         reading = asyncio.create_task(self._mark(answer, events))
         try:
-            while (event := await events.get()) is not None:
+            while (event := await _next(events)) is not None:
                 await response.write(event)
-            await reading  # a broken stream breaks ours as well: the runner sees that the answer is not whole
+            await reading
+        except aiohttp.ClientError as error:
+            log.warning("an answer broke off: %s", str(error) or type(error).__name__)
+            if request.transport is not None:
+                request.transport.abort()  # so that the runner sees that it is not whole
         finally:
             reading.cancel()
         return response
@@ -132,6 +139,14 @@ class Gateway:
 
     def _not_ready(self) -> web.Response:
         return _error(503, f"this node is {self.state}", {"Retry-After": "1"})
+
+
+async def _next(events: asyncio.Queue[bytes | None]) -> bytes | None:
+    try:
+        async with asyncio.timeout(QUIET_SECONDS):
+            return await events.get()
+    except TimeoutError:
+        return STILL_HERE
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:

@@ -11,11 +11,12 @@ from typing import Any
 import aiohttp
 
 from bus import Bus
+from bus.cancelling import cancel
 from bus.fleet import Pulse
-from inference.engine import Engine, EngineFailed
+from bus.nodes import Happening, step
+from inference.engine import Engine, EngineFailed, EngineKilled
 from inference.gateway import Gateway
 from inference.settings import InferenceSettings
-from inference.state import Happening, step
 from inference.subscriber import Subscriber
 
 log = logging.getLogger(__name__)
@@ -75,14 +76,14 @@ class Node:
             await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not life.done():
                 await self._happen("stop")
-                life.cancel()
-                await asyncio.gather(life, return_exceptions=True)
+                await cancel(life)
                 break
             proven = proven or self._gateway.state in ("stale", "ready")
             await self._happen("engine_lost")
             await self._engine.stop()
             error = life.exception()
-            if not isinstance(error, EngineFailed) or not proven:
+            worth_another = proven or isinstance(error, EngineKilled)  # what never ran may be set up wrongly
+            if not isinstance(error, EngineFailed) or not worth_another:
                 stopping.cancel()
                 raise error or AssertionError("a node lives until its engine is lost")
             log.error("%s; starting it again in %g s", error, pause)
@@ -105,9 +106,7 @@ class Node:
                 await following
             raise EngineFailed(f"vLLM ended with {await lost}")
         finally:
-            following.cancel()
-            lost.cancel()
-            await asyncio.gather(following, lost, return_exceptions=True)
+            await cancel(following, lost)
 
     async def _swap(self, path: Path, version: int) -> float:
         """Requests in flight stand still for the moment, keep their tokens, and go on with the new weights."""
@@ -141,5 +140,10 @@ class Node:
             "address": self._settings.advertise or self._gateway.address,
             "model": self._settings.model,
             "version": self._gateway.version,
-            "detail": {"inflight": self._gateway.inflight, "swaps": self._swaps, "problem": problem[:120]},
+            "detail": {
+                "inflight": self._gateway.inflight,
+                "swaps": self._swaps,
+                "max_model_len": self._engine.max_model_len,
+                "problem": problem[:120],
+            },
         }

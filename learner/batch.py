@@ -9,11 +9,12 @@ import numpy as np
 from learner import credit
 from learner.advantages import advantages_of
 from learner.groups import Group
-from learner.rollouts import MASKED, Rollout, reward_of
+from learner.rollouts import Rollout, reward_of
 from learner.settings import LearnerSettings
 from learner.staleness import lags, worst_lag
 from learner.transitions import Row, rows_of
 from schemas import attributes, identity
+from schemas.attempts import OURS
 from schemas.events import RolloutUse, Span, TrainingStep
 
 SCOPE = "lightningbus.learner"
@@ -60,6 +61,26 @@ def unused(rollouts: Iterable[Rollout], reason: str, settings: LearnerSettings) 
     ]
 
 
+def missing(rollouts: Iterable[tuple[str, int]]) -> list[RolloutUse]:
+    """Account of rollouts, as (task, sample), that had not ended when their group was closed."""
+    return [
+        RolloutUse(
+            rollout=identity.rollout_id(task, sample),
+            task=task,
+            attempt=0,
+            execution="",
+            outcome="",
+            reward=None,
+            advantage=0.0,
+            trained=False,
+            reason="not ended in time",
+            tokens=0,
+            staleness_max=0,
+        )
+        for task, sample in rollouts
+    ]
+
+
 def spans_of(step: TrainingStep, attempts: dict[str, Rollout]) -> tuple[Span, ...]:
     """A span per rollout trained on, in that rollout's own trace: the last thing that happens to it."""
     return tuple(
@@ -100,7 +121,7 @@ def _reason(
 
 
 def _masked(rollout: Rollout, settings: LearnerSettings) -> str:
-    failed = rollout.outcome != "ok" and (rollout.outcome in MASKED or settings.failed_rollouts == "mask")
+    failed = rollout.outcome != "ok" and (rollout.outcome in OURS or settings.failed_rollouts == "mask")
     return rollout.outcome if failed else ""
 
 
@@ -111,6 +132,7 @@ def _use(
         rollout=rollout.id,
         task=rollout.task,
         attempt=rollout.attempt,
+        execution=rollout.execution,
         outcome=rollout.outcome,
         reward=reward,
         advantage=advantage,

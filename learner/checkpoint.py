@@ -1,6 +1,10 @@
 """Checkpoints: everything a learner needs to go on as if it had never stopped, written whole or not at all."""
 
+import fcntl
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -9,6 +13,7 @@ STATE = "state.json"
 TRAINER = "trainer"
 WEIGHTS = "weights.safetensors"
 LATEST = "latest"
+LOCK = ".lock"
 KEPT = 2
 
 
@@ -26,10 +31,10 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 1
     position: int = 1
     """Stream sequence to replay from: everything before it is used or of no use."""
-    used: list[str] = []
-    """Rollouts that have had their last word and are not to be used again."""
+    used: dict[str, int] = {}
+    """Executions that a replay from there meets again and must pass over, with their last stream sequence."""
     closed: list[str] = []
-    """Tasks whose group was closed before every sample had ended."""
+    """Tasks whose group is closed."""
     groups_dispatched: int = 0
     groups_dropped: int = 0
     event: bytes = b""
@@ -42,6 +47,19 @@ class Checkpoints:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """The directory is ours while the block runs; raises `CheckpointError` if another process has it."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with (self._directory / LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise CheckpointError(
+                    f"checkpoints: another learner is using {self._directory}; stop it, or give this one its own"
+                ) from None
+            yield
+
     def begin(self, step: int) -> Path:
         """A fresh temporary directory to write into; hand it to `commit`."""
         path = self._directory / f".writing-{step:06d}"
@@ -52,6 +70,7 @@ class Checkpoints:
     def commit(self, path: Path, state: LearnerState) -> Path:
         """Write the state, make the directory the latest, remove old ones; returns where it lies now."""
         (path / STATE).write_bytes(msgspec.json.encode(state))
+        _to_disk(path)
         final = self._directory / f"step-{state.step:06d}-{state.epoch}"
         shutil.rmtree(final, ignore_errors=True)
         path.rename(final)
@@ -59,6 +78,7 @@ class Checkpoints:
         pointer.unlink(missing_ok=True)
         pointer.symlink_to(final.name)
         pointer.replace(self._directory / LATEST)
+        _sync(self._directory)
         for old in sorted(self._directory.glob("step-*"))[:-KEPT]:
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)
@@ -74,3 +94,18 @@ class Checkpoints:
             return path, msgspec.json.decode((path / STATE).read_bytes(), type=LearnerState)
         except (OSError, msgspec.MsgspecError) as error:
             raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
+
+
+def _to_disk(directory: Path) -> None:
+    """A checkpoint must be whole on disk before anything points to it, or a power loss leaves one that is not."""
+    for path in directory.rglob("*"):
+        _sync(path)
+    _sync(directory)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,6 +1,7 @@
 """Training tasks onto the bus, as many as the staleness bound admits."""
 
 import asyncio
+import math
 import random
 from collections.abc import Sequence
 
@@ -9,8 +10,6 @@ from bus.tasks import Problem
 from learner.settings import LearnerSettings
 from learner.staleness import admitted_groups
 from schemas.events import Task
-
-PUBLISH_SECONDS = 300.0
 
 
 def group_of(problems: Sequence[Problem], place: int, settings: LearnerSettings) -> list[Task]:
@@ -60,7 +59,7 @@ class Dispatcher:
         while True:
             while self.dispatched < self._limit:
                 tasks = group_of(self._problems, self.dispatched, self._settings)
-                await asyncio.gather(*(self._bus.publish_task(task, timeout=PUBLISH_SECONDS) for task in tasks))
+                await asyncio.gather(*(self._bus.publish_task(task, timeout=math.inf) for task in tasks))
                 self.dispatched += 1
             self._moved.clear()
             await self._moved.wait()

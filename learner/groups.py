@@ -4,25 +4,33 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from learner.rollouts import Rollout
+from schemas.attempts import TRIED_AGAIN, supersedes
 
 SMALLEST_GROUP = 2
 """Valid rollouts a group needs: below it GRPO has nothing to compare."""
+REMEMBERED = 20_000
+"""Closed groups that are told from new ones: a straggler of an older group opens one of its own, which then expires."""
 
 
 @dataclass(slots=True)
 class Group:
-    """The rollouts of one task that have ended so far."""
+    """The rollouts of one task that have ended so far, by id."""
 
     task: str
     samples: int
     since: float
     """When its first rollout ended, in the caller's clock."""
-    rollouts: list[Rollout] = field(default_factory=list)
+    members: dict[str, Rollout] = field(default_factory=dict)
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """Its rollouts, in the order of their samples."""
+        return sorted(self.members.values(), key=lambda rollout: rollout.sample)
 
     @property
     def complete(self) -> bool:
         """Whether every sample has ended."""
-        return len(self.rollouts) >= self.samples
+        return len(self.members) >= self.samples
 
 
 class Groups:
@@ -38,18 +46,29 @@ class Groups:
         self._open: dict[str, Group] = {}
         self.ready: list[Group] = []
         self.unusable: list[Group] = []
+        self.missing: list[tuple[str, int]] = []
+        """(task, sample) of rollouts that had not ended when their group was closed."""
         self.late: list[Rollout] = []
-        """Rollouts that ended after their group had been closed without them."""
-        self.closed: set[str] = set(closed)
-        """Tasks whose group was closed before every sample had ended."""
+        """Attempts that ended when their rollout had its last word, or their group was closed."""
+        self.closed: dict[str, None] = dict.fromkeys(closed)
+        """Tasks whose group is closed, oldest first."""
 
     def add(self, rollout: Rollout, now: float) -> None:
-        """A rollout has ended."""
+        """An attempt has ended."""
+        if rollout.standing == TRIED_AGAIN or any(rollout.execution == one.execution for one in self.late):
+            return
         if rollout.task in self.closed:
             self.late.append(rollout)
             return
         group = self._open.setdefault(rollout.task, Group(rollout.task, rollout.samples, now))
-        group.rollouts.append(rollout)
+        before = group.members.get(rollout.id)
+        if before is not None and before.execution == rollout.execution:
+            return  # delivered twice
+        if supersedes(rollout.standing, before.standing if before else None):
+            group.members[rollout.id] = rollout
+            self.late += [before] if before else []
+        else:
+            self.late.append(rollout)
         if group.complete:
             self._close(group)
 
@@ -57,7 +76,6 @@ class Groups:
         """Close the groups whose time is up; seconds until the next one's is, None if no group is open."""
         for group in list(self._open.values()):
             if now - group.since >= self._seconds:
-                self.closed.add(group.task)
                 self._close(group)
         return min((group.since + self._seconds - now for group in self._open.values()), default=None)
 
@@ -69,10 +87,15 @@ class Groups:
         return taken
 
     def held(self) -> Iterator[Rollout]:
-        """Every rollout not yet handed out."""
+        """Every attempt not yet handed out."""
         for group in (*self._open.values(), *self.ready, *self.unusable):
-            yield from group.rollouts
+            yield from group.members.values()
         yield from self.late
+
+    def settled(self) -> list[str]:
+        """Tasks whose group is closed and has been handed out, oldest first."""
+        pending = {group.task for group in (*self.ready, *self.unusable)}
+        return [task for task in self.closed if task not in pending]
 
     @property
     def waiting(self) -> int:
@@ -81,5 +104,10 @@ class Groups:
 
     def _close(self, group: Group) -> None:
         del self._open[group.task]
-        usable = sum(map(self._is_valid, group.rollouts)) >= SMALLEST_GROUP
+        self.closed[group.task] = None
+        while len(self.closed) > REMEMBERED:
+            del self.closed[next(iter(self.closed))]
+        ended = {rollout.sample for rollout in group.members.values()}
+        self.missing += [(group.task, sample) for sample in range(group.samples) if sample not in ended]
+        usable = sum(map(self._is_valid, group.members.values())) >= SMALLEST_GROUP
         (self.ready if usable else self.unusable).append(group)

@@ -4,43 +4,77 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from nats.errors import Error as NatsError
 
 from bus import LEARNER_SPANS, Bus, Delivery
+from bus.cancelling import cancel
 from learner.groups import Groups
-from learner.rollouts import Assembler, Rollout, reward_of
+from learner.rollouts import Assembler, Rollout, reward_of, rollout_of
 from learner.settings import LearnerSettings
 from schemas.codec import DecodeError
 from schemas.events import SpanBatch
 
 log = logging.getLogger(__name__)
 
+RESET_PAUSE_SECONDS = 1.0
 PREFETCH = 512
 """Span batches on their way to this process at once."""
 
 
 class Intake:
-    """Reads the spans of one run; ``used`` and ``closed`` come from the checkpoint it goes on from."""
+    """Reads the spans of one run; ``position``, ``used`` and ``closed`` come from the checkpoint it goes on from."""
 
-    def __init__(self, bus: Bus, settings: LearnerSettings, used: Iterable[str], closed: Iterable[str]) -> None:
+    def __init__(
+        self, bus: Bus, settings: LearnerSettings, position: int, used: Mapping[str, int], closed: Iterable[str]
+    ) -> None:
         self._bus = bus
         self._settings = settings
-        self._assembler = Assembler(set(used))
+        self._assembler = Assembler()
+        self._handed_out = dict(used)  # execution -> stream sequence of its last batch
         self._held: deque[Delivery] = deque()
+        self._committed = position
         self.groups = Groups(settings.group_seconds, self._is_valid, closed)
         self.news = asyncio.Event()
-        """Set whenever a rollout has ended."""
-        self.next_sequence = 1
+        """Set whenever an attempt has ended."""
+        self.next_sequence = position
         """Stream position of what has not been delivered yet."""
 
     async def run(self) -> None:
         """Every batch of the run into its rollout, every rollout into its group, for ever."""
+        while True:
+            self._bus.reconnected.clear()
+            self._held.clear()  # their acknowledgements are of the consumer before the reset
+            try:
+                await self._bus.reset(LEARNER_SPANS, self._committed)
+            except NatsError as error:
+                log.warning("cannot read rollouts, trying again: %s", str(error) or type(error).__name__)
+                await asyncio.sleep(RESET_PAUSE_SECONDS)
+                continue
+            lost = asyncio.create_task(self._bus.reconnected.wait())
+            reading = asyncio.create_task(self._read())
+            try:
+                await asyncio.wait({lost, reading}, return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
+                    reading.result()
+                    log.warning("span batches went to another reader or were lost on their way: reading them again")
+            finally:
+                await cancel(lost, reading)
+
+    async def _read(self) -> None:
+        """Read until a delivery is missing: a broker counts for a consumer what it has delivered to anybody."""
+        expected = 1
         async with self._bus.pull(LEARNER_SPANS, slots=PREFETCH) as puller:
             async for delivery in puller:
-                self._take(delivery)
+                if delivery.consumer_sequence != expected:
+                    return
+                expected += 1
+                if delivery.sequence >= self.next_sequence:
+                    self._take(delivery)
+                    self.next_sequence = delivery.sequence + 1
                 delivery.data = b""  # held only to be acknowledged
                 self._held.append(delivery)
-                self.next_sequence = delivery.sequence + 1
                 delivery.release()
 
     def position(self) -> int:
@@ -48,12 +82,24 @@ class Intake:
         waiting = [rollout.first_sequence for rollout in self.groups.held()]
         return min([self.next_sequence, *filter(None, [self._assembler.oldest()]), *waiting])
 
-    def used(self) -> list[str]:
-        """Rollouts that have had their last word and left the groups."""
-        return sorted(self._assembler.ended - {rollout.id for rollout in self.groups.held()})
+    def hand_out(self, rollouts: Iterable[Rollout]) -> None:
+        """These are trained on, or known not to be: a replay must pass them over."""
+        self._handed_out |= {rollout.execution: rollout.last_sequence for rollout in rollouts}
+
+    def used(self, position: int) -> dict[str, int]:
+        """What has been handed out and would come again in a replay from a position; the rest is forgotten."""
+        self._handed_out = {what: last for what, last in self._handed_out.items() if last >= position}
+        return dict(self._handed_out)
+
+    def expire(self) -> float | None:
+        """Close the groups whose time is up; seconds until the next one's is, None if no group is open."""
+        left = self.groups.expire(time.monotonic())
+        self._assembler.forget(self.groups.closed)
+        return left
 
     async def acknowledge(self, position: int) -> None:
         """A checkpoint covers everything before ``position``."""
+        self._committed = position
         last: Delivery | None = None
         while self._held and self._held[0].sequence < position:
             last = self._held.popleft()
@@ -66,11 +112,16 @@ class Intake:
         except DecodeError as error:
             log.warning("span batch %d is left out: %s", delivery.sequence, error)  # the store keeps it as dead letter
             return
-        if batch.run != self._settings.run:
+        if batch.run != self._settings.run or batch.execution in self._handed_out:
             return
-        rollout = self._assembler.add(batch, delivery.sequence)
+        if batch.task in self.groups.closed:  # too late to be used, so only its end is of interest
+            rollout = rollout_of([batch], delivery.sequence, delivery.sequence) if batch.end else None
+        else:
+            rollout = self._assembler.add(batch, delivery.sequence)
         if rollout is not None:
             self.groups.add(rollout, time.monotonic())
+            if rollout.task in self.groups.closed:
+                self._assembler.forget([rollout.task])
             self.news.set()
 
     def _is_valid(self, rollout: Rollout) -> bool:

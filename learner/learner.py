@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import time
@@ -12,18 +13,21 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from bus import LEARNER_SPANS, Bus
+from bus import Bus, Fenced
+from bus.cancelling import cancel
 from bus.tasks import read_problems
-from learner.batch import make_batch, spans_of, unused
+from learner.account import Account
+from learner.batch import make_batch, spans_of
 from learner.checkpoint import TRAINER, WEIGHTS, Checkpoints, LearnerState
 from learner.dispatch import Dispatcher
 from learner.groups import Group
 from learner.intake import Intake
-from learner.publish import CannotLearn, WeightPublisher
+from learner.publish import CannotLearn, WeightPublisher, another_learner
+from learner.resume import resumed
 from learner.settings import LearnerSettings
 from schemas import identity, subjects
 from schemas.codec import decode, encode
-from schemas.events import RolloutUse, TrainingStep
+from schemas.events import TrainingStep
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,7 +40,8 @@ async def run(bus: Bus, settings: LearnerSettings, stop: asyncio.Event) -> None:
     """
     if not (settings.model_path / "config.json").exists():
         raise CannotLearn(f"model_path: {settings.model_path} holds no model (no config.json)")
-    await Learner(bus, settings).run(stop)
+    with Checkpoints(settings.checkpoints).locked():
+        await Learner(bus, settings).run(stop)
 
 
 class Learner:
@@ -49,24 +54,23 @@ class Learner:
         self._publisher = WeightPublisher(bus, settings)
         self._thread = ThreadPoolExecutor(1, "trainer")  # one, because torch's thread count belongs to a thread
         self._intake: Intake
-        self._accounted: list[RolloutUse] = []  # of rollouts that came to nothing since the last step
+        self._account: Account
         self._phase = "starting"
         self._metrics: dict[str, float] = {}
         self._state = LearnerState(run=settings.run, model=settings.model)
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
-        name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
+        name = self._settings.id or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
         async with self._bus.beat("learner", name, self._describe) as pulse:
             try:
                 await self._begin()
-                work = [self._intake.run(), self._dispatcher.run(), self._train()]
+                fenced = self._publisher.superseded(self._state.epoch)
+                work = [self._intake.run(), self._dispatcher.run(), self._train(), fenced]
                 tasks = [asyncio.create_task(part) for part in work]
                 stopping = asyncio.create_task(stop.wait())
                 done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                for task in (*tasks, stopping):
-                    task.cancel()
-                await asyncio.gather(*tasks, stopping, return_exceptions=True)
+                await cancel(*tasks, stopping)
                 for task in done:
                     task.result()
                 self._phase = "done"
@@ -80,36 +84,31 @@ class Learner:
         settings = self._settings
         problems = read_problems(settings.tasks) if settings.tasks is not None else []
         last, found = await self._publisher.look(), self._checkpoints.latest()
-        if found is None and last is not None:
-            raise CannotLearn(
-                f"model {settings.model!r} has version {last.version} on this bus, but {settings.checkpoints} holds no "
-                "checkpoint to go on from: give the right checkpoints, or another model name"
-            )
-        if found is not None:
-            self._state = found[1]
-            if (self._state.run, self._state.model) != (settings.run, settings.model):
-                raise CannotLearn(
-                    f"checkpoints: {found[0]} is of run {self._state.run!r}, model {self._state.model!r}, "
-                    f"not of run {settings.run!r}, model {settings.model!r}"
-                )
+        self._state = state = resumed(found, last, settings)
         self._trainer = await self._in_thread(self._make_trainer, found[0] / TRAINER if found else None)
-        state = self._state
-        epoch = max(state.epoch, last.epoch if last else 0) + (found is not None or last is not None)
-        # Steps made after the checkpoint are undone: their numbers are not given again to other weights.
-        version = state.version if last is None or last.version <= state.version else last.version + 1
-        self._state = replace(state, epoch=epoch, version=version)
-        self._intake = Intake(self._bus, settings, state.used, state.closed)
+        self._intake = Intake(self._bus, settings, state.position, state.used, state.closed)
+        self._account = Account(self._intake, settings)
         self._dispatcher = Dispatcher(self._bus, problems, settings, state.groups_dispatched)
-        path = found[0] if found else await self._checkpoint(self._state)
-        await self._publisher.publish(path / WEIGHTS, version=version, epoch=epoch, step=state.step)
+        path = found[0] if found else await self._first_checkpoint(state)
+        self._state = state = await self._claim(path, found, state)
         if state.event:
             await self._announce(decode(TrainingStep, state.event))
-        if found is not None and last is not None:
-            await self._bus.reset(LEARNER_SPANS, state.position)
-            self._intake.next_sequence = state.position
-            log.info("goes on at step %d, version %d, epoch %d", state.step, version, epoch)
+        if found is not None:
+            log.info("goes on at step %d, version %d, epoch %d", state.step, state.version, state.epoch)
         if problems:
             self._dispatcher.admit(state.step, state.groups_dropped)
+
+    async def _claim(self, path: Path, found: tuple[Path, LearnerState] | None, state: LearnerState) -> LearnerState:
+        """Publish the version to begin with; a learner that is still at work is overtaken. Returns what was claimed."""
+        while True:
+            try:
+                await self._publisher.publish(path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step)
+            except Fenced as error:
+                if found is None:
+                    raise another_learner(state.model, state.epoch) from error
+                state = resumed(found, await self._publisher.look(), self._settings)
+            else:
+                return state
 
     def _make_trainer(self, checkpoint: Path | None) -> Any:
         from learner.trainer import Trainer  # takes seconds to import: not before the settings are known to be right
@@ -126,11 +125,12 @@ class Learner:
             groups = await self._next_groups()
             self._phase = "training"
             await self._step(groups, time.monotonic() - waited)
+        await self._account_for_the_rest()
 
     async def _next_groups(self) -> list[Group]:
         while True:
-            left = self._intake.groups.expire(time.monotonic())
-            self._account_for_unused()
+            left = self._intake.expire()
+            self._drop(self._account.settle())
             groups = self._intake.groups.take(self._settings.groups_per_step)
             if groups:
                 return groups
@@ -141,15 +141,17 @@ class Learner:
             except TimeoutError:
                 continue
 
-    def _account_for_unused(self) -> None:
-        ended = self._intake.groups
-        for group in ended.unusable:
-            self._accounted += unused(group.rollouts, "group of fewer than two", self._settings)
-            self._drop(1)
-        self._accounted += unused(ended.late, "late", self._settings)
-        ended.unusable, ended.late = [], []
+    async def _account_for_the_rest(self) -> None:
+        """What came after the last step was made is said to be unused, too."""
+        self._account.close()
+        uses = tuple(self._account.take())
+        if uses and self._state.event:
+            await self._announce(replace(decode(TrainingStep, self._state.event), uses=uses, spans=()), "rest")
 
     def _drop(self, groups: int) -> None:
+        """Groups came to nothing: as many more are dispatched."""
+        if not groups:
+            return
         self._state = replace(self._state, groups_dropped=self._state.groups_dropped + groups)
         if self._settings.tasks is not None:
             self._dispatcher.admit(self._state.step, self._state.groups_dropped)
@@ -160,7 +162,7 @@ class Learner:
         batch = make_batch(groups, self._state.version, self._settings)
         if not batch.rows:
             log.warning("%d groups gave nothing to train on: %s", len(groups), {use.reason for use in batch.uses})
-            self._accounted += batch.uses
+            self._account.add(batch.uses, rollouts.values())
             self._drop(len(groups))
             return
         metrics = await self._in_thread(self._trainer.step, batch.rows, batch.advantages)
@@ -173,42 +175,62 @@ class Learner:
             epoch=state.epoch,
             started_ns=started_ns,
             ended_ns=time.time_ns(),
-            uses=(*batch.uses, *self._accounted),
+            uses=(*batch.uses, *self._account.take()),
             metrics={**batch.metrics, **metrics, "seconds/idle": idle},
             spans=(),
         )
         event = replace(event, spans=spans_of(event, rollouts))
-        self._accounted, self._metrics = [], event.metrics
-        path = None
-        if state.step % self._settings.checkpoint_every == 0 or state.step == self._settings.steps:
-            state = replace(state, event=encode(event))
-            path = await self._checkpoint(state)
-        self._state = state
-        weights = path / WEIGHTS if path else await self._in_thread(self._write_weights, self._settings.checkpoints)
-        await self._publisher.publish(weights, version=state.version, epoch=state.epoch, step=state.step)
+        self._metrics = event.metrics
+        self._intake.hand_out(rollouts.values())
+        await self._publish(state, event)
         await self._announce(event)
         if self._settings.tasks is not None:
             self._dispatcher.admit(state.step, state.groups_dropped)
         log.info("step %d/%d: reward %.3f", state.step, self._settings.steps, batch.metrics["reward/mean"])
 
-    async def _checkpoint(self, state: LearnerState) -> Path:
-        """Write it, then acknowledge what need not be replayed any more."""
-        state = replace(
+    async def _publish(self, state: LearnerState, event: TrainingStep) -> None:
+        """The weights of a step as a version, then its checkpoint, then what that covers is acknowledged.
+
+        In this order, because only the newest learner gets beyond publishing: an older one, still alive somewhere,
+        must not replace a checkpoint nor acknowledge what the newer one has yet to read.
+        """
+        due = state.step % self._settings.checkpoint_every == 0 or state.step == self._settings.steps
+        path = self._settings.checkpoints
+        if due:
+            state = self._covering(replace(state, event=encode(event)))
+            path = await self._in_thread(self._write_checkpoint, state)
+        else:
+            await self._in_thread(self._write_weights, path)
+        try:
+            await self._publisher.publish(path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step)
+        except Fenced as error:
+            raise another_learner(state.model, state.epoch) from error
+        self._state = state
+        if due:
+            await self._in_thread(self._checkpoints.commit, path, state)
+            await self._intake.acknowledge(state.position)
+
+    async def _first_checkpoint(self, state: LearnerState) -> Path:
+        state = self._covering(state)
+        path = await self._in_thread(self._write_checkpoint, state)
+        return await self._in_thread(self._checkpoints.commit, path, state)
+
+    def _covering(self, state: LearnerState) -> LearnerState:
+        """The state with all that a learner needs to go on from here."""
+        position = self._intake.position()
+        return replace(
             state,
-            position=self._intake.position(),
-            used=self._intake.used(),
-            closed=sorted(self._intake.groups.closed),
+            position=position,
+            used=self._intake.used(position),
+            closed=self._intake.groups.settled(),
             groups_dispatched=self._dispatcher.dispatched,
         )
-        path = await self._in_thread(self._write_checkpoint, state)
-        await self._intake.acknowledge(state.position)
-        return path
 
     def _write_checkpoint(self, state: LearnerState) -> Path:
         path = self._checkpoints.begin(state.step)
         self._trainer.save(path / TRAINER)
         self._write_weights(path)
-        return self._checkpoints.commit(path, state)
+        return path
 
     def _write_weights(self, directory: Path) -> Path:
         from safetensors.torch import save_file
@@ -216,9 +238,9 @@ class Learner:
         save_file(self._trainer.weights(), directory / WEIGHTS)
         return directory / WEIGHTS
 
-    async def _announce(self, event: TrainingStep) -> None:
-        msg_id = identity.step_msg_id(event.run, event.epoch, event.step)
-        await self._bus.publish(subjects.STEP_SPANS, event, msg_id=msg_id)
+    async def _announce(self, event: TrainingStep, part: str = "") -> None:
+        msg_id = identity.step_msg_id(event.run, event.epoch, event.step) + part
+        await self._bus.publish(subjects.STEP_SPANS, event, msg_id=msg_id, timeout=math.inf)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)

@@ -1,96 +1,101 @@
-"""Span batches into finished rollouts. Pure: any order, duplicates and several attempts give the same result.
+"""Span batches into whole attempts. Pure: any order, duplicates and several attempts give the same result."""
 
-The first attempt whose last word arrives, in stream order, is the rollout; what comes later is ignored.
-"""
-
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from schemas import identity
+from schemas.attempts import OURS, standing
 from schemas.events import ModelCall, Outcome, SpanBatch
-
-MASKED: frozenset[Outcome] = frozenset({"infra", "poisoned", "cancelled"})
-"""Not the agent's doing: never a reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One finished rollout, ready to be grouped."""
+    """One whole attempt of a rollout, ready to be grouped."""
 
     id: str
     task: str
     sample: int
     samples: int
     attempt: int
+    execution: str
     outcome: Outcome
+    standing: int
+    """What it says of the rollout, see `schemas.attempts`."""
     reward: float | None
     calls: tuple[ModelCall, ...]
     first_sequence: int
     """Stream position of its first batch: replay must not begin later while it is unused."""
+    last_sequence: int
 
     @property
     def root_span_id(self) -> str:
         """Parent of whatever training says about it."""
-        return identity.root_span_id(self.id, self.attempt)
+        return identity.root_span_id(self.id, self.execution)
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _Parts:
+    task: str
     batches: dict[int, SpanBatch] = field(default_factory=dict)
     first_sequence: int = 0
+    last_sequence: int = 0
     last: int | None = None
 
 
 class Assembler:
     """Collects batches until an attempt is whole."""
 
-    def __init__(self, ended: set[str] | None = None) -> None:
-        self._attempts: dict[tuple[str, int], _Attempt] = {}
-        self.ended: set[str] = set(ended or ())
-        """Ids of rollouts that have had their last word: the ledger against using one twice."""
+    def __init__(self) -> None:
+        self._parts: dict[str, _Parts] = {}
 
     def add(self, batch: SpanBatch, sequence: int) -> Rollout | None:
-        """Take a batch at its stream sequence; the rollout if this makes one whole for the first time."""
-        if batch.rollout in self.ended:
-            return None
-        key = (batch.rollout, batch.attempt)
-        attempt = self._attempts.setdefault(key, _Attempt(first_sequence=sequence))
-        attempt.batches[batch.sequence] = batch
-        attempt.first_sequence = min(attempt.first_sequence, sequence)
+        """Take a batch at its stream sequence; the attempt if this makes it whole."""
+        parts = self._parts.setdefault(batch.execution, _Parts(batch.task, first_sequence=sequence))
+        parts.batches[batch.sequence] = batch
+        parts.first_sequence = min(parts.first_sequence, sequence)
+        parts.last_sequence = max(parts.last_sequence, sequence)
         if batch.end is not None:
-            attempt.last = batch.sequence
-        if attempt.last is None or len(attempt.batches) <= attempt.last:
+            parts.last = batch.sequence
+        if parts.last is None or len(parts.batches) <= parts.last:
             return None
-        return self._finish(batch, attempt)
+        whole = self._parts.pop(batch.execution)
+        ordered = [whole.batches[number] for number in range(parts.last + 1)]
+        return rollout_of(ordered, whole.first_sequence, whole.last_sequence)
+
+    def forget(self, tasks: Container[str]) -> None:
+        """These tasks are settled: what their attempts have not finished yet is waited for no longer."""
+        self._parts = {execution: parts for execution, parts in self._parts.items() if parts.task not in tasks}
 
     def oldest(self) -> int | None:
         """First stream sequence of anything not yet whole; None if nothing is waiting."""
-        return min((attempt.first_sequence for attempt in self._attempts.values()), default=None)
+        return min((parts.first_sequence for parts in self._parts.values()), default=None)
 
-    def _finish(self, batch: SpanBatch, attempt: _Attempt) -> Rollout:
-        ordered = [attempt.batches[number] for number in range((attempt.last or 0) + 1)]
-        end = ordered[-1].end
-        assert end is not None
-        calls = [span.call for part in ordered for span in part.spans if span.call is not None]
-        self.ended.add(batch.rollout)
-        for key in [key for key in self._attempts if key[0] == batch.rollout]:
-            del self._attempts[key]
-        return Rollout(
-            id=batch.rollout,
-            task=batch.task,
-            sample=batch.sample,
-            samples=batch.samples,
-            attempt=batch.attempt,
-            outcome=end.outcome,
-            reward=end.reward,
-            calls=tuple(sorted(calls, key=lambda call: call.index)),
-            first_sequence=attempt.first_sequence,
-        )
+
+def rollout_of(batches: Sequence[SpanBatch], first_sequence: int, last_sequence: int) -> Rollout:
+    """The attempt these batches are, the last of which says how it ended."""
+    batch, end = batches[-1], batches[-1].end
+    assert end is not None
+    calls = [span.call for part in batches for span in part.spans if span.call is not None]
+    return Rollout(
+        id=batch.rollout,
+        task=batch.task,
+        sample=batch.sample,
+        samples=batch.samples,
+        attempt=batch.attempt,
+        execution=batch.execution,
+        outcome=end.outcome,
+        standing=standing(end),
+        reward=end.reward,
+        calls=tuple(sorted(calls, key=lambda call: call.index)),
+        first_sequence=first_sequence,
+        last_sequence=last_sequence,
+    )
 
 
 def reward_of(rollout: Rollout, failed: str) -> float | None:
     """Reward for training, or None: masked. ``failed`` is the setting for rollouts the agent failed."""
     if rollout.outcome == "ok":
         return rollout.reward
-    if rollout.outcome in MASKED or failed == "mask":
+    if rollout.outcome in OURS or failed == "mask":
         return None
     return 0.0

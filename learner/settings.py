@@ -96,6 +96,7 @@ class LearnerSettings(BaseModel):
     credit: str = Field("identical", description="how a rollout's reward is shared among its calls")
     max_row_tokens: int = Field(8192, ge=16, description="longest prompt plus response that is trained on")
     seed: int = 0
+    id: str | None = Field(None, description="name of this learner; default: host-pid", pattern=NAME)
     threads: int | None = Field(None, gt=0, description="CPU threads; default: torch's own choice")
     checkpoints: Path = Field(Path("runs/checkpoints"), description="directory of checkpoints")
     checkpoint_every: int = Field(1, ge=1, description="steps between checkpoints")

@@ -1,9 +1,6 @@
 """Commands that put work in or look at what came of it."""
 
 import asyncio
-import csv
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +8,7 @@ import typer
 
 from bus import Bus
 from bus.tasks import read_problems
+from lightningbus.answers import Answer, show
 from lightningbus.options import (
     BusOption,
     CsvOption,
@@ -25,9 +23,6 @@ from lightningbus.options import (
 from lightningbus.places import bus_url
 from lightningbus.roles import UserError, fail, on_stop_signals
 from store.reports import REPORTS
-
-Answer = tuple[list[str], list[tuple[Any, ...]]]
-"""Column names and rows."""
 
 
 def publish(
@@ -75,8 +70,7 @@ def query(
     as_csv: CsvOption = False,
 ) -> None:
     """Ask ClickHouse: of a running store, or of the latest run's files."""
-    columns, rows = _ask(sql, database, statement)
-    _show("", columns, rows, as_json, as_csv)
+    show(_ask(sql, database, statement), as_json, as_csv)
 
 
 def report(
@@ -90,8 +84,7 @@ def report(
     """The questions everybody asks: rewards by version, staleness by step, rollouts by outcome."""
     if name not in REPORTS:
         fail(f"there is no report {name!r}; there are: {', '.join(REPORTS)}")
-    columns, rows = _ask(sql, database, REPORTS[name].sql, run=run)
-    _show(REPORTS[name].title, columns, rows, as_json, as_csv)
+    show(_ask(sql, database, REPORTS[name].sql, run=run), as_json, as_csv, REPORTS[name].title)
 
 
 def status(
@@ -101,7 +94,7 @@ def status(
     """Who is alive and what they do."""
     from rich.console import Console
 
-    from lightningbus.view import View, console, members_table
+    from lightningbus.view import View, alarms, console, members_table
 
     async def look() -> None:
         async with Bus.connect(bus_url(bus), name="status") as connected, connected.fleet("*") as fleet:
@@ -115,6 +108,8 @@ def status(
             await asyncio.sleep(1.5)  # everybody says once a second what they do
             members = fleet.members()
             Console().print(members_table(members) if members else "nobody is alive on this bus")
+            for alarm in alarms(members):
+                Console(soft_wrap=True).print(f"ALARM  {alarm}", style="bold red", highlight=False)
 
     finish(look())
 
@@ -138,22 +133,3 @@ def _ask(sql: str | None, database: str, statement: str, **parameters: Any) -> A
         return finish(ask())
     except StoreUnreachable as error:
         fail(error)
-
-
-def _show(title: str, columns: list[str], rows: list[tuple[Any, ...]], as_json: bool, as_csv: bool) -> None:
-    if as_json:
-        print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], default=str, ensure_ascii=False))
-        return
-    if as_csv:
-        writer = csv.writer(sys.stdout)
-        writer.writerow(columns)
-        writer.writerows(rows)
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    wide = None if sys.stdout.isatty() else 400  # a pipe has no width to fit into
-    table = Table(*columns, title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row))
-    Console(width=wide).print(table if columns else "done")

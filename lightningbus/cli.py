@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lightningbus import asking, starting
+from lightningbus import asking, dead, starting
 from lightningbus.roles import set_up_logging
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ COMMANDS = (
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(dead.app, name="dead")
 
 
 @app.callback()

@@ -7,22 +7,27 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import NoReturn, TypeVar
 
+from nats.errors import Error as NatsError
 from pydantic import BaseModel
 
-from bus import Bus, BusError
+from bus import Bus, BusError, PoisonFlood
 
 S = TypeVar("S", bound=BaseModel)
 Role = Callable[[Bus, S, asyncio.Event], Awaitable[None]]
+
+
+TRY_AGAIN = 75
+"""Exit code (EX_TEMPFAIL of sysexits.h) of a role that lost the bus: a supervisor starts it again and again."""
 
 
 class UserError(Exception):
     """Something the user can put right; shown as one sentence, without a traceback."""
 
 
-def fail(sentence: object) -> NoReturn:
-    """Say what is wrong on standard error and exit with 2, which tells a supervisor not to try again."""
+def fail(sentence: object, code: int = 2) -> NoReturn:
+    """Say what is wrong on standard error and exit; 2 tells a supervisor not to try again."""
     print(f"lightningbus: {sentence}", file=sys.stderr, flush=True)
-    raise SystemExit(2)
+    raise SystemExit(code)
 
 
 def set_up_logging(verbose: bool = False) -> None:
@@ -68,10 +73,12 @@ async def serve(url: str, name: str, role: Role[S], settings: S) -> None:
 
 
 def run_role(url: str, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
-    """`serve` to the end; errors a user can act on become one sentence and exit code 2."""
+    """`serve` to the end; errors a user can act on become one sentence and exit code 2, a lost bus 75."""
     try:
         asyncio.run(serve(url, name, role, settings))
+    except (BusError, NatsError) as error:
+        fail(str(error) or type(error).__name__, TRY_AGAIN)
     except Exception as error:
-        if not isinstance(error, (BusError, UserError, *expected)):
+        if not isinstance(error, (UserError, PoisonFlood, *expected)):
             raise
         fail(error)

@@ -26,6 +26,9 @@ class BusSettings(BaseModel):
     url: str | None = Field(None, description="use this NATS server instead of starting one")
     host: str = Field("127.0.0.1", description="address the embedded server listens on")
     port: int = Field(4222, ge=0, le=65535, description="its port; 0 takes a free one")
+    sync: str = Field(
+        "2m", description="how long what was written may wait for the disk; 'always' survives a power loss"
+    )
 
 
 class RunSettings(BaseModel):

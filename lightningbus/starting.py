@@ -18,33 +18,43 @@ def bus(
     port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one")] = 4222,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     dir: Annotated[Path, typer.Option(help="where the streams are kept")] = Path("runs/bus"),
+    sync: Annotated[
+        str, typer.Option(help="how long a write may wait for the disk; always: survives a power loss")
+    ] = "2m",
 ) -> None:
-    """Run a nats-server with all streams made, until Ctrl-C."""
+    """Run a nats-server with all streams made, until Ctrl-C; one that dies is started again."""
+    from bus.cancelling import cancel
     from bus.embedded import nats_server
 
     async def serve() -> None:
         stop = asyncio.Event()
         on_stop_signals(asyncio.get_running_loop(), stop)
-        async with nats_server(dir, host, port) as server:
+        async with nats_server(dir, host, port, sync) as server:
             async with Bus.connect(server.url, name="provision") as connected:
                 await connected.provision()
             print(f"bus: {server.url}", flush=True)
-            assert server.process is not None
-            ended = asyncio.ensure_future(server.process.wait())
+            alive = asyncio.ensure_future(server.keep_alive())
             stopping = asyncio.ensure_future(stop.wait())
-            await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                raise UserError(f"nats-server ended with {ended.result()}: see {dir / 'nats.log'}")
+            await asyncio.wait({alive, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if alive.done():
+                alive.result()
+            await cancel(alive)
 
     finish(serve())
 
 
-def provision(bus: BusOption = None) -> None:
-    """Make the streams and consumers on a NATS server of your own; safe to repeat."""
+def provision(
+    bus: BusOption = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, max=5, help="servers that hold each stream [default: as it is, else 1]"),
+    ] = None,
+) -> None:
+    """Make the streams and consumers on a NATS server or cluster of your own; safe to repeat."""
 
     async def make() -> None:
         async with Bus.connect(bus_url(bus), name="provision") as connected:
-            await connected.provision()
+            await connected.provision(replicas)
 
     finish(make())
 

@@ -4,13 +4,17 @@ import asyncio
 import json
 import logging
 import sys
+import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
+from bus.cancelling import cancel
 from bus.children import end, spawn
-from lightningbus.roles import UserError
+from lightningbus.roles import TRY_AGAIN, UserError
 from lightningbus.rundir import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -18,7 +22,9 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 30.0
 RESTART_SECONDS = (0.5, 15.0)
 RESTARTS = 5
-"""A child that dies this often is given up, with the last words of its log."""
+"""A child that dies this often, each time before it had settled, is given up with the last words of its log."""
+SETTLED_SECONDS = 5.0
+"""Who has lived this long has started well: the count begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,23 @@ class Child:
     settings: BaseModel
 
 
+class Restarts:
+    """Whether, and how soon, a child that ended is started again. Pure."""
+
+    def __init__(self) -> None:
+        self._short_lives = 0
+
+    def after(self, code: int, lived: float) -> float | None:
+        """Pause in seconds before the next life; None: given up. ``lived`` is how long it ran, in seconds."""
+        if code == 2:  # the role said in one sentence that it cannot go on
+            return None
+        self._short_lives = 0 if lived >= SETTLED_SECONDS else self._short_lives + 1
+        if self._short_lives > RESTARTS and code != TRY_AGAIN:
+            return None
+        first, longest = RESTART_SECONDS
+        return float(min(first * 2 ** max(0, self._short_lives - 1), longest))
+
+
 class Supervisor:
     """Starts children, starts them again when they die, stops them all in order."""
 
@@ -39,6 +62,7 @@ class Supervisor:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._watchers: dict[str, asyncio.Task[int]] = {}
         self._stopping: set[str] = set()
+        self._also: list[asyncio.Future[None]] = []
 
     async def start(self, child: Child) -> None:
         """Start a child and keep it running; one that exits with 0 is done."""
@@ -51,10 +75,18 @@ class Supervisor:
         if code:
             raise UserError(self._last_words(name, code))
 
+    def also(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something else without which the children cannot go on; its error is a failure for good."""
+        self._also.append(asyncio.ensure_future(work))
+
     async def any_failure(self) -> None:
         """Wait until some child has failed for good, then raise `UserError`."""
         while True:
-            running = [watcher for watcher in self._watchers.values() if not watcher.done()]
+            for other in self._also:
+                if other.done():
+                    other.result()
+            running: list[asyncio.Future[Any]] = [task for task in self._also if not task.done()]
+            running += [watcher for watcher in self._watchers.values() if not watcher.done()]
             for name, watcher in self._watchers.items():
                 if watcher.done() and not watcher.cancelled() and watcher.result():
                     raise UserError(self._last_words(name, watcher.result()))
@@ -69,6 +101,7 @@ class Supervisor:
 
     async def stop_all(self) -> None:
         """Runners first, so that what they finish is still trained on and stored; the store last."""
+        await cancel(*self._also)
         order = {"runner": 0, "learner": 1, "inference": 2, "store": 3}
         names = sorted(self._processes, key=lambda name: order.get(name.split("-")[0], 0))
         by_rank: dict[int, list[str]] = {}
@@ -101,20 +134,20 @@ class Supervisor:
             )
 
     async def _watch(self, child: Child) -> int:
-        pause, longest = RESTART_SECONDS
-        for restarts in range(RESTARTS + 1):
+        restarts = Restarts()
+        while True:
+            started = time.monotonic()
             code = await self._processes[child.name].wait()
             if code == 0 or child.name in self._stopping:
                 return 0
-            if restarts == RESTARTS or code == 2:  # 2: the role said in one sentence that it cannot go on
+            pause = restarts.after(code, time.monotonic() - started)
+            if pause is None:
                 return code
             log.warning("%s ended with %d; starting it again in %.1f s", child.name, code, pause)
             await asyncio.sleep(pause)
-            pause = min(pause * 2, longest)
             if child.name in self._stopping:
                 return 0
             await self._spawn(child)
-        raise AssertionError("unreachable")
 
     async def _stop_one(self, name: str) -> None:
         self._stopping.add(name)

@@ -11,7 +11,8 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from bus import Bus, Fleet
-from bus.embedded import nats_server
+from bus.cancelling import cancel
+from bus.embedded import free_port, nats_server
 from lightningbus.roles import UserError, on_stop_signals
 from lightningbus.rundir import Endpoints, RunDirectory
 from lightningbus.settings import BusSettings, RunSettings
@@ -60,9 +61,7 @@ class Stack:
                 await failure
             return await task
         finally:
-            task.cancel()
-            failure.cancel()
-            await asyncio.gather(task, failure, return_exceptions=True)
+            await cancel(task, failure)
 
     def announce(self, sql: str = "") -> None:
         """Say in the run's directory where the servers are, so that other terminals find them."""
@@ -73,14 +72,17 @@ class Stack:
 async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> AsyncIterator[Stack]:
     """Bus, supervisor and view while the block runs; children are stopped in order at its end."""
     async with AsyncExitStack() as exits:
-        url = settings.url
+        url, server = settings.url, None
         if url is None:
             where = directory.path / "bus"
-            url = (await exits.enter_async_context(nats_server(where, settings.host, settings.port))).url
+            server = await exits.enter_async_context(nats_server(where, settings.host, settings.port, settings.sync))
+            url = server.url
         bus = await exits.enter_async_context(Bus.connect(url, name="supervisor"))
         await bus.provision()
         fleet = await exits.enter_async_context(bus.fleet("*"))
         supervisor = Supervisor(directory, url)
+        if server is not None:
+            supervisor.also(server.keep_alive())
         exits.push_async_callback(supervisor.stop_all)
         view = await exits.enter_async_context(View(fleet, title, console()).showing())
         made = Stack(directory, bus, url, fleet, supervisor, view)
@@ -111,7 +113,10 @@ def children(settings: RunSettings, where: Path) -> list[Child]:
     """The processes of a run, in the order they start; what is left at its default lies in the run's directory."""
     made: list[Child] = []
     if settings.store is not None:
-        made.append(Child("store", "store", _placed(settings.store, path=where / "store")))
+        placed_store = _placed(settings.store, path=where / "store")
+        if placed_store.http_port == 0:  # chosen here, so that a store that is started again is found where it was
+            placed_store = placed_store.model_copy(update={"http_port": free_port(placed_store.host)})
+        made.append(Child("store", "store", placed_store))
     for number, node in enumerate(settings.inference):
         name = f"inference-{number}"
         made.append(Child(name, "inference", _placed(node, work=where / "work" / name, id=name)))

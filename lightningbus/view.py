@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bus import Fleet
+from bus.cancelling import cancel
 from schemas.events import Heartbeat
 
 ROLES = ("learner", "inference", "runner", "store", "publisher")
@@ -28,7 +29,9 @@ def sparkline(values: Iterable[float], width: int = 40) -> str:
 def describe(beat: Heartbeat) -> str:
     """What a member says of itself, in a few words."""
     parts = [
-        f"{key.replace('_', ' ')} {_short(value)}" for key, value in beat.detail.items() if value not in (None, "")
+        f"{key.replace('_', ' ')} {_short(value)}"
+        for key, value in beat.detail.items()
+        if value not in (None, "") and key != "alarm"
     ]
     return ", ".join(parts)
 
@@ -54,6 +57,11 @@ def members_table(members: Iterable[Heartbeat]) -> Table:
     return table
 
 
+def alarms(members: Iterable[Heartbeat]) -> list[str]:
+    """What the watchdogs have found and is not over."""
+    return [str(beat.detail["alarm"]) for beat in members if beat.detail.get("alarm")]
+
+
 class View:
     """Live picture of a run; ``phase`` is the headline."""
 
@@ -73,8 +81,7 @@ class View:
         try:
             yield self
         finally:
-            drawing.cancel()
-            await asyncio.gather(drawing, return_exceptions=True)
+            await cancel(drawing)
 
     def say(self, phase: str) -> None:
         """Change the headline; without a terminal it is printed at once."""
@@ -90,6 +97,7 @@ class View:
         self._remember()
         parts: list[Text | Table] = [Text(f"{self._title}  {self._headline()}", style="bold")]
         parts.append(members_table(self._fleet.members()))
+        parts += [Text(f"ALARM  {alarm}", style="bold red") for alarm in alarms(self._fleet.members())]
         if self._rewards:
             line = sparkline(self._rewards[step] for step in sorted(self._rewards))
             parts.append(Text(f"reward by step  {line}  {self._rewards[max(self._rewards)]:.2f}", style="green"))
@@ -112,6 +120,8 @@ class View:
         while True:
             await asyncio.sleep(PLAIN_SECONDS)
             self._remember()
+            for alarm in alarms(self._fleet.members()):
+                self._console.print(f"ALARM  {alarm}", highlight=False, soft_wrap=True)
             said = [_line(beat) for beat in self._fleet.members() if beat.role in ("learner", "inference")]
             for line in said or [""]:
                 self._console.print(self._headline() + line, highlight=False, soft_wrap=True)

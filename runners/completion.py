@@ -5,13 +5,13 @@ weight version made which token. Pure: dictionaries in, dictionaries and bytes o
 """
 
 import json
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from runners import continuation
 from runners.call import Call
-from schemas.events import VersionRun
+from runners.part import Part, little_endian, version_runs
 
 SAMPLING_KEYS = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "seed", "stop", "n",
@@ -21,21 +21,6 @@ SAMPLING_KEYS = (
 
 class UnusableAnswer(ValueError):
     """The engine's answer cannot be recorded exactly; the call counts as failed by our side."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One sampled choice; array fields are little-endian bytes, u32 ids and f32 log-probabilities."""
-
-    model: str
-    response_id: str
-    prompt_ids: bytes
-    response_ids: bytes
-    logprobs: bytes
-    versions: tuple[VersionRun, ...]
-    finish_reason: str
-    sampling: dict[str, Any]
-    response: str
 
 
 @dataclass
@@ -53,16 +38,55 @@ class _Choice:
 
 
 class Completion:
-    """Collects a response's chunks in order."""
+    """Collects a response's chunks in order, over as many tries as it takes."""
 
-    def __init__(self, call: Call, sampling: dict[str, Any]) -> None:
+    def __init__(self, call: Call, sampling: dict[str, Any], pinned: int | None = None) -> None:
         self._call = call
+        self._pinned = pinned
+        self._forced = sampling
         said = {**call.body, **sampling}
         self._sampling = {key: said[key] for key in SAMPLING_KEYS if said.get(key) is not None}
+        self.continuable = pinned is None and continuation.possible(call, sampling)
+        """Whether an answer that breaks off is gone on with; one that is not is held back until it is whole."""
+        self.begun = False
+        """Whether there is something to go on with."""
+        self._forget()
+
+    def _forget(self) -> None:
         self._head: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
         self._prompt_ids: list[int] | None = None
         self._choices: dict[int, _Choice] = {}
+        self._made_before = 0  # tokens of the tries before this one
+
+    def request(self, max_model_len: int) -> tuple[str, dict[str, Any]]:
+        """Path and body of the next try: the whole answer, or the rest of one that broke off."""
+        choice = self._choices.get(0)
+        prompt = (choice.prompt_ids if choice else None) or self._prompt_ids
+        plain = choice is not None and choice.message.keys() <= {"role", "content"}  # not what a parser made of it
+        self.begun = bool(self.continuable and plain and choice and prompt and choice.token_ids)
+        if choice is None or prompt is None or not self.begun:
+            self._forget()
+            path = "/v1/chat/completions" if self._call.chat else "/v1/completions"
+            return path, self._call.upstream(self._forced)
+        choice.prompt_ids = self._prompt_ids = prompt
+        self._made_before = len(choice.token_ids)
+        tokens = [*prompt, *choice.token_ids]
+        room = continuation.room(self._call, self._forced, len(tokens), self._made_before, max_model_len)
+        return "/v1/completions", continuation.request(self._call, self._forced, tokens, max(room, 1))
+
+    @property
+    def made(self) -> int:
+        """Tokens sampled so far."""
+        return sum(len(choice.token_ids) for choice in self._choices.values())
+
+    def taken(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """Take a chunk as it came; returns it in the form of the answer it belongs to."""
+        if self.begun:
+            prompt = len(self._prompt_ids or ())
+            chunk = continuation.translated(chunk, self._call, self._head, prompt, self._made_before)
+        self.add(chunk)
+        return chunk
 
     def add(self, chunk: dict[str, Any]) -> None:
         """Take one chunk; raises `UnusableAnswer` when it is an error."""
@@ -143,10 +167,10 @@ class Completion:
                 merged[key] = [*merged.get(key, ()), *(values or ())]
         return merged
 
-    def parts(self, pinned: int | None = None) -> Iterator[Part]:
+    def parts(self) -> Iterator[Part]:
         """What was sampled, choice by choice; raises `UnusableAnswer` rather than guess.
 
-        ``pinned``: also when a token is of another weight version than this one.
+        Also when the call is pinned to a weight version and a token is of another.
         """
         if not self._choices:
             raise UnusableAnswer("the engine's stream ended without an answer")
@@ -161,39 +185,19 @@ class Completion:
                 raise UnusableAnswer(
                     f"{len(choice.token_ids)} tokens came with {len(choice.logprobs)} log-probabilities"
                 )
-            if pinned is not None and any(version != pinned for version, _ in choice.versions):
-                raise UnusableAnswer(f"tokens of another version than {pinned}: the weights changed meanwhile")
+            if self._pinned is not None and any(version != self._pinned for version, _ in choice.versions):
+                raise UnusableAnswer(f"tokens of another version than {self._pinned}: the weights changed meanwhile")
             yield Part(
                 model=self._call.model,
                 response_id=str(self._head.get("id", "")),
                 prompt_ids=little_endian("I", prompt_ids),
                 response_ids=little_endian("I", choice.token_ids),
                 logprobs=little_endian("f", choice.logprobs),
-                versions=tuple(_runs(choice.versions)),
+                versions=tuple(version_runs(choice.versions)),
                 finish_reason=choice.finish_reason,
                 sampling=self._sampling,
                 response=json.dumps(_message(choice) if self._call.chat else choice.text, ensure_ascii=False),
             )
-
-
-def little_endian(code: str, values: list[Any]) -> bytes:
-    """``u32`` (I) or ``f32`` (f) bytes, little-endian whatever the machine."""
-    packed = array(code, values)
-    if array("H", [1]).tobytes() == b"\x00\x01":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _runs(pieces: list[tuple[int, int]]) -> Iterator[VersionRun]:
-    start = end = 0
-    current: int | None = None
-    for version, tokens in pieces:
-        if current is not None and version != current:
-            yield VersionRun(version=current, start=start, end=end)
-            start = end
-        current, end = version, end + tokens
-    if current is not None:
-        yield VersionRun(version=current, start=start, end=end)
 
 
 def _message(choice: _Choice) -> dict[str, Any]:

@@ -8,22 +8,36 @@ import logging
 import secrets
 import socket
 import time
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 from bus import Fleet
-from runners import otlp, routing
+from runners import otlp
 from runners.call import Call
 from runners.completion import Completion, UnusableAnswer
 from runners.record import Attempt
-from runners.upstream import NoAnswer, Refused, UnknownModel, Upstream
+from runners.stream import AgentStream, CannotGoOn, error_body
+from runners.upstream import CONNECT_SECONDS, SILENCE_SECONDS, Errand, NoAnswer, Refused, UnknownModel, Upstream
+from schemas.events import Heartbeat, Task
 
 log = logging.getLogger(__name__)
 
-MAX_REQUEST_BYTES = 64 * 1024 * 1024
+MAX_REQUEST_BYTES = 32 * 1024 * 1024
+WAITS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+MAX_MODEL_LEN = 4096
+"""Taken where a node does not say how long its model's context is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The attempt in a slot, its task, and when it must be over."""
+
+    attempt: Attempt
+    task: Task
+    deadline: float
 
 
 @dataclass
@@ -33,17 +47,15 @@ class Slot:
     number: int
     base_url: str = ""
     key: str = ""
-    attempt: Attempt | None = None
-    deadline: float = 0.0
-    """In the event loop's time."""
+    running: "Running | None" = None
 
-    def begin(self, attempt: Attempt, deadline: float) -> None:
-        """From now on calls to this slot belong to the attempt."""
-        self.attempt, self.deadline = attempt, deadline
+    def begin(self, attempt: Attempt, task: Task, deadline: float) -> None:
+        """From now on calls to this slot belong to the attempt; ``deadline`` is in the event loop's time."""
+        self.running = Running(attempt, task, deadline)
 
     def end(self) -> None:
         """Calls are refused until the next attempt begins."""
-        self.attempt = None
+        self.running = None
 
     def environment(self) -> dict[str, str]:
         """What a new agent process is told, by the standard variables; the key of the one before it is void.
@@ -75,9 +87,7 @@ class Gateway:
         self.upstream: Upstream
 
     async def __aenter__(self) -> "Gateway":
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_connect=5)
-        )
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=WAITS)
         self.upstream = Upstream(self._fleet, self._session)
         # A client that goes away cancels its handler, and with it the engine's work.
         self._runner = web.AppRunner(self._app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
@@ -99,66 +109,69 @@ class Gateway:
         return await self._call(request, chat=False)
 
     async def _call(self, request: web.Request, chat: bool) -> web.StreamResponse:
-        slot, attempt = self._authorised(request)
+        _, running = self._authorised(request)
         try:
             call = Call.parse(json.loads(await request.read()), chat)
-        except ValueError as error:
+        except web.HTTPRequestEntityTooLarge:
+            return _error(413, "request_too_large", f"a request may have {MAX_REQUEST_BYTES} bytes")
+        except (ValueError, RecursionError) as error:
             return _error(400, "invalid_request_error", str(error))
         try:
-            return await self._answer(request, slot, attempt, call)
+            return await self._answer(request, running, call)
         except UnknownModel as error:
             return _error(404, "model_not_found", str(error))
         except Refused as refused:
             return web.Response(status=refused.status, body=refused.body, content_type="application/json")
         except NoAnswer as error:
-            attempt.infra = attempt.infra or str(error)
+            running.attempt.infra = running.attempt.infra or str(error)
             return _error(504, "timeout", str(error))
 
-    async def _answer(self, request: web.Request, slot: Slot, attempt: Attempt, call: Call) -> web.StreamResponse:
-        task = attempt.task
-        body = call.upstream(task.sampling)
-        path = "/v1/chat/completions" if call.chat else "/v1/completions"
+    async def _answer(self, request: web.Request, running: Running, call: Call) -> web.StreamResponse:
+        task, attempt = running.task, running.attempt
+        errand = Errand(attempt, call.model, task.model, task.weight_version, running.deadline)
+        completion = Completion(call, task.sampling, task.weight_version)
+        stream = AgentStream(request, live=completion.continuable) if call.streams else None
         started_ns = time.time_ns()
-        attempts = self.upstream.ask(call, body, path, attempt, slot.deadline)
-        async for node, chunks in attempts:
-            completion = Completion(call, task.sampling)
-            stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"}) if call.streams else None
-            try:
-                async for chunk in chunks:
-                    completion.add(chunk)
-                    shown = completion.visible(chunk) if stream is not None else None
-                    if stream is not None and shown is not None:
-                        if not stream.prepared:
-                            await stream.prepare(request)
-                        await stream.write(b"data: " + json.dumps(shown).encode() + b"\n\n")
-                parts = list(completion.parts(task.weight_version))
-            except (UnusableAnswer, aiohttp.ClientError, ValueError) as error:
-                problem = f"{node.id}: {error or type(error).__name__}"
-                log.warning("a model call failed amid the answer: %s", problem)
-                if stream is not None and stream.prepared:
-                    attempt.infra = attempt.infra or problem
-                    await stream.write(b"data: " + json.dumps(_body("server_error", problem)).encode() + b"\n\n")
-                    return stream
-                continue
-            asked = json.dumps(call.body, ensure_ascii=False)
-            for part in parts:
-                attempt.add_call(
-                    part, node=node.id, role=call.role, request=asked, started_ns=started_ns, ended_ns=time.time_ns()
-                )
-            if stream is None:
-                return web.json_response(completion.response())
-            await stream.write(b"data: [DONE]\n\n")
-            return stream
-        raise AssertionError("asking ends with an answer or an exception")
+        served_by: list[str] = []
+        try:
+            async with aclosing(
+                self.upstream.ask(errand, lambda node: completion.request(_max_model_len(node)))
+            ) as tries:
+                async for node, chunks in tries:
+                    if stream is not None and not completion.begun:
+                        stream.begin_anew()
+                    try:
+                        async for chunk in chunks:
+                            if node.id not in served_by:
+                                served_by = [*served_by, node.id] if completion.begun else [node.id]
+                            shown = completion.visible(completion.taken(chunk))
+                            if stream is not None and shown is not None:
+                                await stream.say(shown, completion.made)
+                        parts = list(completion.parts())
+                        break
+                    except (UnusableAnswer, aiohttp.ClientError, TimeoutError, ValueError) as error:
+                        said = str(error) or type(error).__name__
+                        log.warning("%s: a model call failed amid the answer: %s", node.id, said)
+        except (NoAnswer, Refused, CannotGoOn) as error:
+            if stream is None or not stream.begun:
+                raise
+            attempt.infra = attempt.infra or str(error)
+            return await stream.fail(str(error))
+        asked = json.dumps(call.body, ensure_ascii=False)
+        times = {"started_ns": started_ns, "ended_ns": max(time.time_ns(), started_ns)}
+        for part in parts:
+            attempt.add_call(part, node=",".join(served_by), role=call.role, request=asked, **times)
+        return web.json_response(completion.response()) if stream is None else await stream.done()
 
     async def _models(self, request: web.Request) -> web.Response:
         self._slot(request)
-        models = sorted(routing.served(self._fleet.members()))
+        models = sorted(self.upstream.served())
         listed = [{"id": model, "object": "model", "created": 0, "owned_by": "lightningbus"} for model in models]
         return web.json_response({"object": "list", "data": listed})
 
     async def _otlp(self, request: web.Request) -> web.Response:
-        slot, attempt = self._authorised(request)
+        slot, running = self._authorised(request)
+        attempt = running.attempt
         if request.match_info["signal"] != "traces":  # metrics and logs say nothing we keep
             return web.Response(body=b"")
         body, kind = await request.read(), request.content_type  # aiohttp has undone Content-Encoding
@@ -166,8 +179,9 @@ class Gateway:
             spans = otlp.read(body, kind, attempt.rollout, attempt.root_id)
         except otlp.BadTelemetry as error:
             return _error(400, "invalid_request_error", str(error))
-        if slot.attempt is attempt:
-            attempt.spans += spans
+        if slot.running is running:
+            for span in spans:
+                attempt.add(span)
         return web.Response(body=b"{}" if kind == "application/json" else b"", content_type=kind)
 
     def _slot(self, request: web.Request) -> Slot:
@@ -179,21 +193,22 @@ class Gateway:
             raise _refusal(401, "invalid_api_key", "this key is not valid here")
         return slot
 
-    def _authorised(self, request: web.Request) -> tuple[Slot, Attempt]:
+    def _authorised(self, request: web.Request) -> tuple[Slot, Running]:
         slot = self._slot(request)
-        if slot.attempt is None:
+        if slot.running is None:
             raise _refusal(409, "no_rollout", "no rollout is running: a model call belongs to one")
-        return slot, slot.attempt
+        return slot, slot.running
 
 
-def _body(kind: str, message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": None, "code": kind}}
+def _max_model_len(node: Heartbeat) -> int:
+    said = node.detail.get("max_model_len")
+    return said if isinstance(said, int) else MAX_MODEL_LEN
 
 
 def _error(status: int, kind: str, message: str) -> web.Response:
-    return web.json_response(_body(kind, message), status=status)
+    return web.json_response(error_body(kind, message), status=status)
 
 
 def _refusal(status: int, kind: str, message: str) -> web.HTTPException:
     error = web.HTTPUnauthorized if status == 401 else web.HTTPConflict
-    return error(text=json.dumps(_body(kind, message)), content_type="application/json")
+    return error(text=json.dumps(error_body(kind, message)), content_type="application/json")

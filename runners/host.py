@@ -1,6 +1,7 @@
 """An agent in a process of its own: a warm Python host, or any program started once per rollout."""
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -57,6 +58,8 @@ class Place:
     directory: Path
     extra: dict[str, str]
     slot: Callable[[], dict[str, str]]
+    data_bytes: int | None = None
+    """Most memory one process may take."""
 
     def environment(self) -> dict[str, str]:
         """The user's environment without our variables, what the slot adds, and the settings' own."""
@@ -75,6 +78,7 @@ class PythonHost:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
+        self._jobs = itertools.count()
 
     async def start(self) -> None:
         """Start the process, unless it runs, and wait until it has imported the agent."""
@@ -93,6 +97,7 @@ class PythonHost:
                 stdout=sys.stderr.fileno(),
                 pass_fds=[theirs.fileno()],
                 parent_dies=signal.SIGKILL,
+                data_bytes=self._place.data_bytes,
             )
         except OSError as error:
             ours.close()
@@ -116,9 +121,12 @@ class PythonHost:
 
     async def run(self, task: Any) -> dict[str, Any]:
         """One rollout."""
+        job = next(self._jobs)
         try:
-            self._writer.write(json.dumps({"input": task}).encode() + b"\n")
+            self._writer.write(json.dumps({"job": job, "input": task}).encode() + b"\n")
             answer = await self._hear()
+            while answer.get("job") != job:  # of a process the agent forked, for a rollout that is over
+                answer = await self._hear()
         except BaseException:  # cancelled at the deadline, or died: either way this process is no longer usable
             await self.stop()
             raise
@@ -141,7 +149,12 @@ class PythonHost:
         if not line:
             code = await self._process.wait() if self._process else None
             raise AgentFault(f"the agent's process ended with {code}")
-        answer: dict[str, Any] = json.loads(line)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise AgentFault(f"the agent wrote into our connection: {line[:80]!r}")
         return answer
 
 
@@ -166,6 +179,7 @@ class CommandHost:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 parent_dies=signal.SIGKILL,
+                data_bytes=self._place.data_bytes,
                 limit=MAX_LINE,
             )
         except OSError as error:
@@ -191,7 +205,8 @@ class CommandHost:
 
 def make_host(settings: RunnerSettings, slot: Callable[[], dict[str, str]]) -> Host:
     """The host the settings ask for; ``slot`` is called for each process it starts."""
-    place = Place(settings.path, settings.env, slot)
+    limit = None if settings.memory_gb is None else int(settings.memory_gb * 2**30)
+    place = Place(settings.path, settings.env, slot, limit)
     if settings.command is not None:
         return CommandHost(settings.command, place)
     return PythonHost(settings.python or Path(sys.executable), settings.agent or "", settings.reward, place)

@@ -1,8 +1,8 @@
 """Runs a Python agent in the user's own interpreter: Python 3.8 or newer, standard library only, nothing of ours.
 
 ``python host_script.py FD module:function [module:reward]``: one JSON object per line over the socket ``FD``.
-First it says ``{"ready": true}`` or ``{"error": "..."}``; then, for each ``{"input": ...}``, it answers
-``{"value": ..., "reward": ...}`` or ``{"error": "...", "traceback": "..."}``.
+First it says ``{"ready": true}`` or ``{"error": "..."}``; then, for each ``{"job": n, "input": ...}``, it answers
+``{"job": n, "value": ..., "reward": ...}`` or ``{"job": n, "error": "...", "traceback": "..."}``.
 """
 
 import asyncio
@@ -31,9 +31,13 @@ def main() -> None:
     say(lines, {"ready": True})
     loop = asyncio.new_event_loop()  # one for all rollouts: a client made at import time keeps its connections
     asyncio.set_event_loop(loop)
+    us = os.getpid()
     for line in lines:
-        job = json.loads(line)
-        say(lines, run(loop, agent, reward, job["input"]))
+        asked = json.loads(line)
+        answer = run(loop, agent, reward, asked["input"])
+        if os.getpid() != us:  # the agent forked, and this is its child: the answer is its parent's to give
+            os._exit(0)
+        say(lines, dict(answer, job=asked["job"]))
 
 
 def load(target: str) -> Any:

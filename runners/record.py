@@ -4,12 +4,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from runners.completion import Part
+from runners.part import Part
 from schemas import attributes, identity
-from schemas.codec import encode
-from schemas.events import ModelCall, Outcome, RolloutEnd, Span, SpanBatch, Task
+from schemas.codec import MAX_BYTES, EncodeError, encode
+from schemas.events import ModelCall, Outcome, RolloutEnd, Span, SpanBatch, TaskKey
 
 BATCH_BYTES = 1_000_000
+MAX_SPAN_BYTES = MAX_BYTES - BATCH_BYTES
+MAX_ATTEMPT_BYTES = 64 * 1024 * 1024
+MAX_ATTEMPT_SPANS = 20_000
+"""What one attempt may hold in memory; spans beyond it are counted and dropped."""
+MAX_TEXT = 256 * 1024
+"""Longest request or response kept as text, in characters; its tokens are always kept."""
 SCOPE = "lightningbus.runners"
 
 
@@ -17,21 +23,45 @@ SCOPE = "lightningbus.runners"
 class Attempt:
     """What is known of a running attempt; spans are added as they end."""
 
-    task: Task
+    task: TaskKey
     number: int
     runner: str
     started_ns: int = field(default_factory=time.time_ns)
     spans: list[Span] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    dropped: int = 0
+    """Spans that found no room."""
     calls: int = 0
+    node: str = ""
+    """The inference node that answered last: its cache holds the prefix of the next call."""
     held: int = 0
     """Model calls waiting for a node now."""
     infra: str = ""
     """Why our own side failed a model call; empty while it did not."""
+    unrecordable: str = ""
+    """Why a model call of the agent's cannot be recorded; empty while all are."""
 
     def __post_init__(self) -> None:
         self.rollout = identity.rollout_id(self.task.id, self.task.sample)
+        self.execution = identity.execution_id(self.rollout, self.number, self.runner, self.started_ns)
         self.trace_id = identity.trace_id(self.rollout)
-        self.root_id = identity.root_span_id(self.rollout, self.number)
+        self.root_id = identity.root_span_id(self.rollout, self.execution)
+        self._bytes = 0
+
+    def add(self, span: Span) -> bool:
+        """Keep a span, if there is room for it."""
+        try:
+            size = len(encode(span))
+        except EncodeError:
+            size = MAX_BYTES
+        full = len(self.spans) >= MAX_ATTEMPT_SPANS or self._bytes + size > MAX_ATTEMPT_BYTES
+        if full or size > MAX_SPAN_BYTES:
+            self.dropped += 1
+            return False
+        self.spans.append(span)
+        self.sizes.append(size)
+        self._bytes += size
+        return True
 
     def add_call(self, part: Part, *, node: str, role: str, request: str, started_ns: int, ended_ns: int) -> None:
         """One sampled choice of one model call, as the engine made it."""
@@ -48,8 +78,8 @@ class Attempt:
             versions=part.versions,
             finish_reason=part.finish_reason,
             sampling=part.sampling,
-            request=request,
-            response=part.response,
+            request=_kept(request),
+            response=_kept(part.response),
         )
         said: dict[str, object] = {
             attributes.OPERATION: "chat",
@@ -63,36 +93,45 @@ class Attempt:
         }
         if part.versions:
             said[attributes.WEIGHT_VERSION] = max(run.version for run in part.versions)
-        self.spans.append(
-            Span(
-                trace_id=self.trace_id,
-                span_id=identity.span_id(self.rollout, self.number, "call", index),
-                parent_span_id=self.root_id,
-                name=f"chat {part.model}",
-                kind="client",
-                start_ns=started_ns,
-                end_ns=ended_ns,
-                status="ok",
-                scope=SCOPE,
-                attributes=said,
-                call=call,
-            )
+        span = Span(
+            trace_id=self.trace_id,
+            span_id=identity.span_id(self.rollout, self.execution, "call", index),
+            parent_span_id=self.root_id,
+            name=f"chat {part.model}",
+            kind="client",
+            start_ns=started_ns,
+            end_ns=ended_ns,
+            status="ok",
+            scope=SCOPE,
+            attributes=said,
+            call=call,
         )
+        if not self.add(span):
+            self.unrecordable = (
+                f"model call {index} of {len(part.prompt_ids) // 4} + {len(part.response_ids) // 4} tokens cannot be "
+                f"recorded: a call may take {MAX_SPAN_BYTES} bytes, an attempt {MAX_ATTEMPT_BYTES}"
+            )
 
-    def batches(self, outcome: Outcome, reward: float | None, error: str, result: str) -> Iterator[SpanBatch]:
-        """Everything, the root span first, in batches below about a megabyte; the last one says how it ended."""
-        ended_ns = time.time_ns()
+    def batches(
+        self, outcome: Outcome, reward: float | None, error: str, result: str, final: bool = True
+    ) -> Iterator[SpanBatch]:
+        """Everything, the root span first, in batches below about a megabyte; the last one says how it ended.
+
+        ``final`` is false where another attempt follows.
+        """
+        ended_ns = max(time.time_ns(), self.started_ns)  # a clock may be set back meanwhile
         spans = [self._root(outcome, reward, error, ended_ns), *self.spans]
         end = RolloutEnd(
             outcome=outcome,
+            final=final,
             reward=reward,
             error=error,
             spans=len(spans),
             started_ns=self.started_ns,
             ended_ns=ended_ns,
-            result=result,
+            result=_kept(result),
         )
-        groups = list(_cut(spans))
+        groups = list(_cut(spans, [0, *self.sizes]))
         for number, group in enumerate(groups):
             yield SpanBatch(
                 run=self.task.run,
@@ -101,6 +140,7 @@ class Attempt:
                 sample=self.task.sample,
                 samples=self.task.samples,
                 attempt=self.number,
+                execution=self.execution,
                 agent=self.task.agent,
                 mode=self.task.mode,
                 runner=self.runner,
@@ -121,6 +161,8 @@ class Attempt:
         }
         if reward is not None:
             said[attributes.REWARD] = reward
+        if self.dropped:
+            said[attributes.DROPPED] = self.dropped
         if outcome != "ok":
             said[attributes.ERROR_TYPE] = outcome
         return Span(
@@ -138,14 +180,17 @@ class Attempt:
         )
 
 
-def _cut(spans: list[Span]) -> Iterator[list[Span]]:
+def _cut(spans: list[Span], sizes: list[int]) -> Iterator[list[Span]]:
     group: list[Span] = []
-    size = 0
-    for span in spans:
-        weight = len(encode(span))
-        if group and size + weight > BATCH_BYTES:
+    total = 0
+    for span, size in zip(spans, sizes, strict=True):
+        if group and total + size > BATCH_BYTES:
             yield group
-            group, size = [], 0
+            group, total = [], 0
         group.append(span)
-        size += weight
+        total += size
     yield group
+
+
+def _kept(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text)} characters)"

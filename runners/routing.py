@@ -1,29 +1,40 @@
 """Which inference node answers a call: pure, from the nodes' last heartbeats."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
+from bus.nodes import serves
 from schemas.events import Heartbeat
 
-READY = "ready"
 
+def choose(
+    nodes: Iterable[Heartbeat],
+    model: str,
+    rollout: str,
+    last: str,
+    pinned: int | None,
+    open_calls: Callable[[str], int],
+) -> Heartbeat | None:
+    """The node that answered the rollout's last call, for its cached prefix, else the least loaded; None: hold it.
 
-def choose(nodes: Iterable[Heartbeat], model: str, rollout: str, pinned: int | None) -> Heartbeat | None:
-    """The node a rollout sticks to while the set of nodes stays the same (rendezvous hashing); None: hold the call.
-
-    A pinned rollout goes only where its version is served.
+    A pinned rollout goes only where its version is served. ``open_calls`` says how many calls this runner has at a
+    node, and counts first: heartbeats are up to a second old, and if all runners went by them alone they would all run
+    to the same node. Equally loaded nodes share rollouts out evenly.
     """
     fit = [
         node
         for node in nodes
-        if node.state == READY and node.model == model and node.address and pinned in (None, node.version)
+        if serves(node.state) and node.model == model and node.address and pinned in (None, node.version)
     ]
-    return max(fit, key=lambda node: _weight(rollout, node.id), default=None)
+    for node in fit:
+        if node.id == last:
+            return node
+    return min(fit, key=lambda node: (_load(node, open_calls), _weight(rollout, node.id)), default=None)
 
 
-def served(nodes: Iterable[Heartbeat]) -> set[str]:
-    """Names of all models some living node serves or will serve."""
-    return {node.model for node in nodes if node.model}
+def _load(node: Heartbeat, open_calls: Callable[[str], int]) -> tuple[int, int]:
+    said = node.detail.get("inflight")
+    return open_calls(node.id), said if isinstance(said, int) else 0
 
 
 def _weight(rollout: str, node: str) -> bytes:

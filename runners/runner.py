@@ -1,36 +1,42 @@
 """The runner: leases tasks, runs each in a free slot, publishes what happened, then acknowledges the task."""
 
 import asyncio
-import json
+import contextlib
 import logging
+import math
 import os
 import socket
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError, Delivery, runner_tasks
-from runners import attempts, rewards
+from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased, runner_tasks
+from bus.cancelling import cancel
+from runners import attempts
+from runners.attempts import Decision
+from runners.ending import Ending, run_agent
 from runners.gateway import Gateway, Slot
-from runners.host import AgentFault, CannotStart, Host, make_host
+from runners.host import Host, make_host
 from runners.record import Attempt
 from runners.settings import RunnerSettings
 from schemas import identity, subjects
-from schemas.codec import DecodeError
-from schemas.events import Outcome, SpanBatch, Task
+from schemas.codec import DecodeError, EncodeError
+from schemas.events import SpanBatch, Task, TaskKey
 
 log = logging.getLogger(__name__)
 
-PUBLISH_SECONDS = 300.0
-"""How long a finished rollout waits for a full or absent bus before its task is given back."""
+GIVE_BACK_SECONDS = 5.0
+"""How long a stopping runner tries to say that a rollout was cancelled; its task is given back in any case."""
+UNREADABLE_SECONDS = 5.0
 RATE_SECONDS = 10.0
 
 
 async def run(bus: Bus, settings: RunnerSettings, stop: asyncio.Event) -> None:
     """Serve until asked to stop, then let running rollouts finish or give them back.
 
-    Raises `CannotStart` when the agent cannot be started as configured.
+    Raises `CannotStart` when the agent cannot be started as configured, `PoisonFlood` when most tasks are unreadable.
     """
     await Runner(bus, settings).run(stop)
 
@@ -47,9 +53,13 @@ class Runner:
         self._running: set[asyncio.Task[None]] = set()
         self._state = "starting"
         self._done = 0
+        self._given_back = 0
+        self._poison = PoisonLimit(f"runner {self.id}")
+        self._flood: PoisonFlood | None = None
         self._ended_at: list[float] = []
         self._problem = ""
         self._gateway: Gateway
+        self._stop_pulling: Callable[[], None]
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
@@ -65,6 +75,7 @@ class Runner:
                 log.info("runner %s takes tasks of agent %s", self.id, self._settings.name)
                 self._state = "running"
                 async with self._bus.pull(consumer, slots=self._settings.concurrency) as puller:
+                    self._stop_pulling = puller.stop
                     stopping = asyncio.create_task(_then(stop, puller.stop))
                     async for delivery in puller:
                         slot = await self._free.get()
@@ -73,6 +84,8 @@ class Runner:
                         work.add_done_callback(self._ended)
                     stopping.cancel()
                     await self._drain()
+                if self._flood is not None:
+                    raise self._flood
             finally:
                 await asyncio.gather(*(host.stop() for host in self._hosts.values()))
 
@@ -90,9 +103,8 @@ class Runner:
         if self._running:
             log.info("runner %s: %d rollouts are still running", self.id, len(self._running))
             await asyncio.wait(self._running, timeout=self._settings.drain_seconds)
-        for work in self._running:
-            work.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await cancel(*self._running, again=2 * GIVE_BACK_SECONDS)
+        log.info("runner %s stops: %d rollouts done, %d given back", self.id, self._done, self._given_back)
 
     def _ended(self, work: asyncio.Task[None]) -> None:
         self._running.discard(work)
@@ -100,82 +112,92 @@ class Runner:
             log.error("a rollout could not be handled", exc_info=work.exception())
 
     async def _serve(self, slot: Slot, delivery: Delivery) -> None:
+        rollout = delivery.headers.get(subjects.MSG_ID_HEADER, delivery.subject)
+        try:
+            async with leased(delivery, self._settings.ack_wait) as lease:
+                await self._take(slot, delivery, lease)
+        except asyncio.CancelledError:
+            await self._give_back(delivery, 0.0)
+            raise
+        except (BusError, NatsError, EncodeError) as error:
+            self._problem = str(error)
+            log.warning("%s given back: %s", rollout, error)
+            await self._give_back(delivery, attempts.FIRST_RETRY_SECONDS)
+        finally:
+            slot.end()
+            self._free.put_nowait(slot)
+
+    async def _give_back(self, delivery: Delivery, delay: float) -> None:
+        self._given_back += 1
+        with contextlib.suppress(NatsError):  # cut off from the bus: its lease runs out
+            await delivery.nak(delay)
+
+    async def _take(self, slot: Slot, delivery: Delivery, lease: Lease) -> None:
         try:
             task = delivery.as_(Task)
         except DecodeError as error:
-            await self._bus.bury(delivery, str(error))
-            self._free.put_nowait(slot)
+            await self._refuse(delivery, str(error))
+            return
+        self._poison.good()
+        attempt = Attempt(task, task.earlier_attempts + delivery.deliveries, self.id)
+        if attempts.exhausted(task, delivery.deliveries):
+            reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
+            await self._publish(attempt.batches("poisoned", None, reason, ""))
+            await self._bus.bury(delivery, f"poisoned: {reason}")
             return
         try:
-            async with self._bus.lease(delivery, self._settings.ack_wait):
-                await self._attempt(slot, task, delivery)
+            end = await run_agent(self._hosts[slot.number], slot, task, attempt)
         except asyncio.CancelledError:
-            await delivery.nak()
-            log.info("rollout %s is given back", identity.rollout_id(task.id, task.sample))
+            said = self._publish(attempt.batches("cancelled", None, f"runner {self.id} was stopped", "", final=False))
+            with contextlib.suppress(BusError, NatsError, TimeoutError):
+                await asyncio.wait_for(said, GIVE_BACK_SECONDS)
             raise
-        except (BusError, NatsError, CannotStart) as error:
-            self._problem = str(error)
-            log.warning("task of rollout %s given back: %s", identity.rollout_id(task.id, task.sample), error)
-            await delivery.nak(delay=attempts.FIRST_RETRY_SECONDS)
-        finally:
-            slot.end()
-            self._free.put_nowait(slot)
+        if not lease.held(asyncio.get_running_loop().time()):
+            log.warning("rollout %s: its lease ran out, so another runner may have it too", attempt.rollout)
+        await self._conclude(attempt, delivery, attempts.decide(task, delivery.deliveries, end.outcome), end)
 
-    async def _attempt(self, slot: Slot, task: Task, delivery: Delivery) -> None:
-        attempt = Attempt(task, delivery.deliveries, self.id)
-        if attempts.exhausted(task, attempt.number):
-            error = f"given up: {task.max_attempts} runners took this task and none finished it"
-            await self._publish(attempt.batches("infra", None, error, ""))
-            await delivery.ack(sync=True)
+    async def _refuse(self, delivery: Delivery, reason: str) -> None:
+        """A task nobody can read: a dead letter, and the last word on its rollout if at least that can be read."""
+        try:
+            self._poison.bad(reason)
+        except PoisonFlood as flood:
+            self._flood = flood
+            self._stop_pulling()
+            await self._give_back(delivery, UNREADABLE_SECONDS)
             return
-        outcome, reward, error, result = await self._rollout(slot, attempt)
-        decision = attempts.decide(task, attempt.number, outcome)
-        if outcome != "ok":
-            self._problem = error
-            log.warning("rollout %s attempt %d: %s: %s", attempt.rollout, attempt.number, outcome, error)
+        with contextlib.suppress(DecodeError):
+            attempt = Attempt(delivery.as_(TaskKey), delivery.deliveries, self.id)
+            await self._publish(attempt.batches("poisoned", None, reason, ""))
+        await self._bus.bury(delivery, reason)
+
+    async def _conclude(self, attempt: Attempt, delivery: Delivery, decision: Decision, end: Ending) -> None:
+        """Publish how an attempt ended, then settle its task accordingly."""
+        if end.outcome != "ok":
+            self._problem = end.error
+            log.warning("rollout %s attempt %d: %s: %s", attempt.rollout, attempt.number, end.outcome, end.error)
+        again = decision.retry_after is not None
+        await self._publish(attempt.batches(end.outcome, end.reward, end.error, end.result, final=not again))
         if decision.retry_after is not None:
             await delivery.nak(delay=decision.retry_after)
             return
-        await self._publish(attempt.batches(outcome, reward, error, result))
-        await delivery.ack(sync=True)
+        if decision.dead:
+            await self._bus.bury(delivery, f"{end.outcome}: {end.error}")
+        else:
+            await delivery.ack(sync=True)
         self._done += 1
         self._ended_at.append(time.monotonic())
 
-    async def _rollout(self, slot: Slot, attempt: Attempt) -> tuple[Outcome, float | None, str, str]:
-        """Run the agent: outcome, reward, error sentence, result JSON."""
-        seconds = attempt.task.deadline
-        host = self._hosts[slot.number]
-        await host.start()  # of an agent that died: its imports are not part of the rollout's time
-        slot.begin(attempt, asyncio.get_running_loop().time() + seconds)
-        try:
-            async with asyncio.timeout(seconds):
-                answer = await host.run(attempt.task.input)
-            reward = rewards.resolve(answer, attempt.spans)
-        except TimeoutError:
-            if attempt.infra or attempt.held:
-                return "infra", None, attempt.infra or f"no model answered within {seconds:g} s", ""
-            return "timeout", None, f"the agent did not end within its deadline of {seconds:g} s", ""
-        except (AgentFault, rewards.NotAReward) as error:
-            if attempt.infra:
-                return "infra", None, attempt.infra, ""
-            if isinstance(error, AgentFault) and error.detail:
-                log.warning("%s", error.detail)
-            return "agent_error", None, str(error)[:2000], ""
-        finally:
-            slot.end()
-        return "ok", reward, "", json.dumps(answer["value"], ensure_ascii=False)
-
-    async def _publish(self, batches: Any) -> None:
-        batch: SpanBatch
+    async def _publish(self, batches: Iterable[SpanBatch]) -> None:
         for batch in batches:
             await self._bus.publish(
                 subjects.spans(batch.mode),
                 batch,
-                msg_id=identity.batch_msg_id(batch.rollout, batch.attempt, batch.sequence),
+                msg_id=identity.batch_msg_id(batch.execution, batch.sequence),
                 traceparent=identity.traceparent(
-                    identity.trace_id(batch.rollout), identity.root_span_id(batch.rollout, batch.attempt)
+                    identity.trace_id(batch.rollout), identity.root_span_id(batch.rollout, batch.execution)
                 ),
-                timeout=PUBLISH_SECONDS,
+                # A full stream is waited for, however long: meanwhile this slot takes no other task.
+                timeout=math.inf,
             )
 
     def _describe(self) -> dict[str, Any]:
@@ -187,6 +209,8 @@ class Runner:
             "done": self._done,
             "rollouts_per_s": len(self._ended_at) / RATE_SECONDS,
         }
+        if self._bus.full:
+            detail["waits_for_room"] = self._bus.full
         if self._problem:
             detail["last_problem"] = self._problem[:120]
         return {"state": self._state, "detail": detail}

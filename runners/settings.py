@@ -28,6 +28,9 @@ class RunnerSettings(BaseModel):
         description="module:function called as f(input, result) -> reward; default: what the agent returns",
         pattern=r"^[\w.]+:[\w.]+$",
     )
+    memory_gb: float | None = Field(
+        None, gt=0, description="most memory of an agent's process, in GiB; beyond it the agent gets a MemoryError"
+    )
     env: dict[str, str] = Field({}, description="more environment variables for the agent")
     id: str | None = Field(None, description="name of this runner; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     host: str = Field("127.0.0.1", description="address the agent's gateway listens on")

@@ -3,14 +3,15 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from typing import Any
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import aiohttp
 
 from bus import Fleet
 from runners import routing
-from runners.call import Call
 from runners.record import Attempt
 from schemas.events import Heartbeat
 
@@ -20,6 +21,9 @@ RETRY_STATUS = frozenset({409, 429, 502, 503, 504})
 RECHECK_SECONDS = 0.25
 """How long a refused call waits for a change in the fleet before it asks again."""
 MAX_EVENT_BYTES = 16 * 1024 * 1024
+CONNECT_SECONDS = 5.0
+SILENCE_SECONDS = 60.0
+"""A connection that brings nothing for this long is dead; a node with work to do says at least that much."""
 
 
 class Refused(Exception):
@@ -38,31 +42,59 @@ class NoAnswer(Exception):
     """No node answered before the rollout's deadline, or one failed amid an answer that had begun."""
 
 
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """For whom something is asked; ``deadline`` is in the event loop's time."""
+
+    attempt: Attempt
+    model: str
+    expected: str
+    """The model the task is about: it is waited for even if nobody has served it yet."""
+    pinned: int | None
+    deadline: float
+
+
+class MakeRequest(Protocol):
+    """Path and body of the next request, for the node that will get it."""
+
+    def __call__(self, node: Heartbeat) -> tuple[str, dict[str, Any]]: ...
+
+
 class Upstream:
     """The inference nodes, as one: chooses a node, holds a call, asks again elsewhere."""
 
     def __init__(self, fleet: Fleet, session: aiohttp.ClientSession) -> None:
         self._fleet = fleet
         self._session = session
+        self._open: Counter[str] = Counter()
+        self._served: set[str] = set()
+
+    def served(self) -> set[str]:
+        """Names of all models some node serves, or served before it went away."""
+        self._served |= {node.model for node in self._fleet.members() if node.model}
+        return self._served
 
     async def ask(
-        self, call: Call, body: dict[str, Any], path: str, attempt: Attempt, deadline: float
-    ) -> AsyncIterator[tuple[Heartbeat, AsyncIterator[dict[str, Any]]]]:
-        """Attempts, one after the other: a node and its stream of chunks; the caller stops at one it can use.
+        self, errand: Errand, request: MakeRequest
+    ) -> AsyncGenerator[tuple[Heartbeat, AsyncIterator[dict[str, Any]]], None]:
+        """Tries, one after the other: a node and its stream of chunks; the caller stops at one it can use.
 
-        ``deadline`` is in the event loop's time. Raises `Refused`, `UnknownModel` or `NoAnswer`.
+        Raises `Refused`, `UnknownModel` or `NoAnswer`.
         """
-        pinned = attempt.task.weight_version
-        headers = {"X-Lightningbus-Rollout": attempt.rollout}
-        if pinned is not None:
-            headers["X-Lightningbus-Version"] = str(pinned)
-        payload = json.dumps(body).encode()
+        attempt = errand.attempt
+        headers = {"X-Lightningbus-Rollout": attempt.rollout, "Content-Type": "application/json"}
+        if errand.pinned is not None:
+            headers["X-Lightningbus-Version"] = str(errand.pinned)
         problem = "no inference node is ready"
         while True:
-            node = await self._node(call.model, attempt, deadline, problem)
+            node = await self._node(errand, problem)
+            path, body = request(node)
+            payload = json.dumps(body).encode()
+            self._open[node.id] += 1
             try:
                 async with self._session.post(node.address + path, data=payload, headers=headers) as response:
                     if response.status == 200:
+                        attempt.node = node.id
                         yield node, _events(response)
                         problem = f"{node.id} broke off its answer"
                     elif response.status in RETRY_STATUS:
@@ -71,32 +103,39 @@ class Upstream:
                         raise Refused(response.status, await response.read())
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = f"{node.id} cannot be reached: {error or type(error).__name__}"
-            await self._change(attempt, deadline, problem)
+                self._fleet.suspect("inference", node.id)
+            finally:
+                self._open[node.id] -= 1
+            await self._change(errand, problem)
 
-    async def _node(self, model: str, attempt: Attempt, deadline: float, problem: str) -> Heartbeat:
+    async def _node(self, errand: Errand, problem: str) -> Heartbeat:
         while True:
             nodes = self._fleet.members()
-            if nodes and model not in routing.served(nodes):
-                raise UnknownModel(f"model {model!r} is not served; served: {', '.join(sorted(routing.served(nodes)))}")
-            node = routing.choose(nodes, model, attempt.rollout, attempt.task.weight_version)
+            served = self.served()
+            if nodes and errand.model not in served and errand.model != errand.expected:
+                raise UnknownModel(f"model {errand.model!r} is not served; served: {', '.join(sorted(served))}")
+            attempt = errand.attempt
+            node = routing.choose(
+                nodes, errand.model, attempt.rollout, attempt.node, errand.pinned, self._open.__getitem__
+            )
             if node is not None:
                 return node
-            await self._change(attempt, deadline, problem)
+            await self._change(errand, problem)
 
-    async def _change(self, attempt: Attempt, deadline: float, problem: str) -> None:
-        attempt.held += 1
+    async def _change(self, errand: Errand, problem: str) -> None:
+        errand.attempt.held += 1
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(errand.deadline):
                 try:
                     async with asyncio.timeout(RECHECK_SECONDS):
                         await self._fleet.changed()
                 except TimeoutError:
-                    if asyncio.get_running_loop().time() >= deadline:
+                    if asyncio.get_running_loop().time() >= errand.deadline:
                         raise
         except TimeoutError:
             raise NoAnswer(f"{problem} until the rollout's deadline") from None
         finally:
-            attempt.held -= 1
+            errand.attempt.held -= 1
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:

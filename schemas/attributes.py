@@ -27,6 +27,7 @@ OUTCOME = "lightningbus.outcome"
 WEIGHT_VERSION = "lightningbus.weight.version"
 ADVANTAGE = "lightningbus.advantage"
 STEP = "lightningbus.training.step"
+DROPPED = "lightningbus.spans.dropped"
 AGL_REWARD = "agentlightning.reward.0.value"
 """Agent Lightning's reward attribute; agents instrumented for it are understood as they are."""
 

@@ -25,21 +25,28 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Base of everything that is sent; unknown fields are ignored, so newer writers may add some."""
 
 
-class Task(Event, frozen=True, kw_only=True):
+class TaskKey(Event, frozen=True, kw_only=True):
+    """Which rollout a task is: what can be read even of a task that cannot be used."""
+
+    id: Identifier
+    run: Name
+    agent: Name
+    sample: Count = 0
+    samples: Positive = 1
+    mode: Mode = "train"
+
+
+class Task(TaskKey, frozen=True, kw_only=True):
     """One sample of one problem for one agent; publishing ``n`` samples makes ``n`` of these.
 
     The task is GRPO's group; a (task, sample) pair is a *rollout*; one delivery is an *attempt*.
     """
 
-    id: Identifier
-    run: Name
-    agent: Name
     input: Any
-    sample: Count = 0
-    samples: Positive = 1
-    mode: Mode = "train"
     deadline: Seconds = 60.0
     max_attempts: Positive = 3
+    earlier_attempts: Count = 0
+    """Deliveries before it was replayed from the dead letters: attempts go on counting from here."""
     model: Name = "policy"
     weight_version: Count | None = None
     """Serve every model call of this rollout from exactly this version; ``None``: whatever is current."""
@@ -102,6 +109,8 @@ class RolloutEnd(Event, frozen=True, kw_only=True):
     """How an attempt ended: the last thing said about it."""
 
     outcome: Outcome
+    final: bool = True
+    """False: the task was given back, and another attempt follows."""
     reward: float | None = None
     error: str = ""
     spans: Count
@@ -121,6 +130,9 @@ class SpanBatch(Event, frozen=True, kw_only=True):
     sample: Count
     samples: Positive
     attempt: Positive
+    """Which delivery of the task this was, by the broker's count."""
+    execution: Identifier
+    """Which run of the agent: unique, where a broker that came back from a crash may count a delivery twice."""
     agent: Name
     mode: Mode
     runner: str
@@ -180,8 +192,10 @@ class RolloutUse(Event, frozen=True, kw_only=True):
 
     rollout: Identifier
     task: Identifier
-    attempt: Positive
-    outcome: Outcome
+    attempt: Count
+    """0 and no execution: it had not ended."""
+    execution: str
+    outcome: Outcome | Literal[""]
     reward: float | None
     advantage: float
     trained: bool
@@ -216,13 +230,25 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     id: str
     run: str = ""
     state: str
-    """Inference nodes: ``starting``, ``stale``, ``ready``, ``draining``, ``dead``; others: what they do now."""
+    """Inference nodes: a state of `bus.nodes`; others: what they do now."""
+    pid: Count = 0
     address: str = ""
     """Where an inference node can be reached: ``http://host:port``."""
     model: str = ""
     version: Count | None = None
     detail: dict[str, Any] = {}
     sent_ns: Count
+
+
+class Alarm(Event, frozen=True, kw_only=True):
+    """Something stands still, or goes on again."""
+
+    role: Literal["store", "learner", "inference", "runner", "publisher"]
+    """Who starves, or what is missing."""
+    reason: str
+    over: bool = False
+    """The alarm before it is no longer true."""
+    raised_ns: Count
 
 
 class DeadLetter(Event, frozen=True, kw_only=True):

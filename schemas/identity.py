@@ -23,9 +23,14 @@ def publish_span_id(rollout: str) -> str:
     return span_id(rollout, "publish")
 
 
-def root_span_id(rollout: str, attempt: int) -> str:
+def execution_id(rollout: str, attempt: int, runner: str, started_ns: int) -> str:
+    """One run of the agent by one runner: 16 hex digits."""
+    return sha256(f"execution:{rollout}:{attempt}:{runner}:{started_ns}".encode()).hexdigest()[:16]
+
+
+def root_span_id(rollout: str, execution: str) -> str:
     """The span that holds one attempt of a rollout."""
-    return span_id(rollout, attempt, "root")
+    return span_id(rollout, execution, "root")
 
 
 def traceparent(trace: str, span: str) -> str:
@@ -38,9 +43,9 @@ def task_msg_id(rollout: str) -> str:
     return f"task:{rollout}"
 
 
-def batch_msg_id(rollout: str, attempt: int, sequence: int) -> str:
+def batch_msg_id(execution: str, sequence: int) -> str:
     """``Nats-Msg-Id`` of a span batch."""
-    return f"span:{rollout}:{attempt}:{sequence}"
+    return f"span:{execution}:{sequence}"
 
 
 def weight_msg_id(model: str, epoch: int, version: int) -> str:

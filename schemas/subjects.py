@@ -16,6 +16,7 @@ ALL_HEARTBEATS = "lb.heartbeat.>"
 TRAIN_SPANS = "lb.span.train"
 TASK_SPANS = "lb.span.task"
 STEP_SPANS = "lb.span.step"
+ALARM_SPANS = "lb.span.alarm"
 
 STORE = "store"
 LEARNER = "learner"

@@ -5,13 +5,17 @@ from urllib.parse import urlsplit, urlunsplit
 
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
-from clickhouse_connect.driver.exceptions import ClickHouseError
+from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
 
 DATABASE = "lightningbus"
 
 
 class StoreUnreachable(Exception):
-    """No ClickHouse answers at the address."""
+    """No ClickHouse answers at the address as it should."""
+
+
+class StoreDown(StoreUnreachable):
+    """Nobody answers there at all: it may be back later."""
 
 
 def connect(url: str, database: str | None = DATABASE) -> Client:
@@ -23,9 +27,15 @@ def connect(url: str, database: str | None = DATABASE) -> Client:
         return clickhouse_connect.get_client(
             dsn=url, database=database or "__default__", autogenerate_session_id=False, connect_timeout=5
         )
-    except (ClickHouseError, OSError) as error:
-        said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise StoreUnreachable(f"ClickHouse at {without_secrets(url)} does not answer as it should: {said}") from error
+    except (OperationalError, OSError) as error:
+        raise StoreDown(f"no ClickHouse answers at {without_secrets(url)}: {_first_line(error)}") from error
+    except ClickHouseError as error:
+        at = without_secrets(url)
+        raise StoreUnreachable(f"ClickHouse at {at} does not answer as it should: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
 
 
 def first(client: Client, sql: str, parameters: dict[str, Any] | None = None) -> tuple[Any, ...]:

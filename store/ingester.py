@@ -1,8 +1,10 @@
 """Bus to ClickHouse: collect a batch, insert it, and only then acknowledge it."""
 
 import asyncio
+import contextlib
 import hashlib
 import logging
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
@@ -13,7 +15,8 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError, DataError
 from nats.errors import Error as NatsError
 
-from bus import STORE_DEAD, STORE_SPANS, STORE_WEIGHTS, Bus, Consumer, Delivery
+from bus import STORE_DEAD, STORE_SPANS, STORE_WEIGHTS, Bus, Consumer, Delivery, PoisonLimit
+from bus.cancelling import cancel
 from schemas.codec import DecodeError
 from store.rows import Row, rows_of
 from store.settings import StoreSettings
@@ -42,6 +45,9 @@ class Ingester:
     def __init__(self, bus: Bus, client: Client, settings: StoreSettings) -> None:
         self._bus, self._client, self._settings = bus, client, settings
         self._queue: asyncio.Queue[Held] = asyncio.Queue()
+        self._poison = PoisonLimit("the store")
+        self.last_rollout = self.last_step = time.monotonic()
+        """When a rollout, and a training step, was last written; in `time.monotonic`'s seconds."""
         self.rows = 0
         self.pending = 0
         self.problem = ""
@@ -65,9 +71,7 @@ class Ingester:
                     if task.done():
                         task.result()
             finally:
-                for task in (*work, ended):
-                    task.cancel()
-                await asyncio.gather(*work, ended, return_exceptions=True)
+                await cancel(*work, ended)
 
     async def _feed(self, consumer: Consumer, puller: AsyncIterator[Delivery]) -> None:
         async for delivery in puller:
@@ -76,8 +80,10 @@ class Ingester:
             try:
                 rows = tuple(rows_of(delivery.event(), delivery.sequence))
             except (DecodeError, ValueError, TypeError) as error:
+                self._poison.bad(str(error))
                 await self._bus.bury(delivery, str(error))
                 continue
+            self._poison.good()
             await self._queue.put(Held(delivery, rows))
 
     async def _collect(self, ended: asyncio.Future[Any]) -> list[Held]:
@@ -115,9 +121,11 @@ class Ingester:
                 log.warning("not inserted, trying again in %.1f s: %s", pause, self.problem)
             await asyncio.sleep(pause)
             pause = min(pause * 2, longest)
-            for held in batch:
-                await held.delivery.in_progress()
+            with contextlib.suppress(NatsError):  # cut off from the bus: they will come again
+                for held in batch:
+                    await held.delivery.in_progress()
         self.problem = ""
+        self._note({table for held in batch for table, _ in held.rows})
         self.rows += sum(len(held.rows) for held in batch)
         for held in batch:
             try:
@@ -125,6 +133,12 @@ class Ingester:
             except NatsError as error:
                 log.warning("inserted but not acknowledged, so it will come again: %s", error)
         return None
+
+    def _note(self, tables: set[str]) -> None:
+        if "raw_attempts" in tables:
+            self.last_rollout = time.monotonic()
+        if "raw_training_steps" in tables:
+            self.last_step = time.monotonic()
 
     async def _isolate(self, batch: Sequence[Held], error: Exception) -> None:
         if len(batch) == 1:
@@ -144,7 +158,7 @@ class Ingester:
             names = list(rows[0])
             self._client.insert(
                 f"{self._settings.database}.{table}",
-                [list(column) for column in zip(*(row.values() for row in rows), strict=True)],
+                [[row[name] for row in rows] for name in names],
                 column_names=names,
                 column_oriented=True,
                 settings={"insert_deduplication_token": f"{table}:{token}"},

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from schemas import attributes
+from schemas.attempts import standing
 from schemas.codec import DecodeError
 from schemas.events import (
+    Alarm,
     DeadLetter,
     Event,
     ModelCall,
@@ -45,6 +47,11 @@ def rows_of(event: Event, stream_sequence: int) -> Iterator[tuple[str, Row]]:
                     "applied": event.applied_ns,
                 },
             )
+        case Alarm():
+            yield (
+                "raw_alarms",
+                {"role": event.role, "reason": event.reason, "over": event.over, "raised": event.raised_ns},
+            )
         case DeadLetter():
             yield (
                 "raw_dead_letters",
@@ -64,7 +71,8 @@ def rows_of(event: Event, stream_sequence: int) -> Iterator[tuple[str, Row]]:
 
 
 def _of_batch(batch: SpanBatch, stream_sequence: int) -> Iterator[tuple[str, Row]]:
-    whose = {"run": batch.run, "task": batch.task, "rollout": batch.rollout, "attempt": batch.attempt}
+    whose: Row = {"run": batch.run, "task": batch.task, "rollout": batch.rollout}
+    whose |= {"attempt": batch.attempt, "execution": batch.execution}
     for span in batch.spans:
         yield "raw_spans", {**whose, **_of_span(span)}
         if span.call is not None:
@@ -79,6 +87,7 @@ def _of_batch(batch: SpanBatch, stream_sequence: int) -> Iterator[tuple[str, Row
                 "mode": batch.mode,
                 "agent": batch.agent,
                 "runner": batch.runner,
+                "standing": standing(batch.end),
                 "outcome": batch.end.outcome,
                 "reward": batch.end.reward,
                 "error": batch.end.error,
@@ -94,7 +103,7 @@ def _of_batch(batch: SpanBatch, stream_sequence: int) -> Iterator[tuple[str, Row
 def _of_task(published: TaskPublished) -> Iterator[tuple[str, Row]]:
     task, span = published.task, published.span
     whose = {"run": task.run, "task": task.id, "rollout": published.rollout}
-    yield "raw_spans", {**whose, "attempt": 0, **_of_span(span)}
+    yield "raw_spans", {**whose, "attempt": 0, "execution": "", **_of_span(span)}
     yield (
         "raw_tasks",
         {
@@ -125,9 +134,9 @@ def _of_step(step: TrainingStep) -> Iterator[tuple[str, Row]]:
             "metrics": step.metrics,
         },
     )
-    attempts = {}
+    attempts: dict[str, Row] = {}
     for use in step.uses:
-        attempts[use.rollout] = (use.task, use.attempt)
+        attempts[use.rollout] = {"task": use.task, "attempt": use.attempt, "execution": use.execution}
         yield (
             "raw_training_uses",
             {
@@ -135,6 +144,7 @@ def _of_step(step: TrainingStep) -> Iterator[tuple[str, Row]]:
                 "rollout": use.rollout,
                 "task": use.task,
                 "attempt": use.attempt,
+                "execution": use.execution,
                 "outcome": use.outcome,
                 "reward": use.reward,
                 "advantage": use.advantage,
@@ -146,8 +156,8 @@ def _of_step(step: TrainingStep) -> Iterator[tuple[str, Row]]:
         )
     for span in step.spans:
         rollout = str(span.attributes.get(attributes.ROLLOUT, ""))
-        task, attempt = attempts.get(rollout, ("", 0))
-        yield "raw_spans", {"run": step.run, "task": task, "rollout": rollout, "attempt": attempt, **_of_span(span)}
+        whose = attempts.get(rollout, {"task": "", "attempt": 0, "execution": ""})
+        yield "raw_spans", {"run": step.run, **whose, "rollout": rollout, **_of_span(span)}
 
 
 def _of_version(version: WeightVersion) -> Row:

@@ -23,4 +23,9 @@ class StoreSettings(BaseModel):
     )
     batch_rows: int = Field(5000, ge=1, description="rows that make a batch full")
     batch_seconds: float = Field(0.5, gt=0, description="longest a row waits for its batch to fill")
+    stall_seconds: float = Field(
+        120.0,
+        gt=0,
+        description="seconds without a finished rollout, or a training step, before an alarm",
+    )
     id: str | None = Field(None, description="name of this store; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")

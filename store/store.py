@@ -1,6 +1,7 @@
 """The store process: engine, HTTP interface, migrations, ingester."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -10,21 +11,28 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from clickhouse_connect.driver.client import Client
+
 from bus import Bus
+from bus.cancelling import cancel
 from store import migrations
-from store.client import connect, without_secrets
+from store.client import StoreDown, connect, without_secrets
 from store.engine import Engine
 from store.http import HttpInterface
 from store.ingester import Ingester
 from store.settings import StoreSettings
+from store.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 2.0
 
 
 async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
     """Ingest and answer until asked to stop.
 
-    Raises `http.PortInUse`, `engine.EngineBusy`, `client.StoreUnreachable` or `migrations.MigrationError`.
+    Raises `http.PortInUse`, `engine.EngineBusy`, `client.StoreUnreachable`, `migrations.MigrationError`, or
+    `bus.PoisonFlood` when most events are unreadable.
     """
     if settings.url is not None:
         await _ingest(bus, settings, settings.url, stop)
@@ -44,9 +52,24 @@ async def embedded(path: Path, host: str = "127.0.0.1", port: int = 0) -> AsyncI
         await asyncio.to_thread(engine.close)
 
 
+async def _reached(url: str, stop: asyncio.Event) -> Client | None:
+    """A client once ClickHouse answers, however long that takes; None: asked to stop meanwhile."""
+    while not stop.is_set():
+        try:
+            return await asyncio.to_thread(connect, url, None)
+        except StoreDown as error:
+            log.warning("%s; trying again", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_SECONDS):
+                    await stop.wait()
+    return None
+
+
 async def _ingest(bus: Bus, settings: StoreSettings, url: str, stop: asyncio.Event) -> None:
     await bus.provision()
-    bare = await asyncio.to_thread(connect, url, None)
+    bare = await _reached(url, stop)
+    if bare is None:
+        return
     for name in await asyncio.to_thread(migrations.migrate, bare, settings.database):
         log.info("migration %s applied", name)
     client = await asyncio.to_thread(connect, url, settings.database)
@@ -63,6 +86,8 @@ async def _ingest(bus: Bus, settings: StoreSettings, url: str, stop: asyncio.Eve
         }
         if ingester.problem:
             detail["problem"] = ingester.problem
+        if watchdog.alarm:
+            detail["alarm"] = watchdog.alarm
         return {
             "state": "inserting" if not ingester.problem else "waiting",
             "address": without_secrets(url),
@@ -71,5 +96,11 @@ async def _ingest(bus: Bus, settings: StoreSettings, url: str, stop: asyncio.Eve
 
     name = settings.id or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
     log.info("SQL at %s, database %s", without_secrets(url), settings.database)
-    async with bus.beat("store", name, describe):
-        await ingester.run(stop)
+    async with bus.fleet("*") as fleet:
+        watchdog = Watchdog(bus, fleet, ingester, settings.stall_seconds)
+        async with bus.beat("store", name, describe):
+            watching = asyncio.create_task(watchdog.run())
+            try:
+                await ingester.run(stop)
+            finally:
+                await cancel(watching)

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Sequence
 
 from learner.rollouts import Rollout
+from schemas.attempts import standing
 from schemas.events import ModelCall, Outcome, RolloutEnd, Span, SpanBatch, VersionRun
 
 START_NS = 1_790_000_000_000_000_000
@@ -36,15 +37,27 @@ def rollout(
         sample=sample,
         samples=samples,
         attempt=1,
+        execution=f"{task}.{sample}-1",
         outcome=outcome,
+        standing=standing(RolloutEnd(outcome=outcome, spans=0, started_ns=0, ended_ns=0)),
         reward=reward,
         calls=(model_call(0, [5, 6, 7], [8, 9], version), model_call(1, [5, 6, 7, 8, 9, 4], [10, 11, 12], version)),
         first_sequence=sample + 1,
+        last_sequence=sample + 1,
     )
 
 
 def batches(
-    task: str, sample: int, reward: float = 1.0, *, attempt: int = 1, parts: int = 2, run: str = "run", samples: int = 4
+    task: str,
+    sample: int,
+    reward: float = 1.0,
+    *,
+    attempt: int = 1,
+    parts: int = 2,
+    run: str = "run",
+    samples: int = 4,
+    outcome: Outcome = "ok",
+    final: bool = True,
 ) -> list[SpanBatch]:
     """One attempt in ``parts`` span batches, a model call in each."""
     made = []
@@ -52,7 +65,8 @@ def batches(
     for part in range(parts):
         call = model_call(part, [5, 6], [7, 8, 9])
         span = Span(trace_id="t", span_id=f"{part}", name="chat", call=call, **times)
-        end = RolloutEnd(outcome="ok", reward=reward, spans=parts, started_ns=START_NS, ended_ns=START_NS + SECOND_NS)
+        ended = {"started_ns": START_NS, "ended_ns": START_NS + SECOND_NS}
+        end = RolloutEnd(outcome=outcome, final=final, reward=reward, spans=parts, **ended)
         made.append(
             SpanBatch(
                 run=run,
@@ -61,6 +75,7 @@ def batches(
                 sample=sample,
                 samples=samples,
                 attempt=attempt,
+                execution=f"{task}.{sample}-{attempt}",
                 agent="default",
                 mode="train",
                 runner="r",

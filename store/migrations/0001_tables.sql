@@ -29,9 +29,11 @@ CREATE TABLE IF NOT EXISTS {database}.raw_attempts
     sample UInt32,
     samples UInt32,
     attempt UInt16,
+    execution String,
     mode LowCardinality(String),
     agent LowCardinality(String),
     runner LowCardinality(String),
+    standing UInt8,
     outcome LowCardinality(String),
     reward Nullable(Float64),
     error String CODEC(ZSTD(3)),
@@ -41,7 +43,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_attempts
     ended DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
     stream_sequence UInt64
 )
-ENGINE = ReplacingMergeTree ORDER BY (run, rollout, attempt)
+ENGINE = ReplacingMergeTree ORDER BY (run, rollout, attempt, execution)
 SETTINGS non_replicated_deduplication_window = 1000;
 
 CREATE TABLE IF NOT EXISTS {database}.raw_spans
@@ -50,6 +52,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_spans
     task String,
     rollout String,
     attempt UInt16,
+    execution String,
     trace_id String,
     span_id String,
     parent_span_id String,
@@ -64,7 +67,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_spans
     resource Map(LowCardinality(String), String) CODEC(ZSTD(1)),
     events String CODEC(ZSTD(3))
 )
-ENGINE = ReplacingMergeTree PARTITION BY toYYYYMM(start) ORDER BY (run, rollout, attempt, start, span_id)
+ENGINE = ReplacingMergeTree PARTITION BY toYYYYMM(start) ORDER BY (run, rollout, attempt, execution, span_id)
 SETTINGS non_replicated_deduplication_window = 1000;
 
 CREATE TABLE IF NOT EXISTS {database}.raw_model_calls
@@ -73,6 +76,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_model_calls
     task String,
     rollout String,
     attempt UInt16,
+    execution String,
     call UInt32,
     mode LowCardinality(String),
     role LowCardinality(String),
@@ -91,7 +95,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_model_calls
     start DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
     end DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1))
 )
-ENGINE = ReplacingMergeTree PARTITION BY toYYYYMM(start) ORDER BY (run, rollout, attempt, call)
+ENGINE = ReplacingMergeTree PARTITION BY toYYYYMM(start) ORDER BY (run, rollout, attempt, execution, call)
 SETTINGS non_replicated_deduplication_window = 1000;
 
 CREATE TABLE IF NOT EXISTS {database}.raw_weight_versions
@@ -146,6 +150,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_training_uses
     rollout String,
     task String,
     attempt UInt16,
+    execution String,
     outcome LowCardinality(String),
     reward Nullable(Float64),
     advantage Float64,
@@ -154,7 +159,17 @@ CREATE TABLE IF NOT EXISTS {database}.raw_training_uses
     tokens UInt32,
     staleness_max UInt32
 )
-ENGINE = ReplacingMergeTree ORDER BY (run, model, step, epoch, rollout)
+ENGINE = ReplacingMergeTree ORDER BY (run, model, step, epoch, rollout, execution)
+SETTINGS non_replicated_deduplication_window = 1000;
+
+CREATE TABLE IF NOT EXISTS {database}.raw_alarms
+(
+    role LowCardinality(String),
+    reason String,
+    over Bool,
+    raised DateTime64(9, 'UTC')
+)
+ENGINE = ReplacingMergeTree ORDER BY (raised, role, over)
 SETTINGS non_replicated_deduplication_window = 1000;
 
 CREATE TABLE IF NOT EXISTS {database}.raw_dead_letters

@@ -49,3 +49,30 @@ def dies_on_demand(task):
 
 def sleeps(task):
     time.sleep(600)
+
+
+def streamed(client, **more):
+    chunks = list(
+        client.chat.completions.create(
+            model="policy",
+            messages=MESSAGES,
+            temperature=0.9,
+            stream=True,
+            stream_options={"include_usage": True},
+            **more,
+        )
+    )
+    usage = [chunk.usage for chunk in chunks if chunk.usage]
+    assert {chunk.id for chunk in chunks if chunk.choices} == {"c"}, chunks
+    assert {chunk.object for chunk in chunks if chunk.choices} <= {"chat.completion.chunk", None}, chunks
+    assert (usage[0].prompt_tokens, usage[0].completion_tokens) == (2, 2), usage
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def streams(task):
+    return float(streamed(OpenAI(max_retries=0)) == "xx")
+
+
+def streams_with_tools(task):
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    return float(streamed(OpenAI(max_retries=0), tools=tools) == "xx")

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from nats.js.api import DiscardPolicy, RetentionPolicy, StreamConfig
 
-from bus import Bus, BusError, Fenced, PublishTimeout, StreamFull, runner_tasks
+from bus import Bus, BusError, Fenced, PublishTimeout, StreamFull, leased, runner_tasks
 from bus.blobs import CHUNK_BYTES
+from bus.cancelling import cancel
 from bus.embedded import NatsServer
 from bus.errors import BlobCorrupt
 from bus.streams import LEARNER_SPANS, STORE_SPANS, ensure_stream
@@ -116,7 +117,7 @@ async def test_a_lease_outlives_ack_wait(bus: Bus) -> None:
     await bus.publish_task(task(1))
     async with bus.pull(consumer, slots=2) as puller:
         delivery = await asyncio.wait_for(anext(puller), 5)
-        async with bus.lease(delivery, ack_wait=1.0):
+        async with leased(delivery, ack_wait=1.0):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(puller), 2.5)
         assert (await asyncio.wait_for(anext(puller), 5)).deliveries == 2
@@ -237,3 +238,23 @@ async def test_a_port_in_use_is_one_sentence(nats: NatsServer, tmp_path: Path) -
     second = NatsServer(tmp_path / "second", port=nats.port)
     with pytest.raises(BusError, match=f"port {nats.port} is in use"):
         await second.start()
+
+
+async def test_a_cancellation_that_is_forgotten_once_is_asked_for_again() -> None:
+    """As `asyncio.wait_for` of Python 3.11 forgets one that comes together with what it waits for."""
+    forgotten = 0
+
+    async def forgetful() -> None:
+        nonlocal forgotten
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                forgotten += 1
+                if forgotten == 3:
+                    raise
+
+    task = asyncio.create_task(forgetful())
+    await asyncio.sleep(0)
+    await cancel(task, again=0.01)
+    assert task.cancelled() and forgotten == 3

@@ -11,8 +11,8 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bus.nodes import NEXT, Happening, State, serves, step
 from inference.gateway import VERSION_HEADER, Gateway, marked, salted
-from inference.state import NEXT, Happening, State, serves, step
 
 
 class ScriptedVllm:

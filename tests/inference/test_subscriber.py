@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bus import Bus
+from bus.cancelling import cancel
 from inference import subscriber as module
 from inference.subscriber import Subscriber
 from schemas import subjects
@@ -45,8 +46,7 @@ async def following(bus: Any, directory: Path) -> AsyncIterator[tuple[Subscriber
     try:
         yield made, engine
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await cancel(running)
 
 
 async def publish(bus: Bus, directory: Path, version: int, **changes: Any) -> None:

@@ -31,7 +31,7 @@ def group(task: str, *rewards: float | None, version: int = 0) -> Group:
         rollout(task, n, reward, outcome="ok" if reward is not None else "infra", version=version)
         for n, reward in enumerate(rewards)
     ]
-    return Group(task, len(made), 0.0, made)
+    return Group(task, len(made), 0.0, {one.id: one for one in made})
 
 
 def test_advantages_are_grpos() -> None:
@@ -83,7 +83,7 @@ def test_versions_that_do_not_cover_the_tokens_are_an_error() -> None:
 def test_a_malformed_call_leaves_its_rollout_out_and_the_batch_goes_on(change: dict[str, Any]) -> None:
     good, bad = rollout("a", 0, 1.0), rollout("a", 1, 0.0)
     bad = dataclasses.replace(bad, calls=(bad.calls[0], replace(bad.calls[1], **change)))
-    batch = make_batch([Group("a", 2, 0.0, [good, bad])], 0, settings())
+    batch = make_batch([Group("a", 2, 0.0, {good.id: good, bad.id: bad})], 0, settings())
     assert {row.rollout for row in batch.rows} == {good.id}
     assert [use.reason for use in batch.uses] == ["", "no row: 1 malformed"]
 
@@ -122,7 +122,7 @@ def test_spans_of_a_step_belong_to_the_rollouts_traces() -> None:
     )
     spans = spans_of(step, {one.id: one for one in groups[0].rollouts})
     assert [span.trace_id for span in spans] == [identity.trace_id("a.0"), identity.trace_id("a.1")]
-    assert spans[0].parent_span_id == identity.root_span_id("a.0", 1)
+    assert spans[0].parent_span_id == identity.root_span_id("a.0", "a.0-1")
 
 
 def test_what_never_came_into_a_batch_keeps_its_own_reason() -> None:

@@ -1,11 +1,13 @@
 """What the learner acknowledges, and from where it replays, against a real broker."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bus import LEARNER_SPANS, Bus
+from bus.cancelling import cancel
+from bus.embedded import NatsServer
 from learner.intake import Intake
 from learner.settings import LearnerSettings
 from schemas import subjects
@@ -13,15 +15,16 @@ from tests.making import batches
 
 
 @asynccontextmanager
-async def reading(bus: Bus, used: list[str] | None = None) -> AsyncIterator[Intake]:
+async def reading(
+    bus: Bus, position: int = 1, used: dict[str, int] | None = None, closed: Sequence[str] = ()
+) -> AsyncIterator[Intake]:
     """An intake that runs while the block does."""
-    intake = Intake(bus, LearnerSettings(model_path=Path("model"), samples=2), used or [], [])
+    intake = Intake(bus, LearnerSettings(model_path=Path("model"), samples=2), position, used or {}, closed)
     running = asyncio.create_task(intake.run())
     try:
         yield intake
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await cancel(running)
 
 
 async def until_read(intake: Intake, next_sequence: int) -> None:
@@ -41,10 +44,11 @@ async def test_the_position_stays_before_what_is_not_used_and_acknowledgement_fo
     async with reading(bus) as intake:
         await publish(bus, ("a", 0), ("b", 0), ("a", 1))  # two messages each: a is whole, b waits for its second
         await until_read(intake, 7)
-        assert intake.position() == 1 and intake.used() == []
+        assert intake.position() == 1 and intake.used(1) == {}
         (group,) = intake.groups.take(1)
+        intake.hand_out(group.rollouts)
         assert group.task == "a"
-        assert intake.position() == 3 and intake.used() == ["a.0", "a.1"]
+        assert intake.position() == 3 and intake.used(3) == {"a.1-1": 6}, "a.0 ends before position 3"
         await intake.acknowledge(intake.position())
         async with asyncio.timeout(10):
             while (await bus.js.consumer_info(subjects.SPANS, subjects.LEARNER)).ack_floor.stream_seq != 2:
@@ -55,10 +59,10 @@ async def test_a_replay_gives_what_was_left_and_nothing_that_was_used(bus: Bus) 
     async with reading(bus) as intake:
         await publish(bus, ("a", 0), ("b", 0), ("a", 1))
         await until_read(intake, 7)
-        intake.groups.take(1)
-        used, position = intake.used(), intake.position()
-    await bus.reset(LEARNER_SPANS, position)
-    async with reading(bus, used) as again:
+        intake.hand_out(intake.groups.take(1)[0].rollouts)
+        position, closed = intake.position(), intake.groups.settled()
+        used = intake.used(position)
+    async with reading(bus, position, used, closed) as again:
         await publish(bus, ("b", 1))
         await until_read(again, 9)
         (group,) = again.groups.take(1)
@@ -75,3 +79,37 @@ async def test_what_cannot_be_read_and_what_is_of_another_run_is_passed_over(bus
         await until_read(intake, 8)
         assert [group.task for group in intake.groups.take(1)] == ["a"]
         assert intake.position() == 8
+
+
+async def test_what_another_reader_took_is_read_again(bus: Bus) -> None:
+    """Two learners by mistake: batches the older one was given are not lost to the newer one."""
+    async with reading(bus) as intake:
+        await publish(bus, ("a", 0))
+        await until_read(intake, 3)
+        async with bus.pull(LEARNER_SPANS, slots=4) as thief:
+            await publish(bus, ("b", 0), ("c", 0), ("d", 0), ("e", 0))
+            await asyncio.wait_for(anext(thief), 10)
+        await publish(bus, ("a", 1), ("b", 1), ("c", 1), ("d", 1), ("e", 1))
+        await until_read(intake, 21)
+        assert sorted(group.task for group in intake.groups.take(5)) == ["a", "b", "c", "d", "e"]
+
+
+async def test_nothing_is_missed_when_the_broker_is_killed(bus: Bus, nats: NatsServer) -> None:
+    async with reading(bus) as intake:
+        await publish(bus, ("a", 0))
+        await until_read(intake, 3)
+        await nats.kill()
+        await nats.start()
+        await publish(bus, ("a", 1))
+        await until_read(intake, 5)
+        assert [len(group.rollouts) for group in intake.groups.take(1)] == [2]
+
+
+async def test_a_late_attempt_is_accounted_for_and_never_used(bus: Bus) -> None:
+    async with reading(bus) as intake:
+        await publish(bus, ("a", 0), ("a", 1))
+        for part in batches("a", 0, reward=0.0, attempt=2, samples=2):
+            await bus.publish(subjects.spans("train"), part, msg_id=f"again:{part.sequence}")
+        await until_read(intake, 7)
+        assert [one.attempt for one in intake.groups.late] == [2]
+        assert [one.attempt for one in intake.groups.take(1)[0].rollouts] == [1, 1]

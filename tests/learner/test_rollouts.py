@@ -1,5 +1,7 @@
 """Assembly and grouping: the same result in any order, with duplicates, with several attempts."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,40 +10,58 @@ from learner.rollouts import Assembler, Rollout, reward_of
 from tests.making import batches, rollout
 
 
-@given(st.permutations(range(6)), st.lists(st.integers(0, 5), max_size=4))
+def valid(one: Rollout) -> bool:
+    return one.reward is not None
+
+
+@given(st.permutations(range(6)), st.lists(st.integers(0, 4), max_size=4))
 def test_any_order_and_any_duplicate_give_the_same_rollout(order: list[int], again: list[int]) -> None:
     parts = batches("a", 0, parts=6)
     assembler = Assembler()
-    made = [assembler.add(parts[place], number) for number, place in enumerate([*order, *again], start=1)]
+    places = [*(order[place] for place in again), *order]  # any but the one that makes it whole, any number of times
+    made = [assembler.add(parts[place], number) for number, place in enumerate(places, start=1)]
     (finished,) = [one for one in made if one is not None]
     assert [call.index for call in finished.calls] == list(range(6))
     assert finished.first_sequence == 1
     assert assembler.oldest() is None
 
 
-def test_first_attempt_to_end_wins_and_the_late_one_is_ignored() -> None:
+def test_attempts_of_one_rollout_are_never_mixed() -> None:
     assembler = Assembler()
     first, second = batches("a", 0, reward=0.0, attempt=1), batches("a", 0, reward=1.0, attempt=2)
     assert assembler.add(first[0], 1) is None
     assert assembler.add(second[0], 2) is None
-    winner = assembler.add(second[1], 3)
-    assert winner is not None and (winner.attempt, winner.reward) == (2, 1.0)
-    assert assembler.add(first[1], 4) is None
+    for part, expected in ((second[1], (2, 1.0)), (first[1], (1, 0.0))):
+        whole = assembler.add(part, 3)
+        assert whole is not None and (whole.attempt, whole.reward) == expected
 
 
-def test_a_rollout_already_used_is_not_assembled_again() -> None:
-    assembler = Assembler({"a.0"})
-    assert [assembler.add(part, 1) for part in batches("a", 0)] == [None, None]
+def test_the_first_result_is_the_rollout_and_whatever_else_ends_is_late() -> None:
+    groups = Groups(10.0, valid)
+    given_up = rollout("a", 0, None, outcome="infra", samples=2)
+    first, second = (
+        replace(rollout("a", 0, reward, samples=2), attempt=number, execution=f"e{number}")
+        for number, reward in ((2, 1.0), (3, 0.0))
+    )
+    for one in (given_up, given_up, first, second):
+        groups.add(one, 0.0)
+    assert [one.attempt for one in groups.late] == [1, 3]
+    groups.add(rollout("a", 1, 0.5, samples=2), 0.0)
+    assert [one.attempt for one in groups.take(1)[0].rollouts] == [2, 1]
+
+
+def test_an_attempt_that_is_tried_again_says_nothing_of_its_rollout() -> None:
+    assembler, groups = Assembler(), Groups(10.0, valid)
+    for number, part in enumerate(batches("a", 0, outcome="infra", final=False), start=1):
+        if (ended := assembler.add(part, number)) is not None:
+            groups.add(ended, 0.0)
+    assert (groups.waiting, groups.late, assembler.oldest()) == (0, [], None)
 
 
 def test_an_unfinished_rollout_holds_the_replay_position() -> None:
     assembler = Assembler()
     assembler.add(batches("a", 0)[0], 7)
     assert assembler.oldest() == 7
-
-
-def valid(one: Rollout) -> bool:
-    return one.reward is not None
 
 
 def test_a_group_is_ready_when_every_sample_has_ended() -> None:
@@ -62,6 +82,7 @@ def test_a_group_whose_last_rollouts_do_not_come_is_trained_on_without_them() ->
     assert groups.take(1) == []
     assert groups.expire(110.0) is None
     assert len(groups.take(1)[0].rollouts) == 2
+    assert groups.missing == [("a", 2), ("a", 3)]
     groups.add(rollout("a", 2, 1.0), 111.0)
     assert [one.sample for one in groups.late] == [2]
 

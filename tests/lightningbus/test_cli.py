@@ -10,14 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from nats.js.api import StreamConfig
 
 from bus import Bus
 from bus.embedded import NatsServer
+from bus.streams import STREAMS
 from schemas import subjects
 
 COMMAND = str(Path(sys.executable).with_name("lightningbus"))
 ROLES = ["bus", "store", "inference", "learner", "runner"]
-COMMANDS = [*ROLES, "provision", "publish", "query", "report", "status", "up", "demo"]
+COMMANDS = [*ROLES, "provision", "publish", "query", "report", "status", "dead", "up", "demo"]
 
 
 def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
@@ -132,3 +134,27 @@ def test_tasks_of_a_file_reach_the_bus_once_however_often_it_is_published(tmp_pa
         done = run("publish", "tasks.jsonl", "--samples", 3, "--bus", nats.url, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, "15 rollouts of 5 tasks published\n"), done.stderr
     assert run("status", "--bus", nats.url).stdout == "nobody is alive on this bus\n"
+
+
+async def test_status_shows_what_stands_still(bus: Bus, nats_url: str) -> None:
+    reason = "no rollout has finished for 90 s and 7 tasks wait: no runner is there to take them"
+    async with bus.beat("store", "store", lambda: {"state": "inserting", "detail": {"rows": 5, "alarm": reason}}):
+        done = await asyncio.to_thread(run, "status", "--bus", nats_url)
+    assert done.returncode == 0, done.stderr
+    assert f"ALARM  {reason}" in done.stdout
+    assert "rows 5" in done.stdout and done.stdout.count(reason) == 1
+
+
+async def test_publishing_into_a_full_queue_waits_and_says_for_whom(bus: Bus, nats_url: str, tmp_path: Path) -> None:
+    shipped = next(config for config in STREAMS if config.name == subjects.TASKS)
+    await bus.js.update_stream(StreamConfig(**{**vars(shipped), "max_msgs": 2}))
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(f'{{"id": "{n}", "input": {n}}}\n' for n in range(3)))
+    done = await asyncio.to_thread(run, "publish", tasks, "--bus", nats_url, "--timeout", 1)
+    assert done.returncode == 2
+    assert "the stream is full; waiting until its readers have made room" in done.stderr
+    assert "the stream stayed full for 1 s; its readers are slow or gone" in done.stderr
+    waiting = asyncio.create_task(asyncio.to_thread(run, "publish", tasks, "--bus", nats_url))
+    await bus.js.update_stream(StreamConfig(**vars(shipped)))
+    assert (await waiting).returncode == 0
+    assert await waiting_tasks(nats_url) == 3

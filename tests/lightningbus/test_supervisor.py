@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bus import Bus
-from lightningbus.roles import UserError
+from lightningbus.roles import TRY_AGAIN, UserError
 from lightningbus.rundir import Endpoints, RunDirectory
-from lightningbus.supervisor import Child, Supervisor
+from lightningbus.supervisor import Child, Restarts, Supervisor
 from runners.settings import RunnerSettings
 
 AGENTS = Path(__file__).resolve().parents[1] / "agents"
@@ -57,6 +57,14 @@ async def test_a_child_that_cannot_start_is_given_up_with_its_last_words(
         with pytest.raises(UserError, match=r"runner-0 ended with 2: .*has no attribute 'nothing'.*log: "):
             await supervisor.any_failure()
     await supervisor.stop_all()
+
+
+def test_a_child_that_dies_young_is_given_up_and_one_that_had_settled_or_lost_the_bus_is_not() -> None:
+    young, settled, cut_off = Restarts(), Restarts(), Restarts()
+    assert [young.after(1, 0.5) for _ in range(6)] == [0.5, 1.0, 2.0, 4.0, 8.0, None]
+    assert [settled.after(-9, 60.0) for _ in range(20)] == [0.5] * 20
+    assert [cut_off.after(TRY_AGAIN, 0.5) for _ in range(20)][-1] == 15.0
+    assert Restarts().after(2, 60.0) is None, "it said itself that it cannot go on"
 
 
 def test_a_fresh_run_moves_the_earlier_one_aside_and_says_where_its_servers_are(tmp_path: Path) -> None:

@@ -57,35 +57,53 @@ def test_only_what_is_not_the_agents_doing_is_tried_again() -> None:
     asked = task(max_attempts=3)
     assert attempts.decide(asked, 1, "infra").retry_after == 1.0
     assert attempts.decide(asked, 2, "infra").retry_after == 2.0
-    assert attempts.decide(asked, 3, "infra").retry_after is None
-    for outcome in ("ok", "agent_error", "timeout", "cancelled"):
-        assert attempts.decide(asked, 1, outcome).retry_after is None  # type: ignore[arg-type]
+    assert attempts.decide(asked, 3, "infra") == attempts.Decision(dead=True)
+    assert attempts.decide(asked, 3, "cancelled").retry_after == 0.0
+    for outcome in ("ok", "agent_error", "timeout"):
+        assert attempts.decide(asked, 1, outcome) == attempts.Decision()  # type: ignore[arg-type]
     assert not attempts.exhausted(asked, 3) and attempts.exhausted(asked, 4)
 
 
-def node(id: str, state: str = "ready", version: int = 1) -> Heartbeat:
+def node(id: str, state: str = "ready", version: int = 1, inflight: int = 0) -> Heartbeat:
     return Heartbeat(
-        role="inference", id=id, state=state, address=f"http://{id}", model="policy", version=version, sent_ns=1
+        role="inference",
+        id=id,
+        state=state,
+        address=f"http://{id}",
+        model="policy",
+        version=version,
+        detail={"inflight": inflight},
+        sent_ns=1,
     )
 
 
-def test_a_rollout_sticks_to_its_node_and_moves_only_if_it_is_gone() -> None:
-    nodes = [node(name) for name in "abcd"]
-    chosen = {f"r{n}": routing.choose(nodes, "policy", f"r{n}", None) for n in range(50)}
-    assert len({found.id for found in chosen.values() if found}) == 4
-    for rollout, before in chosen.items():
-        rest = [one for one in nodes if one.id != "b"]
-        after = routing.choose(rest, "policy", rollout, None)
-        assert before is not None and after is not None
-        assert (after.id == before.id) == (before.id != "b")
+def chosen(
+    nodes: list[Heartbeat],
+    rollout: str = "r",
+    last: str = "",
+    pinned: int | None = None,
+    model: str = "policy",
+    **open_calls: int,
+) -> str | None:
+    found = routing.choose(nodes, model, rollout, last, pinned, lambda id: open_calls.get(id, 0))
+    return found.id if found else None
+
+
+def test_a_rollout_stays_with_its_node_and_a_new_one_goes_where_least_is_done() -> None:
+    nodes = [node("a", inflight=3), node("b", inflight=1), node("c", inflight=2)]
+    assert chosen(nodes) == "b"
+    assert chosen(nodes, last="a") == "a"
+    assert chosen(nodes, b=5) == "c", "what this runner has just sent counts before the node says so"
+    assert chosen([node("a", "suspect"), node("b", inflight=9)], last="a") == "b"
+    equal = [node(name) for name in "abcd"]
+    assert {chosen(equal, rollout=f"r{n}") for n in range(50)} == set("abcd")
 
 
 def test_only_ready_nodes_of_the_model_and_the_pinned_version_are_chosen() -> None:
-    assert routing.choose([node("a", "stale")], "policy", "r", None) is None
-    assert routing.choose([node("a")], "other", "r", None) is None
-    assert routing.choose([node("a", version=2)], "policy", "r", 1) is None
-    found = routing.choose([node("a", version=2), node("b", version=1)], "policy", "r", 1)
-    assert found is not None and found.id == "b"
+    assert chosen([node("a", "stale")]) is None
+    assert chosen([node("a")], model="other") is None
+    assert chosen([node("a", version=2)], pinned=1) is None
+    assert chosen([node("a", version=2), node("b", version=1)], pinned=1) == "b"
 
 
 def telemetry() -> ExportTraceServiceRequest:
@@ -145,9 +163,9 @@ def chunk(version: int | None, ids: list[int], text: str, **more: Any) -> dict[s
     return whole if version is None else {"weight_version": version, **whole}
 
 
-def collected(*chunks: dict[str, Any], **body: Any) -> Completion:
+def collected(*chunks: dict[str, Any], pinned: int | None = None, **body: Any) -> Completion:
     call = Call.parse({"model": "policy:writer", "messages": [], **body}, chat=True)
-    completion = Completion(call, {"temperature": 0.5})
+    completion = Completion(call, {"temperature": 0.5}, pinned)
     for one in chunks:
         completion.add(one)
     return completion
@@ -189,9 +207,10 @@ def test_an_answer_that_cannot_be_recorded_exactly_is_not_used(
 
 
 def test_a_pinned_answer_of_another_version_is_not_used() -> None:
-    completion = collected(FIRST | chunk(4, [7], "a"), chunk(5, [8], "b", finish_reason="stop"))
+    mixed = (FIRST | chunk(4, [7], "a"), chunk(5, [8], "b", finish_reason="stop"))
+    assert len(list(collected(*mixed).parts())) == 1
     with pytest.raises(UnusableAnswer, match="another version than 4"):
-        list(completion.parts(pinned=4))
+        list(collected(*mixed, pinned=4).parts())
 
 
 def test_the_agent_sees_nothing_it_did_not_ask_for() -> None:
@@ -230,10 +249,8 @@ def test_a_request_that_is_none_is_refused(body: Any) -> None:
 
 def test_long_attempts_are_cut_into_batches_and_the_last_one_ends_them() -> None:
     attempt = Attempt(task(), 2, "runner")
-    attempt.spans = [
-        Span(trace_id="t", span_id=f"{n}", name="x", start_ns=1, end_ns=2, attributes={"text": "a" * 300_000})
-        for n in range(9)
-    ]
+    for n in range(9):
+        attempt.add(Span(trace_id="t", span_id=f"{n}", name="x", start_ns=1, end_ns=2, attributes={"a": "a" * 300_000}))
     batches = list(attempt.batches("ok", 1.0, "", "1"))
     assert len(batches) > 1
     assert [batch.sequence for batch in batches] == list(range(len(batches)))

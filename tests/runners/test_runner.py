@@ -1,117 +1,25 @@
 """A runner against a real bus, with a scripted engine that speaks vLLM's protocol: faults on demand."""
 
 import asyncio
-import json
+import logging
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
+import msgpack
+import numpy as np
 import pytest
-from aiohttp import web
+from nats.js.api import StreamConfig
 
-from bus import STORE_SPANS, Bus, runner_tasks
+from bus import Bus, DeadLetters, PoisonFlood, runner_tasks
+from bus.streams import STREAMS
 from runners import runner
 from runners.host import CannotStart
 from runners.settings import RunnerSettings
-from schemas.events import SpanBatch, Task
-
-AGENTS = Path(__file__).resolve().parents[1] / "agents"
+from tests.runners.conftest import AGENTS, ScriptedEngine, ended, running, task
 
 
-class ScriptedEngine:
-    """Answers ``/v1/chat/completions`` as an inference node does; ``faults`` are played first, one per request."""
-
-    def __init__(self) -> None:
-        self.faults: list[str] = []
-        self.requests: list[dict[str, Any]] = []
-        self.address = ""
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        self.requests.append(await request.json())
-        fault = self.faults.pop(0) if self.faults else ""
-        if fault.isdecimal():
-            return web.json_response({"error": {"message": "no"}}, status=int(fault))
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        for place, token in enumerate((7, 8)):
-            said = {
-                "index": 0,
-                "delta": {"content": "x"},
-                "token_ids": [token],
-                "finish_reason": "stop" if place else None,
-            }
-            said["logprobs"] = {"content": [{"token": "x", "logprob": -0.5}]}
-            body = {"weight_version": 3, "id": "c", "model": "policy", "created": 1, "choices": [said]}
-            body["prompt_token_ids"] = None if place else [1, 2]
-            await response.write(f"data: {json.dumps(body)}\n\n".encode())
-            if fault == "break":
-                assert request.transport is not None
-                request.transport.close()
-                return response
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-    @asynccontextmanager
-    async def serving(self, bus: Bus) -> AsyncIterator["ScriptedEngine"]:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._chat)
-        server = web.AppRunner(app)
-        await server.setup()
-        site = web.TCPSite(server, "127.0.0.1", 0)
-        await site.start()
-        self.address = site.name if ":0" not in site.name else f"http://127.0.0.1:{server.addresses[0][1]}"
-        alive = {"state": "ready", "address": self.address, "model": "policy", "version": 3}
-        async with bus.beat("inference", "scripted", lambda: alive):
-            try:
-                yield self
-            finally:
-                await server.cleanup()
-
-
-@pytest.fixture
-async def engine(bus: Bus) -> AsyncIterator[ScriptedEngine]:
-    """A scripted engine that is alive on the bus."""
-    async with ScriptedEngine().serving(bus) as serving:
-        yield serving
-
-
-@asynccontextmanager
-async def running(bus: Bus, **settings: Any) -> AsyncIterator[asyncio.Event]:
-    """A runner in this process while the block runs; yields its stop event."""
-    stop = asyncio.Event()
-    checked = RunnerSettings.model_validate({"concurrency": 1, "path": AGENTS, "drain_seconds": 5, **settings})
-    work = asyncio.create_task(runner.run(bus, checked, stop))
-    try:
-        yield stop
-    finally:
-        stop.set()
-        await work
-
-
-async def ended(bus: Bus, count: int = 1) -> list[SpanBatch]:
-    """The next span batches that end an attempt."""
-    found = []
-    async with asyncio.timeout(60), bus.pull(STORE_SPANS, slots=8) as puller:
-        async for delivery in puller:
-            event = delivery.event()
-            await delivery.ack()
-            if isinstance(event, SpanBatch) and event.end is not None:
-                found.append(event)
-            if len(found) == count:
-                return found
-    raise AssertionError("the pull loop ended")
-
-
-def task(**changes: Any) -> Task:
-    return Task(
-        **{"id": "t", "run": "run", "agent": "default", "input": {}, "mode": "eval", "deadline": 20.0, **changes}
-    )
-
-
-@pytest.mark.parametrize("fault", ["409", "429", "502", "503", "504", "break"])
+@pytest.mark.parametrize("fault", ["409", "429", "502", "503", "504"])
 async def test_a_call_is_held_and_asked_again_and_the_agent_never_notices(
     bus: Bus, engine: ScriptedEngine, fault: str
 ) -> None:
@@ -121,9 +29,36 @@ async def test_a_call_is_held_and_asked_again_and_the_agent_never_notices(
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.error) == ("ok", "")
     calls = [span.call for span in batch.spans if span.call is not None]
-    assert len(engine.requests) == 3 and len(calls) == 1, "what was broken off is not recorded"
+    assert len(engine.requests) == 3 and len(calls) == 1
     assert calls[0].response_ids == b"\7\0\0\0\x08\0\0\0"
     assert all(request["logprobs"] is True and request["return_token_ids"] for request in engine.requests)
+
+
+@pytest.mark.parametrize("agent", ["asks", "streams"])
+async def test_an_answer_that_breaks_off_goes_on_from_the_tokens_already_made(
+    bus: Bus, engine: ScriptedEngine, agent: str
+) -> None:
+    engine.faults = ["break", "503"]
+    async with running(bus, agent=f"plain:{agent}"):
+        await bus.publish_task(task())
+        (batch,) = await ended(bus)
+    assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
+    (call,) = [span.call for span in batch.spans if span.call is not None]
+    assert call.prompt_ids == b"\1\0\0\0\2\0\0\0" and call.response_ids == b"\7\0\0\0\x08\0\0\0"
+    assert [(run.version, run.start, run.end) for run in call.versions] == [(3, 0, 1), (4, 1, 2)]
+    assert np.frombuffer(call.logprobs, "<f4").tolist() == [-0.5, -0.25]
+    assert engine.requests[-1]["prompt"] == [1, 2, 7] and engine.requests[-1]["temperature"] == 0.9
+
+
+async def test_an_answer_that_only_the_whole_engine_can_make_begins_anew(bus: Bus, engine: ScriptedEngine) -> None:
+    engine.faults = ["break"]
+    async with running(bus, agent="plain:streams_with_tools"):
+        await bus.publish_task(task())
+        (batch,) = await ended(bus)
+    assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
+    (call,) = [span.call for span in batch.spans if span.call is not None]
+    assert [(run.version, run.start, run.end) for run in call.versions] == [(4, 0, 2)]
+    assert [request["tools"] for request in engine.requests] == [engine.requests[0]["tools"]] * 2
 
 
 async def test_what_the_engine_refuses_the_agent_is_told(bus: Bus, engine: ScriptedEngine) -> None:
@@ -139,8 +74,9 @@ async def test_what_the_engine_refuses_the_agent_is_told(bus: Bus, engine: Scrip
 async def test_no_node_until_the_deadline_is_infra_and_tried_again(bus: Bus) -> None:
     async with running(bus, agent="plain:asks"):
         await bus.publish_task(task(deadline=0.5, max_attempts=2))
-        (batch,) = await ended(bus)
-    assert batch.attempt == 2
+        first, batch = await ended(bus, 2, final=None)
+    assert first.end is not None and (first.end.outcome, first.end.final) == ("infra", False), "each try is on record"
+    assert (first.attempt, batch.attempt) == (1, 2)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("infra", None)
     assert "no inference node is ready until the rollout's deadline" in batch.end.error or "no model" in batch.end.error
 
@@ -195,7 +131,10 @@ async def test_an_agent_that_dies_is_an_agent_error_and_the_next_rollout_works(
     assert outcomes == {"a": "agent_error", "b": "ok"}
 
 
-async def test_stopping_gives_back_what_is_not_finished(bus: Bus, engine: ScriptedEngine) -> None:
+async def test_stopping_gives_back_what_is_not_finished_and_says_so(
+    bus: Bus, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     async with running(bus, agent="plain:sleeps", drain_seconds=0) as stop:
         await bus.publish_task(task())
         info = bus.js.consumer_info
@@ -203,9 +142,70 @@ async def test_stopping_gives_back_what_is_not_finished(bus: Bus, engine: Script
             while (await info("TASKS", "runner-default")).num_ack_pending == 0:
                 await asyncio.sleep(0.02)
         stop.set()
+    assert "0 rollouts done, 1 given back" in caplog.text
+    async with running(bus, agent="plain:asks"):
+        first, batch = await ended(bus, 2, final=None)
+    assert first.end is not None and (first.end.outcome, first.end.final) == ("cancelled", False)
+    assert batch.attempt == 2 and batch.end is not None and batch.end.outcome == "ok"
+
+
+async def test_a_task_that_kills_every_runner_is_poisoned_a_dead_letter_and_its_groups_last_word(
+    bus: Bus, engine: ScriptedEngine
+) -> None:
+    await bus.ensure(runner_tasks("default"))
+    await bus.publish_task(task(max_attempts=2))
+    async with bus.pull(runner_tasks("default"), slots=1) as dying:
+        for _ in range(2):
+            await (await asyncio.wait_for(anext(dying), 10)).nak()
     async with running(bus, agent="plain:asks"):
         (batch,) = await ended(bus)
-    assert batch.attempt == 2 and batch.end is not None and batch.end.outcome == "ok"
+        assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("poisoned", None)
+        async with asyncio.timeout(10):
+            while (await bus.js.stream_info("TASKS")).state.messages:
+                await asyncio.sleep(0.02)
+        ((number, letter),) = [found async for found in DeadLetters(bus).all()]
+        assert letter.deliveries == 3 and "2 runners took this task" in letter.reason
+        await DeadLetters(bus).replay(number)
+        (again,) = await ended(bus)
+    assert again.attempt == 4 and again.end is not None and again.end.outcome == "ok"
+
+
+async def test_the_group_of_an_unreadable_task_learns_of_it(bus: Bus, engine: ScriptedEngine) -> None:
+    unreadable = msgpack.packb({"id": "t", "run": "run", "agent": "default", "sample": 3, "mode": "eval"})
+    await bus.js.publish("lb.task.eval.default", unreadable, headers={"Lb-Schema": "Task/1"})
+    async with running(bus, agent="plain:asks"):
+        (batch,) = await ended(bus)
+    assert batch.end is not None and batch.end.outcome == "poisoned" and "`input`" in batch.end.error
+    assert (batch.rollout, batch.sample) == ("t.3", 3)
+
+
+async def test_a_flood_of_unreadable_tasks_stops_the_runner_and_leaves_them_in_the_queue(
+    bus: Bus, engine: ScriptedEngine
+) -> None:
+    for _ in range(60):
+        await bus.js.publish("lb.task.eval.default", b"\xc1")
+    with pytest.raises(PoisonFlood, match="could not be read"):
+        async with asyncio.timeout(30):
+            await runner.run(bus, RunnerSettings(agent="plain:asks", path=AGENTS), asyncio.Event())
+    assert (await bus.js.stream_info("TASKS")).state.messages >= 60 - 22
+
+
+async def test_a_finished_rollout_waits_for_room_and_meanwhile_no_other_is_begun(
+    bus: Bus, engine: ScriptedEngine
+) -> None:
+    shipped = next(config for config in STREAMS if config.name == "SPANS")
+    await bus.publish_task(task(id="a"))
+    await bus.publish_task(task(id="b"))
+    await bus.js.update_stream(StreamConfig(**{**vars(shipped), "max_msgs": 2}))
+    async with running(bus, agent="plain:asks", ack_wait=2.0), bus.fleet("runner") as fleet:
+        async with asyncio.timeout(30):
+            while not any(beat.detail.get("waits_for_room") == "lb.span.eval" for beat in fleet.members()):
+                await fleet.changed()
+        assert len(engine.requests) == 1
+        assert (await bus.js.consumer_info("TASKS", "runner-default")).num_ack_pending == 1
+        await bus.js.update_stream(StreamConfig(**vars(shipped)))
+        batches = await ended(bus, 2)
+    assert sorted((batch.task, batch.attempt) for batch in batches) == [("a", 1), ("b", 1)], "the lease was kept"
 
 
 @pytest.mark.parametrize(

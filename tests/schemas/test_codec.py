@@ -12,7 +12,7 @@ from schemas.events import ModelCall, Span, SpanBatch, Task, VersionRun
 
 TASK = Task(id="q1", run="r", agent="calc", input={"question": "1+1"}, sample=2, samples=8)
 TASK_BYTES = bytes.fromhex(
-    "8ca26964a27131a372756ea172a56167656e74a463616c63a5696e70757481a87175657374696f6ea3312b31a673616d706c6502a773616d706c657308"
+    "8da26964a27131a372756ea172a56167656e74a463616c63a673616d706c6502a773616d706c657308a46d6f6465a5747261696ea5696e70757481a87175657374696f6ea3312b31"
 )
 CALL = ModelCall(
     index=0,
@@ -121,7 +121,7 @@ def test_a_span_batch_survives_the_round_trip_with_its_arrays_untouched() -> Non
     """Arrays stay raw bytes through both steps of decoding."""
     span = Span(trace_id="a" * 32, span_id="b" * 16, name="chat policy", start_ns=1, end_ns=2, call=CALL)
     batch = SpanBatch(
-        run="r", task="q1", rollout="q1.0", sample=0, samples=1, attempt=1, agent="calc", mode="train", runner="me",
-        sequence=0, spans=(span,),
+        run="r", task="q1", rollout="q1.0", sample=0, samples=1, attempt=1, execution="e", agent="calc",
+        mode="train", runner="me", sequence=0, spans=(span,),
     )  # fmt: skip
     assert decode(SpanBatch, encode(batch)) == batch

@@ -1,5 +1,6 @@
 """Real store processes: ``lightningbus store`` with the embedded engine, on free ports."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -36,13 +37,18 @@ class StoreProcess:
         self.process.wait()
 
 
+Start = Callable[..., StoreProcess]
+
+
 @pytest.fixture
-def start_store(tmp_path: Path) -> Iterator[Callable[[str], StoreProcess]]:
-    """Starts ``lightningbus store`` on a bus; always on the same directory."""
+def start_store(tmp_path: Path) -> Iterator[Start]:
+    """Starts ``lightningbus store`` on a bus; always on the same directory. Takes more of its settings by name."""
     running: list[subprocess.Popen[str]] = []
 
-    def start(bus: str) -> StoreProcess:
+    def start(bus: str, **settings: Any) -> StoreProcess:
+        (tmp_path / "store.json").write_text(json.dumps(settings))
         command = [sys.executable, "-m", "lightningbus", "store", "--bus", bus, "--http-port", "0"]
+        command += ["--settings", str(tmp_path / "store.json")]
         process = subprocess.Popen([*command, "--path", str(tmp_path / "store")], stderr=subprocess.PIPE, text=True)
         running.append(process)
         assert process.stderr is not None

@@ -4,7 +4,6 @@ import asyncio
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,14 +11,13 @@ import pytest
 
 from bus import Bus
 from schemas import subjects
-from schemas.events import SpanBatch, Task
+from schemas.attempts import winner
+from schemas.events import Outcome, RolloutEnd, SpanBatch, Task
 from store import migrations
 from store.ingester import deduplication_token
 from store.migrations import Migration, MigrationError, migrate
 from tests.making import batches
-from tests.store.conftest import StoreProcess, client
-
-Start = Callable[[str], StoreProcess]
+from tests.store.conftest import Start, client
 
 
 async def send(bus: Bus, batch: SpanBatch, msg_id: str) -> None:
@@ -67,6 +65,25 @@ async def test_an_event_delivered_three_times_is_one_row(bus: Bus, nats_url: str
     assert store.one("SELECT count() FROM token_versions") == 6
     assert store.one("SELECT avg(reward) FROM rollouts") == 0.5
     assert store.one("SELECT count() FROM lost_rollouts") == 0
+
+
+async def test_a_rollout_is_its_first_result_whatever_failed_before(
+    bus: Bus, nats_url: str, start_store: Start
+) -> None:
+    store = await asyncio.to_thread(start_store, nats_url)
+    told: list[tuple[Outcome, bool]] = [("infra", False), ("infra", True), ("ok", True), ("timeout", True)]
+    for attempt, (outcome, final) in enumerate(told, start=1):
+        for part in batches("a", 0, reward=float(attempt), attempt=attempt, outcome=outcome, final=final):
+            await send(bus, part, f"{attempt}:{part.sequence}")
+        expected = winner(
+            [RolloutEnd(outcome=o, final=f, spans=1, started_ns=0, ended_ns=0) for o, f in told[:attempt]]
+        )
+        await asyncio.to_thread(store.until, "SELECT count() FROM attempts", attempt)
+        found = [attempt for (attempt,) in store.sql.query("SELECT attempt FROM rollouts").result_rows]
+        assert found == ([] if expected is None else [expected + 1])
+    assert store.one("SELECT groupArray(outcome) FROM (SELECT outcome FROM attempts ORDER BY attempt)") == [
+        outcome for outcome, _ in told
+    ]
 
 
 async def test_a_rollout_is_its_first_attempt_to_end(bus: Bus, nats_url: str, start_store: Start) -> None:
@@ -126,10 +143,19 @@ def test_a_port_in_use_and_a_directory_in_use_are_one_sentence(
 
     assert f"http_port: cannot listen on 127.0.0.1:{port}" in fails("--path", tmp_path / "new", "--http-port", port)
     assert "is in use by another process" in fails("--path", tmp_path / "store", "--http-port", 0)
+
+
+def test_a_clickhouse_that_is_down_is_waited_for_and_said_so(nats_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         nobody = f"http://user:secret@127.0.0.1:{silent.getsockname()[1]}"
-    said = fails("--url", nobody)
-    assert "does not answer" in said and "secret" not in said
+    command = [sys.executable, "-m", "lightningbus", "store", "--bus", nats_url, "--url", nobody]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = next(line for line in process.stderr if "trying again" in line)
+    assert "no ClickHouse answers at http://127.0.0.1" in said and "secret" not in said
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 0
 
 
 def test_the_same_messages_make_the_same_deduplication_token() -> None:

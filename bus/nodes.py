@@ -1,0 +1,41 @@
+"""States of an inference node: what the node says of itself, and what others make of its silence. Pure."""
+
+from typing import Literal
+
+State = Literal["starting", "stale", "ready", "draining", "suspect", "dead"]
+DEAD = "dead"
+Happening = Literal["engine_up", "weights_applied", "engine_lost", "stop"]
+
+SUSPECT_SECONDS = 2.5
+"""A node that says each second how it is, and has said nothing for this long, gets no new work."""
+DEAD_SECONDS = 10.0
+"""After this long it is gone; if it comes back it is as good as new."""
+
+NEXT: dict[tuple[State, Happening], State] = {
+    ("starting", "engine_up"): "stale",
+    ("stale", "weights_applied"): "ready",
+    ("ready", "weights_applied"): "ready",
+    ("stale", "engine_lost"): "starting",
+    ("ready", "engine_lost"): "starting",
+    ("starting", "stop"): "draining",
+    ("stale", "stop"): "draining",
+    ("ready", "stop"): "draining",
+}
+"""``stale``: the engine runs, but holds no verified version from the bus, so it serves nobody."""
+
+
+def step(state: State, happening: Happening) -> State:
+    """The next state a node is in by its own account; what does not matter in a state leaves it as it is."""
+    return NEXT.get((state, happening), state)
+
+
+def serves(state: str) -> bool:
+    """Whether model calls are answered."""
+    return state == "ready"
+
+
+def seen(said: str, silence: float) -> str:
+    """The state others take a node to be in: what it said last, unless it has been silent for too many seconds."""
+    if silence >= DEAD_SECONDS or said == DEAD:
+        return DEAD
+    return "suspect" if silence >= SUSPECT_SECONDS else said

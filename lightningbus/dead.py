@@ -1,0 +1,103 @@
+"""``lightningbus dead``: messages nobody could use, looked at, sent again, or dropped."""
+
+import json
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Annotated
+
+import msgpack
+import typer
+
+from bus import Bus, DeadLetters
+from lightningbus.answers import show
+from lightningbus.options import BusOption, JsonOption, finish
+from lightningbus.places import bus_url
+from lightningbus.roles import fail
+from schemas.events import DeadLetter
+
+app = typer.Typer(help="Dead letters: what nobody could use, and why.", no_args_is_help=True, rich_markup_mode=None)
+
+Numbers = Annotated[list[int] | None, typer.Argument(help="numbers of the letters, as `list` shows them")]
+AllOption = Annotated[bool, typer.Option("--all", help="every letter there is")]
+StreamOption = Annotated[str | None, typer.Option(help="only those of a stream, e.g. TASKS")]
+
+
+@app.command("list")
+def list_(stream: StreamOption = None, as_json: JsonOption = False, bus: BusOption = None) -> None:
+    """One line per letter: number, where it came from, how often it was delivered, and the reason."""
+
+    async def look() -> list[tuple[int, DeadLetter]]:
+        async with Bus.connect(bus_url(bus), name="dead") as connected:
+            return [found async for found in DeadLetters(connected).all() if stream in (None, found[1].stream)]
+
+    letters = finish(look())
+    columns = ["number", "dead_since", "stream", "sequence", "deliveries", "reason"]
+    rows = [tuple(_fields(number, letter).values()) for number, letter in letters]
+    show((columns if rows else [], rows), as_json, none="there is no dead letter")
+
+
+@app.command("show")
+def show_(number: Annotated[int, typer.Argument(help="as `list` shows it")], bus: BusOption = None) -> None:
+    """All of one letter, with its headers, and what can be read of it, as JSON."""
+
+    async def look() -> DeadLetter:
+        async with Bus.connect(bus_url(bus), name="dead") as connected:
+            return await DeadLetters(connected).get(number)
+
+    letter = finish(look())
+    shown = {**_fields(number, letter), "subject": letter.subject, "headers": letter.headers}
+    try:
+        shown["message"] = msgpack.unpackb(letter.payload)
+    except (ValueError, msgpack.UnpackException, RecursionError):
+        shown["payload"] = letter.payload.hex()
+    print(json.dumps(shown, indent=2, ensure_ascii=False, default=lambda value: bytes(value).hex()))
+
+
+@app.command()
+def replay(
+    numbers: Numbers = None, every: AllOption = False, stream: StreamOption = None, bus: BusOption = None
+) -> None:
+    """Send messages again where they came from; their letters go. Put right first what killed them."""
+    print(f"{_each(numbers, every, stream, bus, DeadLetters.replay)} sent again")
+
+
+@app.command()
+def drop(numbers: Numbers = None, every: AllOption = False, stream: StreamOption = None, bus: BusOption = None) -> None:
+    """Forget letters for good."""
+    print(f"{_each(numbers, every, stream, bus, DeadLetters.drop)} dropped")
+
+
+def _each(
+    numbers: list[int] | None,
+    every: bool,
+    stream: str | None,
+    bus: str | None,
+    act: Callable[[DeadLetters, int], Awaitable[None]],
+) -> int:
+    if bool(numbers) == (every or stream is not None):
+        fail("give the numbers of letters, or --all, or --stream: see `lightningbus dead list`")
+
+    async def work() -> int:
+        async with Bus.connect(bus_url(bus), name="dead") as connected:
+            letters = DeadLetters(connected)
+            chosen = numbers or [number async for number, letter in letters.all() if stream in (None, letter.stream)]
+            for number in chosen:
+                await act(letters, number)
+            return len(chosen)
+
+    return finish(work())
+
+
+def _fields(number: int, letter: DeadLetter) -> dict[str, object]:
+    return {
+        "number": number,
+        "dead_since": _moment(letter),
+        "stream": letter.stream,
+        "sequence": letter.sequence,
+        "deliveries": letter.deliveries,
+        "reason": letter.reason,
+    }
+
+
+def _moment(letter: DeadLetter) -> str:
+    return datetime.fromtimestamp(letter.dead_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,54 @@
+"""Running the agent once, and what it came to."""
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+
+from runners import rewards
+from runners.gateway import Slot
+from runners.host import AgentFault, CannotStart, Host
+from runners.record import Attempt
+from schemas.events import Outcome, Task
+
+log = logging.getLogger(__name__)
+
+MAX_ERROR = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run of the agent ended; ``result`` is JSON."""
+
+    outcome: Outcome
+    error: str = ""
+    reward: float | None = None
+    result: str = ""
+
+
+async def run_agent(host: Host, slot: Slot, task: Task, attempt: Attempt) -> Ending:
+    """Run the agent until it has ended or its deadline has come; whatever goes wrong is an ending too."""
+    seconds = task.deadline
+    try:
+        await host.start()  # of an agent that died: its imports are not part of the rollout's time
+        slot.begin(attempt, task, asyncio.get_running_loop().time() + seconds)
+        async with asyncio.timeout(seconds):
+            answer = await host.run(task.input)
+        reward = rewards.resolve(answer, attempt.spans)
+    except TimeoutError:
+        if attempt.infra or attempt.held:
+            return Ending("infra", attempt.infra or f"no model answered within {seconds:g} s")
+        return Ending("timeout", f"the agent did not end within its deadline of {seconds:g} s")
+    except CannotStart as error:
+        return Ending("infra", str(error))
+    except (AgentFault, rewards.NotAReward) as error:
+        if attempt.infra:
+            return Ending("infra", attempt.infra)
+        if isinstance(error, AgentFault) and error.detail:
+            log.warning("%s", error.detail)
+        return Ending("agent_error", str(error)[:MAX_ERROR])
+    finally:
+        slot.end()
+    if attempt.unrecordable:
+        return Ending("agent_error", attempt.unrecordable)
+    return Ending("ok", reward=reward, result=json.dumps(answer["value"], ensure_ascii=False))

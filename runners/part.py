@@ -1,0 +1,44 @@
+"""One sampled choice of a model call, as it is recorded."""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.events import VersionRun
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One sampled choice; array fields are little-endian bytes, u32 ids and f32 log-probabilities."""
+
+    model: str
+    response_id: str
+    prompt_ids: bytes
+    response_ids: bytes
+    logprobs: bytes
+    versions: tuple[VersionRun, ...]
+    finish_reason: str
+    sampling: dict[str, Any]
+    response: str
+
+
+def little_endian(code: str, values: list[Any]) -> bytes:
+    """``u32`` (I) or ``f32`` (f) bytes, little-endian whatever the machine."""
+    packed = array(code, values)
+    if array("H", [1]).tobytes() == b"\x00\x01":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def version_runs(pieces: list[tuple[int, int]]) -> Iterator[VersionRun]:
+    """Pieces of (version, tokens) in order, as runs of one version each."""
+    start = end = 0
+    current: int | None = None
+    for version, tokens in pieces:
+        if current is not None and version != current:
+            yield VersionRun(version=current, start=start, end=end)
+            start = end
+        current, end = version, end + tokens
+    if current is not None:
+        yield VersionRun(version=current, start=start, end=end)

@@ -1,0 +1,109 @@
+"""Agents that would bring a careless runner down, one way each; 1.0 is the reward of one that got away with nothing."""
+
+import functools
+import json
+import os
+import signal
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import openai
+from openai import OpenAI
+
+client = OpenAI(max_retries=0)
+hoard = []
+
+
+def unless_calm(agent):
+    """The agent behaves when its task says so."""
+
+    @functools.wraps(agent)
+    def solve(task):
+        return 1.0 if task.get("calm") else agent(task)
+
+    return solve
+
+
+def ask(with_client=client, text="hello"):
+    return with_client.chat.completions.create(model="policy", messages=[{"role": "user", "content": text}])
+
+
+@unless_calm
+def leaks(task):
+    while True:
+        hoard.append(bytearray(16 * 1024 * 1024))
+
+
+def forks(task):
+    pid = os.fork()
+    ask() if pid else time.sleep(0.2)
+    return float(task["n"])  # in both of them
+
+
+@unless_calm
+def forks_and_leaves(task):
+    if os.fork() == 0:
+        time.sleep(3600)
+    ask()
+    return 1.0
+
+
+@unless_calm
+def ignores_sigterm(task):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(3600)
+
+
+@unless_calm
+def floods(task):
+    spans = [
+        {"traceId": "01" * 16, "spanId": f"{n:016x}", "name": "x", "startTimeUnixNano": "1", "endTimeUnixNano": "2"}
+        for n in range(9_000)
+    ]
+    body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}).encode()
+    key = os.environ["OPENAI_API_KEY"]
+    for _ in range(4):
+        url = os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces"
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        urllib.request.urlopen(urllib.request.Request(url, body, headers)).read()
+    return 1.0
+
+
+@unless_calm
+def prints_binary(task):
+    sys.stdout.buffer.write(os.urandom(300_000) + b"\n\n")
+    sys.stdout.flush()
+    return 1.0
+
+
+@unless_calm
+def writes_into_our_connection(task):
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            if str(link.readlink()).startswith("socket:"):
+                os.write(int(link.name), b'\xff\x00 not json\n{"job": 0, "value": 99}\n')
+        except OSError:
+            continue
+    return 1.0
+
+
+@unless_calm
+def speaks_for_another(task):
+    mine = os.environ["OPENAI_BASE_URL"]
+    other = mine.replace("/slot/0/", "/slot/1/") if "/slot/0/" in mine else mine.replace("/slot/1/", "/slot/0/")
+    try:
+        ask(OpenAI(base_url=other, max_retries=0))
+    except openai.AuthenticationError:
+        return 1.0
+    return 0.0
+
+
+@unless_calm
+def sends_50_mb(task):
+    try:
+        ask(text="x" * 50_000_000)
+    except openai.APIStatusError as error:
+        return float(error.status_code == 413)
+    return 0.0

@@ -1,0 +1,85 @@
+"""A node whose engine dies: as it starts, as it serves; with the stand-in for vLLM's server, which starts quickly."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from safetensors.numpy import save_file
+
+from bus import Bus
+from bus.cancelling import cancel
+from inference import node
+from inference.engine import EngineFailed
+from inference.settings import InferenceSettings
+from schemas import subjects
+from schemas.events import WeightVersion
+
+STAND_IN = str(Path(__file__).resolve().parents[1] / "chaos" / "vllm.py")
+DIES_FIRST = """
+import os, pathlib, sys
+mark = pathlib.Path(sys.argv[1])
+if not mark.exists():
+    mark.touch()
+    os.kill(os.getpid(), 9)
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+
+@asynccontextmanager
+async def serving(bus: Bus, directory: Path, command: list[str]) -> AsyncIterator["asyncio.Task[None]"]:
+    """A node with a version to serve."""
+    (directory / "model").mkdir()
+    (directory / "model" / "config.json").write_text(json.dumps({"vocab_size": 100}))
+    save_file({"x": np.zeros(4, np.float32)}, directory / "w.safetensors")
+    blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, "policy-0", directory / "w.safetensors")
+    manifest = WeightVersion(run="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_ns=1)
+    await bus.publish(subjects.weights("policy"), manifest, msg_id="w0")
+    stop = asyncio.Event()
+    settings = InferenceSettings(
+        model_path=directory / "model", id="n", command=command, work=directory / "work", max_model_len=64
+    )
+    running = asyncio.create_task(node.run(bus, settings, stop))
+    try:
+        yield running
+    finally:
+        stop.set()
+        await asyncio.wait({running}, timeout=30)
+        await cancel(running)
+
+
+async def states_until(bus: Bus, last: str, after: "psutil.Process | None" = None) -> list[str]:
+    """The states a node is in, one after the other, until it is in a certain one again."""
+    seen: list[str] = []
+    async with bus.fleet("inference") as fleet, asyncio.timeout(40):
+        while not seen or seen[-1] != last or (after is not None and len(seen) < 2):
+            await fleet.changed()
+            seen += [beat.state for beat in fleet.members() if not seen or beat.state != seen[-1]]
+    return seen
+
+
+async def test_an_engine_that_dies_is_started_again_and_serves_only_verified_weights(bus: Bus, tmp_path: Path) -> None:
+    async with serving(bus, tmp_path, [sys.executable, STAND_IN]):
+        await states_until(bus, "ready")
+        (engine,) = psutil.Process().children()[-1:]
+        engine.kill()
+        seen = await states_until(bus, "ready", after=engine)
+    assert [state for state in seen if state != "ready"] == ["starting", "stale"]
+
+
+async def test_an_engine_killed_as_it_first_starts_is_started_again(bus: Bus, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DIES_FIRST, str(tmp_path / "died"), STAND_IN]
+    async with serving(bus, tmp_path, command):
+        await states_until(bus, "ready")
+    assert (tmp_path / "died").exists()
+
+
+async def test_an_engine_that_refuses_to_start_is_one_sentence(bus: Bus, tmp_path: Path) -> None:
+    async with serving(bus, tmp_path, [sys.executable, "-c", "raise SystemExit('ValueError: no such thing')"]) as node:
+        with pytest.raises(EngineFailed, match="vLLM ended with 1: ValueError: no such thing"):
+            await asyncio.wait_for(node, 30)

@@ -1,0 +1,115 @@
+"""A scripted engine that speaks an inference node's protocol, and a runner in this process."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from bus import STORE_SPANS, Bus
+from runners import runner
+from runners.settings import RunnerSettings
+from schemas.events import SpanBatch, Task
+
+PROMPT, ANSWER = [1, 2], [7, 8]
+AGENTS = Path(__file__).resolve().parents[1] / "agents"
+
+
+class ScriptedEngine:
+    """Answers as an inference node does, always `ANSWER`; ``faults`` are played first, one per request."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+        self.requests: list[dict[str, Any]] = []
+        self.version = 3
+        self.address = ""
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.requests.append(body)
+        chat = request.path.endswith("/chat/completions")
+        prompt = PROMPT if chat or isinstance(body["prompt"], str) else body["prompt"]
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault.isdecimal():
+            return web.json_response({"error": {"message": "no"}}, status=int(fault))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for token in ANSWER[len(prompt) - len(PROMPT) :]:
+            said: dict[str, Any] = {"index": 0, "token_ids": [token]}
+            said["finish_reason"] = "stop" if token == ANSWER[-1] else None
+            if chat:
+                said |= {"delta": {"content": "x"}, "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}}
+            else:
+                said |= {"text": "x", "prompt_token_ids": prompt, "logprobs": {"token_logprobs": [-0.25]}}
+            event = {"weight_version": self.version, "id": "c", "model": "policy", "created": 1, "choices": [said]}
+            event["prompt_token_ids"] = PROMPT if chat and token == ANSWER[0] else None
+            await response.write(f"data: {json.dumps(event)}\n\n".encode())
+            if fault == "break":
+                self.version += 1
+                assert request.transport is not None
+                request.transport.close()
+                return response
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ANSWER) - len(prompt) + len(PROMPT)}
+        await response.write(f'data: {{"choices": [], "usage": {json.dumps(usage)}}}\n\ndata: [DONE]\n\n'.encode())
+        return response
+
+    @asynccontextmanager
+    async def serving(self, bus: Bus) -> AsyncIterator["ScriptedEngine"]:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._answer)
+        app.router.add_post("/v1/completions", self._answer)
+        server = web.AppRunner(app)
+        await server.setup()
+        site = web.TCPSite(server, "127.0.0.1", 0)
+        await site.start()
+        self.address = site.name if ":0" not in site.name else f"http://127.0.0.1:{server.addresses[0][1]}"
+        alive = {"state": "ready", "address": self.address, "model": "policy", "version": 3}
+        async with bus.beat("inference", "scripted", lambda: alive):
+            try:
+                yield self
+            finally:
+                await server.cleanup()
+
+
+@pytest.fixture
+async def engine(bus: Bus) -> AsyncIterator[ScriptedEngine]:
+    """A scripted engine that is alive on the bus."""
+    async with ScriptedEngine().serving(bus) as serving:
+        yield serving
+
+
+@asynccontextmanager
+async def running(bus: Bus, **settings: Any) -> AsyncIterator[asyncio.Event]:
+    """A runner in this process while the block runs; yields its stop event."""
+    stop = asyncio.Event()
+    checked = RunnerSettings.model_validate({"concurrency": 1, "path": AGENTS, "drain_seconds": 5, **settings})
+    work = asyncio.create_task(runner.run(bus, checked, stop))
+    try:
+        yield stop
+    finally:
+        stop.set()
+        await work
+
+
+async def ended(bus: Bus, count: int = 1, final: bool | None = True) -> list[SpanBatch]:
+    """The next span batches that end an attempt; by default those that are the last word on their rollout."""
+    found = []
+    async with asyncio.timeout(60), bus.pull(STORE_SPANS, slots=8) as puller:
+        async for delivery in puller:
+            event = delivery.event()
+            await delivery.ack()
+            if isinstance(event, SpanBatch) and event.end is not None and final in (None, event.end.final):
+                found.append(event)
+            if len(found) == count:
+                return found
+    raise AssertionError("the pull loop ended")
+
+
+def task(**changes: Any) -> Task:
+    return Task(
+        **{"id": "t", "run": "run", "agent": "default", "input": {}, "mode": "eval", "deadline": 20.0, **changes}
+    )

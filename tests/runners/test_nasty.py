@@ -1,0 +1,82 @@
+"""Agents that would bring a careless runner down: each ends as it should, and the runner serves the next."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bus import Bus
+from tests.runners.conftest import ScriptedEngine, ended, running, task
+
+
+@pytest.mark.parametrize(
+    "agent", ["prints_binary", "writes_into_our_connection", "speaks_for_another", "sends_50_mb", "forks_and_leaves"]
+)
+async def test_it_gets_away_with_nothing_and_the_runner_serves_the_next(
+    bus: Bus, engine: ScriptedEngine, agent: str
+) -> None:
+    async with running(bus, agent=f"nasty:{agent}", concurrency=2):
+        for number in range(3):
+            await bus.publish_task(task(id=f"t{number}"))
+        batches = await ended(bus, 3)
+    for batch in batches:
+        assert batch.end is not None
+        if agent == "writes_into_our_connection":
+            assert batch.end.outcome == "agent_error" and "wrote into our connection" in batch.end.error
+        else:
+            assert batch.end.outcome == "ok", batch.end
+            assert batch.end.reward == 1.0
+
+
+async def test_what_a_forked_child_answers_is_not_taken_for_the_next_rollouts(bus: Bus, engine: ScriptedEngine) -> None:
+    async with running(bus, agent="nasty:forks"):
+        for number in range(4):
+            await bus.publish_task(task(id=f"t{number}", input={"n": number}))
+        batches = await ended(bus, 4)
+    assert [(batch.task, batch.end.reward) for batch in batches if batch.end] == [(f"t{n}", float(n)) for n in range(4)]
+
+
+async def test_memory_is_limited_and_the_next_rollout_starts_fresh(bus: Bus, engine: ScriptedEngine) -> None:
+    async with running(bus, agent="nasty:leaks", memory_gb=0.5):
+        await bus.publish_task(task(id="a", input={}))
+        await bus.publish_task(task(id="b", input={"calm": True}))
+        leaked, after = await ended(bus, 2)
+        assert after.end is not None and after.end.outcome == "ok"
+        assert leaked.end is not None and leaked.end.outcome == "agent_error", leaked.end
+        assert "MemoryError" in leaked.end.error or "ended with" in leaked.end.error
+
+
+async def test_spans_without_end_are_dropped_and_counted(bus: Bus, engine: ScriptedEngine) -> None:
+    async with running(bus, agent="nasty:floods"):
+        await bus.publish_task(task(deadline=60.0))
+        (batch,) = await ended(bus)
+    assert batch.end is not None and (batch.end.outcome, batch.end.spans) == ("ok", 20_001)
+    async with running(bus, agent="plain:asks"):
+        await bus.publish_task(task(id="u"))
+        (after,) = await ended(bus)
+    assert after.end is not None and after.end.outcome == "ok"
+
+
+async def test_nothing_of_an_agent_that_ignores_sigterm_is_left(bus: Bus, engine: ScriptedEngine) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    async with running(bus, agent="nasty:ignores_sigterm", drain_seconds=0):
+        await bus.publish_task(task(deadline=1.0))
+        (batch,) = await ended(bus)
+        assert batch.end is not None and batch.end.outcome == "timeout"
+        await bus.publish_task(task(id="u", deadline=600.0))
+        async with asyncio.timeout(20):
+            while (await bus.js.consumer_info("TASKS", "runner-default")).num_ack_pending == 0:
+                await asyncio.sleep(0.02)
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+async def test_a_program_that_prints_no_json_is_an_agent_error(
+    bus: Bus, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", "import os, sys; sys.stdout.buffer.write(os.urandom(1000))"]
+    async with running(bus, command=command, path=tmp_path):
+        await bus.publish_task(task())
+        (batch,) = await ended(bus)
+    assert batch.end is not None and batch.end.outcome == "agent_error" and "no JSON result" in batch.end.error
