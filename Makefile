@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/$(if $(shell command -v nvidia-smi),gpu,cpu).lock
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test chaos check format clean
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -35,3 +35,6 @@ format: $(READY)
 
 clean:
 	rm -rf $(VENV) runs
+
+chaos: $(READY) ## kill, stop, cut and fill everything, and count what was lost; SEED=n repeats a run
+	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED))

@@ -5,6 +5,7 @@ The tests build on each other, in the order they stand here: they share one run,
 
 import asyncio
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import msgpack
 import numpy as np
+import psutil
 import pytest
 import yaml
 
@@ -236,6 +238,51 @@ async def test_messages_nobody_can_read_become_dead_letters(loop: Loop) -> None:
     reasons = dict(loop.rows("SELECT stream, reason FROM dead_letters"))
     assert "not MessagePack" in reasons["SPANS"]
     assert "missing required field `run`" in reasons["TASKS"]
+
+
+async def test_agents_do_not_notice_that_vllm_was_killed(loop: Loop) -> None:
+    """Their calls are held until the engine is back, with verified weights; answers that broke off are gone on with."""
+    async with Bus.connect(loop.bus) as bus:
+        node = await node_at(bus, STEPS + 3)
+        (engine, *_) = psutil.Process(node.pid).children()
+        run = await asyncio.to_thread(publish, loop, "default", "--deadline", 170, tasks=15, samples=4)
+        await asyncio.to_thread(loop.until, f"SELECT count() > 0 FROM rollouts WHERE run = '{run}'", 1)
+        engine.kill()
+        states = set()
+        async with bus.fleet("inference") as nodes, asyncio.timeout(160):
+            while "ready" not in states or len(states) < 3:
+                await nodes.changed()
+                states |= {beat.state for beat in nodes.members() if beat.pid == node.pid and not engine.is_running()}
+    assert {"starting", "stale", "ready"} <= states
+    await asyncio.to_thread(loop.until, f"SELECT count() FROM rollouts WHERE run = '{run}' AND outcome = 'ok'", 60)
+    assert loop.one(f"SELECT count() FROM attempts WHERE run = '{run}'") == 60, "no attempt was lost to it"
+
+
+def test_of_two_learners_the_older_one_stops(loop: Loop) -> None:
+    older = loop.start("learner", "--settings", learner_settings(loop, steps=200))
+    assert older.stderr is not None
+    next(line for line in older.stderr if ": reward" in line)
+    same = loop.run("learner", "--settings", learner_settings(loop, steps=200), check=False)
+    assert same.returncode == 2 and "another learner is using" in same.stderr
+    copy = loop.directory / "copied"
+    found = (loop.directory / "checkpoints" / "latest").resolve()
+    shutil.copytree(found, copy / found.name)
+    (copy / "latest").symlink_to(found.name)
+    newer = loop.start("learner", "--settings", learner_settings(loop, steps=200, checkpoints=str(copy)))
+    assert newer.stderr is not None
+    _, said = older.communicate(timeout=120)
+    assert older.returncode == 2 and "another learner has published model 'policy' since" in said, said[-2000:]
+    heard: list[str] = []
+    for line in newer.stderr:
+        heard.append(line)
+        if ": reward" in line:
+            break
+    else:
+        raise AssertionError("".join(heard)[-3000:])
+    newer.send_signal(signal.SIGTERM)
+    newer.communicate(timeout=60)
+    assert newer.returncode == 0
+    assert loop.one("SELECT count() FROM trained_twice") == 0
 
 
 def test_the_questions_of_the_command_line(loop: Loop) -> None:

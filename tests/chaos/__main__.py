@@ -1,0 +1,65 @@
+"""``make chaos``: every fault there is a promise about, in worlds at work; one table of what became of it.
+
+Exits with 1 if anything was lost, counted twice or was otherwise not as promised. The same seed hits the same targets
+after the same numbers of rollouts.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.chaos.report import Report, filled, markdown
+from tests.chaos.scenarios import SCENARIOS
+from tests.chaos.world import CALCULATOR
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "chaos.json"
+README = ROOT / "README.md"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--rollouts", type=int, default=2048)
+    parser.add_argument("--only", nargs="*", choices=sorted(SCENARIOS), default=list(SCENARIOS))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--keep", type=Path, help="directory for logs and data; default: a temporary one")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    print(f"seed {given.seed}", flush=True)
+    report = Report(given.seed)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
+        for name in given.only:
+            place = (given.keep or Path(directory)) / name
+            prepare(place)
+            asyncio.run(SCENARIOS[name](place, report, random.Random(given.seed), given.kills, given.rollouts))
+            print(f"[{time.monotonic() - started:.0f} s] {name}: {report.verdicts[name]}", flush=True)
+    report.seconds = time.monotonic() - started
+    print(report.table(), flush=True)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
+    if given.out == RESULTS:
+        README.write_text(filled(README.read_text(), markdown(report.as_dict())))
+    raise SystemExit(0 if report.good else 1)
+
+
+def prepare(place: Path, problems: int = 64) -> None:
+    """A small model and problems to solve."""
+    place.mkdir(parents=True)
+    make = [sys.executable, str(CALCULATOR / "model.py"), "--steps", "1", "--out", str(place / "model")]
+    subprocess.run(make, check=True, capture_output=True)
+    lines = [json.dumps({"id": f"q{n}", "input": {"question": f"what follows {n}?"}}) + "\n" for n in range(problems)]
+    (place / "tasks.jsonl").write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    main()

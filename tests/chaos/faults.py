@@ -1,0 +1,240 @@
+"""The faults: each done to a world that is at work, with the time it takes until the one hit works again."""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+from nats.js.api import StreamConfig
+
+from bus.streams import STREAMS
+from schemas import subjects
+from schemas.events import Heartbeat, Outcome, Task, WeightVersion
+from tests.chaos.proxy import Fault
+from tests.chaos.world import LEASE_SECONDS, RUN, World
+
+STOP_SECONDS = 3 * LEASE_SECONDS
+LINK_SECONDS = 6.0
+DOWN_SECONDS = 8.0
+RECOVERY_SECONDS = 120.0
+
+
+@dataclass
+class Log:
+    """What was done, by kind of fault, and how many seconds each took to be over; in the order it was done."""
+
+    recoveries: dict[str, list[float]] = field(default_factory=dict)
+
+    def note(self, fault: str, seconds: float) -> None:
+        self.recoveries.setdefault(fault, []).append(seconds)
+
+    @asynccontextmanager
+    async def timed(self, fault: str) -> AsyncIterator[None]:
+        """The block is a recovery, and has `RECOVERY_SECONDS` at most."""
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(RECOVERY_SECONDS):
+                yield
+        except TimeoutError:
+            raise AssertionError(f"{fault}: not over within {RECOVERY_SECONDS:g} s") from None
+        self.note(fault, time.monotonic() - started)
+
+
+def kind(target: str) -> str:
+    """What a target is, without its number."""
+    return {"inference": "inference gateway", "engine": "engine process", "nats": "nats-server"}.get(
+        target.split("-")[0], target.split("-")[0]
+    )
+
+
+async def kills(world: World, log: Log, rng: random.Random, count: int, rollouts: int) -> None:
+    """``kill -9`` at random, spread over so many rollouts: who, and after how many, follows from the seed."""
+    plan = [(rng.uniform(0.02, 0.98) * rollouts, rng.random()) for _ in range(count)]
+    recovering: dict[str, asyncio.Task[None]] = {}
+    started = len(world.tap.ended)
+    for after, draw in sorted(plan):
+        await world.tap.rollouts(started + int(after))
+        free = [name for name in world.targets if name not in recovering or recovering[name].done()]
+        kinds = sorted({kind(name) for name in free if world.pid(name) is not None})
+        chosen = kinds[int(draw * len(kinds))]
+        target = rng.choice([name for name in free if kind(name) == chosen and world.pid(name) is not None])
+        since = time.monotonic()
+        pid = world.signal(target, signal.SIGKILL)
+        recovering[target] = asyncio.create_task(_recovered(world, log, f"kill -9 {chosen}", target, since, pid))
+    await asyncio.gather(*recovering.values())
+
+
+async def _recovered(world: World, log: Log, fault: str, target: str, since: float, old: int | None = None) -> None:
+    async with log.timed(fault):
+        await world.working(target, since, old)
+
+
+async def stops(world: World, log: Log, targets: Sequence[str] = ()) -> None:
+    """SIGSTOP of each in turn, for three leases, then SIGCONT; by default of all."""
+    for target in targets or world.targets:
+        if world.signal(target, signal.SIGSTOP) is None:
+            continue
+        await asyncio.sleep(STOP_SECONDS)  # the fault itself
+        since = time.monotonic()
+        world.signal(target, signal.SIGCONT)
+        await _recovered(world, log, f"SIGSTOP {kind(target)}", target, since)
+        await _next_rollout(world, log, "")
+
+
+ALL_LINK_FAULTS: tuple[Fault, ...] = ("delay", "cut", "half_open", "reset")
+
+
+async def links(world: World, log: Log, kinds: Sequence[Fault] = ALL_LINK_FAULTS) -> None:
+    """Each link slow, cut, half-open and reset, one after the other."""
+    for name, proxy in world.proxies.items():
+        for fault in kinds:
+            proxy.inject(fault)
+            await asyncio.sleep(LINK_SECONDS)  # the fault itself
+            since = time.monotonic()
+            proxy.inject("none")
+            target = "store" if name == "clickhouse" else name.removesuffix("-gateway")
+            await _recovered(world, log, f"link {fault.replace('_', '-')}", target, since)
+            await _next_rollout(world, log, "")
+
+
+async def _next_rollout(world: World, log: Log, fault: str) -> None:
+    """Wait until one more rollout ends: whatever it was, work goes on."""
+    before = len(world.tap.ended)
+    started = time.monotonic()
+    async with asyncio.timeout(RECOVERY_SECONDS):
+        await world.tap.rollouts(before + 1)
+    if fault:
+        log.note(fault, time.monotonic() - started)
+
+
+async def clickhouse_refuses(world: World, log: Log) -> None:
+    """ClickHouse answers, but takes no rows."""
+    sql = world.sql()
+    sql.command("RENAME TABLE lightningbus.raw_spans TO lightningbus.raw_spans_away")
+    await asyncio.sleep(DOWN_SECONDS)  # the fault itself
+    since = time.monotonic()
+    sql.command("RENAME TABLE lightningbus.raw_spans_away TO lightningbus.raw_spans")
+    await _recovered(world, log, "ClickHouse refuses inserts", "store", since)
+
+
+async def full_streams(world: World, log: Log) -> list[str]:
+    """No room in SPANS while nobody writes them: returns who said that it waits for room."""
+    world.proxies["clickhouse"].inject("cut")
+    room = (await world.bus.js.stream_info(subjects.SPANS)).state.messages + 8
+    await _limit(world, subjects.SPANS, room)
+    waiting: set[str] = set()
+    async with asyncio.timeout(60):
+        while not waiting:
+            await world.fleet.changed()
+            waiting = {beat.id for beat in world.fleet.members() if beat.detail.get("waits_for_room")}
+    await asyncio.sleep(DOWN_SECONDS)  # the fault itself
+    world.proxies["clickhouse"].inject("none")
+    await _limit(world, subjects.SPANS, None)
+    await _next_rollout(world, log, "stream full")
+    return sorted(waiting)
+
+
+async def _limit(world: World, stream: str, messages: int | None) -> None:
+    shipped = next(config for config in STREAMS if config.name == stream)
+    changed = StreamConfig(**{**vars(shipped), "max_msgs": messages or shipped.max_msgs})
+    await world.bus.js.update_stream(changed)
+
+
+async def full_disk(world: World, log: Log, disk: Path) -> None:
+    """Not a byte left where JetStream writes; then somebody makes room."""
+    filler = disk / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * 65536)
+    await asyncio.sleep(DOWN_SECONDS)  # the fault itself
+    filler.unlink()
+    await _next_rollout(world, log, "disk full")
+
+
+async def corrupt_blobs(world: World, log: Log) -> None:
+    """Bytes that are not those of their manifest: refused by digest, reported, fetched again once they are right."""
+    assert world.learner is not None
+    await world.learner  # from here on the versions are ours
+    found = await world.bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
+    assert found is not None
+    last, sequence = found
+    path = world.directory / "good"
+    await world.bus.blobs.get(last.blobs[0], path)
+    good = path.read_bytes()
+    middle = len(good) // 2
+    for number, bad in enumerate(
+        (good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :], good[:middle]), start=1
+    ):
+        version = last.version + number
+        name = f"policy-{version:06d}-{last.epoch}"
+        await world.bus.blobs.put(subjects.WEIGHT_BUCKET, name, bad)
+        manifest = replace(last, version=version, parent=version - 1, blobs=(replace(last.blobs[0], name=name),))
+        sequence = await world.bus.publish(
+            subjects.weights("policy"), manifest, msg_id=f"chaos:{version}", expect_last=sequence
+        )
+        async with asyncio.timeout(RECOVERY_SECONDS):
+            while not all("not fetched" in str(node.detail["problem"]) for node in _nodes(world)):
+                await world.fleet.changed()
+        assert {(node.state, node.version) for node in _nodes(world)} == {("ready", version - 1)}, "the old one serves"
+        await world.bus.blobs.put(subjects.WEIGHT_BUCKET, name, good)
+        async with log.timed("blob corrupted" if len(bad) == len(good) else "blob truncated"):
+            while {node.version for node in _nodes(world)} != {version}:
+                await world.fleet.changed()
+
+
+def _nodes(world: World) -> list[Heartbeat]:
+    return [beat for beat in world.fleet.members() if beat.role == "inference"]
+
+
+async def clock(world: World, log: Log, target: str, hours: float) -> None:
+    """One process's clock is set by hours, and stays so."""
+    (world.directory / "skews" / str(world.pid(target))).write_text(str(hours * 3600))
+    await _next_rollout(world, log, f"clock {hours:+g} h")
+
+
+NASTY: dict[str, tuple[Outcome, dict[str, Any]]] = {
+    "leaks": ("agent_error", {"memory_gb": 0.5}),
+    "forks_and_leaves": ("ok", {}),
+    "ignores_sigterm": ("timeout", {}),
+    "floods": ("ok", {}),
+    "prints_binary": ("ok", {}),
+    "writes_into_our_connection": ("agent_error", {}),
+    "speaks_for_another": ("ok", {}),
+    "sends_50_mb": ("ok", {}),
+}
+"""How a rollout of each bad agent ends, and what its runner is told; ``ok`` is one that was told no, and lives."""
+
+
+async def bad_agent(world: World, log: Log, name: str) -> list[str]:
+    """A bad agent, then a good rollout of the same runner; returns the rollouts."""
+    outcome, settings = NASTY[name]
+    await world.runner(name, agent=f"nasty:{name}", **settings)
+    fields = {"run": RUN, "agent": name, "mode": "eval", "deadline": 15.0}
+    bad = [Task(id=f"{name}-{n}", input={}, **fields) for n in range(2)]
+    for task in bad:
+        await world.bus.publish_task(task)
+    for task in bad:
+        await world.tap.has(f"{task.id}.0")
+    async with log.timed(f"agent {name.replace('_', ' ')}"):
+        await world.bus.publish_task(Task(id=f"{name}-calm", input={"calm": True}, **fields))
+        await world.tap.has(f"{name}-calm.0")
+    ended = {end.rollout: end.outcome for end in world.tap.ends if end.agent == name}
+    assert ended == {f"{name}-0.0": outcome, f"{name}-1.0": outcome, f"{name}-calm.0": "ok"}, ended
+    await world.others[name].stop_all()
+    return list(ended)
+
+
+async def leader(world: World, log: Log) -> None:
+    """``kill -9`` of the server that leads the spans, in a cluster of three."""
+    info = await world.bus.js.stream_info(subjects.SPANS)
+    name = info.cluster.leader if info.cluster else None
+    broker = world.brokers[int((name or "n0")[1:])]
+    assert broker.process is not None
+    broker.process.kill()
+    await _next_rollout(world, log, "kill -9 cluster leader")

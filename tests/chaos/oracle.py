@@ -1,0 +1,128 @@
+"""Was anything lost, did anything count twice? What the store and the learner hold, against what the tap heard."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bus import Bus
+from schemas import subjects
+from schemas.codec import decode
+from schemas.events import WeightVersion
+from tests.chaos.tap import Tap
+from tests.chaos.tokens import flaw, inexact
+from tests.chaos.world import World
+
+SHOWN = 5
+
+
+@dataclass
+class Verdict:
+    """Each entry is a sentence about one thing that should not be."""
+
+    lost: list[str] = field(default_factory=list)
+    duplicated: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    """Neither lost nor duplicated, and yet not as promised."""
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return not (self.lost or self.duplicated or self.wrong)
+
+    def __str__(self) -> str:
+        said = [f"{name}: {one}" for name in ("lost", "duplicated", "wrong") for one in getattr(self, name)[:SHOWN]]
+        return "; ".join(said) or "nothing lost, nothing twice"
+
+
+async def judge(world: World, asked: Iterable[str], vocabulary: int) -> Verdict:
+    """Compare everything; ``asked`` are the rollouts the harness published itself."""
+    sql, tap, verdict = world.sql(), world.tap, Verdict()
+
+    def rows(statement: str) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in sql.query(statement).result_rows]
+
+    _rollouts(verdict, tap, {*asked}, rows("SELECT rollout, execution, outcome FROM rollouts"))
+    _attempts(verdict, tap, rows("SELECT execution, count() FROM attempts GROUP BY execution"))
+    _spans(verdict, tap, rows("SELECT rollout, execution, span_id, count() FROM spans GROUP BY ALL"))
+    _training(
+        verdict,
+        tap,
+        rows("SELECT rollout, sum(trained), countIf(NOT trained AND reason = '') FROM training_uses GROUP BY rollout"),
+    )
+    calls = rows("SELECT rollout, prompt_ids, response_ids, logprobs, token_versions FROM model_calls")
+    _calls(verdict, calls, vocabulary)
+    told = (
+        "SELECT a.execution, any(a.spans) AS told, countIf(s.name NOT LIKE 'train %') AS found FROM attempts AS a "
+        "INNER JOIN spans AS s ON a.execution = s.execution GROUP BY a.execution HAVING told != found"
+    )
+    verdict.wrong += [f"execution {one} had {said} spans, stored are {found}" for one, said, found in rows(told)]
+    await _versions(verdict, world.bus)
+    return verdict
+
+
+def _rollouts(verdict: Verdict, tap: Tap, asked: set[str], stored: list[tuple[Any, ...]]) -> None:
+    wanted = tap.published | asked
+    heard = tap.rollout_of()
+    found = {rollout: execution for rollout, execution, _ in stored}
+    verdict.counts |= {"rollouts": len(wanted), "ended": len(found)}
+    verdict.lost += [f"rollout {rollout} never ended" for rollout in sorted(wanted - found.keys())]
+    verdict.duplicated += [f"{len(stored) - len(found)} rollouts stand twice"] * (len(stored) != len(found))
+    verdict.wrong += [
+        f"rollout {rollout} is {execution} in the store, and {heard[rollout].execution} by the rule"
+        for rollout, execution in found.items()
+        if rollout in heard and heard[rollout].execution != execution
+    ]
+    noticed = [end for end in tap.ends if end.agent == "default" and end.outcome in ("agent_error", "timeout")]
+    verdict.wrong += [f"the agent of {end.rollout} noticed: {end.outcome}" for end in noticed]
+
+
+def _attempts(verdict: Verdict, tap: Tap, stored: list[tuple[Any, ...]]) -> None:
+    found = dict(stored)
+    verdict.counts["attempts"] = len(found)
+    verdict.lost += [f"the end of {end.execution}" for end in tap.ends if end.execution not in found]
+    verdict.duplicated += [f"attempt {one} stands {count} times" for one, count in found.items() if count > 1]
+
+
+def _spans(verdict: Verdict, tap: Tap, stored: list[tuple[Any, ...]]) -> None:
+    found = {(rollout, execution, span): count for rollout, execution, span, count in stored}
+    verdict.counts["spans"] = len(found)
+    verdict.lost += [f"span {span} of {rollout}" for rollout, execution, span in sorted(tap.spans - found.keys())]
+    verdict.duplicated += [f"span {key} stands {count} times" for key, count in found.items() if count > 1]
+
+
+def _training(verdict: Verdict, tap: Tap, uses: list[tuple[Any, ...]]) -> None:
+    trained = {rollout: int(times) for rollout, times, _ in uses}
+    verdict.counts["trained"] = sum(1 for times in trained.values() if times)
+    verdict.duplicated += [f"rollout {rollout} was trained on {n} times" for rollout, n in trained.items() if n > 1]
+    verdict.wrong += [f"rollout {rollout} was not used, without a reason" for rollout, _, silent in uses if silent]
+    to_train = {end.rollout for end in tap.rollout_of().values() if end.mode == "train"}
+    if trained:
+        verdict.lost += [f"the learner never accounted for {rollout}" for rollout in sorted(to_train - trained.keys())]
+
+
+def _calls(verdict: Verdict, calls: list[tuple[Any, ...]], vocabulary: int) -> None:
+    verdict.counts["model calls"] = len(calls)
+    verdict.counts["of mixed versions"] = sum(len(set(versions)) > 1 for *_, versions in calls)
+    for rollout, prompt, response, logprobs, versions in calls:
+        if said := flaw(prompt, response, logprobs, versions):
+            verdict.wrong.append(f"a call of {rollout}: {said}")
+        elif inexact(prompt, response, vocabulary):
+            verdict.wrong.append(f"a call of {rollout}: its tokens are not those the engine sampled")
+
+
+async def _versions(verdict: Verdict, bus: Bus) -> None:
+    """Versions only grow; a learner that takes over says the newest one again, the same bytes under its own epoch."""
+    state = (await bus.js.stream_info(subjects.WEIGHTS)).state
+    last: WeightVersion | None = None
+    for sequence in range(state.first_seq, state.last_seq + 1):
+        message = await bus.js.get_msg(subjects.WEIGHTS, sequence)
+        if message.subject != subjects.weights("policy"):
+            continue
+        new = decode(WeightVersion, message.data or b"")
+        if last is not None:
+            claimed = new.version == last.version and new.epoch > last.epoch
+            if not (new.version > last.version or (claimed and new.blobs[0].sha256 == last.blobs[0].sha256)):
+                verdict.wrong.append(
+                    f"version {new.version} of epoch {new.epoch} came after {last.version} of {last.epoch}"
+                )
+        last = new
+    verdict.counts["versions"] = last.version + 1 if last else 0

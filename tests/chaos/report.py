@@ -1,0 +1,102 @@
+"""The one table: fault, times, lost, duplicated, recovery."""
+
+import platform
+from dataclasses import dataclass, field
+from statistics import quantiles
+from typing import Any
+
+from tests.chaos.faults import Log
+from tests.chaos.oracle import Verdict
+
+COUNTED = ("rollouts", "attempts", "spans", "model calls")
+
+
+@dataclass
+class Report:
+    """What all scenarios found."""
+
+    seed: int
+    seconds: float = 0.0
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    logs: dict[str, Log] = field(default_factory=dict)
+    memory: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """By scenario and process: resident MiB when work began, most, and at the end."""
+
+    def add(self, scenario: str, log: Log, verdict: Verdict, memory: dict[str, list[float]] | None = None) -> None:
+        """One scenario is over."""
+        self.logs[scenario], self.verdicts[scenario] = log, verdict
+        if memory:
+            self.memory[scenario] = memory
+
+    @property
+    def good(self) -> bool:
+        """Whether all was as promised."""
+        return bool(self.verdicts) and all(self.verdicts.values())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One per kind of fault; what was lost or doubled counts for every fault of its scenario."""
+        made = []
+        for scenario, log in self.logs.items():
+            verdict = self.verdicts[scenario]
+            for fault, seconds in sorted(log.recoveries.items()):
+                cut = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 19
+                made.append(
+                    {
+                        "scenario": scenario,
+                        "fault": fault,
+                        "injected": len(seconds),
+                        "lost": len(verdict.lost),
+                        "duplicated": len(verdict.duplicated),
+                        "recovery_p50_s": round(cut[9], 2),
+                        "recovery_p95_s": round(cut[18], 2),
+                    }
+                )
+        return made
+
+    def table(self) -> str:
+        """For a terminal."""
+        heads = ("scenario", "fault", "injected", "lost", "duplicated", "recovery_p50_s", "recovery_p95_s")
+        lines = [heads, *(tuple(str(row[head]) for head in heads) for row in self.rows())]
+        widths = [max(len(line[place]) for line in lines) for place in range(len(heads))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a file."""
+        return {
+            "command": f"make chaos SEED={self.seed}",
+            "machine": f"{platform.machine()}, {platform.system()}",
+            "seconds": round(self.seconds),
+            "good": self.good,
+            "faults": self.rows(),
+            "counts": {name: verdict.counts for name, verdict in self.verdicts.items()},
+            "wrong": {name: verdict.wrong for name, verdict in self.verdicts.items() if not verdict},
+            "memory_mib_begin_most_end": self.memory,
+        }
+
+
+BEGIN, END = "<!-- make chaos: begin -->", "<!-- make chaos: end -->"
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table of a result file, as the README shows it: one row per fault, over all scenarios."""
+    counts = {name: sum(one.get(name, 0) for one in found["counts"].values()) for name in COUNTED}
+    totals = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    lines = [
+        f"`{found['command']}` on two cores: {totals}.",
+        "",
+        "| fault | times | lost | doubled | recovery p50 / p95, s |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["faults"]:
+        recovery = f"{row['recovery_p50_s']:.1f} / {row['recovery_p95_s']:.1f}"
+        lines.append(f"| {row['fault']} | {row['injected']} | {row['lost']} | {row['duplicated']} | {recovery} |")
+    return "\n".join(lines)
+
+
+def filled(readme: str, table: str) -> str:
+    """The README with the table between its marks."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"

@@ -1,0 +1,109 @@
+"""What was said on the bus, heard by a reader of its own: the truth the store and the learner are held against."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from nats.js.errors import NotFoundError
+
+from bus import Bus, Consumer
+from bus.cancelling import cancel
+from schemas import subjects
+from schemas.attempts import TRIED_AGAIN, standing, supersedes
+from schemas.events import SpanBatch, TaskPublished, TrainingStep
+
+SPANS = Consumer(subjects.SPANS, "tap", subjects.ALL_SPANS)
+SLOTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How one execution ended."""
+
+    rollout: str
+    execution: str
+    outcome: str
+    standing: int
+    mode: str
+    agent: str
+    sequence: int
+
+
+@dataclass
+class Tap:
+    """Everything published since it began to listen, once, in the stream's order."""
+
+    bus: Bus
+    published: set[str] = field(default_factory=set)
+    spans: set[tuple[str, str, str]] = field(default_factory=set)
+    """(rollout, execution, span id)"""
+    ends: list[End] = field(default_factory=list)
+    ended: dict[str, float] = field(default_factory=dict)
+    """Rollouts that have had their last word, and when it was heard."""
+    steps: int = 0
+    _heard: set[int] = field(default_factory=set)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator["Tap"]:
+        """Listen while the block runs; the durable is gone afterwards."""
+        await self.bus.ensure(SPANS)
+        task = asyncio.create_task(self._listen())
+        try:
+            yield self
+        finally:
+            await cancel(task)
+            if self.bus.nc.is_connected:
+                with suppress(NotFoundError):
+                    await self.bus.js.delete_consumer(SPANS.stream, SPANS.durable)
+
+    async def has(self, rollout: str) -> None:
+        """Wait until a rollout has ended."""
+        while rollout not in self.ended:
+            self._news.clear()
+            await self._news.wait()
+
+    async def rollouts(self, count: int) -> None:
+        """Wait until so many rollouts have ended."""
+        while len(self.ended) < count:
+            self._news.clear()
+            await self._news.wait()
+
+    async def _listen(self) -> None:
+        async with self.bus.pull(SPANS, slots=SLOTS) as puller:
+            async for delivery in puller:
+                if delivery.sequence not in self._heard:
+                    self._heard.add(delivery.sequence)
+                    self._hear(delivery.event(), delivery.sequence)
+                await delivery.ack()
+
+    def rollout_of(self) -> dict[str, End]:
+        """Each rollout's attempt by the rule everybody goes by: the first result in stream order, or the first end."""
+        found: dict[str, End] = {}
+        for end in sorted(self.ends, key=lambda end: end.sequence):
+            before = found.get(end.rollout)
+            if supersedes(end.standing, before.standing if before else None):
+                found[end.rollout] = end
+        return found
+
+    def _hear(self, event: object, sequence: int) -> None:
+        if isinstance(event, TaskPublished):
+            self.published.add(event.rollout)
+            self.spans.add((event.rollout, "", event.span.span_id))
+        elif isinstance(event, TrainingStep):
+            self.steps = max(self.steps, event.step)
+            by_rollout = {use.rollout: use.execution for use in event.uses}
+            for span in event.spans:
+                rollout = str(span.attributes["lightningbus.rollout.id"])
+                self.spans.add((rollout, by_rollout[rollout], span.span_id))
+        elif isinstance(event, SpanBatch):
+            self.spans |= {(event.rollout, event.execution, span.span_id) for span in event.spans}
+            if event.end is not None:
+                said = standing(event.end)
+                outcome, mode, agent = event.end.outcome, event.mode, event.agent
+                self.ends.append(End(event.rollout, event.execution, outcome, said, mode, agent, sequence))
+                if said != TRIED_AGAIN:
+                    self.ended.setdefault(event.rollout, time.monotonic())
+        self._news.set()

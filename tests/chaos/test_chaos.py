@@ -1,0 +1,68 @@
+"""``make chaos`` in small: the same worlds, faults and oracle. ``CHAOS_SEED`` chooses another order of kills."""
+
+import asyncio
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import faults
+from tests.chaos.__main__ import prepare
+from tests.chaos.report import Report
+from tests.chaos.scenarios import at_work, cluster, random_kills, steps_for, storage
+
+pytestmark = pytest.mark.timeout(600)
+MOST_MIB = {"learner": 1500, "store": 800}
+"""A learner has torch in its memory, a store ClickHouse; the others are small."""
+SEED = int(os.environ.get("CHAOS_SEED", "7"))
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> Path:
+    """A directory with a model and tasks."""
+    await asyncio.to_thread(prepare, tmp_path / "world")
+    return tmp_path / "world"
+
+
+async def test_nothing_is_lost_or_doubled_by_random_kills(place: Path) -> None:
+    report = Report(SEED)
+    await random_kills(place, report, random.Random(SEED), kills=14, rollouts=320)
+    print(report.table())
+    assert report.good, f"seed {SEED}: {report.verdicts['kills']}"
+    assert sum(len(seconds) for seconds in report.logs["kills"].recoveries.values()) == 14
+
+
+async def test_nothing_is_lost_or_doubled_when_links_break_and_clickhouse_and_streams_are_full(place: Path) -> None:
+    report = Report(SEED)
+    async with at_work(place, report, "network", steps_for(128), 0.1, server=True) as (made, log):
+        for name in set(made.proxies) - {"learner", "runner-0", "store", "clickhouse", "inference-0-gateway"}:
+            del made.proxies[name]
+        await faults.links(made, log, ("half_open", "reset"))
+        await faults.clickhouse_refuses(made, log)
+        waited = await faults.full_streams(made, log)
+    assert report.good, str(report.verdicts["network"])
+    assert any(name.startswith("runner") for name in waited), waited
+    for name, (_, most, _) in report.memory["network"].items():
+        assert most < MOST_MIB.get(name, 250), f"{name} grew to {most} MiB"
+
+
+async def test_nothing_is_lost_or_doubled_when_processes_stand_still_or_have_a_wrong_clock(place: Path) -> None:
+    report = Report(SEED)
+    async with at_work(place, report, "standstills", steps_for(256), 0.1) as (made, log):
+        await faults.clock(made, log, "runner-0", -1)
+        await faults.clock(made, log, "learner", 1)
+        await faults.stops(made, log, ["learner", "runner-1", "inference-0"])
+    assert report.good, str(report.verdicts["standstills"])
+
+
+async def test_nothing_is_lost_or_doubled_when_the_leader_of_a_cluster_is_killed(place: Path) -> None:
+    report = Report(SEED)
+    await cluster(place, report, random.Random(SEED), kills=0, rollouts=512)
+    assert report.good, str(report.verdicts["cluster"])
+
+
+async def test_nothing_is_lost_or_doubled_by_a_full_disk_and_broken_weights(place: Path) -> None:
+    report = Report(SEED)
+    await storage(place, report, random.Random(SEED), kills=0, rollouts=512)
+    assert report.good, str(report.verdicts["storage"])

@@ -1,0 +1,128 @@
+"""A stand-in for vLLM's server where the engine is not the point: the same command line, the same HTTP, quick to start.
+
+It reads every weight file it is told to load, stands still while it is paused, and samples as `tokens` says.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from safetensors import safe_open
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.chaos.tokens import LONGEST, ends, logprob, next_token, prompt_of
+
+
+class Engine:
+    """Weights, and whether it may sample now."""
+
+    def __init__(self, model: Path, context: int, token_seconds: float) -> None:
+        self.token_seconds = token_seconds
+        self.vocabulary: int = json.loads((model / "config.json").read_text())["vocab_size"]
+        self.context = context
+        self.version = -1
+        self.loading = -1
+        self.running = asyncio.Event()
+        self.running.set()
+
+    async def pause(self, request: web.Request) -> web.Response:
+        self.running.clear()
+        return web.json_response({})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        self.running.set()
+        return web.json_response({})
+
+    async def load(self, request: web.Request) -> web.Response:
+        path = (await request.json())["update_info"]["path"]
+        with safe_open(path, framework="np") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                file.get_tensor(name)
+        found = re.search(r"-(\d+)\.safetensors$", path)
+        assert found is not None and not self.running.is_set(), "weights are loaded while nothing is sampled"
+        self.loading = int(found[1])
+        return web.json_response({})
+
+    async def finish(self, request: web.Request) -> web.Response:
+        self.version = self.loading
+        return web.json_response({})
+
+    async def nothing(self, request: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "policy", "max_model_len": self.context}]})
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        chat = request.path.endswith("/chat/completions")
+        asked = json.dumps(body["messages"]) if chat else body["prompt"]
+        prompt = prompt_of(asked, self.vocabulary) if isinstance(asked, str) else asked
+        limit = body.get("max_tokens") or LONGEST
+        if len(prompt) + limit > self.context:
+            return web.json_response({"error": {"message": "too long"}}, status=400)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        context = list(prompt)
+        for place in range(limit):
+            await asyncio.sleep(self.token_seconds)  # as long as a token takes
+            await self.running.wait()
+            token = next_token(context, self.vocabulary)
+            context.append(token)
+            over = "stop" if ends(token) else "length" if place == limit - 1 else None
+            await _say(response, _chunk(chat, token, over, logprob(self.version), prompt if not place else None))
+            if over:
+                break
+        made = len(context) - len(prompt)
+        await _say(response, {"choices": [], "usage": {"prompt_tokens": len(prompt), "completion_tokens": made}})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+def _chunk(chat: bool, token: int, over: str | None, value: float, prompt: list[int] | None) -> dict[str, Any]:
+    said: dict[str, Any] = {"index": 0, "token_ids": [token], "finish_reason": over}
+    if chat:
+        said |= {"delta": {"content": f"{token} "}, "logprobs": {"content": [{"token": "", "logprob": value}]}}
+    else:
+        said |= {"text": f"{token} ", "prompt_token_ids": prompt, "logprobs": {"token_logprobs": [value]}}
+    whole: dict[str, Any] = {"id": "c", "model": "policy", "created": 1, "choices": [said]}
+    return {**whole, "prompt_token_ids": prompt} if chat else whole
+
+
+async def _say(response: web.StreamResponse, event: dict[str, Any]) -> None:
+    await response.write(f"data: {json.dumps(event)}\n\n".encode())
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--max-model-len", type=int, default=256)
+    parser.add_argument("--token-seconds", type=float, default=0.01)
+    given, _ = parser.parse_known_args()
+    engine = Engine(given.model, given.max_model_len, given.token_seconds)
+    app = web.Application()
+    for path in ("/init_weight_transfer_engine", "/start_weight_update"):
+        app.router.add_post(path, engine.nothing)
+    app.router.add_get("/health", engine.nothing)
+    app.router.add_get("/v1/models", engine.models)
+    app.router.add_post("/pause", engine.pause)
+    app.router.add_post("/resume", engine.resume)
+    app.router.add_post("/update_weights", engine.load)
+    app.router.add_post("/finish_weight_update", engine.finish)
+    app.router.add_post("/v1/chat/completions", engine.answer)
+    app.router.add_post("/v1/completions", engine.answer)
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", given.port).start()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,265 @@
+"""A whole run in one place, every process real, and every connection to the bus through a proxy of its own."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from clickhouse_connect.driver.client import Client
+
+from bus import Bus, Fleet
+from bus.cancelling import cancel
+from bus.embedded import NatsServer, free_port
+from inference.settings import InferenceSettings
+from learner.settings import LearnerSettings
+from lightningbus.rundir import RunDirectory
+from lightningbus.supervisor import Child, Supervisor
+from runners.settings import RunnerSettings
+from store.client import connect
+from store.settings import StoreSettings
+from tests.chaos.proxy import Proxy
+from tests.chaos.tap import Tap
+
+ROOT = Path(__file__).resolve().parents[2]
+CALCULATOR = ROOT / "examples" / "calculator"
+STAND_IN = [sys.executable, str(ROOT / "tests" / "chaos" / "vllm.py")]
+CLICKHOUSE = [sys.executable, "-P", "-m", "tests.chaos.clickhouse"]
+RUN, SAMPLES, GROUPS = "chaos", 8, 8
+LEASE_SECONDS = 5.0
+WORKING = {"runner": {"running"}, "store": {"inserting"}, "learner": {"waiting", "training"}, "inference": {"ready"}}
+
+
+@dataclass
+class World:
+    """What a fault may hit, by name: roles by their own, engines as ``engine-0``, the broker as ``nats``."""
+
+    directory: Path
+    steps: int
+    bus: Bus
+    fleet: Fleet
+    nats: NatsServer
+    tap: Tap
+    sql_url: str
+    brokers: list[NatsServer]
+    supervisors: dict[str, Supervisor] = field(default_factory=dict)
+    proxies: dict[str, Proxy] = field(default_factory=dict)
+    others: dict[str, Supervisor] = field(default_factory=dict)
+    learner: "asyncio.Task[None] | None" = None
+
+    @property
+    def targets(self) -> list[str]:
+        """Everything that can be hit."""
+        engines = [name.replace("inference", "engine") for name in self.supervisors if name.startswith("inference")]
+        return [*self.supervisors, *engines, "nats"]
+
+    def sql(self) -> Client:
+        """A client of the store, whoever runs it."""
+        return connect(self.sql_url)
+
+    def pid(self, target: str) -> int | None:
+        """Its process now; None while it has none."""
+        if target == "nats":
+            process = self.nats.process
+            return process.pid if process is not None and process.returncode is None else None
+        if target.startswith("engine"):
+            node = self.pid(target.replace("engine", "inference"))
+            try:
+                children = psutil.Process(node).children() if node else []
+            except psutil.NoSuchProcess:
+                return None
+            return next((child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE), None)
+        return self.supervisors[target].pids().get(target)
+
+    def signal(self, target: str, number: signal.Signals) -> int | None:
+        """Send a signal; returns the process hit, None if there was none."""
+        pid = self.pid(target)
+        if pid is not None:
+            os.kill(pid, number)
+        return pid
+
+    async def working(self, target: str, since: float, old: int | None = None) -> None:
+        """Wait until a target does its work again and has said so since a moment (`time.monotonic`).
+
+        ``old``: as another process than this one.
+        """
+        if target == "nats":
+            while self.pid(target) in (None, old) or not await self._answers():
+                await asyncio.sleep(0.02)
+            return
+        name = target.replace("engine", "inference")
+        while not (self._works(name, since) and self.pid(target) not in (None, old)):
+            if name == "learner" and self.learner is not None and self.learner.done():
+                return
+            await self.fleet.changed()
+
+    def _works(self, name: str, since: float) -> bool:
+        # Heard, not sent: a process whose clock is wrong works all the same.
+        beat, heard = next((said for (_, id), said in self.fleet._heard.items() if id == name), (None, 0.0))
+        return beat is not None and heard > since and beat.state in WORKING[beat.role]
+
+    async def _answers(self) -> bool:
+        try:
+            await self.bus.js.account_info()
+        except Exception:  # any kind of no
+            return False
+        return True
+
+    async def runner(self, name: str, **settings: Any) -> None:
+        """One more runner, of an agent of its own; stopped with the world."""
+        path = ROOT / "tests" / "agents"
+        fields = {"name": name, "id": name, "path": path, "ack_wait": LEASE_SECONDS, "concurrency": 2, **settings}
+        supervisor = self.others[name] = Supervisor(RunDirectory(self.directory / "run"), self.nats.url)
+        await supervisor.start(Child(name, "runner", RunnerSettings.model_validate(fields)))
+        async with asyncio.timeout(90):
+            while not any(beat.id == name and beat.state == "running" for beat in self.fleet.members()):
+                await self.fleet.changed()
+
+    async def finished(self, seconds: float) -> None:
+        """Wait until the learner has made its last step and everything published has been written."""
+        assert self.learner is not None
+        async with asyncio.timeout(seconds):
+            await self.learner
+            await self.drained()
+
+    async def drained(self) -> None:
+        """Wait until no task is left and the store has written every event."""
+        while True:
+            tasks = (await self.bus.js.stream_info("TASKS")).state
+            readers = [await self.bus.js.consumer_info("SPANS", name) for name in ("store", "tap")]
+            if not tasks.messages and not any(reader.num_pending or reader.num_ack_pending for reader in readers):
+                return
+            await asyncio.sleep(0.2)
+
+    def memory(self) -> dict[str, float]:
+        """Resident memory of each process now, in MiB."""
+        found = {}
+        for target in self.targets:
+            try:
+                found[target] = psutil.Process(self.pid(target)).memory_info().rss / 2**20 if self.pid(target) else 0.0
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+
+@asynccontextmanager
+async def world(
+    directory: Path,
+    *,
+    steps: int,
+    nodes: int = 2,
+    runners: int = 2,
+    token_seconds: float = 0.05,
+    server: bool = False,
+    brokers: Sequence[NatsServer] = (),
+) -> AsyncIterator[World]:
+    """Everything started and working; gone at the end.
+
+    ``server``: ClickHouse apart from the store, behind a proxy. ``brokers``: a cluster that runs already, which
+    everybody reaches without a proxy. ``token_seconds``: how long the engines take for a token.
+    """
+    async with AsyncExitStack() as exits:
+        skews = directory / "skews"
+        skews.mkdir()
+        os.environ |= {"PYTHONPATH": f"{ROOT / 'tests' / 'chaos' / 'skewed'}:{ROOT}", "CHAOS_SKEWS": str(skews)}
+        broker = brokers[0] if brokers else NatsServer(directory / "nats")
+        if not brokers:
+            await broker.start()
+            exits.push_async_callback(broker.stop)
+        url = ",".join(one.url for one in brokers or [broker])
+        bus = await exits.enter_async_context(Bus.connect(url, name="chaos"))
+        await bus.provision(len(brokers) or None)
+        fleet = await exits.enter_async_context(bus.fleet("*"))
+        tap = await exits.enter_async_context(Tap(bus).listening())
+        made = World(directory, steps, bus, fleet, broker, tap, "", list(brokers))
+        runs = RunDirectory(directory / "run").create()
+        for one in brokers or [broker]:
+            exits.push_async_callback(cancel, asyncio.create_task(one.keep_alive()))
+        for child in children(directory, steps, nodes, runners, token_seconds):
+            proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", broker.port)))
+            made.proxies[child.name] = proxy
+            reach = url if brokers else f"nats://127.0.0.1:{proxy.port}"
+            made.supervisors[child.name] = supervisor = Supervisor(runs, reach)
+            exits.push_async_callback(supervisor.stop_all)
+            settings = child.settings
+            if isinstance(settings, StoreSettings):
+                made.sql_url = f"http://127.0.0.1:{settings.http_port}"
+                if server:
+                    settings = await _apart(made, exits, settings)
+            if isinstance(settings, InferenceSettings):
+                settings = await _behind(made, exits, settings, child.name)
+            started = time.monotonic()
+            await supervisor.start(Child(child.name, child.role, settings))
+            if child.role == "learner":
+                made.learner = asyncio.create_task(supervisor.finished("learner"))
+                exits.push_async_callback(cancel, made.learner)
+            if child.role == "store":
+                async with asyncio.timeout(90):
+                    await made.working("store", started)
+        try:
+            yield made
+        finally:
+            await asyncio.gather(*(other.stop_all() for other in made.others.values()))
+
+
+async def _apart(made: World, exits: AsyncExitStack, settings: StoreSettings) -> StoreSettings:
+    proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", settings.http_port)))
+    made.proxies["clickhouse"] = proxy
+    command = [*CLICKHOUSE, str(settings.path), str(settings.http_port)]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    exits.callback(process.kill)
+    assert process.stdout is not None and await process.stdout.readline(), "ClickHouse did not start"
+    return settings.model_copy(update={"url": f"http://127.0.0.1:{proxy.port}"})
+
+
+async def _behind(made: World, exits: AsyncExitStack, settings: InferenceSettings, name: str) -> InferenceSettings:
+    port = free_port()
+    proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", port)))
+    made.proxies[f"{name}-gateway"] = proxy
+    return settings.model_copy(update={"port": port, "advertise": f"http://127.0.0.1:{proxy.port}"})
+
+
+def children(directory: Path, steps: int, nodes: int, runners: int, token_seconds: float) -> list[Child]:
+    """The processes of the run, in the order they start."""
+    made = [Child("store", "store", _store(directory))]
+    for number in range(nodes):
+        made.append(Child(f"inference-{number}", "inference", _node(directory, f"inference-{number}", token_seconds)))
+    for number in range(runners):
+        made.append(Child(f"runner-{number}", "runner", _runner(f"runner-{number}")))
+    if steps:
+        made.append(Child("learner", "learner", _learner(directory, steps)))
+    return made
+
+
+def _store(directory: Path) -> StoreSettings:
+    return StoreSettings(path=directory / "store", http_port=free_port(), batch_seconds=0.2, id="store")
+
+
+def _node(directory: Path, name: str, token_seconds: float) -> InferenceSettings:
+    command = [*STAND_IN, "--token-seconds", str(token_seconds)]
+    return InferenceSettings(
+        model_path=directory / "model", id=name, command=command, max_model_len=256, work=directory / name
+    )
+
+
+def _runner(name: str) -> RunnerSettings:
+    return RunnerSettings(
+        agent="steady:solve", path=ROOT / "tests" / "agents", concurrency=4, id=name, ack_wait=LEASE_SECONDS
+    )
+
+
+def _learner(directory: Path, steps: int) -> LearnerSettings:
+    return LearnerSettings.model_validate(
+        {
+            "id": "learner", "run": RUN, "model_path": directory / "model", "tasks": directory / "tasks.jsonl",
+            "samples": SAMPLES, "groups_per_step": GROUPS, "steps": steps, "max_staleness": 2, "threads": 1,
+            "deadline": 120.0, "max_attempts": 30, "checkpoints": directory / "checkpoints",
+            "max_row_tokens": 128, "actor": {"optim": {"lr": 1e-5}},
+        }
+    )  # fmt: skip
