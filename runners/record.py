@@ -47,9 +47,12 @@ class Attempt:
         self.trace_id = identity.trace_id(self.rollout)
         self.root_id = identity.root_span_id(self.rollout, self.execution)
         self._bytes = 0
+        self._ids: set[str] = set()
 
     def add(self, span: Span) -> bool:
-        """Keep a span, if there is room for it."""
+        """Keep a span, if there is room for it; one that an exporter sends again is kept once."""
+        if span.span_id in self._ids:
+            return True
         try:
             size = len(encode(span))
         except EncodeError:
@@ -60,6 +63,7 @@ class Attempt:
             return False
         self.spans.append(span)
         self.sizes.append(size)
+        self._ids.add(span.span_id)
         self._bytes += size
         return True
 
