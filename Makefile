@@ -37,4 +37,4 @@ clean:
 	rm -rf $(VENV) runs
 
 chaos: $(READY) ## kill, stop, cut and fill everything, and count what was lost; SEED=n repeats a run
-	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))

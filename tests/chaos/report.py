@@ -1,5 +1,6 @@
 """The one table: fault, times, lost, duplicated, recovery."""
 
+import os
 import platform
 from dataclasses import dataclass, field
 from statistics import quantiles
@@ -16,7 +17,6 @@ class Report:
     """What all scenarios found."""
 
     seed: int
-    seconds: float = 0.0
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     logs: dict[str, Log] = field(default_factory=dict)
     memory: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -62,17 +62,20 @@ class Report:
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """For a file."""
+    def as_dict(self, command: str) -> dict[str, Any]:
+        """For a file, by scenario."""
+        rows = self.rows()
         return {
-            "command": f"make chaos SEED={self.seed}",
-            "machine": f"{platform.machine()}, {platform.system()}",
-            "seconds": round(self.seconds),
-            "good": self.good,
-            "faults": self.rows(),
-            "counts": {name: verdict.counts for name, verdict in self.verdicts.items()},
-            "wrong": {name: verdict.wrong for name, verdict in self.verdicts.items() if not verdict},
-            "memory_mib_begin_most_end": self.memory,
+            name: {
+                "command": command,
+                "machine": f"{platform.machine()}, {platform.system()}, {os.cpu_count()} cores",
+                "good": bool(verdict),
+                "faults": [row for row in rows if row["scenario"] == name],
+                "counts": verdict.counts,
+                "wrong": [*verdict.lost, *verdict.duplicated, *verdict.wrong],
+                "memory_mib_begin_most_end": self.memory.get(name, {}),
+            }
+            for name, verdict in self.verdicts.items()
         }
 
 
@@ -81,15 +84,16 @@ BEGIN, END = "<!-- make chaos: begin -->", "<!-- make chaos: end -->"
 
 def markdown(found: dict[str, Any]) -> str:
     """The table of a result file, as the README shows it: one row per fault, over all scenarios."""
-    counts = {name: sum(one.get(name, 0) for one in found["counts"].values()) for name in COUNTED}
+    counts = {name: sum(one["counts"].get(name, 0) for one in found.values()) for name in COUNTED}
     totals = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    commands = ", ".join(sorted({f"`{one['command']}`" for one in found.values()}))
     lines = [
-        f"`{found['command']}` on two cores: {totals}.",
+        f"{commands} on two cores: {totals}.",
         "",
         "| fault | times | lost | doubled | recovery p50 / p95, s |",
         "|---|---|---|---|---|",
     ]
-    for row in found["faults"]:
+    for row in (row for one in found.values() for row in one["faults"]):
         recovery = f"{row['recovery_p50_s']:.1f} / {row['recovery_p95_s']:.1f}"
         lines.append(f"| {row['fault']} | {row['injected']} | {row['lost']} | {row['duplicated']} | {recovery} |")
     return "\n".join(lines)
