@@ -4,7 +4,7 @@ from bus.connection import DEFAULT_URL, Bus
 from bus.dead import DeadLetters
 from bus.delivery import Delivery
 from bus.errors import BlobCorrupt, BusError, Fenced, PoisonFlood, PublishTimeout, StreamFull
-from bus.fleet import Fleet, Pulse
+from bus.fleet import Fleet, Pulse, own_id
 from bus.leases import Lease, leased
 from bus.poison import PoisonLimit
 from bus.puller import Puller
@@ -39,5 +39,6 @@ __all__ = [
     "Pulse",
     "StreamFull",
     "leased",
+    "own_id",
     "runner_tasks",
 ]

@@ -110,7 +110,8 @@ class Blobs:
         names = [
             base64.urlsafe_b64decode(subject.rpartition(".")[2]).decode() for subject in found.state.subjects or ()
         ]
-        return [name for name in sorted(names) if await self._info(bucket, name) is not None]
+        infos = await asyncio.gather(*(self._info(bucket, name) for name in names))
+        return sorted(name for name, info in zip(names, infos, strict=True) if info is not None)
 
     async def delete(self, bucket: str, name: str) -> None:
         """Remove a blob; one that is not there is no error."""

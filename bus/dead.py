@@ -13,7 +13,6 @@ from schemas.codec import DecodeError, decode, encode
 from schemas.events import DeadLetter, Task
 
 REPLAY_SECONDS = 30.0
-READ_SECONDS = 5.0
 
 
 class DeadLetters:

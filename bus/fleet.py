@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +20,11 @@ from schemas.codec import DecodeError, decode, encode
 from schemas.events import Heartbeat
 
 INTERVAL_SECONDS = 1.0
+
+
+def own_id(given: str | None) -> str:
+    """What a process is called: as its settings say, else by host and process id."""
+    return given or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
 
 
 class Pulse:

@@ -2,15 +2,13 @@
 
 import asyncio
 import logging
-import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from bus import Bus
+from bus import Bus, own_id
 from bus.cancelling import cancel
 from bus.fleet import Pulse
 from bus.nodes import Happening, step
@@ -41,7 +39,7 @@ class Node:
     def __init__(self, bus: Bus, settings: InferenceSettings) -> None:
         self._bus = bus
         self._settings = settings
-        self.id = settings.id or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
+        self.id = own_id(settings.id)
         self._swaps = 0
         self._engine: Engine
         self._gateway: Gateway

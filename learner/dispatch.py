@@ -48,7 +48,9 @@ class Dispatcher:
         self._moved = asyncio.Event()
 
     def admit(self, step: int, dropped: int) -> None:
-        """``step`` optimiser steps are made and ``dropped`` groups came to nothing."""
+        """``step`` optimiser steps are made and ``dropped`` groups came to nothing; without problems, nothing to do."""
+        if not self._problems:
+            return
         settings = self._settings
         admitted = admitted_groups(step, settings.max_staleness, settings.groups_per_step)
         self._limit = min(admitted, settings.steps * settings.groups_per_step) + dropped

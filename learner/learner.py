@@ -3,8 +3,6 @@
 import asyncio
 import logging
 import math
-import os
-import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +11,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from bus import Bus, Fenced
+from bus import Bus, Fenced, own_id
 from bus.cancelling import cancel
 from bus.tasks import read_problems
 from learner.account import Account
@@ -61,7 +59,7 @@ class Learner:
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
-        name = self._settings.id or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
+        name = own_id(self._settings.id)
         async with self._bus.beat("learner", name, self._describe) as pulse:
             try:
                 await self._begin()
@@ -95,8 +93,7 @@ class Learner:
             await self._announce(decode(TrainingStep, state.event))
         if found is not None:
             log.info("goes on at step %d, version %d, epoch %d", state.step, state.version, state.epoch)
-        if problems:
-            self._dispatcher.admit(state.step, state.groups_dropped)
+        self._dispatcher.admit(state.step, state.groups_dropped)
 
     async def _claim(self, path: Path, found: tuple[Path, LearnerState] | None, state: LearnerState) -> LearnerState:
         """Publish the version to begin with; a learner that is still at work is overtaken. Returns what was claimed."""
@@ -153,8 +150,7 @@ class Learner:
         if not groups:
             return
         self._state = replace(self._state, groups_dropped=self._state.groups_dropped + groups)
-        if self._settings.tasks is not None:
-            self._dispatcher.admit(self._state.step, self._state.groups_dropped)
+        self._dispatcher.admit(self._state.step, self._state.groups_dropped)
 
     async def _step(self, groups: list[Group], idle: float) -> None:
         started_ns = time.time_ns()
@@ -184,8 +180,7 @@ class Learner:
         self._intake.hand_out(rollouts.values())
         await self._publish(state, event)
         await self._announce(event)
-        if self._settings.tasks is not None:
-            self._dispatcher.admit(state.step, state.groups_dropped)
+        self._dispatcher.admit(state.step, state.groups_dropped)
         log.info("step %d/%d: reward %.3f", state.step, self._settings.steps, batch.metrics["reward/mean"])
 
     async def _publish(self, state: LearnerState, event: TrainingStep) -> None:

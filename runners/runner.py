@@ -4,15 +4,13 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
-import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased, runner_tasks
+from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased, own_id, runner_tasks
 from bus.cancelling import cancel
 from runners import attempts
 from runners.attempts import Decision
@@ -47,7 +45,7 @@ class Runner:
     def __init__(self, bus: Bus, settings: RunnerSettings) -> None:
         self._bus = bus
         self._settings = settings
-        self.id = settings.id or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
+        self.id = own_id(settings.id)
         self._hosts: dict[int, Host] = {}
         self._free: asyncio.Queue[Slot] = asyncio.Queue()
         self._running: set[asyncio.Task[None]] = set()
@@ -175,8 +173,8 @@ class Runner:
         if end.outcome != "ok":
             self._problem = end.error
             log.warning("rollout %s attempt %d: %s: %s", attempt.rollout, attempt.number, end.outcome, end.error)
-        again = decision.retry_after is not None
-        await self._publish(attempt.batches(end.outcome, end.reward, end.error, end.result, final=not again))
+        final = decision.retry_after is None
+        await self._publish(attempt.batches(end.outcome, end.reward, end.error, end.result, final))
         if decision.retry_after is not None:
             await delivery.nak(delay=decision.retry_after)
             return

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +11,7 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
-from bus import Bus
+from bus import Bus, own_id
 from bus.cancelling import cancel
 from store import migrations
 from store.client import StoreDown, connect, without_secrets
@@ -94,7 +92,7 @@ async def _ingest(bus: Bus, settings: StoreSettings, url: str, stop: asyncio.Eve
             "detail": detail,
         }
 
-    name = settings.id or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
+    name = own_id(settings.id)
     log.info("SQL at %s, database %s", without_secrets(url), settings.database)
     async with bus.fleet("*") as fleet:
         watchdog = Watchdog(bus, fleet, ingester, settings.stall_seconds)

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from nats.js.api import StreamConfig
 
-from bus.streams import STREAMS
 from schemas import subjects
 from schemas.events import Heartbeat, Outcome, Task, WeightVersion
 from tests.chaos.proxy import Fault
 from tests.chaos.world import LEASE_SECONDS, RUN, World
+from tests.limits import limit
 
 STOP_SECONDS = 3 * LEASE_SECONDS
 LINK_SECONDS = 6.0
@@ -127,7 +126,7 @@ async def full_streams(world: World, log: Log) -> list[str]:
     """No room in SPANS while nobody writes them: returns who said that it waits for room."""
     world.proxies["clickhouse"].inject("cut")
     room = (await world.bus.js.stream_info(subjects.SPANS)).state.messages + 8
-    await _limit(world, subjects.SPANS, room)
+    await limit(world.bus, subjects.SPANS, room)
     waiting: set[str] = set()
     async with asyncio.timeout(60):
         while not waiting:
@@ -135,15 +134,9 @@ async def full_streams(world: World, log: Log) -> list[str]:
             waiting = {beat.id for beat in world.fleet.members() if beat.detail.get("waits_for_room")}
     await asyncio.sleep(DOWN_SECONDS)  # the fault itself
     world.proxies["clickhouse"].inject("none")
-    await _limit(world, subjects.SPANS, None)
+    await limit(world.bus, subjects.SPANS, None)
     await _next_rollout(world, log, "stream full")
     return sorted(waiting)
-
-
-async def _limit(world: World, stream: str, messages: int | None) -> None:
-    shipped = next(config for config in STREAMS if config.name == stream)
-    changed = StreamConfig(**{**vars(shipped), "max_msgs": messages or shipped.max_msgs})
-    await world.bus.js.update_stream(changed)
 
 
 async def full_disk(world: World, log: Log, disk: Path) -> None:
@@ -211,8 +204,8 @@ NASTY: dict[str, tuple[Outcome, dict[str, Any]]] = {
 """How a rollout of each bad agent ends, and what its runner is told; ``ok`` is one that was told no, and lives."""
 
 
-async def bad_agent(world: World, log: Log, name: str) -> list[str]:
-    """A bad agent, then a good rollout of the same runner; returns the rollouts."""
+async def bad_agent(world: World, log: Log, name: str) -> None:
+    """A bad agent, then a good rollout of the same runner."""
     outcome, settings = NASTY[name]
     await world.runner(name, agent=f"nasty:{name}", **settings)
     fields = {"run": RUN, "agent": name, "mode": "eval", "deadline": 15.0}
@@ -227,7 +220,6 @@ async def bad_agent(world: World, log: Log, name: str) -> list[str]:
     ended = {end.rollout: end.outcome for end in world.tap.ends if end.agent == name}
     assert ended == {f"{name}-0.0": outcome, f"{name}-1.0": outcome, f"{name}-calm.0": "ok"}, ended
     await world.others[name].stop_all()
-    return list(ended)
 
 
 async def leader(world: World, log: Log) -> None:

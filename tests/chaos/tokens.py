@@ -36,8 +36,10 @@ def prompt_of(text: str, vocabulary: int) -> list[int]:
     return [crc32(f"{place}{text}".encode()) % vocabulary for place in range(6)]
 
 
-def flaw(prompt: Sequence[int], response: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> str:
-    """What is wrong with a recorded call; empty if nothing is. Needs no vocabulary: its size is in the first token."""
+def flaw(
+    prompt: Sequence[int], response: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], vocabulary: int
+) -> str:
+    """What is wrong with a recorded call; empty if nothing is."""
     if not len(response) == len(logprobs) == len(versions) or not response:
         return f"{len(response)} tokens, {len(logprobs)} log-probabilities, {len(versions)} versions"
     held = [version_of(value) for value in logprobs]
@@ -45,14 +47,9 @@ def flaw(prompt: Sequence[int], response: Sequence[int], logprobs: Sequence[floa
         return f"labelled {list(versions)}, but sampled by {held}"
     if any(ends(token) for token in response[:-1]):
         return "goes on after its end"
-    return ""
-
-
-def inexact(prompt: Sequence[int], response: Sequence[int], vocabulary: int) -> bool:
-    """Whether some token is not the one that follows from those before it."""
     context = list(prompt)
     for token in response:
         if token != next_token(context, vocabulary):
-            return True
+            return "its tokens are not those the engine sampled"
         context.append(token)
-    return False
+    return ""

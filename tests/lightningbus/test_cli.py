@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from nats.js.api import StreamConfig
 
 from bus import Bus
 from bus.embedded import NatsServer
-from bus.streams import STREAMS
 from schemas import subjects
+from tests.limits import limit
 
 COMMAND = str(Path(sys.executable).with_name("lightningbus"))
 ROLES = ["bus", "store", "inference", "learner", "runner"]
@@ -146,8 +145,7 @@ async def test_status_shows_what_stands_still(bus: Bus, nats_url: str) -> None:
 
 
 async def test_publishing_into_a_full_queue_waits_and_says_for_whom(bus: Bus, nats_url: str, tmp_path: Path) -> None:
-    shipped = next(config for config in STREAMS if config.name == subjects.TASKS)
-    await bus.js.update_stream(StreamConfig(**{**vars(shipped), "max_msgs": 2}))
+    await limit(bus, subjects.TASKS, 2)
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text("".join(f'{{"id": "{n}", "input": {n}}}\n' for n in range(3)))
     done = await asyncio.to_thread(run, "publish", tasks, "--bus", nats_url, "--timeout", 1)
@@ -155,6 +153,6 @@ async def test_publishing_into_a_full_queue_waits_and_says_for_whom(bus: Bus, na
     assert "the stream is full; waiting until its readers have made room" in done.stderr
     assert "the stream stayed full for 1 s; its readers are slow or gone" in done.stderr
     waiting = asyncio.create_task(asyncio.to_thread(run, "publish", tasks, "--bus", nats_url))
-    await bus.js.update_stream(StreamConfig(**vars(shipped)))
+    await limit(bus, subjects.TASKS, None)
     assert (await waiting).returncode == 0
     assert await waiting_tasks(nats_url) == 3

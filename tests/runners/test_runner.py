@@ -9,13 +9,12 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from nats.js.api import StreamConfig
 
 from bus import Bus, DeadLetters, PoisonFlood, runner_tasks
-from bus.streams import STREAMS
 from runners import runner
 from runners.host import CannotStart
 from runners.settings import RunnerSettings
+from tests.limits import limit
 from tests.runners.conftest import AGENTS, ScriptedEngine, ended, running, task
 
 
@@ -193,17 +192,16 @@ async def test_a_flood_of_unreadable_tasks_stops_the_runner_and_leaves_them_in_t
 async def test_a_finished_rollout_waits_for_room_and_meanwhile_no_other_is_begun(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
-    shipped = next(config for config in STREAMS if config.name == "SPANS")
     await bus.publish_task(task(id="a"))
     await bus.publish_task(task(id="b"))
-    await bus.js.update_stream(StreamConfig(**{**vars(shipped), "max_msgs": 2}))
+    await limit(bus, "SPANS", 2)
     async with running(bus, agent="plain:asks", ack_wait=2.0), bus.fleet("runner") as fleet:
         async with asyncio.timeout(30):
             while not any(beat.detail.get("waits_for_room") == "lb.span.eval" for beat in fleet.members()):
                 await fleet.changed()
         assert len(engine.requests) == 1
         assert (await bus.js.consumer_info("TASKS", "runner-default")).num_ack_pending == 1
-        await bus.js.update_stream(StreamConfig(**vars(shipped)))
+        await limit(bus, "SPANS", None)
         batches = await ended(bus, 2)
     assert sorted((batch.task, batch.attempt) for batch in batches) == [("a", 1), ("b", 1)], "the lease was kept"
 
