@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +107,15 @@ class Node:
         finally:
             await cancel(following, lost)
 
-    async def _swap(self, path: Path, version: int) -> float:
+    async def _swap(self, files: Sequence[Path], version: int) -> float:
         """Requests in flight stand still for the moment, keep their tokens, and go on with the new weights."""
         started = time.monotonic()
         await self._engine.tell("/pause?mode=keep")
         try:
             await self._engine.tell("/start_weight_update")
-            await self._engine.tell("/update_weights", {"update_info": {"path": str(path.resolve())}})
+            await self._engine.tell(
+                "/update_weights", {"update_info": {"paths": [str(path.resolve()) for path in files]}}
+            )
             await self._engine.tell("/finish_weight_update", {"weight_version": str(version)})
         except EngineFailed:
             # Half-loaded weights must never answer: this engine is given up, a new one starts stale.

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -24,9 +24,12 @@ HINT_PAUSES = (0.02, 0.1, 0.5)
 
 
 class Swap(Protocol):
-    """Loads a verified file as a version; returns the seconds generation stood still."""
+    """Loads verified files as a version: all weights, or a base and its adapters.
 
-    def __call__(self, path: Path, version: int) -> Awaitable[float]: ...
+    Returns the seconds generation stood still.
+    """
+
+    def __call__(self, files: Sequence[Path], version: int) -> Awaitable[float]: ...
 
 
 class Subscriber:
@@ -35,6 +38,7 @@ class Subscriber:
     def __init__(self, bus: Bus, node: str, model: str, work: Path, swap: Swap) -> None:
         self._bus, self._node, self._model, self._work, self._swap = bus, node, model, work, swap
         self._news = asyncio.Event()
+        self._bases: set[Path] = set()  # fetched and verified by this process
         self.version: int | None = None
         self.problem = ""
 
@@ -71,27 +75,33 @@ class Subscriber:
                 return False
             manifest = found[0]
             started = time.monotonic()
-            path = await self._fetch(manifest)
+            files = await self._fetch(manifest)
             fetched = time.monotonic() - started
         except (BusError, NatsError, OSError, ValueError) as error:
             self.problem = f"weights not fetched: {error}"
             log.warning("%s; version %s goes on serving", self.problem, self.version)
             return False
-        paused = await self._swap(path, manifest.version)
+        paused = await self._swap(files, manifest.version)
         self.version, self.problem = manifest.version, ""
         log.info("version %d: fetched in %.3f s, paused for %.3f s", manifest.version, fetched, paused)
         await self._announce(manifest, fetched, paused)
         for old in self._work.glob("*.safetensors"):
-            if old != path:
+            if old not in files:
                 old.unlink(missing_ok=True)
         return True
 
-    async def _fetch(self, manifest: WeightVersion) -> Path:
-        if manifest.kind != "full" or manifest.transport != "blob" or len(manifest.blobs) != 1:
+    async def _fetch(self, manifest: WeightVersion) -> list[Path]:
+        if manifest.transport != "blob" or len(manifest.blobs) != {"full": 1, "lora": 2}.get(manifest.kind):
             raise ValueError(f"version {manifest.version} is of a kind this node cannot read")
+        *base, own = manifest.blobs
+        files = [self._work / f"{self._model}-base-{blob.sha256[:16]}.safetensors" for blob in base]
+        for blob, path in zip(base, files, strict=True):
+            if path not in self._bases or not path.exists():
+                await self._bus.blobs.get(blob, path)
+                self._bases.add(path)
         path = self._work / f"{self._model}-{manifest.version:08d}.safetensors"
-        await self._bus.blobs.get(manifest.blobs[0], path)
-        return path
+        await self._bus.blobs.get(own, path)
+        return [*files, path]
 
     async def _announce(self, manifest: WeightVersion, fetched: float, paused: float) -> None:
         applied = WeightApplied(

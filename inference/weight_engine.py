@@ -1,4 +1,4 @@
-"""vLLM weight-transfer engine that loads a safetensors file, on CPU and GPU alike. Runs inside vLLM's workers."""
+"""vLLM weight-transfer engine that loads safetensors files, on CPU and GPU alike. Runs inside vLLM's workers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +14,8 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+A_SUFFIX, B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
+
 
 @dataclass
 class NoInit(WeightTransferInitInfo):
@@ -22,9 +24,13 @@ class NoInit(WeightTransferInitInfo):
 
 @dataclass
 class WeightFile(WeightTransferUpdateInfo):
-    """A safetensors file of Hugging Face names, verified by the node before it asks."""
+    """Safetensors files, verified by the node before it asks.
 
-    path: str
+    The first has all weights under their Hugging Face names; a second has LoRA adapters under PEFT's, and ``scale``
+    in its metadata.
+    """
+
+    paths: list[str]
 
 
 class FileWeightEngine(WeightTransferEngine[NoInit, WeightFile]):
@@ -47,8 +53,8 @@ class FileWeightEngine(WeightTransferEngine[NoInit, WeightFile]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: WeightFile) -> None:
-        """Load every tensor of the file."""
-        self.model.load_weights(_tensors(update_info.path))  # type: ignore[operator]
+        """Load every tensor, adapters added to what they adapt."""
+        self.model.load_weights(tensors(*update_info.paths))  # type: ignore[operator]
 
     def finish_weight_update(self) -> None:
         """Bring the loaded weights into the engine's own layout."""
@@ -70,7 +76,28 @@ def _repack_heads(model: torch.nn.Module) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors(path: str, adapters: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of a file; with adapters ``W + scale * B A`` (LoRA, arXiv:2106.09685, section 4.1)."""
+    products = _products(adapters) if adapters is not None else {}
     with safe_open(path, framework="pt", device="cpu") as file:
         for name in file.keys():  # noqa: SIM118 - not a dict
-            yield name, file.get_tensor(name)
+            tensor = file.get_tensor(name)
+            if name in products:
+                tensor = (tensor.float() + products.pop(name)).to(tensor.dtype)
+            yield name, tensor
+    if products:
+        raise ValueError(f"adapters of {', '.join(sorted(products)[:3])} have no weights to be added to")
+
+
+def _products(path: str) -> dict[str, torch.Tensor]:
+    """By the name of the weights they are added to."""
+    found = {}
+    with safe_open(path, framework="pt", device="cpu") as file:
+        scale = float(file.metadata()["scale"])
+        for name in file.keys():  # noqa: SIM118 - not a dict
+            if not name.endswith(A_SUFFIX):
+                continue
+            module = name.removesuffix(A_SUFFIX)
+            product = file.get_tensor(module + B_SUFFIX).float() @ file.get_tensor(name).float()
+            found[module.removeprefix("base_model.model.") + ".weight"] = scale * product
+    return found

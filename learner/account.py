@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from learner.batch import missing, unused
 from learner.intake import Intake
 from learner.rollouts import Rollout
 from learner.settings import LearnerSettings
+from learner.uses import missing, unused
 from schemas.events import RolloutUse
 
 

@@ -1,158 +1,174 @@
 """What one training step is made of: groups in; rows, advantages, and an account of every rollout out. Pure."""
 
+import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from learner import credit
-from learner.advantages import advantages_of
-from learner.groups import Group
+from learner.advantages import estimator
+from learner.credit import Episode
+from learner.forest import Decode, cuts, parents
+from learner.groups import SMALLEST_GROUP, Group
 from learner.rollouts import Rollout, reward_of
+from learner.rows import Row, Shape, rows_of
 from learner.settings import LearnerSettings
-from learner.staleness import lags, worst_lag
-from learner.transitions import Row, rows_of
-from schemas import attributes, identity
-from schemas.attempts import OURS
-from schemas.events import RolloutUse, Span, TrainingStep
+from learner.staleness import lags, mask_tokens, worst_lag
+from learner.transitions import Transition, transitions_of
+from learner.uses import masked, use_of
+from schemas.events import RolloutUse
 
-SCOPE = "lightningbus.learner"
+CallKey = tuple[str, int]
+"""A call: its rollout, and its index there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """``advantages[i]`` goes with ``rows[i]``; ``uses`` has one entry per rollout, trained or not."""
+    """Rows with the advantage of each call trained in them; ``uses`` has one entry per rollout, trained or not."""
 
     rows: list[Row]
-    advantages: list[float]
-    uses: list[RolloutUse]
-    metrics: dict[str, float]
+    advantages: dict[CallKey, float]
+    uses: list[RolloutUse] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def advantage_of_tokens(self, row: Row) -> NDArray[np.float32]:
+        """``float32[N]``: the advantage of the call that sampled each trained token, 0 for context."""
+        found = np.zeros(len(row.ids), dtype=np.float32)
+        for call in np.unique(row.calls[row.trained]).tolist():
+            found[row.calls == call] = self.advantages[row.rollout, call]
+        return found
+
+    def digest(self) -> str:
+        """SHA-256 of rows and advantages, to the bit: equal digests are equal training steps."""
+        said = hashlib.sha256()
+        for row in self.rows:
+            said.update(f"{row.rollout}\0{row.temperature}\0{len(row.ids)}\0".encode())
+            for part in (row.ids, row.calls, row.logprobs, row.versions, self.advantage_of_tokens(row)):
+                said.update(np.ascontiguousarray(part).tobytes())
+        return said.hexdigest()
 
 
-def make_batch(groups: Sequence[Group], version: int, settings: LearnerSettings) -> Batch:
-    """Advantages first, over whole groups; only then are rollouts left out, each with its reason.
+class BatchMaker:
+    """The rules of a run: how groups become rows and advantages. Raises ValueError for a name that is not known."""
 
-    ``version`` is the one the step starts from: a token's staleness is counted against it.
-    """
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    rewards = [reward_of(rollout, settings.failed_rollouts) for rollout in rollouts]
-    advantages = advantages_of(rewards, [rollout.task for rollout in rollouts], settings.algorithm)
-    share = credit.method(settings.credit)
-    rows: list[Row] = []
-    row_advantages: list[float] = []
-    uses: list[RolloutUse] = []
-    for rollout, reward, advantage in zip(rollouts, rewards, advantages, strict=True):
-        own, left_out = rows_of(rollout, settings.train_roles, settings.max_row_tokens)
-        lag = worst_lag(own, version)
-        reason = _reason(rollout, reward, own, left_out, lag, settings)
-        if not reason:
-            rows += own
-            row_advantages += share(advantage, own)
-        uses.append(_use(rollout, reward, advantage, reason, own, lag))
-    return Batch(rows, row_advantages, uses, _metrics(rows, uses, version))
+    def __init__(self, settings: LearnerSettings, decode: Decode | None = None) -> None:
+        """``decode`` turns token ids into text, to tell why a conversation is no single path."""
+        self._settings = settings
+        self._decode = decode
+        self._share = credit.method(settings.credit.method)
+        self._estimate = estimator(settings.algorithm)
+        self._shape = Shape(settings.train_roles, settings.rows, settings.max_row_tokens, settings.long_rows)
+
+    def make(self, groups: Sequence[Group], version: int) -> Batch:
+        """Advantages first, over whole groups; only then are rollouts left out, each with its reason.
+
+        ``version`` is the one the step starts from: a token's staleness is counted against it.
+        """
+        settings = self._settings
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        rewards = [reward_of(rollout, settings.failed_rollouts) for rollout in rollouts]
+        calls = [_transitions(rollout) for rollout in rollouts]
+        shared = self._credit(rollouts, rewards)
+        rows: list[Row] = []
+        uses: list[RolloutUse] = []
+        advantages: dict[CallKey, float] = {}
+        tally: Counter[str] = Counter()
+        for rollout, reward, transitions, given in zip(rollouts, rewards, calls, shared, strict=True):
+            own, left_out = rows_of(rollout.id, transitions, self._shape) if transitions is not None else ([], {})
+            lag = worst_lag(own, version)
+            if "mask_tokens" in settings.off_policy:
+                masked = mask_tokens(own, version, settings.max_staleness)
+                tally["tokens/masked"] += sum(row.tokens for row in own) - sum(row.tokens for row in masked)
+                own, lag = masked, worst_lag(masked, version) if masked else lag
+            beyond = lag > settings.max_staleness and {"drop", "mask_tokens"} & set(settings.off_policy)
+            reason = _reason(rollout, reward, transitions, own, left_out, bool(beyond), settings)
+            if not reason:
+                rows += own
+                keys = [(rollout.id, call.index) for call in transitions or ()]
+                advantages |= dict(zip(keys, given, strict=True))
+                self._count(tally, rollout, transitions or [], left_out)
+            uses.append(use_of(rollout, reward, given, reason, own, lag, len(uses)))
+        return Batch(rows, advantages, uses, _metrics(rows, uses, version, tally))
+
+    def _credit(self, rollouts: Sequence[Rollout], rewards: Sequence[float | None]) -> list[list[float]]:
+        """The advantage of each call; 0 where the rollout is masked or its group has fewer than two valid ones.
+
+        verl would hand the reward of a rollout that is alone in its group through as its advantage.
+        """
+        valid = Counter(rollout.task for rollout, reward in zip(rollouts, rewards, strict=True) if reward is not None)
+        found = [[0.0] * len(rollout.calls) for rollout in rollouts]
+        places: list[int] = []
+        episodes: list[Episode] = []
+        for place, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True)):
+            if reward is not None and valid[rollout.task] >= SMALLEST_GROUP:
+                places.append(place)
+                states = tuple(call.prompt_ids for call in rollout.calls)
+                episodes.append(Episode(rollout.task, reward, rollout.rewards, states))
+        shared = self._share(episodes, self._estimate, self._settings.credit)
+        for place, episode, given in zip(places, episodes, shared, strict=True):
+            if len(given) != episode.calls or not np.isfinite(given).all():
+                name = self._settings.credit.method
+                raise ValueError(f"credit: {name!r} gave {given} for a rollout of {episode.calls} calls")
+            found[place] = [float(one) for one in given]
+        return found
+
+    def _count(
+        self, tally: "Counter[str]", rollout: Rollout, transitions: Sequence[Transition], left_out: dict[int, str]
+    ) -> None:
+        tally["calls"] += len(transitions)
+        tally["tokens/sampled"] += sum(call.tokens for call in transitions)
+        for place, why in left_out.items():
+            tally[f"left_out/{why}"] += 1
+            tally["tokens/left_out"] += transitions[place].tokens
+        if self._settings.rows == "trajectory" and self._decode is not None:
+            for why in cuts(rollout.calls, parents(transitions), self._decode).values():
+                tally[f"cuts/{why}"] += 1
 
 
-def unused(rollouts: Iterable[Rollout], reason: str, settings: LearnerSettings) -> list[RolloutUse]:
-    """Account of rollouts that never came into a batch."""
-    return [
-        _use(rollout, reward_of(rollout, settings.failed_rollouts), 0.0, _masked(rollout, settings) or reason, [], 0)
-        for rollout in rollouts
-    ]
-
-
-def missing(rollouts: Iterable[tuple[str, int]]) -> list[RolloutUse]:
-    """Account of rollouts, as (task, sample), that had not ended when their group was closed."""
-    return [
-        RolloutUse(
-            rollout=identity.rollout_id(task, sample),
-            task=task,
-            attempt=0,
-            execution="",
-            outcome="",
-            reward=None,
-            advantage=0.0,
-            trained=False,
-            reason="not ended in time",
-            tokens=0,
-            staleness_max=0,
-        )
-        for task, sample in rollouts
-    ]
-
-
-def spans_of(step: TrainingStep, attempts: dict[str, Rollout]) -> tuple[Span, ...]:
-    """A span per rollout trained on, in that rollout's own trace: the last thing that happens to it."""
-    return tuple(
-        Span(
-            trace_id=identity.trace_id(use.rollout),
-            span_id=identity.span_id(use.rollout, "step", step.epoch, step.step),
-            parent_span_id=attempts[use.rollout].root_span_id,
-            name=f"train {step.model}",
-            kind="consumer",
-            start_ns=step.started_ns,
-            end_ns=step.ended_ns,
-            status="ok",
-            scope=SCOPE,
-            attributes={
-                attributes.RUN: step.run,
-                attributes.ROLLOUT: use.rollout,
-                attributes.STEP: step.step,
-                attributes.WEIGHT_VERSION: step.version,
-                attributes.ADVANTAGE: use.advantage,
-            },
-        )
-        for use in step.uses
-        if use.trained
-    )
+def _transitions(rollout: Rollout) -> list[Transition] | None:
+    try:
+        return transitions_of(rollout.calls)
+    except ValueError:
+        return None
 
 
 def _reason(
-    rollout: Rollout, reward: float | None, rows: list[Row], left_out: list[str], lag: int, settings: LearnerSettings
+    rollout: Rollout,
+    reward: float | None,
+    transitions: Sequence[Transition] | None,
+    rows: Sequence[Row],
+    left_out: dict[int, str],
+    beyond: bool,
+    settings: LearnerSettings,
 ) -> str:
     if reward is None:
-        return _masked(rollout, settings) or "no reward"
-    if not rows:
-        counted = ", ".join(f"{count} {why}" for why, count in sorted(Counter(left_out).items()))
-        return f"no row: {counted or 'no model call'}"
-    if lag > settings.max_staleness:
+        return masked(rollout, settings) or "no reward"
+    if transitions is None:
+        return "no row: malformed"
+    if beyond:
         return "stale"
+    if not rows:
+        counted = ", ".join(f"{count} {why}" for why, count in sorted(Counter(left_out.values()).items()))
+        return f"no row: {counted or 'no model call'}"
     return ""
 
 
-def _masked(rollout: Rollout, settings: LearnerSettings) -> str:
-    failed = rollout.outcome != "ok" and (rollout.outcome in OURS or settings.failed_rollouts == "mask")
-    return rollout.outcome if failed else ""
-
-
-def _use(
-    rollout: Rollout, reward: float | None, advantage: float, reason: str, rows: list[Row], lag: int
-) -> RolloutUse:
-    return RolloutUse(
-        rollout=rollout.id,
-        task=rollout.task,
-        attempt=rollout.attempt,
-        execution=rollout.execution,
-        outcome=rollout.outcome,
-        reward=reward,
-        advantage=advantage,
-        trained=not reason,
-        reason=reason,
-        tokens=0 if reason else sum(row.tokens for row in rows),
-        staleness_max=lag,
-    )
-
-
-def _metrics(rows: Sequence[Row], uses: Sequence[RolloutUse], version: int) -> dict[str, float]:
+def _metrics(rows: Sequence[Row], uses: Sequence[RolloutUse], version: int, tally: "Counter[str]") -> dict[str, float]:
     rewards = [use.reward for use in uses if use.reward is not None]
     lag = lags(rows, version)
+    fit = tally["tokens/sampled"] - tally["tokens/left_out"] - tally["tokens/masked"]
     return {
+        **{name: float(count) for name, count in tally.items()},
         "reward/mean": float(np.mean(rewards)) if rewards else 0.0,
         "reward/std": float(np.std(rewards)) if rewards else 0.0,
         "rollouts": float(len(uses)),
         "rollouts/trained": float(sum(use.trained for use in uses)),
         "rows": float(len(rows)),
         "tokens": float(len(lag)),
+        "coverage": len(lag) / fit if fit else 1.0,
         "staleness/mean": float(lag.mean()) if len(lag) else 0.0,
         "staleness/max": float(lag.max()) if len(lag) else 0.0,
     }

@@ -11,7 +11,6 @@ import msgspec
 
 STATE = "state.json"
 TRAINER = "trainer"
-WEIGHTS = "weights.safetensors"
 LATEST = "latest"
 LOCK = ".lock"
 KEPT = 2

@@ -44,6 +44,8 @@ class Dispatcher:
     def __init__(self, bus: Bus, problems: Sequence[Problem], settings: LearnerSettings, dispatched: int) -> None:
         self._bus, self._problems, self._settings = bus, problems, settings
         self.dispatched = dispatched
+        self.order = [group_of(problems, place, settings)[0].id for place in range(dispatched)]
+        """Tasks in the order they were dispatched in."""
         self._limit = dispatched
         self._moved = asyncio.Event()
 
@@ -52,8 +54,11 @@ class Dispatcher:
         if not self._problems:
             return
         settings = self._settings
-        admitted = admitted_groups(step, settings.max_staleness, settings.groups_per_step)
-        self._limit = min(admitted, settings.steps * settings.groups_per_step) + dropped
+        wanted = settings.steps * settings.groups_per_step
+        if "wait" in settings.off_policy:
+            admitted = admitted_groups(step, settings.max_staleness, settings.groups_per_step, settings.publish_every)
+            wanted = min(wanted, admitted)
+        self._limit = wanted + dropped
         self._moved.set()
 
     async def run(self) -> None:
@@ -63,5 +68,6 @@ class Dispatcher:
                 tasks = group_of(self._problems, self.dispatched, self._settings)
                 await asyncio.gather(*(self._bus.publish_task(task, timeout=math.inf) for task in tasks))
                 self.dispatched += 1
+                self.order.append(tasks[0].id)
             self._moved.clear()
             await self._moved.wait()

@@ -1,6 +1,6 @@
 """Rollouts of one task into GRPO's group. Pure; time is passed in."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from learner.rollouts import Rollout
@@ -12,7 +12,7 @@ REMEMBERED = 20_000
 """Closed groups that are told from new ones: a straggler of an older group opens one of its own, which then expires."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Group:
     """The rollouts of one task that have ended so far, by id."""
 
@@ -79,11 +79,15 @@ class Groups:
                 self._close(group)
         return min((group.since + self._seconds - now for group in self._open.values()), default=None)
 
-    def take(self, count: int) -> list[Group]:
-        """The ``count`` groups that have been ready longest; none if there are fewer."""
-        if len(self.ready) < count:
+    def take(self, count: int, choose: Callable[[Sequence[Group]], Sequence[Group]] = list) -> list[Group]:
+        """The first ``count`` of those ready groups that ``choose`` lets through; none if there are fewer.
+
+        Without it they are taken in the order in which they became ready.
+        """
+        taken = list(choose(self.ready))[:count]
+        if len(taken) < count:
             return []
-        taken, self.ready = self.ready[:count], self.ready[count:]
+        self.ready = [group for group in self.ready if group not in taken]
         return taken
 
     def held(self) -> Iterator[Rollout]:

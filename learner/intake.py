@@ -31,7 +31,8 @@ class Intake:
     ) -> None:
         self._bus = bus
         self._settings = settings
-        self._assembler = Assembler()
+        self._rules = settings.credit.rules_in_force
+        self._assembler = Assembler(self._rules)
         self._handed_out = dict(used)  # execution -> stream sequence of its last batch
         self._held: deque[Delivery] = deque()
         self._committed = position
@@ -115,7 +116,7 @@ class Intake:
         if batch.run != self._settings.run or batch.execution in self._handed_out:
             return
         if batch.task in self.groups.closed:  # too late to be used, so only its end is of interest
-            rollout = rollout_of([batch], delivery.sequence, delivery.sequence) if batch.end else None
+            rollout = rollout_of([batch], delivery.sequence, delivery.sequence, self._rules) if batch.end else None
         else:
             rollout = self._assembler.add(batch, delivery.sequence)
         if rollout is not None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,14 +15,18 @@ from bus import Bus, Fenced, own_id
 from bus.cancelling import cancel
 from bus.tasks import read_problems
 from learner.account import Account
-from learner.batch import make_batch, spans_of
-from learner.checkpoint import TRAINER, WEIGHTS, Checkpoints, LearnerState
+from learner.batch import BatchMaker
+from learner.checkpoint import TRAINER, Checkpoints, LearnerState
 from learner.dispatch import Dispatcher
 from learner.groups import Group
 from learner.intake import Intake
 from learner.publish import CannotLearn, WeightPublisher, another_learner
 from learner.resume import resumed
 from learner.settings import LearnerSettings
+from learner.staleness import in_dispatch_order
+from learner.tokenizer import decoder
+from learner.uses import spans_of
+from learner.weights import BASE, WEIGHTS, write_base, write_weights
 from schemas import identity, subjects
 from schemas.codec import decode, encode
 from schemas.events import TrainingStep
@@ -40,6 +44,13 @@ async def run(bus: Bus, settings: LearnerSettings, stop: asyncio.Event) -> None:
         raise CannotLearn(f"model_path: {settings.model_path} holds no model (no config.json)")
     with Checkpoints(settings.checkpoints).locked():
         await Learner(bus, settings).run(stop)
+
+
+def follow(settings: LearnerSettings) -> None:
+    """A rank beside the first, started by torchrun: does in the trainer what that one does, and nothing else."""
+    from learner.trainer import Trainer
+
+    Trainer(settings).follow()
 
 
 class Learner:
@@ -73,6 +84,7 @@ class Learner:
                     task.result()
                 self._phase = "done"
                 await pulse.now()
+                await self._in_thread(self._trainer.done)
             finally:
                 # A step that was running is thrown away: the checkpoint before it is what counts.
                 await asyncio.to_thread(self._thread.shutdown)
@@ -83,9 +95,17 @@ class Learner:
         problems = read_problems(settings.tasks) if settings.tasks is not None else []
         last, found = await self._publisher.look(), self._checkpoints.latest()
         self._state = state = resumed(found, last, settings)
-        self._trainer = await self._in_thread(self._make_trainer, found[0] / TRAINER if found else None)
+        try:
+            self._maker = BatchMaker(settings, decoder(settings.model_path))
+            self._trainer = await self._in_thread(self._make_trainer, found[0] / TRAINER if found else None)
+        except ValueError as error:
+            raise CannotLearn(str(error)) from error
         self._intake = Intake(self._bus, settings, state.position, state.used, state.closed)
         self._account = Account(self._intake, settings)
+        if settings.lora.lora_rank:
+            base = settings.checkpoints / BASE
+            await self._in_thread(write_base, self._trainer, base)
+            await self._publisher.share_base(base)
         self._dispatcher = Dispatcher(self._bus, problems, settings, state.groups_dispatched)
         path = found[0] if found else await self._first_checkpoint(state)
         self._state = state = await self._claim(path, found, state)
@@ -128,7 +148,7 @@ class Learner:
         while True:
             left = self._intake.expire()
             self._drop(self._account.settle())
-            groups = self._intake.groups.take(self._settings.groups_per_step)
+            groups = self._intake.groups.take(self._settings.groups_per_step, self._choose)
             if groups:
                 return groups
             self._intake.news.clear()
@@ -137,6 +157,13 @@ class Learner:
                     await self._intake.news.wait()
             except TimeoutError:
                 continue
+
+    def _choose(self, ready: Sequence[Group]) -> Sequence[Group]:
+        if "ready_first" in self._settings.off_policy or not self._dispatcher.order:
+            return ready
+        settled = set(self._intake.groups.settled())
+        self._dispatcher.order = [task for task in self._dispatcher.order if task not in settled]
+        return in_dispatch_order(ready, self._dispatcher.order, self._intake.groups.closed)
 
     async def _account_for_the_rest(self) -> None:
         """What came after the last step was made is said to be unused, too."""
@@ -155,13 +182,13 @@ class Learner:
     async def _step(self, groups: list[Group], idle: float) -> None:
         started_ns = time.time_ns()
         rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
-        batch = make_batch(groups, self._state.version, self._settings)
+        batch = self._maker.make(groups, self._state.version)
         if not batch.rows:
             log.warning("%d groups gave nothing to train on: %s", len(groups), {use.reason for use in batch.uses})
             self._account.add(batch.uses, rollouts.values())
             self._drop(len(groups))
             return
-        metrics = await self._in_thread(self._trainer.step, batch.rows, batch.advantages)
+        metrics = await self._in_thread(self._trainer.step, batch)
         state = replace(self._state, step=self._state.step + 1, version=self._state.version + 1)
         event = TrainingStep(
             run=state.run,
@@ -173,6 +200,8 @@ class Learner:
             ended_ns=time.time_ns(),
             uses=(*batch.uses, *self._account.take()),
             metrics={**batch.metrics, **metrics, "seconds/idle": idle},
+            digest=batch.digest(),
+            settings=self._settings.model_dump_json(),
             spans=(),
         )
         event = replace(event, spans=spans_of(event, rollouts))
@@ -189,13 +218,18 @@ class Learner:
         In this order, because only the newest learner gets beyond publishing: an older one, still alive somewhere,
         must not replace a checkpoint nor acknowledge what the newer one has yet to read.
         """
-        due = state.step % self._settings.checkpoint_every == 0 or state.step == self._settings.steps
-        path = self._settings.checkpoints
+        settings = self._settings
+        ended = state.step == settings.steps
+        due = ended or state.step % (settings.checkpoint_every or settings.publish_every) == 0
+        if not due and state.step % settings.publish_every:
+            self._state = state
+            return
+        path = settings.checkpoints
         if due:
             state = self._covering(replace(state, event=encode(event)))
             path = await self._in_thread(self._write_checkpoint, state)
         else:
-            await self._in_thread(self._write_weights, path)
+            await self._in_thread(write_weights, self._trainer, path / WEIGHTS)
         try:
             await self._publisher.publish(path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step)
         except Fenced as error:
@@ -224,14 +258,8 @@ class Learner:
     def _write_checkpoint(self, state: LearnerState) -> Path:
         path = self._checkpoints.begin(state.step)
         self._trainer.save(path / TRAINER)
-        self._write_weights(path)
+        write_weights(self._trainer, path / WEIGHTS)
         return path
-
-    def _write_weights(self, directory: Path) -> Path:
-        from safetensors.torch import save_file
-
-        save_file(self._trainer.weights(), directory / WEIGHTS)
-        return directory / WEIGHTS
 
     async def _announce(self, event: TrainingStep, part: str = "") -> None:
         msg_id = identity.step_msg_id(event.run, event.epoch, event.step) + part

@@ -1,6 +1,7 @@
 """Weight versions onto the bus: the bytes as a blob, then the manifest, by compare-and-set."""
 
 import asyncio
+import re
 import time
 from collections import deque
 from pathlib import Path
@@ -10,7 +11,7 @@ from nats.aio.msg import Msg
 from bus import Bus
 from learner.settings import LearnerSettings
 from schemas import identity, subjects
-from schemas.events import WeightVersion
+from schemas.events import Blob, WeightVersion
 
 
 class CannotLearn(Exception):
@@ -25,6 +26,7 @@ class WeightPublisher:
         self._subject = subjects.weights(settings.model)
         self._last_sequence = 0
         self._kept: deque[str] = deque()
+        self._base: tuple[Blob, ...] = ()
         self.last: WeightVersion | None = None
 
     async def look(self) -> WeightVersion | None:
@@ -32,7 +34,7 @@ class WeightPublisher:
         found = await self._bus.last(subjects.WEIGHTS, self._subject, WeightVersion)
         self.last, self._last_sequence = found or (None, 0)
         names = await self._bus.blobs.names(subjects.WEIGHT_BUCKET)
-        self._kept = deque(name for name in names if name.rsplit("-", 2)[0] == self._settings.model)
+        self._kept = deque(name for name in names if re.fullmatch(rf"{self._settings.model}-\d+-\d+", name))
         return self.last
 
     async def superseded(self, epoch: int) -> None:
@@ -55,6 +57,10 @@ class WeightPublisher:
             if self._bus.nc.is_connected:
                 await watching.unsubscribe()
 
+    async def share_base(self, path: Path) -> None:
+        """What the adapters of every version from now on are added to; it stays on the bus."""
+        self._base = (await self._bus.blobs.put(subjects.WEIGHT_BUCKET, f"{self._settings.model}-base", path),)
+
     async def publish(self, path: Path, *, version: int, epoch: int, step: int) -> None:
         """A safetensors file as a version; raises `Fenced` when another learner has published since the last look."""
         model = self._settings.model
@@ -64,7 +70,8 @@ class WeightPublisher:
             model=model,
             version=version,
             parent=self.last.version if self.last is not None and self.last.version < version else None,
-            blobs=(blob,),
+            kind="lora" if self._base else "full",
+            blobs=(*self._base, blob),
             epoch=epoch,
             step=step,
             created_ns=time.time_ns(),

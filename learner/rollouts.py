@@ -3,6 +3,8 @@
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
+from learner.settings import AirRule
+from learner.signals import intermediate_rewards
 from schemas import identity
 from schemas.attempts import OURS, standing
 from schemas.events import ModelCall, Outcome, SpanBatch
@@ -23,6 +25,8 @@ class Rollout:
     """What it says of the rollout, see `schemas.attempts`."""
     reward: float | None
     calls: tuple[ModelCall, ...]
+    rewards: tuple[float, ...]
+    """What the spans gave each call, the outcome not among them."""
     first_sequence: int
     """Stream position of its first batch: replay must not begin later while it is unused."""
     last_sequence: int
@@ -45,7 +49,8 @@ class _Parts:
 class Assembler:
     """Collects batches until an attempt is whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Sequence[AirRule] = ()) -> None:
+        self._rules = rules
         self._parts: dict[str, _Parts] = {}
 
     def add(self, batch: SpanBatch, sequence: int) -> Rollout | None:
@@ -60,7 +65,7 @@ class Assembler:
             return None
         whole = self._parts.pop(batch.execution)
         ordered = [whole.batches[number] for number in range(parts.last + 1)]
-        return rollout_of(ordered, whole.first_sequence, whole.last_sequence)
+        return rollout_of(ordered, whole.first_sequence, whole.last_sequence, self._rules)
 
     def forget(self, tasks: Container[str]) -> None:
         """These tasks are settled: what their attempts have not finished yet is waited for no longer."""
@@ -71,11 +76,14 @@ class Assembler:
         return min((parts.first_sequence for parts in self._parts.values()), default=None)
 
 
-def rollout_of(batches: Sequence[SpanBatch], first_sequence: int, last_sequence: int) -> Rollout:
-    """The attempt these batches are, the last of which says how it ended."""
+def rollout_of(
+    batches: Sequence[SpanBatch], first_sequence: int, last_sequence: int, rules: Sequence[AirRule] = ()
+) -> Rollout:
+    """The attempt these batches are, the last of which says how it ended; ``rules`` reward spans."""
     batch, end = batches[-1], batches[-1].end
     assert end is not None
-    calls = [span.call for part in batches for span in part.spans if span.call is not None]
+    spans = [span for part in batches for span in part.spans]
+    calls = [span.call for span in spans if span.call is not None]
     return Rollout(
         id=batch.rollout,
         task=batch.task,
@@ -87,6 +95,7 @@ def rollout_of(batches: Sequence[SpanBatch], first_sequence: int, last_sequence:
         standing=standing(end),
         reward=end.reward,
         calls=tuple(sorted(calls, key=lambda call: call.index)),
+        rewards=intermediate_rewards(spans, end.reward_span, rules),
         first_sequence=first_sequence,
         last_sequence=last_sequence,
     )

@@ -3,9 +3,43 @@
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
+OffPolicy = Literal["wait", "drop", "mask_tokens", "ready_first"]
+
+
+class AirRule(BaseModel):
+    """A reward for what a span of the agent says; a span that several rules fit gets the sum."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field("*", description="pattern of the span's name, with * and ?")
+    attributes: dict[str, str] = Field({}, description="attributes it has, as text; a value may be a pattern")
+    status: Literal["unset", "ok", "error"] | None = Field(None, description="its status; none: any")
+    reward: float = Field(description="what the call before it gets")
+
+
+class CreditSettings(BaseModel):
+    """How a rollout's outcome is shared among its calls."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    method: str = Field(
+        "identical",
+        description="identical, last, discounted, reward_to_go, air, anchor, or module:function of your own",
+    )
+    gamma: float = Field(1.0, ge=0, le=1, description="discount per call")
+    step_weight: float = Field(1.0, ge=0, description="anchor: weight of the advantage among calls of the same state")
+    rules: list[AirRule] = Field(
+        [AirRule(attributes={"gen_ai.operation.name": "execute_tool"}, status="error", reward=-0.1)],
+        description="air: rewards for spans",
+    )
+
+    @property
+    def rules_in_force(self) -> list[AirRule]:
+        """The rules, where the method asks for them."""
+        return self.rules if self.method == "air" else []
 
 
 class RolloutCorrectionSettings(BaseModel):
@@ -19,11 +53,23 @@ class RolloutCorrectionSettings(BaseModel):
         "batch can push; false: against the policy at the start of the step, times truncated importance weights",
     )
     rollout_is: Literal["token", "sequence"] | None = Field(
-        "token", description="level of the importance weights; used when bypass_mode is false"
+        "token",
+        description="level of the importance weights: not used by bypass_mode with ppo_clip; a sequence is a call",
     )
-    rollout_is_threshold: float | str = Field(2.0, description="weights are cut here; 'low_high' zeroes outside")
-    rollout_rs: str | None = Field(None, description="rejection rules, e.g. token_k1, seq_mean_k1")
-    rollout_rs_threshold: float | str | None = Field(None, description="their bounds")
+    loss_type: Literal["ppo_clip", "reinforce"] = Field(
+        "ppo_clip", description="bypass_mode: the policy loss, or importance-weighted REINFORCE"
+    )
+    rollout_is_threshold: float | str = Field(
+        2.0, description="weights are truncated here (TIS); 'low_high' zeroes what is outside (IcePop)"
+    )
+    rollout_is_batch_normalize: bool = Field(False, description="weights have mean 1 over the batch")
+    rollout_rs: str | None = Field(
+        None, description="rejection rules: token_k1, token_k2, token_k3, seq_sum_k1, seq_mean_k3, seq_max_k2, …"
+    )
+    rollout_rs_threshold: float | str | None = Field(None, description="their bounds: 'low_high' for k1, else a number")
+    ess_bound: float = Field(
+        0.0, ge=0, le=1, description="below this effective sample size, as a share, a step counts ESS / ess_bound"
+    )
 
 
 class AlgorithmSettings(BaseModel):
@@ -31,8 +77,14 @@ class AlgorithmSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    adv_estimator: Literal["grpo"] = Field("grpo", description="advantage estimator")
+    adv_estimator: str = Field(
+        "grpo",
+        description="verl's name: grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, opo, gpg, grpo_passk, "
+        "…; gae: PPO with a critic",
+    )
     norm_adv_by_std_in_grpo: bool = Field(True, description="divide by the group's standard deviation")
+    gamma: float = Field(1.0, ge=0, le=1, description="gae, reinforce_plus_plus: discount per token")
+    lam: float = Field(1.0, ge=0, le=1, description="gae: lambda")
     rollout_correction: RolloutCorrectionSettings = RolloutCorrectionSettings()
 
 
@@ -55,16 +107,48 @@ class ActorSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    policy_loss: str = Field("vanilla", description="name of a registered policy loss")
+    policy_loss: str = Field(
+        "vanilla", description="verl's name: vanilla (PPO), gspo, cispo, dppo_tv, dppo_kl, sapo, gpg, geo_mean, …"
+    )
+    policy_loss_options: dict[str, float] = Field({}, description="its own numbers: dro_beta, clip_cov_ratio, …")
     clip_ratio_low: float = Field(0.2, gt=0)
     clip_ratio_high: float = Field(0.28, gt=0)
     clip_ratio_c: float = Field(3.0, gt=1)
     loss_agg_mode: Literal["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"] = Field(
         "seq-mean-token-mean", description="how tokens are averaged; here a sequence is a whole rollout"
     )
-    ppo_epochs: int = Field(1, ge=1)
+    use_kl_loss: bool = Field(False, description="add the KL divergence to the model at the start")
+    kl_loss_coef: float = Field(0.001, ge=0, description="its weight")
+    kl_loss_type: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"] = Field(
+        "low_var_kl", description="how it is estimated"
+    )
+    entropy_coeff: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    ppo_epochs: int = Field(1, ge=1, description="passes over a batch")
+    ppo_mini_batch_size: int | None = Field(
+        None, ge=1, description="groups per optimiser step; none: the whole batch in one"
+    )
     ppo_max_token_len_per_gpu: int = Field(16384, ge=64, description="tokens per micro-batch")
     optim: OptimSettings = OptimSettings()
+
+
+class CriticSettings(BaseModel):
+    """verl's ``critic``, used by the estimator ``gae``: a value head on a copy of the model."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cliprange_value: float = Field(0.5, gt=0)
+    warmup: int = Field(0, ge=0, description="steps that train the critic alone (verl: critic_warmup)")
+    optim: OptimSettings = OptimSettings(lr=1e-5)
+
+
+class LoraSettings(BaseModel):
+    """verl's LoRA switches: train adapters, publish adapters."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lora_rank: int = Field(0, ge=0, description="0: train all weights")
+    lora_alpha: int = Field(16, ge=1)
+    target_modules: str | list[str] = Field("all-linear", description="modules that get adapters")
 
 
 class LearnerSettings(BaseModel):
@@ -93,20 +177,52 @@ class LearnerSettings(BaseModel):
         "mask", description="an agent that raised or ran out of time: left out, or reward 0"
     )
     train_roles: list[str] = Field([], description="roles to train (the part after ':' in the model name); none: all")
-    credit: str = Field("identical", description="how a rollout's reward is shared among its calls")
+    credit: CreditSettings = CreditSettings()
+    rows: Literal["trajectory", "transition"] = Field(
+        "trajectory", description="calls that extend each other share a row, or each call has its own"
+    )
     max_row_tokens: int = Field(8192, ge=16, description="longest prompt plus response that is trained on")
+    long_rows: Literal["mask", "split"] = Field(
+        "mask", description="a longer call is left out, or trained in windows with less context"
+    )
+    off_policy: list[OffPolicy] = Field(
+        ["wait", "drop", "ready_first"],
+        description="wait: no more tasks than the bound allows; drop: no rollout with a token beyond it; mask_tokens: "
+        "only such tokens; ready_first: groups as they end, not as they were dispatched",
+    )
     seed: int = 0
     id: str | None = Field(None, description="name of this learner; default: host-pid", pattern=NAME)
     threads: int | None = Field(None, gt=0, description="CPU threads; default: torch's own choice")
     checkpoints: Path = Field(Path("runs/checkpoints"), description="directory of checkpoints")
-    checkpoint_every: int = Field(1, ge=1, description="steps between checkpoints")
+    publish_every: int = Field(1, ge=1, description="steps between weight versions")
+    checkpoint_every: int | None = Field(
+        None, ge=1, description="steps between checkpoints, a multiple of publish_every; none: as often as that"
+    )
     keep_versions: int = Field(4, ge=1, description="weight versions kept on the bus")
     algorithm: AlgorithmSettings = AlgorithmSettings()
     actor: ActorSettings = ActorSettings()
+    critic: CriticSettings = CriticSettings()
+    lora: LoraSettings = LoraSettings()
+
+    @field_validator("credit", mode="before")
+    @classmethod
+    def _credit_by_name(cls, value: Any) -> Any:
+        return {"method": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _temperature(self) -> Self:
         temperature = self.sampling.get("temperature", 1.0)
         if not isinstance(temperature, int | float) or temperature <= 0:
             raise ValueError("sampling.temperature must be above 0: a greedy group has no advantage")
+        return self
+
+    @model_validator(mode="after")
+    def _intervals(self) -> Self:
+        if self.checkpoint_every is not None and self.checkpoint_every % self.publish_every:
+            raise ValueError("checkpoint_every must be a multiple of publish_every: a checkpoint publishes its version")
+        if "wait" in self.off_policy and self.max_staleness < self.publish_every - 1:
+            raise ValueError(
+                f"max_staleness must be at least {self.publish_every - 1}: with publish_every {self.publish_every} "
+                "tokens are that many steps old when a version is followed by the next"
+            )
         return self

@@ -1,205 +1,210 @@
-"""The one module that touches verl's training engine: FSDP2, its PPO loss, its rollout correction. One process."""
+"""One step of training by verl: log-probabilities, correction, mini-batches, and the weights that come of it."""
 
-import logging
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from learner import platform
+from learner.advantages import GAE
+from learner.batch import Batch
+from learner.correction import Corrected, corrected
+from learner.critic import Critic, judged
+from learner.engines import adapters_of, make_engine, weights_of
+from learner.loss import actor_config, policy_loss
+from learner.ranks import Ranks, shares
+from learner.rows import Row
 from learner.settings import LearnerSettings
-from learner.transitions import Row
+from learner.tensors import EMPTY, Engine, Floats, from_engine, segments_of, to_engine
 from learner.weighting import row_weights
 
-log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+Arrays = Sequence[NDArray[Any]]
+
+
+def _together(method: "Callable[Concatenate[Trainer, P], T]") -> "Callable[Concatenate[Trainer, P], T]":
+    """The first rank's call is every rank's: the others are in `Trainer.follow` and do the same."""
+
+    @wraps(method)
+    def call(self: "Trainer", *arguments: P.args, **named: P.kwargs) -> T:
+        if self.ranks.rank == 0:
+            self.ranks.told((method.__name__, arguments, named))
+        return method(self, *arguments, **named)
+
+    return call  # type: ignore[return-value]
 
 
 class Trainer:
-    """A model, its optimiser, and one step of training; calls block, so run them in a thread."""
+    """A model, its optimiser, and one step of training; calls block, so run them in a thread.
+
+    Raises ValueError with a sentence for a name of a loss or an estimator that is not known.
+    """
 
     def __init__(self, settings: LearnerSettings) -> None:
         self._settings = settings
         device = platform.select()
         import torch
-        from verl.trainer.config import CheckpointConfig
-        from verl.workers.config import (
-            FSDPActorConfig,
-            FSDPEngineConfig,
-            FSDPOptimizerConfig,
-            HFModelConfig,
-            PolicyLossConfig,
-        )
-        from verl.workers.engine import EngineRegistry
 
-        self._torch = torch
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
-        _join_alone("nccl" if device == "cuda" else "gloo")
-        actor, optim = settings.actor, settings.actor.optim
-        precision = None if device == "cuda" else dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-        self._actor = FSDPActorConfig(
-            strategy="fsdp2",
-            rollout_n=settings.samples,
-            use_dynamic_bsz=True,
-            clip_ratio_low=actor.clip_ratio_low,
-            clip_ratio_high=actor.clip_ratio_high,
-            clip_ratio_c=actor.clip_ratio_c,
-            # Rows carry their weight in their advantage (see `weighting`), so tokens are summed here.
-            loss_agg_mode="token-sum",
-            policy_loss=PolicyLossConfig(loss_mode=actor.policy_loss),
-        )
-        self._engine = EngineRegistry.new(
-            model_type="language_model",
-            backend="fsdp2",
-            model_config=HFModelConfig(
-                path=str(settings.model_path),
-                use_remove_padding=False,
-                enable_gradient_checkpointing=device == "cuda",
-                override_config={"attn_implementation": "sdpa"},
-            ),
-            engine_config=FSDPEngineConfig(
-                strategy="fsdp2",
-                mixed_precision=precision,
-                use_torch_compile=device == "cuda",
-                use_remove_padding=False,
-            ),
-            optimizer_config=FSDPOptimizerConfig(
-                lr=optim.lr,
-                lr_scheduler_type=optim.lr_scheduler_type,
-                min_lr_ratio=optim.min_lr_ratio,
-                lr_warmup_steps=optim.lr_warmup_steps,
-                total_training_steps=max(settings.steps, 1),
-                weight_decay=optim.weight_decay,
-                betas=optim.betas,
-                clip_grad=optim.clip_grad,
-            ),
-            checkpoint_config=CheckpointConfig(),
-        )
-        self._engine.initialize()
+        actor_config(settings)
+        self.ranks = Ranks(device)
+        self._forward = Engine(settings.actor.ppo_max_token_len_per_gpu)
+        self._train = Engine(settings.actor.ppo_max_token_len_per_gpu, entropy=settings.actor.entropy_coeff > 0)
+        self._engine = make_engine(settings, device, settings.actor.optim)
+        self._adapted = settings.lora.lora_rank > 0
+        self._critic = Critic(settings, device) if settings.algorithm.adv_estimator == GAE else None
+        self._reference = None
+        if settings.actor.use_kl_loss and not self._adapted:  # with adapters it is the model without them
+            self._reference = make_engine(settings, device, settings.actor.optim, frozen=True)
+        self._steps = 0
 
-    def step(self, rows: Sequence[Row], advantages: Sequence[float]) -> dict[str, float]:
-        """One training step on rows with their advantages (one per row); returns metrics by name.
+    def follow(self) -> None:
+        """Do what the first rank does, until it says that it is done."""
+        while True:
+            said: tuple[str, Any, Any] = self.ranks.told()
+            name, arguments, named = said
+            if name == "done":
+                return
+            getattr(self, name)(*arguments, **named)
 
-        ``actor/…`` and ``rollout_corr/…`` are verl's own.
-        """
-        batch = self._batch(rows, advantages)
-        with self._engine.eval_mode():
-            current = self._engine.infer_batch(batch.copy())["model_output"]["log_probs"]
-        metrics = self._correct(batch, current, rows)
-        from verl.workers.utils.losses import ppo_loss
+    def done(self) -> None:
+        """The other ranks may end."""
+        if self.ranks.rank == 0:
+            self.ranks.told(("done", (), {}))
 
-        for _ in range(self._settings.actor.ppo_epochs):
-            with self._engine.train_mode():
-                out = self._engine.train_batch(batch.copy(), partial(ppo_loss, self._actor))
-            metrics |= {name: _number(value) for name, value in out["metrics"].items()}
-        metrics["actor/lr"] = float(self._engine.lr_scheduler_step())
-        return metrics
-
-    def log_probs(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
-        """Log-probabilities of the response tokens under the current weights, ``float32[T]`` per row."""
-        with self._engine.eval_mode():
-            found = self._engine.infer_batch(self._batch(rows, [0.0] * len(rows)))["model_output"]["log_probs"]
-        return [part.numpy() for part in self._responses(found, rows)]
-
-    def weights(self) -> dict[str, Any]:
-        """Every tensor under its Hugging Face name, on the CPU; tied weights once."""
-        tied = bool(getattr(self._engine.model_config.hf_config, "tie_word_embeddings", False))
-        params, _ = self._engine.get_per_tensor_param()
-        return {
-            name: tensor.detach().to("cpu").clone().contiguous()
-            for name, tensor in params
-            if not (tied and name == "lm_head.weight")
+    @_together
+    def step(self, batch: Batch) -> dict[str, float]:
+        """One training step on a batch; metrics by name: ``actor/…`` and ``rollout_corr/…`` are verl's own."""
+        rows, actor = batch.rows, self._settings.actor
+        now = self._infer(self._engine, rows, "log_probs")
+        correction = corrected(now, [row.logprobs for row in rows], segments_of(rows), self._settings)
+        given = [batch.advantage_of_tokens(row) for row in rows]
+        per_token: dict[str, Arrays] = {
+            "segments": correction.segments,
+            "old_log_probs": correction.old_log_probs,
+            "importance": correction.importance,
         }
+        if self._critic is None:
+            per_token["advantages"] = given
+        else:
+            judgement = judged(rows, given, self._infer(self._critic.engine, rows, "values"), self._settings)
+            per_token |= {
+                "advantages": judgement.advantages,
+                "values": judgement.values,
+                "returns": judgement.returns,
+            }
+        if actor.use_kl_loss:
+            per_token["ref_log_prob"] = self._reference_log_probs(rows)
+        metrics: dict[str, list[float]] = {}
+        for _ in range(actor.ppo_epochs):
+            for places in self._mini_batches(batch):
+                for name, value in self._update([rows[at] for at in places], _picked(per_token, places)).items():
+                    metrics.setdefault(name, []).append(value)
+        self._steps += 1
+        means = {name: float(np.mean(values)) for name, values in metrics.items()}
+        return {**_summary(correction), **means, "actor/lr": self._next_rate()}
 
+    @_together
+    def log_probs(self, rows: Sequence[Row]) -> list[Floats]:
+        """Log-probabilities under the current weights, ``float32[N]`` per row: of each token, given those before it."""
+        return self._infer(self._engine, rows, "log_probs")
+
+    @_together
+    def weights(self) -> dict[str, Any]:
+        """Every tensor under its Hugging Face name, on the CPU; tied weights once. With LoRA, of the base model."""
+        return weights_of(self._engine)
+
+    @_together
+    def adapters(self) -> tuple[dict[str, Any], float] | None:
+        """LoRA's tensors and the factor of their product; None where all weights are trained."""
+        return adapters_of(self._engine) if self._adapted else None
+
+    @_together
     def save(self, path: Path) -> None:
-        """Weights, optimiser, schedule and random state into a directory."""
+        """Weights, optimiser, schedule and random state into a directory that every rank can reach."""
         self._engine.save_checkpoint(str(path))
+        if self._critic is not None:
+            self._critic.engine.save_checkpoint(str(path / "critic"))
 
+    @_together
     def load(self, path: Path) -> None:
         """What `save` wrote."""
         self._engine.load_checkpoint(str(path), del_local_after_load=False)
+        if self._critic is not None:
+            self._critic.engine.load_checkpoint(str(path / "critic"), del_local_after_load=False)
 
-    def _correct(self, batch: Any, current: Any, rows: Sequence[Row]) -> dict[str, float]:
-        """Put the old log-probabilities and importance weights in; returns verl's mismatch metrics."""
-        from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
-
-        torch, rule = self._torch, self._settings.algorithm.rollout_correction
-        sampled = batch["rollout_log_probs"]
-        lengths = [row.tokens for row in rows]
-        mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
-        now = self._padded(self._responses(current, rows))
-        weights, kept, metrics = compute_rollout_correction_and_rejection_mask(
-            now,
-            sampled.to_padded_tensor(0.0),
-            mask.float(),
-            rollout_is=rule.rollout_is,
-            rollout_is_threshold=rule.rollout_is_threshold,
-            rollout_rs=rule.rollout_rs,
-            rollout_rs_threshold=rule.rollout_rs_threshold,
-        )
-        jagged = partial(self._jagged, lengths=lengths)
-        batch["response_mask"] = jagged(kept.bool())
-        if rule.bypass_mode:
-            batch["old_log_probs"] = sampled
-        else:
-            batch["old_log_probs"] = jagged(now)
-            if weights is not None:
-                batch["rollout_is_weights"] = jagged(weights.batch["rollout_is_weights"])
-        return {name: _number(value) for name, value in metrics.items()}
-
-    def _batch(self, rows: Sequence[Row], advantages: Sequence[float]) -> Any:
-        from verl.utils import tensordict_utils as tu
-        from verl.utils.dataset.dataset_utils import DatasetPadMode
-
-        torch = self._torch
+    def _update(self, rows: Sequence[Row], per_token: dict[str, Arrays]) -> dict[str, float]:
+        """One optimiser step on rows whose weights add up by themselves; metrics over all ranks."""
         weights = row_weights(rows, self._settings.actor.loss_agg_mode)
-        nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
-        prompts = [torch.from_numpy(row.prompt_ids) for row in rows]
-        responses = [torch.from_numpy(row.response_ids) for row in rows]
-        ones = [torch.ones(row.tokens) for row in rows]
-        weighted = [o * a * w for o, a, w in zip(ones, advantages, weights, strict=True)]
-        return tu.get_tensordict(
-            {
-                "input_ids": nested([torch.cat(pair) for pair in zip(prompts, responses, strict=True)]),
-                "position_ids": nested([torch.arange(len(row.prompt_ids) + row.tokens) for row in rows]),
-                "loss_mask": nested([torch.cat([torch.zeros(len(p)), o]) for p, o in zip(prompts, ones, strict=True)]),
-                "prompts": nested(prompts),
-                "responses": nested(responses),
-                "response_mask": nested([o.bool() for o in ones]),
-                "advantages": nested(weighted),
-                "rollout_log_probs": nested([torch.from_numpy(row.logprobs.copy()) for row in rows]),
-            },
-            {
-                "temperature": float(self._settings.sampling.get("temperature", 1.0)),
-                "use_remove_padding": False,
-                "pad_mode": DatasetPadMode.NO_PADDING,
-                "use_dynamic_bsz": True,
-                "max_token_len_per_gpu": self._settings.actor.ppo_max_token_len_per_gpu,
-                "global_batch_size": len(rows),
-                "calculate_entropy": False,
-            },
-        )
+        weighted = [np.full(len(row.ids), weight, np.float32) for row, weight in zip(rows, weights, strict=True)]
+        share, own = self._own_share(rows, {**per_token, "weights": weighted})
+        metrics: dict[str, Any] = {}
+        if self._critic is not None:
+            metrics |= self._critic.train(to_engine(share, own, self._train))
+        if self._critic is None or self._steps >= self._settings.critic.warmup:
+            with self._engine.train_mode():
+                out = self._engine.train_batch(to_engine(share, own, self._train), partial(policy_loss, self._settings))
+            metrics |= out["metrics"]
+        return self.ranks.mean({name: _number(value) for name, value in metrics.items()})
 
-    def _responses(self, whole: Any, rows: Sequence[Row]) -> list[Any]:
-        """The part of a per-token output that belongs to the response: it is predicted one token earlier."""
-        return [
-            part[len(row.prompt_ids) - 1 : len(row.prompt_ids) - 1 + row.tokens].detach().float().cpu()
-            for part, row in zip(whole.unbind(), rows, strict=True)
-        ]
+    def _mini_batches(self, batch: Batch) -> list[list[int]]:
+        """Places of the rows of each optimiser step: whole groups, as verl's ``ppo_mini_batch_size`` counts them."""
+        tasks = {use.rollout: use.task for use in batch.uses}
+        names = list(dict.fromkeys(tasks.get(row.rollout, row.rollout) for row in batch.rows))
+        size = self._settings.actor.ppo_mini_batch_size or len(names)
+        at = {name: number // size for number, name in enumerate(names)}
+        found: dict[int, list[int]] = {}
+        for place, row in enumerate(batch.rows):
+            found.setdefault(at[tasks.get(row.rollout, row.rollout)], []).append(place)
+        return list(found.values())
 
-    def _padded(self, parts: list[Any]) -> Any:
-        return self._torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+    def _infer(self, engine: Any, rows: Sequence[Row], what: str) -> list[Floats]:
+        """An output per token of all rows, on every rank."""
+        held = shares(rows, self.ranks.size)
+        share, _ = self._own_share(rows, {})
+        with engine.eval_mode():
+            out = engine.infer_batch(to_engine(share, {}, self._forward))["model_output"][what]
+        places = held[self.ranks.rank]
+        found = self.ranks.gathered(dict(zip(places, from_engine(out, share), strict=False)))
+        return [found[place] for place in range(len(rows))]
 
-    def _jagged(self, padded: Any, lengths: list[int]) -> Any:
-        parts = [line[:length].contiguous() for line, length in zip(padded, lengths, strict=True)]
-        return self._torch.nested.as_nested_tensor(parts, layout=self._torch.jagged)
+    def _own_share(self, rows: Sequence[Row], fields: dict[str, Arrays]) -> tuple[list[Row], dict[str, Arrays]]:
+        """This rank's rows with their fields, made up to as many as every rank has."""
+        held = shares(rows, self.ranks.size)
+        places = held[self.ranks.rank]
+        extra = max(map(len, held)) - len(places)
+        blank = {name: np.zeros(len(EMPTY.ids), parts[0].dtype) for name, parts in fields.items()}
+        if "segments" in blank:
+            blank["segments"] = EMPTY.calls
+        own: dict[str, Arrays] = {
+            name: [*parts, *[blank[name]] * extra] for name, parts in _picked(fields, places).items()
+        }
+        return [*(rows[place] for place in places), *[EMPTY] * extra], own
+
+    def _reference_log_probs(self, rows: Sequence[Row]) -> list[Floats]:
+        if self._reference is not None:
+            return self._infer(self._reference, rows, "log_probs")
+        with self._engine.disable_adapter():
+            return self._infer(self._engine, rows, "log_probs")
+
+    def _next_rate(self) -> float:
+        if self._critic is not None:
+            self._critic.engine.lr_scheduler_step()
+        return float(self._engine.lr_scheduler_step())
+
+
+def _picked(fields: dict[str, Arrays], places: Sequence[int]) -> dict[str, Arrays]:
+    return {name: [parts[place] for place in places] for name, parts in fields.items()}
+
+
+def _summary(correction: Corrected) -> dict[str, float]:
+    return {name if "/" in name else f"off_policy/{name}": value for name, value in correction.metrics.items()}
 
 
 def _number(value: Any) -> float:
@@ -209,26 +214,3 @@ def _number(value: Any) -> float:
     if isinstance(value, list | tuple):
         return float(np.mean([_number(one) for one in value])) if value else 0.0
     return float(value)
-
-
-def _join_alone(backend: str) -> None:
-    """A process group of one, unless a launcher such as torchrun has made one."""
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        return
-    if "RANK" in os.environ:
-        dist.init_process_group(backend=f"cpu:gloo,cuda:{backend}" if backend == "nccl" else backend)
-        return
-    with _rendezvous() as where:
-        dist.init_process_group(backend=backend, init_method=where, rank=0, world_size=1)
-
-
-@contextmanager
-def _rendezvous() -> Iterator[str]:
-    handle, name = tempfile.mkstemp(prefix="lightningbus-")
-    os.close(handle)
-    try:
-        yield f"file://{name}"
-    finally:
-        Path(name).unlink(missing_ok=True)

@@ -1,25 +1,27 @@
-"""LightningRL's transitions: each model call of a rollout becomes one row (input, output, what was sampled how)."""
+"""LightningRL's transitions: each model call of a rollout as arrays (input, output, what was sampled how)."""
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.rollouts import Rollout
 from schemas.events import ModelCall
+
+Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class Transition:
     """One call: ``int64[P]`` prompt, ``int64[T]`` response, ``float32[T]`` log-probabilities it was sampled with."""
 
-    rollout: str
-    call: int
-    prompt_ids: NDArray[np.int64]
-    response_ids: NDArray[np.int64]
+    index: int
+    role: str
+    temperature: float
+    prompt_ids: Ids
+    response_ids: Ids
     logprobs: NDArray[np.float32]
-    versions: NDArray[np.int64]
+    versions: Ids
     """``int64[T]``: the weight version that made each token."""
 
     @property
@@ -27,29 +29,18 @@ class Row:
         """Response tokens: those that are trained."""
         return len(self.response_ids)
 
-
-def rows_of(rollout: Rollout, roles: Collection[str], max_tokens: int) -> tuple[list[Row], list[str]]:
-    """Rows to train, in call order, and a reason for each call left out; one malformed call leaves out all."""
-    rows: list[Row] = []
-    left_out: list[str] = []
-    for call in rollout.calls:
-        if roles and call.role not in roles:
-            left_out.append("role")
-            continue
-        try:
-            row = _row(rollout.id, call)
-        except ValueError:
-            return [], ["malformed"]
-        if row.tokens == 0 or len(row.prompt_ids) == 0:
-            left_out.append("empty")
-        elif row.tokens + len(row.prompt_ids) > max_tokens:
-            left_out.append("too long")
-        else:
-            rows.append(row)
-    return rows, left_out
+    @property
+    def length(self) -> int:
+        """Prompt and response together: how long a row has to be to train it."""
+        return len(self.prompt_ids) + len(self.response_ids)
 
 
-def token_versions(call: ModelCall) -> NDArray[np.int64]:
+def transitions_of(calls: Sequence[ModelCall]) -> list[Transition]:
+    """Every call, in order; raises ValueError for one that is malformed: a rollout is not trained on in part."""
+    return [_transition(call) for call in calls]
+
+
+def token_versions(call: ModelCall) -> Ids:
     """``int64[T]`` from the runs; raises ValueError unless they cover every token once."""
     tokens = len(call.response_ids) // 4
     versions = np.full(tokens, -1, dtype=np.int64)
@@ -60,14 +51,21 @@ def token_versions(call: ModelCall) -> NDArray[np.int64]:
     return versions
 
 
-def _row(rollout: str, call: ModelCall) -> Row:
+def _transition(call: ModelCall) -> Transition:
     if len(call.logprobs) != len(call.response_ids):
         raise ValueError(f"call {call.index} has not one log-probability per token")
-    return Row(
-        rollout=rollout,
-        call=call.index,
+    temperature = call.sampling.get("temperature", 1.0)
+    if not isinstance(temperature, int | float):
+        raise ValueError(f"call {call.index} was sampled at temperature {temperature!r}")
+    logprobs = np.frombuffer(call.logprobs, dtype="<f4")
+    if not np.isfinite(logprobs).all():
+        raise ValueError(f"call {call.index} has a log-probability that is not finite")
+    return Transition(
+        index=call.index,
+        role=call.role,
+        temperature=float(temperature),
         prompt_ids=np.frombuffer(call.prompt_ids, dtype="<u4").astype(np.int64),
         response_ids=np.frombuffer(call.response_ids, dtype="<u4").astype(np.int64),
-        logprobs=np.frombuffer(call.logprobs, dtype="<f4"),
+        logprobs=logprobs,
         versions=token_versions(call),
     )

@@ -1,12 +1,12 @@
-"""The weight of each row in the loss, so that a rollout counts the same however many rows it became. Pure."""
+"""The weight of each row's tokens in the loss: a rollout counts the same however many rows it became. Pure."""
 
 from collections.abc import Sequence
 
-from learner.transitions import Row
+from learner.rows import Row
 
 
 def row_weights(rows: Sequence[Row], loss_agg_mode: str) -> list[float]:
-    """Factor for each row's summed token losses; verl's modes, with a *rollout* as the sequence.
+    """Factor for each row's token losses; verl's modes, with a *rollout* as the sequence.
 
     With R rollouts, T tokens in all and T_r in the row's rollout: ``seq-mean-token-mean`` 1/(R T_r),
     ``seq-mean-token-sum`` 1/R, ``token-mean`` 1/T.

@@ -104,14 +104,20 @@ def learner(
     checkpoints: Annotated[Path | None, typer.Option(help="where to keep them [default: runs/checkpoints]")] = None,
     settings: SettingsOption = None,
 ) -> None:
-    """Train on finished rollouts with verl, and publish every step as a weight version."""
+    """Train on finished rollouts with verl, and publish every step as a weight version.
+
+    Over several GPUs or processes: torchrun --nproc-per-node 2 -m lightningbus learner ...
+    """
     with extra("learner"):
-        from learner import checkpoint, publish
+        from learner import checkpoint, publish, ranks
         from learner import learner as room
         from learner.settings import LearnerSettings
 
     given = {"model_path": model_path, "tasks": tasks, "steps": steps, "run": run, "checkpoints": checkpoints}
     checked = settings_of(LearnerSettings, settings, **given)
+    if ranks.is_follower():
+        room.follow(checked)
+        return
     run_role(bus_url(bus), "learner", room.run, checked, publish.CannotLearn, checkpoint.CheckpointError, TaskFileError)
 
 

@@ -23,6 +23,7 @@ class Ending:
     outcome: Outcome
     error: str = ""
     reward: float | None = None
+    reward_span: str = ""
     result: str = ""
 
 
@@ -34,7 +35,7 @@ async def run_agent(host: Host, slot: Slot, task: Task, attempt: Attempt) -> End
         slot.begin(attempt, task, asyncio.get_running_loop().time() + seconds)
         async with asyncio.timeout(seconds):
             answer = await host.run(task.input)
-        reward = rewards.resolve(answer, attempt.spans)
+        reward, span = rewards.resolve(answer, attempt.spans)
     except TimeoutError:
         if attempt.infra or attempt.held:
             return Ending("infra", attempt.infra or f"no model answered within {seconds:g} s")
@@ -51,4 +52,5 @@ async def run_agent(host: Host, slot: Slot, task: Task, attempt: Attempt) -> End
         slot.end()
     if attempt.unrecordable:
         return Ending("agent_error", attempt.unrecordable)
-    return Ending("ok", reward=reward, result=json.dumps(answer["value"], ensure_ascii=False))
+    result = json.dumps(answer["value"], ensure_ascii=False)
+    return Ending("ok", reward=reward, reward_span=span, result=result)

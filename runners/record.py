@@ -117,11 +117,17 @@ class Attempt:
             )
 
     def batches(
-        self, outcome: Outcome, reward: float | None, error: str, result: str, final: bool = True
+        self,
+        outcome: Outcome,
+        reward: float | None,
+        error: str,
+        result: str,
+        final: bool = True,
+        reward_span: str = "",
     ) -> Iterator[SpanBatch]:
         """Everything, the root span first, in batches below about a megabyte; the last one says how it ended.
 
-        ``final`` is false where another attempt follows.
+        ``final`` is false where another attempt follows; ``reward_span`` is the span the reward was read from, if any.
         """
         ended_ns = max(time.time_ns(), self.started_ns)  # a clock may be set back meanwhile
         spans = [self._root(outcome, reward, error, ended_ns), *self.spans]
@@ -129,6 +135,7 @@ class Attempt:
             outcome=outcome,
             final=final,
             reward=reward,
+            reward_span=reward_span,
             error=error,
             spans=len(spans),
             started_ns=self.started_ns,

@@ -6,6 +6,7 @@ from typing import Any
 
 from schemas import attributes
 from schemas.events import Span
+from schemas.rewards import rewards_of
 
 NO_REWARD = (
     "the agent gave no reward: return a number, set a reward function, or emit a span with "
@@ -26,30 +27,20 @@ def as_reward(value: Any) -> float:
     return float(value)
 
 
-def resolve(answer: Mapping[str, Any], spans: Iterable[Span]) -> float:
+def resolve(answer: Mapping[str, Any], spans: Iterable[Span]) -> tuple[float, str]:
     """The reward function's value, else the returned number or its ``reward`` field, else the last span's.
 
-    Raises `NotAReward`, also when there is none.
+    With it the id of that span, empty where the reward is not a span's. Raises `NotAReward`, also when there is none.
     """
     if answer.get("reward") is not None:
-        return as_reward(answer["reward"])
+        return as_reward(answer["reward"]), ""
     value = answer.get("value")
     if isinstance(value, dict) and "reward" in value:
-        return as_reward(value["reward"])
+        return as_reward(value["reward"]), ""
     if isinstance(value, int | float):
-        return as_reward(value)
-    found = [said for span in sorted(spans, key=lambda span: span.end_ns) for said in _said_by(span)]
+        return as_reward(value), ""
+    found = [(said, span) for span in sorted(spans, key=lambda span: span.end_ns) for said in rewards_of(span)]
     if not found:
         raise NotAReward(NO_REWARD)
-    return as_reward(found[-1])
-
-
-def _said_by(span: Span) -> Iterable[Any]:
-    for name in (attributes.REWARD, attributes.AGL_REWARD):
-        if name in span.attributes:
-            yield span.attributes[name]
-    for event in span.events:
-        if event.get("name") == attributes.EVALUATION_EVENT:
-            score = event.get("attributes", {}).get(attributes.EVALUATION_SCORE)
-            if score is not None:
-                yield score
+    said, span = found[-1]
+    return as_reward(said), span.span_id

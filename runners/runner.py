@@ -174,7 +174,7 @@ class Runner:
             self._problem = end.error
             log.warning("rollout %s attempt %d: %s: %s", attempt.rollout, attempt.number, end.outcome, end.error)
         final = decision.retry_after is None
-        await self._publish(attempt.batches(end.outcome, end.reward, end.error, end.result, final))
+        await self._publish(attempt.batches(end.outcome, end.reward, end.error, end.result, final, end.reward_span))
         if decision.retry_after is not None:
             await delivery.nak(delay=decision.retry_after)
             return

@@ -1,5 +1,8 @@
 """OpenTelemetry attribute names: semantic-conventions-genai (2026, Development) and our own namespace."""
 
+import json
+from typing import Any
+
 OPERATION = "gen_ai.operation.name"
 PROVIDER = "gen_ai.provider.name"
 AGENT_NAME = "gen_ai.agent.name"
@@ -12,6 +15,7 @@ RESPONSE_MODEL = "gen_ai.response.model"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+TOOL_CALL = "gen_ai.tool.call.id"
 ERROR_TYPE = "error.type"
 MESSAGING_SYSTEM = "messaging.system"
 MESSAGING_OPERATION = "messaging.operation.type"
@@ -33,3 +37,8 @@ AGL_REWARD = "agentlightning.reward.0.value"
 
 EVALUATION_EVENT = "gen_ai.evaluation.result"
 EVALUATION_SCORE = "gen_ai.evaluation.score.value"
+
+
+def as_text(value: Any) -> str:
+    """An attribute's value as it is stored: text as it is, all else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)

@@ -112,6 +112,8 @@ class RolloutEnd(Event, frozen=True, kw_only=True):
     final: bool = True
     """False: the task was given back, and another attempt follows."""
     reward: float | None = None
+    reward_span: str = ""
+    """The span the reward was read from, where the agent gave it by none but a span."""
     error: str = ""
     spans: Count
     """How many spans the attempt had over all its batches."""
@@ -204,6 +206,10 @@ class RolloutUse(Event, frozen=True, kw_only=True):
     tokens: Count
     staleness_max: Count
     """Versions between the one trained and the oldest that made a token of it."""
+    place: int = -1
+    """Where it stood in the batch; -1: it came into none."""
+    credit: tuple[float, ...] = ()
+    """Advantage of each of its calls."""
 
 
 class TrainingStep(Event, frozen=True, kw_only=True):
@@ -219,6 +225,10 @@ class TrainingStep(Event, frozen=True, kw_only=True):
     ended_ns: Count
     uses: tuple[RolloutUse, ...]
     metrics: dict[str, float]
+    digest: str = ""
+    """SHA-256 of the batch: rows and advantages, to the bit."""
+    settings: str = ""
+    """The learner's settings, JSON: with them the batch can be made again."""
     spans: tuple[Span, ...]
     """One span per rollout trained on, in that rollout's own trace."""
 

@@ -90,6 +90,7 @@ def _of_batch(batch: SpanBatch, stream_sequence: int) -> Iterator[tuple[str, Row
                 "standing": standing(batch.end),
                 "outcome": batch.end.outcome,
                 "reward": batch.end.reward,
+                "reward_span": batch.end.reward_span,
                 "error": batch.end.error,
                 "result": batch.end.result,
                 "spans": batch.end.spans,
@@ -132,6 +133,8 @@ def _of_step(step: TrainingStep) -> Iterator[tuple[str, Row]]:
             "started": step.started_ns,
             "ended": step.ended_ns,
             "metrics": step.metrics,
+            "digest": step.digest,
+            "settings": step.settings,
         },
     )
     attempts: dict[str, Row] = {}
@@ -152,6 +155,8 @@ def _of_step(step: TrainingStep) -> Iterator[tuple[str, Row]]:
                 "reason": use.reason,
                 "tokens": use.tokens,
                 "staleness_max": use.staleness_max,
+                "place": use.place,
+                "credit": list(use.credit),
             },
         )
     for span in step.spans:
@@ -187,8 +192,8 @@ def _of_span(span: Span) -> Row:
         "status": span.status,
         "status_message": span.status_message,
         "scope": span.scope,
-        "attributes": {key: _text(value) for key, value in span.attributes.items()},
-        "resource": {key: _text(value) for key, value in span.resource.items()},
+        "attributes": {key: attributes.as_text(value) for key, value in span.attributes.items()},
+        "resource": {key: attributes.as_text(value) for key, value in span.resource.items()},
         "events": _json(span.events) if span.events else "",
     }
 
@@ -221,7 +226,3 @@ def _of_call(call: ModelCall, span: Span) -> Row:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=repr)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else _json(value)

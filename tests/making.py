@@ -2,7 +2,9 @@
 
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
+from learner.groups import Group
 from learner.rollouts import Rollout
 from schemas.attempts import standing
 from schemas.events import ModelCall, Outcome, RolloutEnd, Span, SpanBatch, VersionRun
@@ -12,9 +14,10 @@ SECOND_NS = 1_000_000_000
 
 
 def model_call(
-    index: int, prompt: Sequence[int], response: Sequence[int], version: int = 0, role: str = ""
+    index: int, prompt: Sequence[int], response: Sequence[int], /, version: int = 0, role: str = "", **fields: Any
 ) -> ModelCall:
-    """A call whose tokens all had probability 1/e."""
+    """A call whose tokens all had probability 1/e; ``fields`` are `ModelCall`'s others."""
+    said = {"request": "", "response": "", **fields}
     return ModelCall(
         index=index,
         model="policy",
@@ -24,13 +27,25 @@ def model_call(
         response_ids=array("I", response).tobytes(),
         logprobs=array("f", [-1.0] * len(response)).tobytes(),
         versions=(VersionRun(version=version, start=0, end=len(response)),),
+        **said,
     )
 
 
 def rollout(
-    task: str, sample: int, reward: float | None, *, outcome: Outcome = "ok", version: int = 0, samples: int = 4
+    task: str,
+    sample: int,
+    reward: float | None,
+    *,
+    outcome: Outcome = "ok",
+    version: int = 0,
+    samples: int = 4,
+    calls: Sequence[ModelCall] | None = None,
+    rewards: Sequence[float] = (),
 ) -> Rollout:
-    """A finished rollout of two calls."""
+    """A finished rollout; of two calls, the second extending the first, unless others are given."""
+    if calls is None:
+        second = model_call(1, [5, 6, 7, 8, 9, 4], [10, 11, 12], version)
+        calls = (model_call(0, [5, 6, 7], [8, 9], version), second)
     return Rollout(
         id=f"{task}.{sample}",
         task=task,
@@ -41,10 +56,16 @@ def rollout(
         outcome=outcome,
         standing=standing(RolloutEnd(outcome=outcome, spans=0, started_ns=0, ended_ns=0)),
         reward=reward,
-        calls=(model_call(0, [5, 6, 7], [8, 9], version), model_call(1, [5, 6, 7, 8, 9, 4], [10, 11, 12], version)),
+        calls=tuple(calls),
+        rewards=tuple(rewards) or (0.0,) * len(calls),
         first_sequence=sample + 1,
         last_sequence=sample + 1,
     )
+
+
+def group(task: str, *members: Rollout) -> Group:
+    """A group that is ready."""
+    return Group(task, len(members), 0.0, {one.id: one for one in members})
 
 
 def batches(

@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_attempts
     standing UInt8,
     outcome LowCardinality(String),
     reward Nullable(Float64),
+    reward_span String,
     error String CODEC(ZSTD(3)),
     result String CODEC(ZSTD(3)),
     spans UInt32,
@@ -135,7 +136,9 @@ CREATE TABLE IF NOT EXISTS {database}.raw_training_steps
     version UInt32,
     started DateTime64(9, 'UTC'),
     ended DateTime64(9, 'UTC'),
-    metrics Map(LowCardinality(String), Float64)
+    metrics Map(LowCardinality(String), Float64),
+    digest String,
+    settings String CODEC(ZSTD(3))
 )
 ENGINE = ReplacingMergeTree ORDER BY (run, model, step, epoch)
 SETTINGS non_replicated_deduplication_window = 1000;
@@ -157,7 +160,9 @@ CREATE TABLE IF NOT EXISTS {database}.raw_training_uses
     trained Bool,
     reason LowCardinality(String),
     tokens UInt32,
-    staleness_max UInt32
+    staleness_max UInt32,
+    place Int32,
+    credit Array(Float64)
 )
 ENGINE = ReplacingMergeTree ORDER BY (run, model, step, epoch, rollout, execution)
 SETTINGS non_replicated_deduplication_window = 1000;

@@ -40,7 +40,7 @@ class Engine:
         return web.json_response({})
 
     async def load(self, request: web.Request) -> web.Response:
-        path = (await request.json())["update_info"]["path"]
+        path = (await request.json())["update_info"]["paths"][0]
         with safe_open(path, framework="np") as file:
             for name in file.keys():  # noqa: SIM118 - not a dict
                 file.get_tensor(name)

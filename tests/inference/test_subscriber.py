@@ -1,7 +1,7 @@
 """The subscriber against a real broker: versions of a model are applied once, in time, and only when verified."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ class Engine:
         self.held: list[tuple[int, bytes]] = []
         self.changed = asyncio.Event()
 
-    async def swap(self, path: Path, version: int) -> float:
-        self.held.append((version, path.read_bytes()))
+    async def swap(self, files: Sequence[Path], version: int) -> float:
+        self.held.append((version, b"+".join(path.read_bytes() for path in files)))
         return 0.0
 
     async def applied(self) -> None:
@@ -68,6 +68,17 @@ async def test_a_late_joiner_takes_the_newest_version_and_then_every_new_one(bus
             await engine.holds(version)
     assert [version for version, _ in engine.held] == list(range(2, 10))
     assert all(content == b"weights of version %d" % version * 1000 for version, content in engine.held)
+
+
+async def test_adapters_come_with_the_base_they_are_added_to_which_is_fetched_once(bus: Bus, tmp_path: Path) -> None:
+    base = await bus.blobs.put(subjects.WEIGHT_BUCKET, "policy-base", b"base")
+    async with following(bus, tmp_path) as (_, engine):
+        for version in range(2):
+            own = await bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{version}-1", b"adapters %d" % version)
+            await publish(bus, tmp_path, version, kind="lora", blobs=(base, own))
+            await engine.holds(version)
+            await bus.blobs.delete(subjects.WEIGHT_BUCKET, "policy-base")  # no node needs it any more
+    assert engine.held == [(0, b"base+adapters 0"), (1, b"base+adapters 1")]
 
 
 class Behind:

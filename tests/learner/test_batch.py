@@ -9,34 +9,46 @@ import pytest
 from msgspec.structs import replace
 
 from bus.tasks import Problem
-from learner.advantages import advantages_of
-from learner.batch import make_batch, spans_of, unused
+from learner.advantages import estimator
+from learner.batch import Batch, BatchMaker
 from learner.dispatch import group_of
 from learner.groups import Group
+from learner.rows import Row, Shape, rows_of
 from learner.settings import AlgorithmSettings, LearnerSettings
-from learner.staleness import admitted_groups, lags, worst_lag
-from learner.transitions import rows_of, token_versions
+from learner.staleness import admitted_groups, in_dispatch_order, lags, mask_tokens, worst_lag
+from learner.transitions import token_versions, transitions_of
+from learner.uses import spans_of, unused
 from learner.weighting import row_weights
 from schemas import identity
-from schemas.events import TrainingStep, VersionRun
-from tests.making import model_call, rollout
+from schemas.events import ModelCall, TrainingStep, VersionRun
+from tests.making import group, model_call, rollout
 
 
 def settings(**changes: object) -> LearnerSettings:
     return LearnerSettings.model_validate({"model_path": Path("model"), **changes})
 
 
-def group(task: str, *rewards: float | None, version: int = 0) -> Group:
-    made = [
-        rollout(task, n, reward, outcome="ok" if reward is not None else "infra", version=version)
-        for n, reward in enumerate(rewards)
-    ]
-    return Group(task, len(made), 0.0, {one.id: one for one in made})
+def rewarded(task: str, *rewards: float | None, version: int = 0) -> Group:
+    return group(
+        task,
+        *[
+            rollout(task, n, reward, outcome="ok" if reward is not None else "infra", version=version)
+            for n, reward in enumerate(rewards)
+        ],
+    )
+
+
+def make_batch(groups: list[Group], version: int, asked: LearnerSettings) -> Batch:
+    return BatchMaker(asked).make(groups, version)
+
+
+def rows(*calls: ModelCall, limit: int = 100) -> list[Row]:
+    return rows_of("r", transitions_of(calls), Shape(max_tokens=limit))[0]
 
 
 def test_advantages_are_grpos() -> None:
     rewards = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
-    found = advantages_of(rewards, ["a"] * 4 + ["b"] * 2, AlgorithmSettings())
+    found = estimator(AlgorithmSettings())(rewards, ["a"] * 4 + ["b"] * 2)
     for part in (slice(0, 4), slice(4, 6)):
         values = np.array(rewards[part])
         expected = (values - values.mean()) / (values.std(ddof=1) + 1e-6)
@@ -45,17 +57,17 @@ def test_advantages_are_grpos() -> None:
 
 @pytest.mark.parametrize("others", [[None, None], []])
 def test_a_group_of_one_valid_rollout_has_no_advantage(others: list[None]) -> None:
-    rewards = [1.0, *others]
-    assert advantages_of(rewards, ["a"] * len(rewards), AlgorithmSettings()) == [0.0] * len(rewards)
+    batch = make_batch([rewarded("a", 1.0, *others)], 0, settings())
+    assert [use.advantage for use in batch.uses] == [0.0] * (1 + len(others))
 
 
 def test_every_rollout_is_accounted_for_and_stale_ones_are_left_out() -> None:
-    groups = [group("a", 1.0, 0.0, None, 0.0, version=5), group("b", 1.0, 0.0, version=2)]
+    groups = [rewarded("a", 1.0, 0.0, None, 0.0, version=5), rewarded("b", 1.0, 0.0, version=2)]
     batch = make_batch(groups, 5, settings(max_staleness=2))
     reasons = {use.rollout: use.reason for use in batch.uses}
     assert reasons == {"a.0": "", "a.1": "", "a.2": "infra", "a.3": "", "b.0": "stale", "b.1": "stale"}
     assert {row.rollout for row in batch.rows} == {"a.0", "a.1", "a.3"}
-    assert len(batch.rows) == len(batch.advantages) == 6
+    assert len(batch.rows) == 3 and len(batch.advantages) == 6, "two calls in one row"
     # The masked rollout is no part of its group: the advantage is that of 1, 0, 0.
     assert batch.uses[0].advantage == pytest.approx((1 - 1 / 3) / np.std([1, 0, 0], ddof=1), rel=1e-4)
     assert batch.metrics["staleness/max"] == 0 and batch.metrics["tokens"] == 15
@@ -65,10 +77,30 @@ def test_a_token_is_as_stale_as_the_version_that_made_it() -> None:
     call = model_call(0, [1], [2, 3, 4, 5])
     mixed = replace(call, versions=(VersionRun(version=3, start=0, end=1), VersionRun(version=4, start=1, end=4)))
     assert token_versions(mixed).tolist() == [3, 4, 4, 4]
-    one = rollout("a", 0, 1.0)
-    rows, _ = rows_of(type(one)(**{name: getattr(one, name) for name in one.__slots__} | {"calls": (mixed,)}), [], 100)
-    assert lags(rows, 5).tolist() == [2, 1, 1, 1]
-    assert worst_lag(rows, 5) == 2
+    assert lags(rows(mixed), 5).tolist() == [2, 1, 1, 1]
+    assert worst_lag(rows(mixed), 5) == 2
+    (masked,) = mask_tokens(rows(mixed), 5, 1)
+    assert masked.ids[masked.trained].tolist() == [3, 4, 5] and mask_tokens(rows(mixed), 5, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("policies", "reasons", "tokens"),
+    [
+        (["drop"], ["stale", ""], 5),
+        (["mask_tokens"], ["", ""], 8),
+        (["drop", "mask_tokens"], ["", ""], 8),
+        ([], ["", ""], 10),
+    ],
+)
+def test_staleness_policies_leave_out_rollouts_or_tokens_or_nothing(
+    policies: list[str], reasons: list[str], tokens: int
+) -> None:
+    first, second = (rollout("a", sample, 1.0 - sample, version=4) for sample in (0, 1))
+    old = replace(first.calls[0], versions=(VersionRun(version=1, start=0, end=2),))
+    groups = [group("a", dataclasses.replace(first, calls=(old, first.calls[1])), second)]
+    batch = make_batch(groups, 5, settings(max_staleness=2, off_policy=policies))
+    assert [use.reason for use in batch.uses] == reasons and batch.metrics["tokens"] == tokens
+    assert batch.metrics["coverage"] == 1.0
 
 
 def test_versions_that_do_not_cover_the_tokens_are_an_error() -> None:
@@ -85,28 +117,34 @@ def test_a_malformed_call_leaves_its_rollout_out_and_the_batch_goes_on(change: d
     bad = dataclasses.replace(bad, calls=(bad.calls[0], replace(bad.calls[1], **change)))
     batch = make_batch([Group("a", 2, 0.0, {good.id: good, bad.id: bad})], 0, settings())
     assert {row.rollout for row in batch.rows} == {good.id}
-    assert [use.reason for use in batch.uses] == ["", "no row: 1 malformed"]
+    assert [use.reason for use in batch.uses] == ["", "no row: malformed"]
 
 
-def test_over_long_calls_and_other_roles_are_left_out_with_their_reason() -> None:
-    one = rollout("a", 0, 1.0)
-    assert rows_of(one, ["writer"], 100)[1] == ["role", "role"]
-    rows, left_out = rows_of(one, [], 6)
-    assert [row.call for row in rows] == [0] and left_out == ["too long"]
+def test_over_long_calls_and_other_roles_are_left_out_and_counted() -> None:
+    groups = [group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))]
+    batch = make_batch(groups, 0, settings(train_roles=["writer"]))
+    assert [use.reason for use in batch.uses] == ["no row: 2 role"] * 2
+    batch = make_batch(groups, 0, settings(max_row_tokens=16))
+    assert batch.metrics["calls"] == 4 and batch.metrics["coverage"] == 1.0
+    long = model_call(2, list(range(1, 20)), [3])
+    groups = [group("a", rollout("a", 0, 1.0, calls=[*rollout("a", 0, 1.0).calls, long]), rollout("a", 1, 0.0))]
+    batch = make_batch(groups, 0, settings(max_row_tokens=16))
+    assert batch.metrics["left_out/too long"] == 1 and batch.metrics["tokens/left_out"] == 1
 
 
+@pytest.mark.parametrize("cut", ["transition", "trajectory"])
 @pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"])
-def test_row_weights_do_not_depend_on_how_a_rollout_is_cut(mode: str) -> None:
+def test_row_weights_do_not_depend_on_how_a_rollout_is_cut(mode: str, cut: Any) -> None:
     one, two = rollout("a", 0, 1.0), rollout("a", 1, 0.0)
-    rows = [row for part in (one, two) for row in rows_of(part, [], 100)[0]]
-    weights = row_weights(rows, mode)
-    total = sum(weight * row.tokens for weight, row in zip(weights, rows, strict=True))
+    shape = Shape(mode=cut, max_tokens=100)
+    made = [row for part in (one, two) for row in rows_of(part.id, transitions_of(part.calls), shape)[0]]
+    total = sum(weight * row.tokens for weight, row in zip(row_weights(made, mode), made, strict=True))
     expected = {"seq-mean-token-mean": 1.0, "token-mean": 1.0, "seq-mean-token-sum": 5.0}
     assert total == pytest.approx(expected[mode])
 
 
 def test_spans_of_a_step_belong_to_the_rollouts_traces() -> None:
-    groups = [group("a", 1.0, 0.0)]
+    groups = [rewarded("a", 1.0, 0.0)]
     batch = make_batch(groups, 0, settings())
     step = TrainingStep(
         run="run",
@@ -134,6 +172,15 @@ def test_what_never_came_into_a_batch_keeps_its_own_reason() -> None:
 def test_admission_never_lets_more_be_under_way_than_the_bound_allows() -> None:
     assert admitted_groups(0, 0, 16) == 16
     assert admitted_groups(3, 1, 16) == 80
+    assert admitted_groups(3, 1, 16, publish_every=2) == 64, "what is served may be a step older"
+
+
+def test_groups_in_dispatch_order_wait_for_the_ones_before_them() -> None:
+    one, two, three = (Group(name, 2, 0.0) for name in "abc")
+    ready = [three, one]
+    assert in_dispatch_order(ready, ["a", "b", "c"], {"a", "c"}) == [one]
+    assert in_dispatch_order([three, two, one], ["a", "b", "c"], {"a", "b", "c"}) == [one, two, three]
+    assert in_dispatch_order(ready, ["a", "x", "c"], {"a", "x", "c"}) == [one, three], "x came to nothing"
 
 
 def test_dispatch_covers_every_problem_once_per_pass_and_is_deterministic() -> None:

@@ -1,175 +1,294 @@
-"""verl's engine on a tiny Qwen2, against a slow and plain reference."""
+"""verl's engine on a tiny Qwen2: its gradient is a slow and plain reference's, however the work is cut."""
 
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from msgspec.structs import replace
 
-from learner.settings import LearnerSettings
+from learner.batch import Batch, BatchMaker
+from learner.rollouts import Rollout
+from learner.rows import Shape, rows_of
 from learner.trainer import Trainer
-from learner.transitions import Row
-from learner.weighting import row_weights
+from learner.transitions import transitions_of
+from tests.learner.conftest import LEARNING_RATE, settings_for
+from tests.learner.plain import Named, Rule, gradient
+from tests.making import group, model_call, rollout
 
-LEARNING_RATE = 1e-3
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with tied embeddings."""
-    path = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        dtype="float32",
-    )
-    Qwen2ForCausalLM(config).save_pretrained(path)
-    from transformers import Qwen2Tokenizer
-
-    Qwen2Tokenizer().train_new_from_iterator(["a"], 300, show_progress=False).save_pretrained(path)
-    return path
+Start = Callable[..., Trainer]
+ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def start(model_path: Path) -> Iterator[Any]:
-    """Makes trainers with settings of the rollout correction."""
-
-    def make(**correction: object) -> Trainer:
-        settings = {
-            "model_path": model_path,
-            "threads": 1,
-            "actor": {"optim": {"lr": LEARNING_RATE}, "ppo_max_token_len_per_gpu": 128},
-            "algorithm": {"rollout_correction": correction},
-        }
-        return Trainer(LearnerSettings.model_validate(settings))
-
-    yield make
-
-
-def rows_for(trainer: Trainer, shift: float = 0.0) -> tuple[list[Row], list[float]]:
-    """Rows of eight rollouts, two calls each; sampled with the current probabilities, moved by up to ``shift``."""
-    rng = np.random.default_rng(0)
-    rows = []
-    for number in range(8):
-        for call in range(2):
-            # Not token 0: the tokenizer's padding, which an embedding learns nothing for.
-            prompt, response = rng.integers(1, 64, rng.integers(3, 9)), rng.integers(1, 64, rng.integers(2, 7))
-            zeros = np.zeros(len(response))
-            rows.append(Row(f"r{number}", call, prompt, response, zeros.astype(np.float32), zeros.astype(np.int64)))
-    sampled = trainer.log_probs(rows)
-    moved = [
-        Row(
-            row.rollout,
-            row.call,
-            row.prompt_ids,
-            row.response_ids,
-            (logprobs + rng.uniform(-shift, shift, row.tokens)).astype(np.float32),
-            row.versions,
-        )
-        for row, logprobs in zip(rows, sampled, strict=True)
-    ]
-    return moved, [1.0 if row.rollout in ("r0", "r1", "r2") else -0.6 for row in moved]
+def conversations(seed: int = 0, count: int = 8) -> list[Rollout]:
+    """Rollouts of one to four calls, some extending others, some alone, each of its own length."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for number in range(count):
+        calls: list[Any] = []
+        context: list[int] = []
+        for index in range(int(rng.integers(1, 5))):
+            new = rng.integers(1, 64, rng.integers(2, 6)).tolist()  # not token 0: the tokenizer's padding
+            prompt = context + new if rng.random() < 0.7 else new
+            response = rng.integers(1, 64, rng.integers(2, 7)).tolist()
+            calls.append(model_call(index, prompt, response))
+            context = prompt + response
+        task = f"task{number // 4}"
+        made.append(rollout(task, number % 4, float(number % 3 == 0), calls=calls))
+    return made
 
 
-Named = dict[str, torch.Tensor]
+def sampled_by(trainer: Trainer, rollouts: Sequence[Rollout], shift: float) -> list[Rollout]:
+    """The rollouts as if the current weights had sampled them, each log-probability moved by up to ``shift``."""
+    rng = np.random.default_rng(1)
+    made = []
+    for one in rollouts:
+        rows, _ = rows_of(one.id, transitions_of(one.calls), Shape(mode="transition", max_tokens=128))
+        calls = []
+        for call, row, logprobs in zip(one.calls, rows, trainer.log_probs(rows), strict=True):
+            moved = logprobs[row.trained] + rng.uniform(-shift, shift, row.tokens)
+            calls.append(replace(call, logprobs=array("f", moved).tobytes()))
+        made.append(changed(one, calls=tuple(calls)))
+    return made
 
 
-def reference_step(model_path: Path, rows: list[Row], advantages: list[float], bypass: bool) -> tuple[Named, Named]:
-    """One AdamW step on PPO's clipped loss, row by row, each rollout weighing the same; weights and gradients."""
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.0)
-    for row, advantage, weight in zip(rows, advantages, row_weights(rows, "seq-mean-token-mean"), strict=True):
-        ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]))
-        logits = model(input_ids=ids[None]).logits[0, len(row.prompt_ids) - 1 : -1]
-        now = torch.log_softmax(logits, -1).gather(1, ids[len(row.prompt_ids) :, None])[:, 0]
-        sampled = torch.from_numpy(row.logprobs)
-        old = sampled if bypass else now.detach()
-        ratio = torch.exp(now - old)
-        loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.28))
-        if advantage < 0:
-            loss = torch.minimum(loss, torch.full_like(loss, -advantage * 3.0))
-        if not bypass:
-            loss = loss * torch.exp(now.detach() - sampled).clamp(max=2.0)
-        (loss.sum() * weight).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    named = dict(model.named_parameters())
-    return {name: tensor.detach() for name, tensor in named.items()}, {name: found(t) for name, t in named.items()}
+def batch_of(trainer: Trainer, rollouts: Sequence[Rollout]) -> Batch:
+    """The training batch of rollouts, by the trainer's settings."""
+    groups = [group(task, *[one for one in rollouts if one.task == task]) for task in ("task0", "task1")]
+    return BatchMaker(trainer._settings).make(groups, 0)
 
 
-def found(tensor: torch.Tensor) -> torch.Tensor:
-    """The gradient of a parameter."""
-    assert tensor.grad is not None
-    return tensor.grad
+def gradient_of(trainer: Trainer, batch: Batch) -> tuple[dict[str, float], list[Named]]:
+    """Metrics of a step that changes nothing, and the gradient of each optimiser step in it."""
+    seen: list[Named] = []
+    engine = trainer._engine
+
+    def look() -> float:
+        seen.append({name: whole(part.grad) for name, part in engine.module.named_parameters()})
+        return 0.0
+
+    engine.optimizer_step = look
+    try:
+        return trainer.step(batch), seen
+    finally:
+        del engine.optimizer_step
 
 
-def flat(tensors: Named, names: list[str]) -> torch.Tensor:
-    """All elements in one row."""
-    return torch.cat([tensors[name].flatten() for name in names])
+def whole(tensor: Any) -> torch.Tensor:
+    """All of a tensor that may be spread over ranks."""
+    found = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found.detach().clone() if found is not None else torch.zeros(())
 
 
-@pytest.mark.parametrize("bypass", [True, False], ids=["against the sampling policy", "truncated importance weights"])
-def test_a_step_is_what_a_plain_reference_does(start: Any, model_path: Path, bypass: bool) -> None:
-    trainer = start(bypass_mode=bypass, rollout_is="token", rollout_is_threshold=2.0)
-    rows, advantages = rows_for(trainer, shift=0.9)  # some ratios are clipped, some weights truncated
-    expected, gradients = reference_step(model_path, rows, advantages, bypass)
+def close(one: Named, other: Named) -> None:
+    """Equal but for the rounding of float32 sums."""
+    largest = max(float(part.abs().max()) for part in other.values())
+    for name, part in other.items():
+        torch.testing.assert_close(one[name], part, atol=2e-6 * largest, rtol=2e-4)
+
+
+RULES = {
+    "PPO against the sampling policy": Rule(),
+    "PPO, decoupled, truncated weights": Rule(bypass=False),
+    "per rollout sums": Rule(agg="seq-mean-token-sum"),
+    "per token": Rule(agg="token-mean"),
+    "KL and entropy": Rule(kl=0.1, entropy=0.05),
+    "gspo": Rule(loss="gspo"),
+    "cispo": Rule(loss="cispo"),
+    "gpg": Rule(loss="gpg"),
+    "dppo_tv": Rule(loss="dppo_tv"),
+    "sapo": Rule(loss="sapo"),
+    "geo_mean": Rule(loss="geo_mean"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+def test_a_gradient_is_the_plain_references_however_the_work_is_cut(start: Start, model_path: Path, rule: Rule) -> None:
+    """Rows per call or merged, in any order, in one micro-batch or many."""
+    actor = {
+        "policy_loss": rule.loss,
+        "loss_agg_mode": rule.agg,
+        "use_kl_loss": rule.kl > 0,
+        "kl_loss_coef": rule.kl,
+        "entropy_coeff": rule.entropy,
+    }
+    trainer = start(actor=actor, algorithm={"rollout_correction": {"bypass_mode": rule.bypass}})
+    rollouts = sampled_by(trainer, conversations(), shift=0.9)  # some ratios are clipped, some weights truncated
+    batch = batch_of(trainer, rollouts)
+    expected_loss, expected = gradient(model_path, rollouts, batch.advantages, rule)
+    for cut in (
+        {"rows": "trajectory"},
+        {"rows": "transition"},
+        {"rows": "trajectory", "actor": {**actor, "ppo_max_token_len_per_gpu": 64}},
+    ):
+        merged = {"actor": actor, "algorithm": {"rollout_correction": {"bypass_mode": rule.bypass}}, **cut}
+        trainer._settings = settings_for(model_path, **merged)
+        trainer._forward = changed(trainer._forward, max_tokens=trainer._settings.actor.ppo_max_token_len_per_gpu)
+        trainer._train = changed(trainer._train, max_tokens=trainer._settings.actor.ppo_max_token_len_per_gpu)
+        batch = batch_of(trainer, rollouts)
+        order = np.random.default_rng(2).permutation(len(batch.rows))
+        shuffled = changed(batch, rows=[batch.rows[place] for place in order])
+        metrics, (found,) = gradient_of(trainer, shuffled)
+        assert metrics["actor/loss"] == pytest.approx(expected_loss, rel=1e-4, abs=1e-6)
+        close(found, {name: part for name, part in expected.items() if name in found})
+
+
+def test_mini_batches_add_up_to_thewhole(start: Start, model_path: Path) -> None:
+    """At the same weights the gradients of mini-batches, weighed by their rollouts, are that of the batch."""
+    trainer = start()
+    rollouts = sampled_by(trainer, conversations(), shift=0.5)
+    batch = batch_of(trainer, rollouts)
+    _, (whole,) = gradient_of(trainer, batch)
+    trainer._settings = settings_for(model_path, actor={"ppo_mini_batch_size": 1})
+    _, parts = gradient_of(trainer, batch)
+    assert len(parts) == 2
+    close({name: (parts[0][name] + parts[1][name]) / 2 for name in whole}, whole)
+
+
+def test_accumulated_gradients_and_a_step_move_the_weights_as_adamw_does(start: Start, model_path: Path) -> None:
+    trainer = start()
+    rollouts = sampled_by(trainer, conversations(), shift=0.5)
+    batch = batch_of(trainer, rollouts)
+    _, expected = gradient(model_path, rollouts, batch.advantages, Rule())
     before = trainer.weights()
-    trainer.step(rows, advantages)
+    trainer.step(batch)
     after = trainer.weights()
-    assert set(after) == set(expected)
-    names = list(expected)
-    moved, wanted = flat(after, names) - flat(before, names), flat(expected, names) - flat(before, names)
-    # AdamW's first step is nearly the sign of the gradient: where that is zero but for rounding (the bias of the keys
-    # always is), the sign is chance.
-    size = flat(gradients, names).abs()
-    sure = size > 1e-4 * size.max()
-    assert sure.float().mean() > 0.75
-    torch.testing.assert_close(moved[sure], wanted[sure], atol=0.01 * LEARNING_RATE, rtol=0)
+    largest = max(float(part.abs().max()) for part in expected.values())
+    for name, part in expected.items():
+        # AdamW's first step is the sign of the gradient, where that is more than rounding.
+        sure = part.abs() > 1e-4 * largest
+        moved = (after[name] - before[name])[sure]
+        torch.testing.assert_close(moved, -LEARNING_RATE * part.sign()[sure], atol=0.02 * LEARNING_RATE, rtol=0)
 
 
-def test_the_order_and_cutting_of_micro_batches_change_nothing(start: Any) -> None:
-    first = start()
-    rows, advantages = rows_for(first)
-    order = np.random.default_rng(1).permutation(len(rows))
-    second = start()
-    first.step(rows, advantages)
-    second.step([rows[place] for place in order], [advantages[place] for place in order])
-    one, two = first.weights(), second.weights()
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], atol=3e-5, rtol=0)
+def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path) -> None:
+    """torchrun over gloo: the gradients of policy and critic are those of a single process, but for rounding."""
+    from tests.learner.ranks import step
+
+    script = Path(__file__).with_name("ranks.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(tmp_path / "two.pt")], cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    two, one = torch.load(tmp_path / "two.pt"), step(model_path)
+    assert one is not None and one["metrics"].keys() == two["metrics"].keys()
+    for what in ("gradient", "critic"):
+        close(two[what], one[what])
+    for name in ("actor/loss", "actor/kl_loss", "critic/vf_loss", "off_policy/ess", "rollout_corr/k3_kl"):
+        assert two["metrics"][name] == pytest.approx(one["metrics"][name], rel=1e-4, abs=1e-6), name
 
 
-def test_a_step_raises_what_was_good_and_lowers_what_was_not(start: Any) -> None:
-    trainer = start()
-    rows, advantages = rows_for(trainer)
-    before = trainer.log_probs(rows)
-    metrics = trainer.step(rows, advantages)
-    change = [(new - old).mean() for new, old in zip(trainer.log_probs(rows), before, strict=True)]
-    good = np.mean([value for value, advantage in zip(change, advantages, strict=True) if advantage > 0])
-    bad = np.mean([value for value, advantage in zip(change, advantages, strict=True) if advantage < 0])
-    assert good > bad
-    assert metrics["rollout_corr/k3_kl"] == pytest.approx(0.0, abs=1e-6)
+def test_a_critic_learns_the_returns(start: Start) -> None:
+    """PPO with verl's value engine, several rows per rollout: its loss falls, and the policy moves with it."""
+    trainer = start(algorithm={"adv_estimator": "gae"}, critic={"optim": {"lr": 1e-2}})
+    batch = batch_of(trainer, sampled_by(trainer, conversations(), shift=0.0))
+    losses = [trainer.step(batch)["critic/vf_loss"] for _ in range(6)]
+    assert losses[-1] < 0.5 * losses[0]
 
 
-def test_a_checkpoint_restores_weights_and_optimiser_bit_by_bit(start: Any, tmp_path: Path) -> None:
-    trainer = start()
-    rows, advantages = rows_for(trainer)
-    trainer.step(rows, advantages)
+def test_adapters_alone_are_trained_and_merge_to_what_the_learner_computes(start: Start, tmp_path: Path) -> None:
+    """LoRA: the files a node loads give the learner's own log-probabilities."""
+    from inference.weight_engine import tensors
+    from learner.weights import write_base, write_weights
+
+    trainer = start(lora={"lora_rank": 4, "lora_alpha": 8}, actor={"use_kl_loss": True, "optim": {"lr": 1e-2}})
+    batch = batch_of(trainer, sampled_by(trainer, conversations(), shift=0.0))
+    write_base(trainer, tmp_path / "base")
+    for _ in range(3):
+        metrics = trainer.step(batch)
+    assert metrics["actor/kl_loss"] > 0, "the model has left the one without adapters"
+    write_weights(trainer, tmp_path / "adapters")
+    write_base(trainer, tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "base").read_bytes()
+    merged = dict(tensors(str(tmp_path / "base"), str(tmp_path / "adapters")))
+    full = start()
+    missing, unexpected = full._engine.module.load_state_dict(
+        {name: _distributed(full, name, part) for name, part in merged.items()}, strict=False
+    )
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    for one, other in zip(full.log_probs(batch.rows), trainer.log_probs(batch.rows), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def _distributed(trainer: Trainer, name: str, tensor: torch.Tensor) -> Any:
+    from torch.distributed.tensor import distribute_tensor
+
+    own = trainer._engine.module.state_dict()[name]
+    return distribute_tensor(tensor, own.device_mesh, own.placements)
+
+
+@pytest.mark.parametrize(
+    ("correction", "check"),
+    [
+        ({"bypass_mode": False, "rollout_is": "sequence", "rollout_is_threshold": 2.0}, "rollout_is_mean"),
+        ({"bypass_mode": False, "rollout_is": "token", "rollout_is_threshold": "0.5_1.5"}, "rollout_is_mean"),
+        ({"rollout_rs": "token_k1", "rollout_rs_threshold": "0.8_1.25"}, "rollout_rs_masked_fraction"),
+        ({"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.01}, "rollout_rs_masked_fraction"),
+        ({"rollout_rs": "seq_max_k2", "rollout_rs_threshold": 0.05}, "rollout_rs_masked_fraction"),
+        ({"loss_type": "reinforce", "rollout_is": "token", "rollout_is_batch_normalize": True}, "rollout_is_mean"),
+    ],
+    ids=["sequence TIS", "IcePop", "token_k1", "seq_mean_k3", "seq_max_k2", "REINFORCE"],
+)
+def test_corrections_are_verls_by_its_own_names(start: Start, model_path: Path, correction: Any, check: str) -> None:
+    """Each has its effect, and the same one for rows per call and merged rows: its sequences are calls."""
+    trainer = start(algorithm={"rollout_correction": correction})
+    rollouts = sampled_by(trainer, conversations(), shift=0.4)
+    found = []
+    for rows in ("transition", "trajectory"):
+        trainer._settings = settings_for(model_path, rows=rows, algorithm={"rollout_correction": correction})
+        found.append(gradient_of(trainer, batch_of(trainer, rollouts)))
+    (one, (first,)), (_, (second,)) = found
+    close(first, second)
+    assert 0 < one["off_policy/ess"] < 1
+    value = one[f"rollout_corr/{check}"]
+    assert 0 < value < 1 if check.endswith("fraction") else value > 0
+    plain = start()
+    _, (uncorrected,) = gradient_of(plain, batch_of(plain, rollouts))
+    assert any(not torch.allclose(first[name], uncorrected[name], rtol=1e-3) for name in first)
+
+
+def test_a_step_counts_less_when_few_tokens_are_effective(start: Start) -> None:
+    trainer = start(algorithm={"rollout_correction": {"ess_bound": 0.9}})
+    rollouts = sampled_by(trainer, conversations(), shift=1.5)
+    metrics, (guarded,) = gradient_of(trainer, batch_of(trainer, rollouts))
+    share = metrics["off_policy/ess"]
+    assert share < 0.9 and metrics["off_policy/trust"] == pytest.approx(share / 0.9)
+    free = start()
+    _, (whole,) = gradient_of(free, batch_of(free, rollouts))
+    close(guarded, {name: part * metrics["off_policy/trust"] for name, part in whole.items()})
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"actor": {"policy_loss": "guess"}}, "policy_loss: 'guess' is not known; known: cispo, clip_cov"),
+        ({"actor": {"policy_loss_options": {"dro_gamma": 1.0}}}, "policy_loss_options: .*dro_gamma"),
+    ],
+)
+def test_a_name_that_is_not_known_is_refused_with_a_sentence(start: Start, changes: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        start(**changes)
+
+
+def test_a_checkpoint_restores_weights_and_optimiser_bit_by_bit(start: Start, tmp_path: Path) -> None:
+    trainer = start(algorithm={"adv_estimator": "gae"})
+    batch = batch_of(trainer, sampled_by(trainer, conversations(), shift=0.2))
+    trainer.step(batch)
     trainer.save(tmp_path / "checkpoint")
-    trainer.step(rows, advantages)
+    first = trainer.step(batch)
     expected = trainer.weights()
-    again = start()
+    again = start(algorithm={"adv_estimator": "gae"})
     again.load(tmp_path / "checkpoint")
-    again.step(rows, advantages)
+    second = again.step(batch)
+    assert first["critic/vf_loss"] == second["critic/vf_loss"]
     found = again.weights()
     assert all(torch.equal(found[name], expected[name]) for name in expected)

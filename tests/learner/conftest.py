@@ -1,0 +1,53 @@
+"""A tiny model for verl's engine, and trainers on it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from learner.settings import LearnerSettings
+from learner.trainer import Trainer
+
+LEARNING_RATE = 1e-3
+
+
+def tiny_model(path: Path) -> Path:
+    """A model of 64 tokens with tied embeddings, the same every time."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        dtype="float32",
+    )
+    Qwen2ForCausalLM(config).save_pretrained(path)
+    Qwen2Tokenizer().train_new_from_iterator(["a"], 300, show_progress=False).save_pretrained(path)
+    return path
+
+
+def settings_for(model_path: Path, **changes: Any) -> LearnerSettings:
+    """Settings of a small trainer; ``actor`` and ``algorithm`` are merged into its own."""
+    actor = {"optim": {"lr": LEARNING_RATE}, "ppo_max_token_len_per_gpu": 128, **changes.pop("actor", {})}
+    return LearnerSettings.model_validate(
+        {"model_path": model_path, "threads": 1, "max_row_tokens": 128, "actor": actor, **changes}
+    )
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with tied embeddings."""
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def start(model_path: Path) -> Callable[..., Trainer]:
+    """Makes trainers; arguments are fields of the learner's settings."""
+    return lambda **changes: Trainer(settings_for(model_path, **changes))

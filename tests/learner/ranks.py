@@ -1,0 +1,50 @@
+"""Run by torchrun: the gradients of policy and critic in one step; the first rank writes them to a file."""
+
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from learner.trainer import Trainer  # noqa: E402
+from tests.learner.conftest import settings_for, tiny_model  # noqa: E402
+from tests.learner.test_trainer import batch_of, conversations, sampled_by, whole  # noqa: E402
+
+
+def step(model_path: Path) -> dict[str, Any] | None:
+    """What one step on seven rollouts computes, so that two ranks have different numbers of rows; None on followers."""
+    trainer = Trainer(
+        settings_for(
+            model_path,
+            actor={"use_kl_loss": True, "ppo_max_token_len_per_gpu": 64},
+            algorithm={"adv_estimator": "gae"},
+        )
+    )
+    seen: dict[str, Any] = {}
+
+    def look(name: str, engine: Any) -> float:
+        """In place of the optimiser; every rank takes part in putting a gradient together."""
+        seen[name] = {what: whole(part.grad) for what, part in engine.module.named_parameters()}
+        return 0.0
+
+    assert trainer._critic is not None
+    for name, engine in (("gradient", trainer._engine), ("critic", trainer._critic.engine)):
+        engine.optimizer_step = partial(look, name, engine)
+    if trainer.ranks.rank > 0:
+        trainer.follow()
+        return None
+    seen["metrics"] = trainer.step(batch_of(trainer, sampled_by(trainer, conversations(count=7), shift=0.5)))
+    trainer.done()
+    return seen
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        found = step(tiny_model(Path(directory)))
+    if found is not None:
+        torch.save(found, sys.argv[1])

@@ -1,0 +1,162 @@
+"""Credit and advantages: each method against its formula, worked by hand."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from learner import credit
+from learner.advantages import estimator
+from learner.batch import BatchMaker
+from learner.credit import Episode
+from learner.settings import AirRule, AlgorithmSettings, CreditSettings, LearnerSettings
+from learner.signals import intermediate_rewards
+from schemas.events import Span
+from tests.making import group, model_call, rollout
+
+GRPO = estimator(AlgorithmSettings())
+EPSILON = 1e-6
+
+
+def episode(reward: float, *rewards: float, task: str = "a", states: str = "") -> Episode:
+    return Episode(task, reward, rewards, tuple(states or [str(at) for at in range(len(rewards))]))
+
+
+def by(method: str, *episodes: Episode, estimate: credit.Estimate = GRPO, **options: Any) -> list[list[float]]:
+    return credit.method(method)(episodes, estimate, CreditSettings(method=method, **options))
+
+
+WON, LOST = episode(1.0, 0.0, 0.0), episode(0.0, 0.0, 0.0, 0.0)
+A = 0.5 / (np.std([1, 0], ddof=1) + EPSILON)  # of the winner; the loser's is its negative
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "expected"),
+    [
+        ("identical", {}, [[A, A], [-A, -A, -A]]),
+        ("last", {}, [[0, A], [0, 0, -A]]),
+        ("discounted", {"gamma": 0.5}, [[A / 2, A], [-A / 4, -A / 2, -A]]),
+        ("reward_to_go", {}, [[A, A], [-A, -A, -A]]),
+        ("air", {}, [[A, A], [-A, -A, -A]]),
+        ("anchor", {"step_weight": 0.0}, [[A, A], [-A, -A, -A]]),
+        ("anchor", {}, [[2 * A, 2 * A], [-2 * A, -2 * A, -A]]),  # the third state was one rollout's alone
+    ],
+    ids=["identical", "last", "discounted", "reward_to_go", "air", "anchor off", "anchor"],
+)
+def test_credit_is_its_formula(method: str, options: dict[str, Any], expected: list[list[float]]) -> None:
+    for found, wanted in zip(by(method, WON, LOST, **options), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_reward_to_go_judges_a_call_by_what_came_after_it() -> None:
+    """Returns 1.5, 1 and 0, 0; the others of the group count once, with the mean of their returns."""
+    found = by("reward_to_go", episode(1.0, 0.5, 0.0), episode(0.0, 0.0, 0.0))
+    mine, other = 1.25, 0.0
+    for value, advantage in zip([1.5, 1.0], found[0], strict=True):
+        pair = np.array([value, other])
+        assert advantage == pytest.approx((value - pair.mean()) / (pair.std(ddof=1) + EPSILON), rel=1e-5)
+    pair = np.array([mine, 0.0])
+    assert found[1] == pytest.approx([(0 - pair.mean()) / (pair.std(ddof=1) + EPSILON)] * 2, rel=1e-5)
+    plain = [float(x) for x in (1.5, 1.0)]
+    raw = by("reward_to_go", episode(1.0, 0.5, 0.0), estimate=lambda scores, groups: list(scores))
+    assert raw == [plain], "with a critic it is the return itself"
+
+
+def test_anchor_compares_calls_from_the_same_state_only() -> None:
+    """States x of both rollouts, y of the first, z of the second, twice x in the second."""
+    one, two = episode(1.0, 0.0, 0.0, states="xy"), episode(0.0, 0.25, 0.0, 0.0, states="xzx")
+    found = by("anchor", one, two, gamma=1.0, step_weight=2.0)
+    outcome = by("identical", one, two)
+    returns = np.array([1.0, 0.25, 0.0])  # in state x
+    step = (returns - returns.mean()) / (returns.std(ddof=1) + EPSILON)
+    np.testing.assert_allclose(found[0], np.add(outcome[0], [2 * step[0], 0]), rtol=1e-5)
+    np.testing.assert_allclose(found[1], np.add(outcome[1], [2 * step[1], 0, 2 * step[2]]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["identical", "last", "discounted", "reward_to_go", "air", "anchor"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "grpo_passk"])
+def test_credit_of_a_group_does_not_depend_on_the_others_or_their_order(method: str, name: str) -> None:
+    estimate = estimator(AlgorithmSettings(adv_estimator=name))
+    other = [episode(3.0, 1.0, task="b"), episode(0.0, 0.0, 2.0, task="b")]
+    alone = by(method, WON, LOST, estimate=estimate)
+    among = by(method, other[0], LOST, other[1], WON, estimate=estimate)
+    if name != "reinforce_plus_plus_baseline" and name != "gpg":  # these scale by the whole batch
+        for found, wanted in zip([among[3], among[1]], alone, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert all(np.sign(among[3]) >= 0) and all(np.sign(among[1]) <= 0)
+
+
+def test_rloo_and_reinforce_plus_plus_are_verls() -> None:
+    rloo = estimator(AlgorithmSettings(adv_estimator="rloo"))([1.0, 0.0, 0.0], ["a"] * 3)
+    np.testing.assert_allclose(rloo, [1.0, -0.5, -0.5], rtol=1e-6)  # against the mean of the others
+    plus = estimator(AlgorithmSettings(adv_estimator="reinforce_plus_plus"))([1.0, 0.0, 0.0, 1.0], list("aabb"))
+    assert np.mean(plus) == pytest.approx(0, abs=1e-6) and plus[0] == plus[3] > 0 > plus[1] == plus[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("guess", "adv_estimator: 'guess' is not known; known: gae, gdpo, gpg"),
+        ("remax", "'remax' needs reward_baselines"),
+    ],
+)
+def test_an_estimator_that_cannot_be_used_is_refused_with_a_sentence(name: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        estimator(AlgorithmSettings(adv_estimator=name))
+
+
+def test_a_users_own_credit_is_found_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("mine")
+    module.first = lambda episodes, estimate, settings: [[1.0] + [0.0] * (one.calls - 1) for one in episodes]
+    module.wrong = lambda episodes, estimate, settings: [[float("nan")] for _ in episodes]
+    monkeypatch.setitem(sys.modules, "mine", module)
+    settings = LearnerSettings.model_validate({"model_path": Path("m"), "credit": "mine:first"})
+    batch = BatchMaker(settings).make([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
+    assert batch.uses[0].credit == (1.0, 0.0)
+    wrong = LearnerSettings.model_validate({"model_path": Path("m"), "credit": "mine:wrong"})
+    with pytest.raises(ValueError, match=r"'mine:wrong' gave .* for a rollout of 2 calls"):
+        BatchMaker(wrong).make([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
+    for name, sentence in (("guess", "known: identical, last"), ("mine:no", "cannot be imported")):
+        with pytest.raises(ValueError, match=sentence):
+            credit.method(name)
+
+
+def span(name: str, start: int, end: int, **fields: Any) -> Span:
+    return Span(trace_id="t", span_id=name, name=name, start_ns=start, end_ns=end, **fields)
+
+
+CALLS = [
+    span("c0", 0, 10, call=model_call(0, [1], [2], response='{"tool_calls": [{"id": "x"}]}')),
+    span("c1", 20, 30, call=model_call(1, [1], [2])),
+]
+TOOL = {"gen_ai.operation.name": "execute_tool"}
+RULES = [AirRule(attributes=TOOL, status="error", reward=-0.5), AirRule(name="search *", reward=0.25)]
+
+
+def test_rules_reward_the_call_before_a_span_or_the_one_that_asked_for_the_tool() -> None:
+    spans = [
+        *CALLS,
+        span("early", -5, -1, attributes=TOOL, status="error"),  # before any call: nobody's
+        span("tool", 12, 15, attributes=TOOL, status="error"),
+        span("search web", 32, 40, attributes=TOOL, status="ok"),
+        span("late answer", 33, 41, attributes={**TOOL, "gen_ai.tool.call.id": "x"}, status="error"),
+    ]
+    assert intermediate_rewards(spans, "", RULES) == (-1.0, 0.25)
+    assert intermediate_rewards(spans, "", []) == (0.0, 0.0)
+
+
+def test_reward_spans_are_intermediate_rewards_but_for_the_one_that_is_the_outcome() -> None:
+    spans = [
+        *CALLS,
+        span("good", 12, 12, attributes={"lightningbus.reward": 0.5}),
+        span("as text, as the store has it", 13, 13, attributes={"agentlightning.reward.0.value": "0.25"}),
+        span("nonsense", 14, 14, attributes={"lightningbus.reward": "much"}),
+        span("outcome", 40, 40, attributes={"lightningbus.reward": 1.0}),
+        span("root", 0, 50, attributes={"lightningbus.reward": 1.0, "lightningbus.outcome": "ok"}),
+    ]
+    assert intermediate_rewards(spans, "outcome", []) == (0.75, 0.0)
+    assert intermediate_rewards([replace(one, parent_span_id="p") for one in spans], "", []) == (0.75, 1.0)
