@@ -56,6 +56,7 @@ class Gateway:
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_post("/v1/chat/completions", self._forward)
         app.router.add_post("/v1/completions", self._forward)
+        app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=5)
@@ -85,6 +86,16 @@ class Gateway:
             return self._not_ready()
         async with self._session.get(self._engine_url() + "/v1/models") as answer:
             return web.Response(body=await answer.read(), status=answer.status, content_type="application/json")
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        if not serves(self.state):
+            return self._not_ready()
+        body, headers = await request.read(), {"Content-Type": "application/json"}
+        try:
+            async with self._session.post(self._engine_url() + "/tokenize", data=body, headers=headers) as answer:
+                return web.Response(body=await answer.read(), status=answer.status, content_type=answer.content_type)
+        except (aiohttp.ClientConnectionError, TimeoutError):
+            return _error(503, "the engine is not answering")
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         if not serves(self.state) or self.version is None:

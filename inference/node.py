@@ -117,6 +117,8 @@ class Node:
                 "/update_weights", {"update_info": {"paths": [str(path.resolve()) for path in files]}}
             )
             await self._engine.tell("/finish_weight_update", {"weight_version": str(version)})
+            if self._settings.kv_cache == "recompute":
+                await self._engine.tell("/reset_prefix_cache?reset_running_requests=true")
         except EngineFailed:
             # Half-loaded weights must never answer: this engine is given up, a new one starts stale.
             await self._engine.stop()

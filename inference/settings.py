@@ -1,6 +1,7 @@
 """Settings of an inference node."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,6 +24,11 @@ class InferenceSettings(BaseModel):
     max_num_seqs: int = Field(64, gt=0, description="vLLM's --max-num-seqs: requests decoded together")
     threads: int | None = Field(None, gt=0, description="CPU threads of the engine; default: vLLM's own choice")
     kv_cache_gb: float = Field(1.0, gt=0, description="memory for the KV cache where there is no GPU, in GiB")
+    kv_cache: Literal["keep", "recompute"] = Field(
+        "recompute",
+        description="what requests in flight have in the KV cache after a swap: what the old weights computed, or the "
+        "same tokens computed again, at the cost of a prefill",
+    )
     command: list[str] | None = Field(
         None, description="what starts vLLM's server, arguments follow; default: the one of this interpreter"
     )

@@ -13,7 +13,6 @@ STATE = "state.json"
 TRAINER = "trainer"
 LATEST = "latest"
 LOCK = ".lock"
-KEPT = 2
 
 
 class CheckpointError(Exception):
@@ -43,8 +42,8 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
 class Checkpoints:
     """A directory of checkpoints; ``latest`` points to the newest whole one."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, kept: int = 2) -> None:
+        self._directory, self._kept = directory, kept
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -78,7 +77,7 @@ class Checkpoints:
         pointer.symlink_to(final.name)
         pointer.replace(self._directory / LATEST)
         _sync(self._directory)
-        for old in sorted(self._directory.glob("step-*"))[:-KEPT]:
+        for old in sorted(self._directory.glob("step-*"))[: -self._kept]:
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)
         return final

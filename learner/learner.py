@@ -59,7 +59,7 @@ class Learner:
     def __init__(self, bus: Bus, settings: LearnerSettings) -> None:
         self._bus = bus
         self._settings = settings
-        self._checkpoints = Checkpoints(settings.checkpoints)
+        self._checkpoints = Checkpoints(settings.checkpoints, settings.keep_checkpoints)
         self._publisher = WeightPublisher(bus, settings)
         self._thread = ThreadPoolExecutor(1, "trainer")  # one, because torch's thread count belongs to a thread
         self._intake: Intake

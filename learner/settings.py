@@ -198,6 +198,7 @@ class LearnerSettings(BaseModel):
     checkpoint_every: int | None = Field(
         None, ge=1, description="steps between checkpoints, a multiple of publish_every; none: as often as that"
     )
+    keep_checkpoints: int = Field(2, ge=1, description="checkpoints kept; a step is replayed from the one before it")
     keep_versions: int = Field(4, ge=1, description="weight versions kept on the bus")
     algorithm: AlgorithmSettings = AlgorithmSettings()
     actor: ActorSettings = ActorSettings()

@@ -21,7 +21,7 @@ def intermediate_rewards(spans: Sequence[Span], outcome_span: str, rules: Sequen
     asked = sorted((span for span in spans if span.call is not None), key=lambda span: _call(span).index)
     tools = {tool: place for place, span in enumerate(asked) for tool in _tool_calls(_call(span))}
     totals = [0.0] * len(asked)
-    for span in spans:
+    for span in sorted(spans, key=lambda span: (span.start_ns, span.span_id)):  # one order, so one sum
         if span.call is not None or attributes.OUTCOME in span.attributes:  # the root span repeats the outcome
             continue
         reward = sum(rule.reward for rule in rules if _fits(rule, span))

@@ -150,7 +150,7 @@ class Trainer:
         if self._critic is None or self._steps >= self._settings.critic.warmup:
             with self._engine.train_mode():
                 out = self._engine.train_batch(to_engine(share, own, self._train), partial(policy_loss, self._settings))
-            metrics |= out["metrics"]
+            metrics |= {"actor/grad_norm": out["metrics"].pop("grad_norm"), **out["metrics"]}
         return self.ranks.mean({name: _number(value) for name, value in metrics.items()})
 
     def _mini_batches(self, batch: Batch) -> list[list[int]]:

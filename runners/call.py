@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+RENDERED_BY = ("chat_template", "chat_template_kwargs", "documents")
+"""Fields that change how messages are rendered."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -46,6 +49,11 @@ class Call:
     def wants_token_ids(self) -> bool:
         """Whether the agent asked for token ids itself."""
         return bool(self.body.get("return_token_ids"))
+
+    def rendering(self, messages: list[Any], answered: bool) -> dict[str, Any]:
+        """Asks how the chat template renders messages: to be answered next, or with their answer at the end."""
+        same = {name: self.body[name] for name in RENDERED_BY if self.body.get(name) is not None}
+        return {**same, "model": self.model, "messages": messages, "add_generation_prompt": not answered}
 
     def upstream(self, sampling: dict[str, Any]) -> dict[str, Any]:
         """The request for the engine; ``sampling`` wins over what the agent set."""

@@ -40,8 +40,12 @@ class _Choice:
 class Completion:
     """Collects a response's chunks in order, over as many tries as it takes."""
 
-    def __init__(self, call: Call, sampling: dict[str, Any], pinned: int | None = None) -> None:
+    def __init__(
+        self, call: Call, sampling: dict[str, Any], pinned: int | None = None, prompt: list[int] | None = None
+    ) -> None:
+        """``prompt``: the tokens to ask with, instead of having the engine render the call; see `history`."""
         self._call = call
+        self._prompt = prompt
         self._pinned = pinned
         self._forced = sampling
         said = {**call.body, **sampling}
@@ -67,11 +71,14 @@ class Completion:
         self.begun = bool(self.continuable and plain and choice and prompt and choice.token_ids)
         if choice is None or prompt is None or not self.begun:
             self._forget()
-            path = "/v1/chat/completions" if self._call.chat else "/v1/completions"
-            return path, self._call.upstream(self._forced)
-        choice.prompt_ids = self._prompt_ids = prompt
-        self._made_before = len(choice.token_ids)
-        tokens = [*prompt, *choice.token_ids]
+            if self._prompt is None:
+                path = "/v1/chat/completions" if self._call.chat else "/v1/completions"
+                return path, self._call.upstream(self._forced)
+            self._prompt_ids = tokens = list(self._prompt)
+        else:
+            choice.prompt_ids = self._prompt_ids = prompt
+            self._made_before = len(choice.token_ids)
+            tokens = [*prompt, *choice.token_ids]
         room = continuation.room(self._call, self._forced, len(tokens), self._made_before, max_model_len)
         return "/v1/completions", continuation.request(self._call, self._forced, tokens, max(room, 1))
 
@@ -82,7 +89,7 @@ class Completion:
 
     def taken(self, chunk: dict[str, Any]) -> dict[str, Any]:
         """Take a chunk as it came; returns it in the form of the answer it belongs to."""
-        if self.begun:
+        if self.begun or self._prompt is not None:
             prompt = len(self._prompt_ids or ())
             chunk = continuation.translated(chunk, self._call, self._head, prompt, self._made_before)
         self.add(chunk)

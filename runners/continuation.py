@@ -16,7 +16,8 @@ CARRIED = (
 """Fields of a request that mean the same for its rest."""
 NEEDS_THE_WHOLE = (
     "tools", "functions", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar", "echo", "suffix", "logprobs", "top_logprobs", "prompt_logprobs", "min_tokens", "use_beam_search",
+    "guided_grammar", "add_generation_prompt", "continue_final_message", "echo", "suffix", "logprobs", "top_logprobs",
+    "prompt_logprobs", "min_tokens", "use_beam_search",
 )  # fmt: skip
 """Fields whose meaning hangs on the engine having made the answer from its beginning."""
 
@@ -56,15 +57,15 @@ def translated(chunk: dict[str, Any], call: Call, head: dict[str, Any], prompt: 
         counted = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
         said["usage"] = {**usage, **counted}
     choices = [{**choice, "prompt_token_ids": None} for choice in chunk.get("choices", ())]
-    said["choices"] = [_as_chat(choice) for choice in choices] if call.chat else choices
+    said["choices"] = [_as_chat(choice, begins=not made) for choice in choices] if call.chat else choices
     if call.chat:
         said["object"] = "chat.completion.chunk"
     return said
 
 
-def _as_chat(choice: dict[str, Any]) -> dict[str, Any]:
+def _as_chat(choice: dict[str, Any], begins: bool) -> dict[str, Any]:
     said = {key: value for key, value in choice.items() if key not in ("text", "logprobs")}
     told = (choice.get("logprobs") or {}).get("token_logprobs") or []
-    said["delta"] = {"content": choice.get("text") or ""}
+    said["delta"] = {**({"role": "assistant"} if begins else {}), "content": choice.get("text") or ""}
     said["logprobs"] = {"content": [{"token": "", "logprob": value} for value in told]}
     return said

@@ -10,12 +10,13 @@ import socket
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 from bus import Fleet
-from runners import otlp
+from runners import continuation, history, otlp
 from runners.call import Call
 from runners.completion import Completion, UnusableAnswer
 from runners.record import Attempt
@@ -75,10 +76,11 @@ class Slot:
 class Gateway:
     """Serves all slots of a runner on one loopback port."""
 
-    def __init__(self, fleet: Fleet, slots: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, fleet: Fleet, slots: int, host: str = "127.0.0.1", token_in_token_out: bool = True) -> None:
         self.slots = [Slot(number) for number in range(slots)]
         self._fleet = fleet
         self._host = host
+        self._token_in_token_out = token_in_token_out
         self._app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         self._app.router.add_post("/slot/{k}/v1/chat/completions", self._chat)
         self._app.router.add_post("/slot/{k}/v1/completions", self._completions)
@@ -129,7 +131,8 @@ class Gateway:
     async def _answer(self, request: web.Request, running: Running, call: Call) -> web.StreamResponse:
         task, attempt = running.task, running.attempt
         errand = Errand(attempt, call.model, task.model, task.weight_version, running.deadline)
-        completion = Completion(call, task.sampling, task.weight_version)
+        prompt = await self._prompt(errand, call, task.sampling)
+        completion = Completion(call, task.sampling, task.weight_version, prompt)
         stream = AgentStream(request, live=completion.continuable) if call.streams else None
         started_ns = time.time_ns()
         served_by: list[str] = []
@@ -159,9 +162,22 @@ class Gateway:
             return await stream.fail(str(error))
         asked = json.dumps(call.body, ensure_ascii=False)
         times = {"started_ns": started_ns, "ended_ns": max(time.time_ns(), started_ns)}
+        if call.chat and len(parts) == 1 and parts[0].finish_reason == "stop":
+            attempt.history.add(call, json.loads(parts[0].response), parts[0].tokens)
         for part in parts:
             attempt.add_call(part, node=",".join(served_by), role=call.role, request=asked, **times)
         return web.json_response(completion.response()) if stream is None else await stream.done()
+
+    async def _prompt(self, errand: Errand, call: Call, sampling: dict[str, Any]) -> list[int] | None:
+        """The tokens to ask with, where a new rendering of the history would not be what was sampled."""
+        turn = errand.attempt.history.before(call) if call.chat and self._token_in_token_out else None
+        if turn is None or not continuation.possible(call, sampling):
+            return None
+        new = await self.upstream.rendered(errand, call.rendering(call.body["messages"], answered=False))
+        if new is None or new[: len(turn.tokens)] == turn.tokens:
+            return None
+        old = await self.upstream.rendered(errand, call.rendering(turn.messages, answered=True))
+        return history.spliced(turn.tokens, old, new) if old is not None else None
 
     async def _models(self, request: web.Request) -> web.Response:
         self._slot(request)

@@ -1,5 +1,6 @@
 """One sampled choice of a model call, as it is recorded."""
 
+import struct
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,15 @@ class Part:
     finish_reason: str
     sampling: dict[str, Any]
     response: str
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and answer."""
+        return [*self._ids(self.prompt_ids), *self._ids(self.response_ids)]
+
+    @staticmethod
+    def _ids(raw: bytes) -> tuple[int, ...]:
+        return struct.unpack(f"<{len(raw) // 4}I", raw)
 
 
 def little_endian(code: str, values: list[Any]) -> bytes:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from runners.history import History
 from runners.part import Part
 from schemas import attributes, identity
 from schemas.codec import MAX_BYTES, EncodeError, encode
@@ -32,6 +33,7 @@ class Attempt:
     dropped: int = 0
     """Spans that found no room."""
     calls: int = 0
+    history: History = field(default_factory=History)
     node: str = ""
     """The inference node that answered last: its cache holds the prefix of the next call."""
     held: int = 0

@@ -65,7 +65,9 @@ class Runner:
         await self._bus.ensure(consumer)
         async with (
             self._bus.fleet("inference") as fleet,
-            Gateway(fleet, self._settings.concurrency, self._settings.host) as self._gateway,
+            Gateway(
+                fleet, self._settings.concurrency, self._settings.host, self._settings.token_in_token_out
+            ) as self._gateway,
             self._bus.beat("runner", self.id, self._describe),
         ):
             try:

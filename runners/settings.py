@@ -35,6 +35,10 @@ class RunnerSettings(BaseModel):
     id: str | None = Field(None, description="name of this runner; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     host: str = Field("127.0.0.1", description="address the agent's gateway listens on")
     ack_wait: float = Field(30.0, gt=0, le=60, description="seconds after which a dead runner's tasks go to another")
+    token_in_token_out: bool = Field(
+        True,
+        description="a chat that goes on is sent as the tokens it was made of, where rendering it anew would differ",
+    )
     drain_seconds: float = Field(20.0, ge=0, description="seconds running rollouts get to finish when asked to stop")
 
     @model_validator(mode="after")

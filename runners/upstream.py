@@ -108,6 +108,15 @@ class Upstream:
                 self._open[node.id] -= 1
             await self._change(errand, problem)
 
+    async def rendered(self, errand: Errand, body: dict[str, Any]) -> list[int] | None:
+        """The tokens of a chat as a node renders them; None if it does not say."""
+        node = await self._node(errand, "no inference node is ready")
+        try:
+            async with self._session.post(f"{node.address}/tokenize", json=body) as response:
+                return list((await response.json())["tokens"]) if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+            return None
+
     async def _node(self, errand: Errand, problem: str) -> Heartbeat:
         while True:
             nodes = self._fleet.members()

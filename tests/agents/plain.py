@@ -17,6 +17,30 @@ def asks(task):
     return float(ask(OpenAI(max_retries=0)) == "xx")
 
 
+def asks_for_two(task):
+    answer = OpenAI(max_retries=0).chat.completions.create(model="policy", messages=MESSAGES, n=2)
+    return float([choice.message.content for choice in answer.choices] == ["xx", "xx"])
+
+
+def chats(task, stream=False):
+    client = OpenAI(max_retries=0)
+    messages = list(MESSAGES)
+    for _ in range(2):
+        answer = client.chat.completions.create(model="policy", messages=messages, max_tokens=8, stream=stream)
+        if stream:
+            deltas = [chunk.choices[0].delta for chunk in answer if chunk.choices]
+            said = {"role": next(delta.role for delta in deltas if delta.role)}
+            said["content"] = "".join(delta.content or "" for delta in deltas)
+        else:
+            said = answer.choices[0].message.model_dump()
+        messages += [said, {"role": "user", "content": "go on"}]
+    return float([message["content"] for message in messages if message["role"] == "assistant"] == ["xx", "xx"])
+
+
+def chats_streaming(task):
+    return chats(task, stream=True)
+
+
 @functools.cache
 def kept():
     return OpenAI(max_retries=0)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgpack
@@ -41,6 +42,7 @@ def learner_settings(loop: Loop, **changes: object) -> Path:
         "max_staleness": STALENESS,
         "threads": 1,
         "checkpoints": str(loop.directory / "checkpoints"),
+        "keep_checkpoints": 20,
         "actor": {"optim": {"lr": 1e-3}},
         **changes,
     }
@@ -124,40 +126,150 @@ def test_learner_without_the_checkpoint_refuses(loop: Loop) -> None:
     assert "has version 5 on this bus" in done.stderr
 
 
-async def test_swapped_weights_answer_as_transformers_does(loop: Loop) -> None:
-    """The engine's log-probabilities after a swap are those of the published file, the tied head included."""
-    import torch
-    from safetensors.torch import load_file, save_file
-    from transformers import AutoModelForCausalLM
+def test_a_step_is_made_again_to_the_bit(loop: Loop) -> None:
+    """From ClickHouse by its ids, and from the checkpoint before it: same rows, same advantages, same loss."""
+    asked = ["--run", "small", "--checkpoints", loop.directory / "checkpoints", "--json"]
+    for step in (1, STEPS + 1, STEPS + 2):  # the second was trained by a learner that had started again
+        (found,) = json.loads(loop.run("replay", "--step", step, *asked).stdout)
+        said = "digest, metrics['actor/loss'], metrics['actor/grad_norm']"
+        recorded = loop.rows(f"SELECT {said} FROM training_steps WHERE step = {step}")
+        assert [(found["digest"], found["loss"], found["grad_norm"])] == recorded
+        assert found["same_batch"] and found["same_loss"] and found["tokens"] > 0
+    assert loop.one("SELECT max(metrics['actor/grad_norm']) FROM training_steps WHERE run = 'small'") > 0
+    missing = loop.run("replay", "--step", 99, *asked, check=False)
+    assert missing.returncode == 2 and "step 99 of run 'small' is not on record" in missing.stderr
 
-    version = STEPS + 3
-    weights = load_file(loop.directory / "checkpoints" / "latest" / "weights.safetensors")
-    torch.manual_seed(0)
-    changed = {name: tensor + 0.05 * torch.randn_like(tensor) for name, tensor in weights.items()}
-    save_file(changed, loop.directory / "changed.safetensors")
+
+def test_a_run_is_trained_again_offline_and_its_best_rollouts_are_a_data_set(loop: Loop) -> None:
+    from pyarrow import parquet
+    from safetensors.torch import load_file
+
+    offline = loop.directory / "offline"
+    done = loop.run("replay", "--run", "small", "--step", 1, "--last", 2, "--train", offline, "--json")
+    losses = [loss for (loss,) in loop.rows("SELECT metrics['actor/loss'] FROM training_steps WHERE step <= 2")]
+    assert [row["loss"] for row in json.loads(done.stdout)] == sorted(losses, key=losses.index)
+    (checkpoint,) = (loop.directory / "checkpoints").glob("step-000002-*")
+    found, expected = (load_file(path / "weights.safetensors") for path in (offline, checkpoint))
+    assert all(np.array_equal(found[name], expected[name]) for name in expected), "the run's own weights"
+    loop.run("export", loop.directory / "best.jsonl", "--run", "small")
+    lines = [json.loads(line) for line in (loop.directory / "best.jsonl").read_text().splitlines()]
+    tasks = loop.one("SELECT uniqExact(task) FROM rollouts WHERE run = 'small'")
+    assert {line["messages"][-1]["role"] for line in lines} == {"assistant"}
+    assert len({line["rollout"] for line in lines}) == tasks
+    loop.run("export", loop.directory / "best.parquet", "--run", "small", "--least", 0.5)
+    table = parquet.read_table(loop.directory / "best.parquet")
+    assert min(table["reward"].to_pylist(), default=1.0) >= 0.5
+    bad = loop.run("export", loop.directory / "best.csv", check=False)
+    assert bad.returncode == 2 and "must end in .jsonl" in bad.stderr
+
+
+async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **fields: Any) -> Heartbeat:
+    """Weights as a version of the model; returns the node once it serves them."""
+    from safetensors.torch import save_file
+
+    path = loop.directory / f"published-{version}.safetensors"
+    save_file(tensors, path, fields.pop("metadata", None))
     async with Bus.connect(loop.bus) as bus:
         found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
         assert found is not None
         name = blob_name("policy", version, found[0].epoch)
-        blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, name, loop.directory / "changed.safetensors")
-        manifest = WeightVersion(
-            run="small", model="policy", version=version, blobs=(blob,), epoch=found[0].epoch, step=6, created_ns=1
-        )
-        await bus.publish(subjects.weights("policy"), manifest, msg_id="changed", expect_last=found[1])
-        node = await node_at(bus, version)
-    prompt = list(range(10, 40))
-    body = {"model": "policy", "prompt": prompt, "max_tokens": 8, "logprobs": 0, "stream": True}
-    body["return_token_ids"] = True
-    async with aiohttp.ClientSession() as http, http.post(node.address + "/v1/completions", json=body) as answer:
+        blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, name, path)
+        base = [await bus.blobs.put(subjects.WEIGHT_BUCKET, "policy-base", one) for one in fields.pop("base", ())]
+        of_learner = {"run": "small", "model": "policy", "epoch": found[0].epoch, "step": 6, "created_ns": 1}
+        manifest = WeightVersion(version=version, blobs=(*base, blob), **of_learner, **fields)
+        await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}", expect_last=found[1])
+        return await node_at(bus, version)
+
+
+async def sampled(node: Heartbeat, route: str, **body: Any) -> tuple[list[int], list[int], list[float], set[int]]:
+    """Prompt, answer, log-probabilities and versions of one model call, as a node streams them."""
+    asked = {"model": "policy", "max_tokens": 24, "ignore_eos": True, "stream": True, "return_token_ids": True, **body}
+    async with aiohttp.ClientSession() as http, http.post(f"{node.address}/v1/{route}", json=asked) as answer:
         text = await answer.text()
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    assert {event["weight_version"] for event in events} == {version}
     choices = [event["choices"][0] for event in events if event["choices"]]
     ids = [id for choice in choices for id in choice["token_ids"] or ()]
-    told = [value for choice in choices if choice["logprobs"] for value in choice["logprobs"]["token_logprobs"]]
+    told = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    logprobs = [one for said in told for one in said.get("token_logprobs", ())]
+    logprobs += [one["logprob"] for said in told for one in said.get("content") or ()]
+    (prompt,) = [part for part in (holder.get("prompt_token_ids") for holder in (*events, *choices)) if part]
+    return prompt, ids, logprobs, {event["weight_version"] for event in events}
+
+
+def moved(loop: Loop) -> dict[str, Any]:
+    """Weights that are nobody's: the learner's with noise."""
+    import torch
+    from safetensors.torch import load_file
+
+    weights = load_file(loop.directory / "checkpoints" / "latest" / "weights.safetensors")
+    torch.manual_seed(0)
+    return {name: tensor + 0.05 * torch.randn_like(tensor) for name, tensor in weights.items()}
+
+
+async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
+    """The same version, the tied head included: text and chat, greedy and sampled, at any temperature.
+
+    With top-p the engine's probabilities are of what was left to choose from: at most 1 / top_p larger.
+    """
+    from array import array
+
+    from safetensors.torch import save_file
+
+    from learner.rows import Shape, rows_of
+    from learner.settings import LearnerSettings
+    from learner.trainer import Trainer
+    from learner.transitions import transitions_of
+    from tests.making import model_call
+
+    version, weights = STEPS + 3, moved(loop)
+    node = await publish_weights(loop, version, weights)
+    directory = loop.directory / "moved"
+    shutil.copytree(loop.directory / "model", directory)
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    trainer = Trainer(LearnerSettings(model_path=directory, threads=1))
+    chat = {"messages": [{"role": "user", "content": "compute 12 plus 30"}], "logprobs": True}
+    text = {"prompt": list(range(10, 40)), "logprobs": 0}
+    for asked in (text, chat):
+        for sampling in ({"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7}, {"top_p": 0.8}):
+            body = {"seed": 1, "temperature": 1.0, **asked, **sampling}
+            prompt, ids, told, versions = await sampled(
+                node, "completions" if asked is text else "chat/completions", **body
+            )
+            assert versions == {version} and len(ids) == len(told) > 0
+            warm = body["temperature"] or 1.0  # a greedy answer's probabilities are those at temperature 1
+            call = model_call(0, prompt, ids, sampling={"temperature": warm}, logprobs=array("f", told).tobytes())
+            (row,), _ = rows_of("r", transitions_of([call]), Shape())
+            (found,) = trainer.log_probs([row])
+            difference = np.array(told) - found[row.trained]
+            largest = -np.log(sampling.get("top_p", 1.0))
+            assert difference.min() > -1e-4 and difference.max() < largest + 1e-4, (sampling, difference)
+
+
+async def test_adapters_answer_as_the_weights_they_make(loop: Loop) -> None:
+    """LoRA: a node given base and adapters computes what `transformers` does with the product added."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    version, weights = STEPS + 4, moved(loop)
+    save_file(weights, loop.directory / "base.safetensors")
+    adapters = {}
+    for name, tensor in weights.items():
+        if name.endswith(("_proj.weight",)):
+            module = "base_model.model." + name.removesuffix(".weight")
+            adapters[f"{module}.lora_A.weight"] = 0.3 * torch.randn(4, tensor.shape[1])
+            adapters[f"{module}.lora_B.weight"] = 0.3 * torch.randn(tensor.shape[0], 4)
+    node = await publish_weights(
+        loop, version, adapters, kind="lora", base=[loop.directory / "base.safetensors"], metadata={"scale": "0.5"}
+    )
+    prompt, ids, told, versions = await sampled(node, "completions", prompt=list(range(10, 40)), logprobs=0)
+    assert versions == {version}
     model = AutoModelForCausalLM.from_pretrained(loop.directory / "model", dtype=torch.float32)
-    missing, unexpected = model.load_state_dict(changed, strict=False)
-    assert set(missing) <= {"lm_head.weight"} and not unexpected
+    model.load_state_dict(weights, strict=False)
+    for name, module in model.named_modules():
+        key = f"base_model.model.{name}.lora_"
+        if key + "A.weight" in adapters:
+            module.weight.data += 0.5 * adapters[key + "B.weight"] @ adapters[key + "A.weight"]
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
     expected = torch.log_softmax(logits.double(), -1).gather(1, torch.tensor(ids)[:, None])[:, 0]

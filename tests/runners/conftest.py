@@ -26,6 +26,7 @@ class ScriptedEngine:
         self.faults: list[str] = []
         self.requests: list[dict[str, Any]] = []
         self.version = 3
+        self.choices = 1
         self.address = ""
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -38,14 +39,19 @@ class ScriptedEngine:
             return web.json_response({"error": {"message": "no"}}, status=int(fault))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for token in ANSWER[len(prompt) - len(PROMPT) :]:
+        made = len(prompt) - len(PROMPT) if prompt[len(PROMPT) :] == ANSWER[: len(prompt) - len(PROMPT)] else 0
+        for token in ANSWER[made:]:
             said: dict[str, Any] = {"index": 0, "token_ids": [token]}
             said["finish_reason"] = "stop" if token == ANSWER[-1] else None
             if chat:
-                said |= {"delta": {"content": "x"}, "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}}
+                said |= {
+                    "delta": {"role": "assistant", "content": "x"},
+                    "logprobs": {"content": [{"token": "x", "logprob": -0.5}]},
+                }
             else:
                 said |= {"text": "x", "prompt_token_ids": prompt, "logprobs": {"token_logprobs": [-0.25]}}
-            event = {"weight_version": self.version, "id": "c", "model": "policy", "created": 1, "choices": [said]}
+            said_by_all = [{**said, "index": index} for index in range(self.choices)]
+            event = {"weight_version": self.version, "id": "c", "model": "policy", "created": 1, "choices": said_by_all}
             event["prompt_token_ids"] = PROMPT if chat and token == ANSWER[0] else None
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
             if fault == "break":
@@ -53,15 +59,20 @@ class ScriptedEngine:
                 assert request.transport is not None
                 request.transport.close()
                 return response
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ANSWER) - len(prompt) + len(PROMPT)}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ANSWER) - made}
         await response.write(f'data: {{"choices": [], "usage": {json.dumps(usage)}}}\n\ndata: [DONE]\n\n'.encode())
         return response
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """Renders no chats, as an engine without a template."""
+        return web.Response(status=404)
 
     @asynccontextmanager
     async def serving(self, bus: Bus) -> AsyncIterator["ScriptedEngine"]:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._answer)
         app.router.add_post("/v1/completions", self._answer)
+        app.router.add_post("/tokenize", self.tokenize)
         server = web.AppRunner(app)
         await server.setup()
         site = web.TCPSite(server, "127.0.0.1", 0)

@@ -1,0 +1,106 @@
+"""``make bench-async``: the calculator job synchronous, one step off, and asynchronous at several staleness bounds.
+
+Results are added to ``results/async.json`` run by run, so that a benchmark that was stopped goes on; the table and the
+picture are made of what is there.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.asynchrony.job import MODES, TARGET, key_of, make_model, read, run
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+COLUMNS = ("seconds_to_target", "seconds", "final_accuracy", "learner_idle", "node_idle", "ess", "mean_staleness")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", help="modes such as sync:0 async:4")
+    parser.add_argument("--work", type=Path, default=Path("runs/bench-async"))
+    parser.add_argument("--again", action="store_true", help="run what has a result already, too")
+    options = parser.parse_args()
+    path = RESULTS / "async.json"
+    results = read(path)
+    for seed in options.seeds:
+        model = options.work / f"model-{seed}"
+        make_model(model, seed)
+        for mode in MODES:
+            name = f"{mode.name}:{mode.staleness}"
+            done = (mode.name, mode.staleness, seed) in map(key_of, results) and not options.again
+            if done or (options.only and name not in options.only):
+                continue
+            found = asyncio.run(run(mode, seed, model.resolve(), options.work.resolve()))
+            print(json.dumps(found), file=sys.stderr, flush=True)
+            results = [one for one in results if key_of(one) != key_of(found)] + [found]
+            path.write_text(json.dumps(results, indent=1) + "\n")
+    table = summary(results)
+    print(table)
+    draw(results, RESULTS / "async.png")
+
+
+def summary(results: list[dict[str, Any]]) -> str:
+    """One line per mode, means over seeds, and how much sooner than synchronous the target was reached."""
+    lines = [
+        f"| mode | staleness bound | seconds to {TARGET} (per seed) | mean | times faster | final accuracy "
+        "| learner idle | node idle | ESS | mean lag |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    base: float | None = None
+    for mode in MODES:
+        own = [one for one in results if (one["mode"], one["staleness"]) == (mode.name, mode.staleness)]
+        if not own:
+            continue
+        reached = [one["seconds_to_target"] for one in sorted(own, key=lambda one: int(one["seed"]))]
+        average = mean(reached) if None not in reached else None
+        base = average if mode.name == "sync" else base
+        faster = f"{base / average:.1f}" if base and average else "–"
+        each = ", ".join("never" if one is None else f"{one:.0f}" for one in reached)
+        means = {name: mean(one[name] for one in own) for name in COLUMNS[2:]}
+        lines.append(
+            f"| {mode.name} | {mode.staleness} | {each} | {average:.0f} | {faster} " if average is not None
+            else f"| {mode.name} | {mode.staleness} | {each} | – | – "
+        )  # fmt: skip
+        lines[-1] += (
+            f"| {means['final_accuracy']:.3f} | {means['learner_idle']:.0%} | {means['node_idle']:.0%} "
+            f"| {means['ess']:.3f} | {means['mean_staleness']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def draw(results: list[dict[str, Any]], path: Path) -> None:
+    """Held-out accuracy over wall-clock time, a line per mode and seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    colors = dict(zip(MODES, ("black", "tab:gray", "tab:blue", "tab:green", "tab:orange", "tab:red"), strict=True))
+    for mode, color in colors.items():
+        own = [one for one in results if (one["mode"], one["staleness"]) == (mode.name, mode.staleness)]
+        for number, one in enumerate(own):
+            label = (
+                (f"{mode.name}, bound {mode.staleness}" if mode.name == "async" else mode.name) if not number else None
+            )
+            axes.plot(*zip(*one["curve"], strict=True), color=color, label=label, linewidth=1.4, alpha=0.8)
+    axes.axhline(TARGET, color="black", linewidth=0.6, linestyle=":")
+    axes.set(
+        title="Calculator agent with a long tail of slow rollouts, two cores",
+        xlabel="seconds since the first task",
+        ylabel="held-out accuracy, greedy",
+        ylim=(-0.04, 1.04),
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()

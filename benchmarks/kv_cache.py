@@ -1,0 +1,191 @@
+"""``make bench-kv``: what a swap amid an answer does to the log-probabilities that are recorded.
+
+Streams are half made when the weights change. With ``keep`` the tokens before the swap stay in the KV cache as the old
+weights computed them, so what comes after is sampled by neither version; with ``recompute`` they are computed anew. The
+mismatch is k3 = mean(exp(d) - d - 1), d being the learner's log-probability less the engine's, each token under the
+version the engine named for it.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from inference.settings import InferenceSettings
+from learner.rows import Row, Shape, rows_of
+from learner.transitions import transitions_of
+from lightningbus.rundir import RunDirectory
+from lightningbus.settings import BusSettings
+from lightningbus.supervisor import Child
+from lightningbus.up import Stack, stack
+from schemas import subjects
+from schemas.events import Heartbeat, ModelCall, VersionRun, WeightVersion
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "calculator"
+RESULTS = Path(__file__).resolve().parent / "results" / "kv_cache.json"
+STREAMS, TOKENS, PROMPT = 16, 96, 24
+SIZES = {"one step at 4e-4": 4e-4, "eight steps at 4e-4": 3.2e-3, "far off": 2e-2}
+"""Standard deviation of what is added to every weight."""
+
+
+async def measure(policy: str, model: Path, work: Path) -> list[dict[str, Any]]:
+    """The mismatch and the pause of each size of update under one policy."""
+    from safetensors.torch import load_file, save_file
+
+    directory = RunDirectory(work / policy).create(fresh=True)
+    weights = [load_file(model / "model.safetensors")]
+    found = []
+    async with stack(directory, BusSettings(port=0), f"kv cache: {policy}") as at:
+        settings = InferenceSettings(
+            model_path=model, id="node", dtype="float32", max_model_len=128, max_num_seqs=STREAMS, threads=1,
+            kv_cache=policy, work=directory.path / "node",
+        )  # fmt: skip
+        await at.supervisor.start(Child("node", "inference", settings))
+        node = await publish(at, directory.path, weights[0], 0)
+        for size, deviation in SIZES.items():
+            weights.append(moved(weights[-1], deviation, seed=len(weights)))
+            version = len(weights) - 1
+            save_file(weights[-1], directory.path / "next.safetensors")
+            calls, node, pause = await swapped_amid(at, directory.path, node, weights[-1], version)
+            found.append(await asyncio.to_thread(mismatch, model, weights, calls, version))
+            found[-1] |= {"policy": policy, "update": size, "deviation": deviation, "pause_ms": round(1e3 * pause, 1)}
+    return found
+
+
+async def swapped_amid(
+    at: Stack, path: Path, node: Heartbeat, weights: dict[str, Any], version: int
+) -> tuple[list[ModelCall], Heartbeat, float]:
+    """Streams that are under way while a version is published; what they were, and the longest gap in a stream."""
+    half = asyncio.Event()
+    async with aiohttp.ClientSession() as http:
+        asked = [asyncio.create_task(streamed(http, node, number, half)) for number in range(STREAMS)]
+        await half.wait()
+        after = await publish(at, path, weights, version)
+        answers = await asyncio.gather(*asked)
+    return [call for call, _ in answers], after, max(gap for _, gap in answers)
+
+
+async def streamed(
+    http: aiohttp.ClientSession, node: Heartbeat, number: int, half: asyncio.Event
+) -> tuple[ModelCall, float]:
+    """One answer; ``half`` is set when a third of it is there."""
+    prompt = np.random.default_rng(number).integers(10, 300, PROMPT).tolist()
+    body = {"model": "policy", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "seed": number}
+    body |= {"logprobs": 0, "stream": True, "return_token_ids": True, "temperature": 1.0}
+    ids: list[int] = []
+    told: list[float] = []
+    versions: list[int] = []
+    last, longest = time.monotonic(), 0.0
+    async with http.post(f"{node.address}/v1/completions", json=body) as answer:
+        async for line in answer.content:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            for choice in event["choices"]:
+                new = choice["token_ids"] or []
+                ids, told = ids + new, told + (choice["logprobs"] or {}).get("token_logprobs", [])
+                versions += [event["weight_version"]] * len(new)
+            now = time.monotonic()
+            longest, last = max(longest, now - last), now
+            if len(ids) > TOKENS // 3:
+                half.set()
+    runs = tuple(
+        VersionRun(
+            version=version, start=versions.index(version), end=versions.index(version) + versions.count(version)
+        )
+        for version in dict.fromkeys(versions)
+    )
+    call = ModelCall(
+        index=number, model="policy", node=node.id, prompt_ids=array("I", prompt).tobytes(), versions=runs,
+        response_ids=array("I", ids).tobytes(), logprobs=array("f", told).tobytes(),
+    )  # fmt: skip
+    return call, longest
+
+
+def mismatch(model: Path, weights: list[dict[str, Any]], calls: list[ModelCall], version: int) -> dict[str, Any]:
+    """k3 of the tokens before and after the swap, the learner's log-probabilities being of each token's version."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    rows, _ = rows_of("r", transitions_of(calls), Shape(mode="transition"))
+    parts: dict[int, list[np.ndarray[Any, Any]]] = {version - 1: [], version: []}
+    for number, found in parts.items():
+        policy.load_state_dict(weights[number], strict=False)
+        for row in rows:
+            chosen = row.trained & (row.versions == number)
+            found.append(_log_probs(policy, row)[chosen] - row.logprobs[chosen])
+    before, after = (np.concatenate(parts[number]) for number in (version - 1, version))
+    k3 = [float(np.mean(np.exp(d) - d - 1)) for d in (before, after)]
+    return {"tokens_after": len(after), "k3_before": k3[0], "k3_after": k3[1], "largest_after": float(abs(after).max())}
+
+
+def _log_probs(policy: Any, row: Row) -> Any:
+    import torch
+
+    ids = torch.from_numpy(row.ids)
+    with torch.no_grad():
+        said = torch.log_softmax(policy(input_ids=ids[None]).logits[0, :-1].double(), -1)
+    found = np.zeros(len(row.ids))
+    found[1:] = said.gather(1, ids[1:, None])[:, 0].numpy()
+    return found
+
+
+def moved(weights: dict[str, Any], deviation: float, seed: int) -> dict[str, Any]:
+    """The weights with noise on every one."""
+    import torch
+
+    torch.manual_seed(seed)
+    return {name: tensor + deviation * torch.randn_like(tensor) for name, tensor in weights.items()}
+
+
+async def publish(at: Stack, path: Path, weights: dict[str, Any], version: int) -> Heartbeat:
+    """Weights as a version; the node once it serves them."""
+    from safetensors.torch import save_file
+
+    save_file(weights, path / "published.safetensors")
+    blob = await at.bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{version:06d}-1", path / "published.safetensors")
+    said = WeightVersion(
+        run="bench", model="policy", version=version, blobs=(blob,), epoch=1, step=version, created_ns=time.time_ns()
+    )
+    await at.bus.publish(subjects.weights("policy"), said, msg_id=f"w{version}")
+    return await at.member(lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 300)
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """One line per update and policy."""
+    lines = [
+        "| update | policy | k3 before the swap | k3 after | largest difference | longest gap, ms |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in sorted(results, key=lambda one: (one["deviation"], one["policy"])):
+        lines.append(
+            f"| {one['update']} | {one['policy']} | {one['k3_before']:.1e} | {one['k3_after']:.1e} "
+            f"| {one['largest_after']:.1e} | {one['pause_ms']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, default=Path("runs/bench-kv"))
+    work = parser.parse_args().work.resolve()
+    model = work / "model"
+    if not (model / "model.safetensors").exists():
+        command = [sys.executable, str(EXAMPLE / "model.py"), "--out", str(model), "--steps", "200"]
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    results = [one for policy in ("keep", "recompute") for one in asyncio.run(measure(policy, model, work))]
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""A chat that goes on keeps its tokens: decided on real tokenizers and templates, and done by the gateway."""
+
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+from transformers import Qwen2Tokenizer
+
+from bus import Bus
+from runners.call import Call
+from runners.history import History, spliced
+from tests.runners.conftest import PROMPT, ScriptedEngine, ended, running, task
+
+END = "<|im_end|>"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TRIMS = (  # as Llama 3 does
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n\n{{ m.content | trim }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n\n{% endif %}"
+)
+FORGETS = (  # as templates of reasoning models do: what was thought is history
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content if loop.last else m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Qwen2Tokenizer:
+    """Byte-level BPE that merges, so that most texts can be written in several ways."""
+    texts = ["the cat sat on the mat and the dog saw the cat", "abcabcabc 123 456 user assistant think"] * 50
+    return Qwen2Tokenizer(eos_token=END).train_new_from_iterator(
+        texts, 400, new_special_tokens=["<|im_start|>"], show_progress=False
+    )
+
+
+def rendered(tokenizer: Qwen2Tokenizer, template: str, messages: list[Any], answered: bool) -> list[int]:
+    text = tokenizer.apply_chat_template(
+        messages, chat_template=template, add_generation_prompt=not answered, tokenize=False
+    )
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+ASKED = [{"role": "user", "content": "where sat the cat"}]
+ANSWER = " the cat sat on the mat "
+GOES_ON = [*ASKED, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": "and the dog"}]
+
+
+@pytest.mark.parametrize("template", [CHATML, TRIMS, FORGETS], ids=["ChatML", "trims", "forgets thoughts"])
+@pytest.mark.parametrize("canonical", [True, False])
+def test_a_conversation_goes_on_from_the_very_tokens_that_were_sampled(
+    tokenizer: Qwen2Tokenizer, template: str, canonical: bool
+) -> None:
+    prompt = rendered(tokenizer, template, ASKED, answered=False)
+    letters = [token for letter in ANSWER for token in tokenizer.encode(letter, add_special_tokens=False)]
+    said = tokenizer.encode(ANSWER, add_special_tokens=False) if canonical else letters
+    held = [*prompt, *said, tokenizer.convert_tokens_to_ids(END)]
+    old = rendered(tokenizer, template, GOES_ON[:2], answered=True)
+    new = rendered(tokenizer, template, GOES_ON, answered=False)
+    found = spliced(held, old, new)
+    assert found is not None and found[: len(held)] == held
+    decode = tokenizer.decode
+    assert (
+        decode(found[len(held) :]).strip()
+        == decode(new).rpartition("mat")[2].removeprefix(" ").removeprefix(END).strip()
+    )
+    if template == CHATML:
+        assert decode(found) == decode(new), "the same text, though other tokens"
+
+
+def test_what_a_template_rewrites_is_rendered_anew(tokenizer: Qwen2Tokenizer) -> None:
+    thought = [*ASKED, {"role": "assistant", "content": "the cat</think> on the mat"}]
+    prompt = rendered(tokenizer, FORGETS, ASKED, answered=False)
+    held = prompt + tokenizer.encode("the cat</think> on the mat" + END, add_special_tokens=False)
+    old = rendered(tokenizer, FORGETS, thought, answered=True)
+    new = rendered(tokenizer, FORGETS, [*thought, GOES_ON[2]], answered=False)
+    assert spliced(held, old, new) is None
+
+
+def test_an_answer_that_was_cut_off_has_no_end_to_go_on_from() -> None:
+    assert spliced([1, 2, 3], [1, 2, 4, 9], [1, 2, 4, 9, 5]) is None
+    assert spliced([], [], [1]) is None
+    assert spliced([1, 9, 3, 9], [1, 3, 9], [1, 3, 9, 5]) is None, "two ends held, one rendered"
+
+
+def call(messages: list[Any]) -> Call:
+    return Call.parse({"model": "policy", "messages": messages}, chat=True)
+
+
+def test_the_longest_conversation_that_is_gone_on_with_is_found() -> None:
+    history = History()
+    history.add(call(ASKED), {"role": "assistant", "content": ANSWER, "tool_calls": []}, [1])
+    history.add(call(GOES_ON), {"role": "assistant", "content": "x"}, [1, 2, 3])
+    longer = [*GOES_ON, {"role": "assistant", "content": "x"}, {"role": "user", "content": "?"}]
+    turns = [history.before(call(messages)) for messages in (longer, GOES_ON, ASKED, [*longer[:1], *longer[3:]])]
+    assert [turn and turn.tokens for turn in turns] == [[1, 2, 3], [1], None, None]
+
+
+class Rendering(ScriptedEngine):
+    """Renders a chat as other tokens than those it answered with: a model that speaks in pieces."""
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append(body)
+        tokens = [*PROMPT]
+        for message in body["messages"][1:]:
+            tokens += [78, 8] if message["role"] == "assistant" else [5]  # 7 8 was sampled
+        return web.json_response({"tokens": tokens + ([] if not body["add_generation_prompt"] else [6])})
+
+
+@pytest.mark.parametrize("on", [True, False])
+async def test_an_agent_that_chats_gets_one_unbroken_context(bus: Bus, on: bool) -> None:
+    engine = Rendering()
+    async with engine.serving(bus), running(bus, agent="plain:chats", token_in_token_out=on):
+        await bus.publish_task(task())
+        (batch,) = await ended(bus)
+    assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
+    calls = [span.call for span in batch.spans if span.call is not None]
+    prompts = [list(memoryview(one.prompt_ids).cast("I")) for one in calls]
+    assert prompts == [PROMPT, [*PROMPT, 7, 8, 5, 6] if on else PROMPT]
+    sent = [request for request in engine.requests if "max_tokens" in request or "prompt" in request]
+    assert ("prompt" in sent[-1]) is on
+    assert json.loads(calls[1].response) == {"role": "assistant", "content": "xx"}
+
+
+async def test_a_stream_in_tokens_looks_as_any_other(bus: Bus) -> None:
+    engine = Rendering()
+    async with engine.serving(bus), running(bus, agent="plain:chats_streaming"):
+        await bus.publish_task(task())
+        (batch,) = await ended(bus)
+    assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end

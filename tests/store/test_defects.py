@@ -1,0 +1,19 @@
+"""A known defect of Agent Lightning's store, shown not to be ours; the number is its own."""
+
+import asyncio
+
+from bus import Bus
+from tests.making import batches
+from tests.store.conftest import Start
+from tests.store.test_store import drained, send
+
+
+async def test_17_a_store_that_starts_again_holds_what_it_held(bus: Bus, nats_url: str, start_store: Start) -> None:
+    store = await asyncio.to_thread(start_store, nats_url)
+    for part in batches("a", 0):
+        await send(bus, part, f"a:{part.sequence}")
+    await drained(bus)
+    store.process.terminate()
+    assert await asyncio.to_thread(store.process.wait, 30) == 0
+    again = await asyncio.to_thread(start_store, nats_url)
+    assert again.one("SELECT count() FROM rollouts") == 1
