@@ -87,23 +87,28 @@ def write_parquet(out: Path, rollouts: Sequence[Rollout]) -> int:
     import pyarrow as pa
     from pyarrow import parquet
 
-    lines = [
+    numbers = pa.list_(pa.int64())
+    schema = pa.schema(
         {
-            "rollout": rollout.id,
-            "task": rollout.task,
-            "reward": rollout.reward,
-            "call": call.index,
-            "role": call.role,
-            "temperature": call.temperature,
-            "prompt_ids": call.prompt_ids,
-            "response_ids": call.response_ids,
-            "logprobs": call.logprobs,
-            "versions": call.versions,
+            "rollout": pa.string(),
+            "task": pa.string(),
+            "reward": pa.float64(),
+            "call": pa.int64(),
+            "role": pa.string(),
+            "temperature": pa.float64(),
+            "prompt_ids": numbers,
+            "response_ids": numbers,
+            "logprobs": pa.list_(pa.float32()),
+            "versions": numbers,
         }
+    )
+    lines = [
+        {"rollout": rollout.id, "task": rollout.task, "reward": rollout.reward, "call": call.index}
+        | {name: getattr(call, name) for name in schema.names[4:]}
         for rollout in rollouts
         for call in transitions_of(rollout.calls)
     ]
-    parquet.write_table(pa.Table.from_pylist(lines), out)
+    parquet.write_table(pa.Table.from_pylist(lines, schema), out)
     return len(lines)
 
 

@@ -22,7 +22,7 @@ from tests.chaos.tokens import LONGEST, ends, logprob, next_token, prompt_of
 class Engine:
     """Weights, and whether it may sample now."""
 
-    def __init__(self, model: Path, context: int, token_seconds: float) -> None:
+    def __init__(self, model: Path, context: int, token_seconds: float, load_seconds: float) -> None:
         self.token_seconds = token_seconds
         self.vocabulary: int = json.loads((model / "config.json").read_text())["vocab_size"]
         self.context = context
@@ -30,6 +30,7 @@ class Engine:
         self.loading = -1
         self.running = asyncio.Event()
         self.running.set()
+        self.load_seconds = load_seconds
 
     async def pause(self, request: web.Request) -> web.Response:
         self.running.clear()
@@ -47,6 +48,7 @@ class Engine:
         found = re.search(r"-(\d+)\.safetensors$", path)
         assert found is not None and not self.running.is_set(), "weights are loaded while nothing is sampled"
         self.loading = int(found[1])
+        await asyncio.sleep(self.load_seconds)  # as long as a large model takes
         return web.json_response({})
 
     async def finish(self, request: web.Request) -> web.Response:
@@ -105,8 +107,9 @@ async def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--max-model-len", type=int, default=256)
     parser.add_argument("--token-seconds", type=float, default=0.01)
+    parser.add_argument("--load-seconds", type=float, default=0.0)
     given, _ = parser.parse_known_args()
-    engine = Engine(given.model, given.max_model_len, given.token_seconds)
+    engine = Engine(given.model, given.max_model_len, given.token_seconds, given.load_seconds)
     app = web.Application()
     for path in ("/init_weight_transfer_engine", "/start_weight_update", "/reset_prefix_cache"):
         app.router.add_post(path, engine.nothing)

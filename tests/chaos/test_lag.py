@@ -1,0 +1,69 @@
+"""The staleness bound, from dispatch to the batch: a slow learner, a node slow to take weights, and late joiners."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from lightningbus.rundir import RunDirectory
+from lightningbus.supervisor import Child, Supervisor
+from tests.chaos.__main__ import prepare
+from tests.chaos.world import GROUPS, RUN, STAND_IN, World, _node, _runner, world
+
+pytestmark = pytest.mark.timeout(300)
+STEPS, BOUND = 8, 2
+
+DISPATCHED = """
+SELECT task, toFloat64(min(published)) AS at FROM tasks WHERE run = {run:String} GROUP BY task ORDER BY at
+"""
+ENDED = "SELECT step, toFloat64(ended) FROM training_steps WHERE run = {run:String} ORDER BY step"
+TRAINED = """
+SELECT u.step, max(u.version - 1 - v) FROM training_uses AS u
+INNER JOIN model_calls AS c ON u.run = c.run AND u.rollout = c.rollout AND u.execution = c.execution
+ARRAY JOIN c.token_versions AS v WHERE u.run = {run:String} AND u.trained GROUP BY u.step ORDER BY u.step
+"""
+
+
+async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyond_it(tmp_path: Path) -> None:
+    place = tmp_path / "world"
+    await asyncio.to_thread(prepare, place)
+    async with world(place, steps=STEPS, nodes=1, runners=1, token_seconds=0.03) as made:
+        late = Supervisor(RunDirectory(place / "run"), made.nats.url)
+        try:
+            # A node that takes three seconds for each version, while its requests stand still.
+            slow = _node(place, "inference-slow", 0.03)
+            slow = slow.model_copy(update={"command": [*STAND_IN, "--token-seconds", "0.03", "--load-seconds", "3"]})
+            await late.start(Child("inference-slow", "inference", slow))
+            await _step(made, 2)
+            pid = made.signal("learner", signal.SIGSTOP)
+            assert pid is not None
+            await late.start(Child("runner-late", "runner", _runner("runner-late")))
+            await late.start(Child("inference-late", "inference", _node(place, "inference-late", 0.03)))
+            await _alive(made, {"runner-late", "inference-late"})
+            made.signal("learner", signal.SIGCONT)
+            await made.finished(200)
+        finally:
+            await late.stop_all()
+        sql = made.sql()
+        steps = dict(sql.query(ENDED, parameters={"run": RUN}).result_rows)
+        dispatched = [at for _, at in sql.query(DISPATCHED, parameters={"run": RUN}).result_rows]
+        lags = dict(sql.query(TRAINED, parameters={"run": RUN}).result_rows)
+        nodes = {node for (node,) in sql.query("SELECT DISTINCT node FROM model_calls").result_rows}
+        uses = sql.query("SELECT trained, reason, staleness_max FROM training_uses").result_rows
+    assert len(steps) == len(lags) == STEPS and max(lags.values()) <= BOUND
+    assert {"inference-slow", "inference-late"} <= set(",".join(nodes).split(","))
+    for number, at in enumerate(dispatched):
+        ended = sum(end <= at for end in steps.values())
+        assert number < (ended + BOUND + 1) * GROUPS, f"group {number} was dispatched when {ended} steps had ended"
+    assert all((reason == "stale") == (lag > BOUND) for trained, reason, lag in uses if trained or reason == "stale")
+
+
+async def _step(made: World, number: int) -> None:
+    while not any(beat.role == "learner" and beat.detail.get("step", 0) >= number for beat in made.fleet.members()):
+        await made.fleet.changed()
+
+
+async def _alive(made: World, names: set[str]) -> None:
+    while not names <= {beat.id for beat in made.fleet.members() if beat.state in ("running", "ready")}:
+        await made.fleet.changed()
