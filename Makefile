@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/$(if $(shell command -v nvidia-smi),gpu,cpu).lock
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test chaos check format clean
+.PHONY: setup demo test chaos bench-async bench-kv check format clean
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -38,3 +38,9 @@ clean:
 
 chaos: $(READY) ## kill, stop, cut and fill everything, and count what was lost; SEED=n repeats a run
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
+
+bench-async: $(READY) ## synchronous against asynchronous training, to a target accuracy; goes on where it was stopped
+	$(BIN)/python -m benchmarks.asynchrony $(if $(ONLY),--only $(ONLY))
+
+bench-kv: $(READY) ## what a swap amid an answer does to log-probabilities, by kv_cache policy
+	$(BIN)/python -m benchmarks.kv_cache

@@ -12,7 +12,7 @@ from tests.chaos.__main__ import prepare
 from tests.chaos.world import GROUPS, RUN, STAND_IN, World, _node, _runner, world
 
 pytestmark = pytest.mark.timeout(300)
-STEPS, BOUND = 8, 2
+STEPS, BOUND, PUBLISH_EVERY = 8, 2, 2
 
 DISPATCHED = """
 SELECT task, toFloat64(min(published)) AS at FROM tasks WHERE run = {run:String} GROUP BY task ORDER BY at
@@ -28,7 +28,8 @@ ARRAY JOIN c.token_versions AS v WHERE u.run = {run:String} AND u.trained GROUP 
 async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyond_it(tmp_path: Path) -> None:
     place = tmp_path / "world"
     await asyncio.to_thread(prepare, place)
-    async with world(place, steps=STEPS, nodes=1, runners=1, token_seconds=0.03) as made:
+    every = {"publish_every": PUBLISH_EVERY, "max_staleness": BOUND}
+    async with world(place, steps=STEPS, nodes=1, runners=1, token_seconds=0.03, learner=every) as made:
         late = Supervisor(RunDirectory(place / "run"), made.nats.url)
         try:
             # A node that takes three seconds for each version, while its requests stand still.
@@ -50,12 +51,15 @@ async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyon
         dispatched = [at for _, at in sql.query(DISPATCHED, parameters={"run": RUN}).result_rows]
         lags = dict(sql.query(TRAINED, parameters={"run": RUN}).result_rows)
         nodes = {node for (node,) in sql.query("SELECT DISTINCT node FROM model_calls").result_rows}
+        versions = [version for (version,) in sql.query("SELECT version FROM weight_versions").result_rows]
         uses = sql.query("SELECT trained, reason, staleness_max FROM training_uses").result_rows
     assert len(steps) == len(lags) == STEPS and max(lags.values()) <= BOUND
+    assert sorted(versions) == list(range(0, STEPS + 1, PUBLISH_EVERY))
     assert {"inference-slow", "inference-late"} <= set(",".join(nodes).split(","))
     for number, at in enumerate(dispatched):
         ended = sum(end <= at for end in steps.values())
-        assert number < (ended + BOUND + 1) * GROUPS, f"group {number} was dispatched when {ended} steps had ended"
+        admitted = (ended + BOUND - (PUBLISH_EVERY - 1) + 1) * GROUPS
+        assert number < admitted, f"group {number} was dispatched when {ended} steps had ended"
     assert all((reason == "stale") == (lag > BOUND) for trained, reason, lag in uses if trained or reason == "stale")
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,11 +158,13 @@ async def world(
     token_seconds: float = 0.05,
     server: bool = False,
     brokers: Sequence[NatsServer] = (),
+    learner: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[World]:
     """Everything started and working; gone at the end.
 
     ``server``: ClickHouse apart from the store, behind a proxy. ``brokers``: a cluster that runs already, which
-    everybody reaches without a proxy. ``token_seconds``: how long the engines take for a token.
+    everybody reaches without a proxy. ``token_seconds``: how long the engines take for a token. ``learner``: more of
+    its settings.
     """
     async with AsyncExitStack() as exits:
         skews = directory / "skews"
@@ -181,7 +183,7 @@ async def world(
         runs = RunDirectory(directory / "run").create()
         for one in brokers or [broker]:
             exits.push_async_callback(cancel, asyncio.create_task(one.keep_alive()))
-        for child in children(directory, steps, nodes, runners, token_seconds):
+        for child in children(directory, steps, nodes, runners, token_seconds, learner or {}):
             proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", broker.port)))
             made.proxies[child.name] = proxy
             reach = url if brokers else f"nats://127.0.0.1:{proxy.port}"
@@ -225,7 +227,9 @@ async def _behind(made: World, exits: AsyncExitStack, settings: InferenceSetting
     return settings.model_copy(update={"port": port, "advertise": f"http://127.0.0.1:{proxy.port}"})
 
 
-def children(directory: Path, steps: int, nodes: int, runners: int, token_seconds: float) -> list[Child]:
+def children(
+    directory: Path, steps: int, nodes: int, runners: int, token_seconds: float, learner: Mapping[str, Any]
+) -> list[Child]:
     """The processes of the run, in the order they start."""
     made = [Child("store", "store", _store(directory))]
     for number in range(nodes):
@@ -233,7 +237,7 @@ def children(directory: Path, steps: int, nodes: int, runners: int, token_second
     for number in range(runners):
         made.append(Child(f"runner-{number}", "runner", _runner(f"runner-{number}")))
     if steps:
-        made.append(Child("learner", "learner", _learner(directory, steps)))
+        made.append(Child("learner", "learner", _learner(directory, steps, learner)))
     return made
 
 
@@ -254,12 +258,12 @@ def _runner(name: str) -> RunnerSettings:
     )
 
 
-def _learner(directory: Path, steps: int) -> LearnerSettings:
+def _learner(directory: Path, steps: int, more: Mapping[str, Any]) -> LearnerSettings:
     return LearnerSettings.model_validate(
         {
             "id": "learner", "run": RUN, "model_path": directory / "model", "tasks": directory / "tasks.jsonl",
             "samples": SAMPLES, "groups_per_step": GROUPS, "steps": steps, "max_staleness": 2, "threads": 1,
             "deadline": 120.0, "max_attempts": 30, "checkpoints": directory / "checkpoints",
-            "max_row_tokens": 128, "actor": {"optim": {"lr": 1e-5}},
+            "max_row_tokens": 128, "actor": {"optim": {"lr": 1e-5}}, **more,
         }
     )  # fmt: skip

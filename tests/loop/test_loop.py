@@ -26,6 +26,8 @@ from tests.loop.conftest import CALCULATOR, Loop, write_tasks
 
 pytestmark = pytest.mark.timeout(420)
 STEPS, GROUPS, SAMPLES, STALENESS = 3, 2, 4, 1
+SERVED = STEPS + 4
+"""The version the node has after what is published here by hand: whole weights, then adapters."""
 
 
 def learner_settings(loop: Loop, **changes: object) -> Path:
@@ -189,8 +191,8 @@ async def sampled(node: Heartbeat, route: str, **body: Any) -> tuple[list[int], 
         text = await answer.text()
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     choices = [event["choices"][0] for event in events if event["choices"]]
-    ids = [id for choice in choices for id in choice["token_ids"] or ()]
-    told = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    ids = [id for choice in choices for id in choice.get("token_ids") or ()]
+    told = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
     logprobs = [one for said in told for one in said.get("token_logprobs", ())]
     logprobs += [one["logprob"] for said in told for one in said.get("content") or ()]
     (prompt,) = [part for part in (holder.get("prompt_token_ids") for holder in (*events, *choices)) if part]
@@ -255,7 +257,7 @@ async def test_adapters_answer_as_the_weights_they_make(loop: Loop) -> None:
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
-    version, weights = STEPS + 4, moved(loop)
+    version, weights = SERVED, moved(loop)
     save_file(weights, loop.directory / "base.safetensors")
     adapters = {}
     for name, tensor in weights.items():
@@ -323,9 +325,9 @@ def test_what_agents_use_of_the_api_works(loop: Loop, agent: str, reward: float)
 
 
 def test_a_pinned_rollout_is_answered_by_that_version_only(loop: Loop) -> None:
-    run = publish(loop, "default", "--version", STEPS + 3, "--temperature", 0, tasks=4, samples=2)
+    run = publish(loop, "default", "--version", SERVED, "--temperature", 0, tasks=4, samples=2)
     loop.until(f"SELECT count() FROM rollouts WHERE run = '{run}' AND outcome = 'ok'", 8)
-    assert loop.one(f"SELECT groupUniqArrayArray(token_versions) FROM model_calls WHERE run = '{run}'") == [STEPS + 3]
+    assert loop.one(f"SELECT groupUniqArrayArray(token_versions) FROM model_calls WHERE run = '{run}'") == [SERVED]
     answers = f"SELECT uniqExact(response_ids) AS n FROM model_calls WHERE run = '{run}' AND call = 0 GROUP BY task"
     assert loop.rows(answers) == [(1,)] * 4, "two greedy samples of one task differ"
 
@@ -359,7 +361,7 @@ async def test_messages_nobody_can_read_become_dead_letters(loop: Loop) -> None:
 async def test_agents_do_not_notice_that_vllm_was_killed(loop: Loop) -> None:
     """Their calls are held until the engine is back, with verified weights; answers that broke off are gone on with."""
     async with Bus.connect(loop.bus) as bus:
-        node = await node_at(bus, STEPS + 3)
+        node = await node_at(bus, SERVED)
         (engine, *_) = psutil.Process(node.pid).children()
         run = await asyncio.to_thread(publish, loop, "default", "--deadline", 170, tasks=15, samples=4)
         await asyncio.to_thread(loop.until, f"SELECT count() > 0 FROM rollouts WHERE run = '{run}'", 1)
@@ -405,7 +407,7 @@ def test_the_questions_of_the_command_line(loop: Loop) -> None:
     rollout = loop.one("SELECT any(rollout) FROM rollouts WHERE run = 'small'")
     asked = f"SELECT call, position, token, version FROM token_versions WHERE rollout = '{rollout}'"
     rows = json.loads(loop.run("query", asked, "--json").stdout)
-    assert rows and all(row["version"] in range(STEPS + 3) for row in rows)
+    assert rows and all(row["version"] in range(SERVED) for row in rows)
     for report in ("rewards", "staleness", "rollouts"):
         assert "small" in loop.run("report", report).stdout
     assert "small,train,default,ok" in loop.run("report", "rollouts", "--csv").stdout
