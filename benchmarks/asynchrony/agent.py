@@ -1,13 +1,14 @@
 """The calculator agent of `examples/calculator`, some runs of which take long: a tool that answers late."""
 
+import importlib.util
 import random
-import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "calculator"))
-
-import agent as calculator
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "calculator" / "agent.py"
+spec = importlib.util.spec_from_file_location("calculator", EXAMPLE)
+calculator = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(calculator)
 
 SHARE = 0.05
 SECONDS = (3.0, 8.0)
