@@ -27,18 +27,18 @@ from lightningbus.settings import BusSettings
 from lightningbus.supervisor import Child
 from lightningbus.up import Stack, stack
 from schemas import subjects
-from schemas.events import Heartbeat, ModelCall, VersionRun, WeightVersion
+from schemas.events import Blob, Heartbeat, ModelCall, VersionRun, WeightVersion
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "calculator"
 RESULTS = Path(__file__).resolve().parent / "results" / "kv_cache.json"
-STREAMS, TOKENS, PROMPT = 16, 96, 24
+STREAMS, TOKENS, PROMPT, BEGUN = 48, 100, 16, 12
 SIZES = {"one step at 4e-4": 4e-4, "eight steps at 4e-4": 3.2e-3, "far off": 2e-2}
 """Standard deviation of what is added to every weight."""
 
 
 async def measure(policy: str, model: Path, work: Path) -> list[dict[str, Any]]:
     """The mismatch and the pause of each size of update under one policy."""
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     directory = RunDirectory(work / policy).create(fresh=True)
     weights = [load_file(model / "model.safetensors")]
@@ -49,11 +49,10 @@ async def measure(policy: str, model: Path, work: Path) -> list[dict[str, Any]]:
             kv_cache=policy, work=directory.path / "node",
         )  # fmt: skip
         await at.supervisor.start(Child("node", "inference", settings))
-        node = await publish(at, directory.path, weights[0], 0)
+        node = await announce(at, await put(at, directory.path, weights[0], 0), 0)
         for size, deviation in SIZES.items():
             weights.append(moved(weights[-1], deviation, seed=len(weights)))
             version = len(weights) - 1
-            save_file(weights[-1], directory.path / "next.safetensors")
             calls, node, pause = await swapped_amid(at, directory.path, node, weights[-1], version)
             found.append(await asyncio.to_thread(mismatch, model, weights, calls, version))
             found[-1] |= {"policy": policy, "update": size, "deviation": deviation, "pause_ms": round(1e3 * pause, 1)}
@@ -64,19 +63,20 @@ async def swapped_amid(
     at: Stack, path: Path, node: Heartbeat, weights: dict[str, Any], version: int
 ) -> tuple[list[ModelCall], Heartbeat, float]:
     """Streams that are under way while a version is published; what they were, and the longest gap in a stream."""
-    half = asyncio.Event()
+    blob = await put(at, path, weights, version)
+    begun = asyncio.Event()
     async with aiohttp.ClientSession() as http:
-        asked = [asyncio.create_task(streamed(http, node, number, half)) for number in range(STREAMS)]
-        await half.wait()
-        after = await publish(at, path, weights, version)
+        asked = [asyncio.create_task(streamed(http, node, number, begun)) for number in range(STREAMS)]
+        await begun.wait()
+        after = await announce(at, blob, version)
         answers = await asyncio.gather(*asked)
     return [call for call, _ in answers], after, max(gap for _, gap in answers)
 
 
 async def streamed(
-    http: aiohttp.ClientSession, node: Heartbeat, number: int, half: asyncio.Event
+    http: aiohttp.ClientSession, node: Heartbeat, number: int, begun: asyncio.Event
 ) -> tuple[ModelCall, float]:
-    """One answer; ``half`` is set when a third of it is there."""
+    """One answer; ``begun`` is set when its first tokens are there."""
     prompt = np.random.default_rng(number).integers(10, 300, PROMPT).tolist()
     body = {"model": "policy", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "seed": number}
     body |= {"logprobs": 0, "stream": True, "return_token_ids": True, "temperature": 1.0}
@@ -95,8 +95,8 @@ async def streamed(
                 versions += [event["weight_version"]] * len(new)
             now = time.monotonic()
             longest, last = max(longest, now - last), now
-            if len(ids) > TOKENS // 3:
-                half.set()
+            if len(ids) > BEGUN:
+                begun.set()
     runs = tuple(
         VersionRun(
             version=version, start=versions.index(version), end=versions.index(version) + versions.count(version)
@@ -147,12 +147,16 @@ def moved(weights: dict[str, Any], deviation: float, seed: int) -> dict[str, Any
     return {name: tensor + deviation * torch.randn_like(tensor) for name, tensor in weights.items()}
 
 
-async def publish(at: Stack, path: Path, weights: dict[str, Any], version: int) -> Heartbeat:
-    """Weights as a version; the node once it serves them."""
+async def put(at: Stack, path: Path, weights: dict[str, Any], version: int) -> Blob:
+    """The bytes of a version onto the bus."""
     from safetensors.torch import save_file
 
     save_file(weights, path / "published.safetensors")
-    blob = await at.bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{version:06d}-1", path / "published.safetensors")
+    return await at.bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{version:06d}-1", path / "published.safetensors")
+
+
+async def announce(at: Stack, blob: Blob, version: int) -> Heartbeat:
+    """A version; the node once it serves it."""
     said = WeightVersion(
         run="bench", model="policy", version=version, blobs=(blob,), epoch=1, step=version, created_ns=time.time_ns()
     )

@@ -5,6 +5,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from learner import platform
 from learner.credit import Estimate
 from learner.settings import AlgorithmSettings
 
@@ -17,6 +18,7 @@ def estimator(settings: AlgorithmSettings) -> Estimate:
     """verl's registered estimator as a function of scores and their groups; raises ValueError with a sentence."""
     if settings.adv_estimator == GAE:
         return lambda scores, groups: [float(score) for score in scores]
+    platform.select()
     from verl.trainer.config.algorithm import AlgoConfig
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
 

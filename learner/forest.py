@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from learner.transitions import Transition
 from schemas.events import ModelCall
+from schemas.messages import alike, goes_on
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text."""
@@ -43,7 +44,7 @@ def cuts(calls: Sequence[ModelCall], extended: Sequence[int | None], decode: Dec
             continue
         for earlier in reversed(range(place)):
             before = messages[earlier]
-            if before and _same(said, [*before, answers[earlier]]):
+            if before and goes_on(said, [*before, answers[earlier]]):
                 text = decode(_ids(calls[earlier].prompt_ids) + _ids(calls[earlier].response_ids))
                 unchanged = decode(_ids(calls[place].prompt_ids)).startswith(text)
                 found[place] = "re-tokenised" if unchanged else "template"
@@ -54,22 +55,11 @@ def cuts(calls: Sequence[ModelCall], extended: Sequence[int | None], decode: Dec
     return found
 
 
-def _same(said: list[Any], history: list[Any]) -> bool:
-    return len(said) > len(history) and all(map(_alike, said, history))
-
-
-def _alike(one: Any, other: Any) -> bool:
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return bool(one == other)
-    # Clients give a message back without the fields that are empty.
-    return {key: value for key, value in one.items() if value} == {key: value for key, value in other.items() if value}
-
-
 def _begins_alike(said: list[Any], before: list[Any]) -> bool:
     """Whether both conversations share more than a system prompt."""
     shared = 0
     for one, other in zip(said, before, strict=False):
-        if not _alike(one, other):
+        if not alike(one, other):
             break
         shared += 1
     told = [message for message in said[:shared] if not (isinstance(message, dict) and message.get("role") == "system")]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from bus import Bus, Fenced, own_id
+from bus import Bus, own_id
 from bus.cancelling import cancel
 from bus.tasks import read_problems
 from learner.account import Account
@@ -20,13 +20,13 @@ from learner.checkpoint import TRAINER, Checkpoints, LearnerState
 from learner.dispatch import Dispatcher
 from learner.groups import Group
 from learner.intake import Intake
-from learner.publish import CannotLearn, WeightPublisher, another_learner
+from learner.publish import CannotLearn, WeightPublisher
 from learner.resume import resumed
+from learner.saving import Saver
 from learner.settings import LearnerSettings
 from learner.staleness import in_dispatch_order
 from learner.tokenizer import decoder
 from learner.uses import spans_of
-from learner.weights import BASE, WEIGHTS, write_base, write_weights
 from schemas import identity, subjects
 from schemas.codec import decode, encode
 from schemas.events import TrainingStep
@@ -96,44 +96,29 @@ class Learner:
         last, found = await self._publisher.look(), self._checkpoints.latest()
         self._state = state = resumed(found, last, settings)
         try:
-            self._maker = BatchMaker(settings, decoder(settings.model_path))
-            self._trainer = await self._in_thread(self._make_trainer, found[0] / TRAINER if found else None)
+            await self._in_thread(self._make, found[0] / TRAINER if found else None)
         except ValueError as error:
             raise CannotLearn(str(error)) from error
+        self._saver = Saver(settings, self._trainer, self._publisher, self._checkpoints, self._in_thread)
         self._intake = Intake(self._bus, settings, state.position, state.used, state.closed)
         self._account = Account(self._intake, settings)
-        if settings.lora.lora_rank:
-            base = settings.checkpoints / BASE
-            await self._in_thread(write_base, self._trainer, base)
-            await self._publisher.share_base(base)
+        await self._saver.share_base()
         self._dispatcher = Dispatcher(self._bus, problems, settings, state.groups_dispatched)
-        path = found[0] if found else await self._first_checkpoint(state)
-        self._state = state = await self._claim(path, found, state)
+        path = found[0] if found else await self._saver.first(self._covering(state))
+        self._state = state = await self._saver.claim(path, found, state)
         if state.event:
             await self._announce(decode(TrainingStep, state.event))
         if found is not None:
             log.info("goes on at step %d, version %d, epoch %d", state.step, state.version, state.epoch)
         self._dispatcher.admit(state.step, state.groups_dropped)
 
-    async def _claim(self, path: Path, found: tuple[Path, LearnerState] | None, state: LearnerState) -> LearnerState:
-        """Publish the version to begin with; a learner that is still at work is overtaken. Returns what was claimed."""
-        while True:
-            try:
-                await self._publisher.publish(path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step)
-            except Fenced as error:
-                if found is None:
-                    raise another_learner(state.model, state.epoch) from error
-                state = resumed(found, await self._publisher.look(), self._settings)
-            else:
-                return state
-
-    def _make_trainer(self, checkpoint: Path | None) -> Any:
+    def _make(self, checkpoint: Path | None) -> None:
         from learner.trainer import Trainer  # takes seconds to import: not before the settings are known to be right
 
-        trainer = Trainer(self._settings)
+        self._maker = BatchMaker(self._settings, decoder(self._settings.model_path))
+        self._trainer = Trainer(self._settings)
         if checkpoint is not None:
-            trainer.load(checkpoint)
-        return trainer
+            self._trainer.load(checkpoint)
 
     async def _train(self) -> None:
         while self._state.step < self._settings.steps:
@@ -182,7 +167,10 @@ class Learner:
     async def _step(self, groups: list[Group], idle: float) -> None:
         started_ns = time.time_ns()
         rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
-        batch = self._maker.make(groups, self._state.version)
+        try:
+            batch = await self._in_thread(self._maker.make, groups, self._state.version)
+        except ValueError as error:  # what a credit function of the user's own gave
+            raise CannotLearn(str(error)) from error
         if not batch.rows:
             log.warning("%d groups gave nothing to train on: %s", len(groups), {use.reason for use in batch.uses})
             self._account.add(batch.uses, rollouts.values())
@@ -200,49 +188,23 @@ class Learner:
             ended_ns=time.time_ns(),
             uses=(*batch.uses, *self._account.take()),
             metrics={**batch.metrics, **metrics, "seconds/idle": idle},
-            digest=batch.digest(),
+            digest=await self._in_thread(batch.digest),
             settings=self._settings.model_dump_json(),
             spans=(),
         )
         event = replace(event, spans=spans_of(event, rollouts))
         self._metrics = event.metrics
         self._intake.hand_out(rollouts.values())
-        await self._publish(state, event)
+        _, written = self._saver.due(state.step)
+        if written:
+            state = self._covering(replace(state, event=encode(event)))
+        await self._saver.save(state)
+        self._state = state
+        if written:
+            await self._intake.acknowledge(state.position)
         await self._announce(event)
         self._dispatcher.admit(state.step, state.groups_dropped)
         log.info("step %d/%d: reward %.3f", state.step, self._settings.steps, batch.metrics["reward/mean"])
-
-    async def _publish(self, state: LearnerState, event: TrainingStep) -> None:
-        """The weights of a step as a version, then its checkpoint, then what that covers is acknowledged.
-
-        In this order, because only the newest learner gets beyond publishing: an older one, still alive somewhere,
-        must not replace a checkpoint nor acknowledge what the newer one has yet to read.
-        """
-        settings = self._settings
-        ended = state.step == settings.steps
-        due = ended or state.step % (settings.checkpoint_every or settings.publish_every) == 0
-        if not due and state.step % settings.publish_every:
-            self._state = state
-            return
-        path = settings.checkpoints
-        if due:
-            state = self._covering(replace(state, event=encode(event)))
-            path = await self._in_thread(self._write_checkpoint, state)
-        else:
-            await self._in_thread(write_weights, self._trainer, path / WEIGHTS)
-        try:
-            await self._publisher.publish(path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step)
-        except Fenced as error:
-            raise another_learner(state.model, state.epoch) from error
-        self._state = state
-        if due:
-            await self._in_thread(self._checkpoints.commit, path, state)
-            await self._intake.acknowledge(state.position)
-
-    async def _first_checkpoint(self, state: LearnerState) -> Path:
-        state = self._covering(state)
-        path = await self._in_thread(self._write_checkpoint, state)
-        return await self._in_thread(self._checkpoints.commit, path, state)
 
     def _covering(self, state: LearnerState) -> LearnerState:
         """The state with all that a learner needs to go on from here."""
@@ -254,12 +216,6 @@ class Learner:
             closed=self._intake.groups.settled(),
             groups_dispatched=self._dispatcher.dispatched,
         )
-
-    def _write_checkpoint(self, state: LearnerState) -> Path:
-        path = self._checkpoints.begin(state.step)
-        self._trainer.save(path / TRAINER)
-        write_weights(self._trainer, path / WEIGHTS)
-        return path
 
     async def _announce(self, event: TrainingStep, part: str = "") -> None:
         msg_id = identity.step_msg_id(event.run, event.epoch, event.step) + part

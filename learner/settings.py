@@ -71,6 +71,12 @@ class RolloutCorrectionSettings(BaseModel):
         0.0, ge=0, le=1, description="below this effective sample size, as a share, a step counts ESS / ess_bound"
     )
 
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.rollout_rs is not None and self.rollout_rs_threshold is None:
+            raise ValueError("rollout_rs needs rollout_rs_threshold: verl has no default for it")
+        return self
+
 
 class AlgorithmSettings(BaseModel):
     """verl's ``algorithm``."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runners.call import Call
+from schemas.messages import goes_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,7 @@ class History:
     def before(self, call: Call) -> Turn | None:
         """The longest conversation that this call goes on with; None: it begins one, or changes what was said."""
         asked = call.body["messages"]
-        fitting = [
-            turn
-            for turn in self.turns
-            if turn.model == call.model and len(asked) > len(turn.messages) and all(map(_alike, asked, turn.messages))
-        ]
+        fitting = [turn for turn in self.turns if turn.model == call.model and goes_on(asked, turn.messages)]
         return max(fitting, key=lambda turn: len(turn.tokens), default=None)
 
 
@@ -57,10 +54,3 @@ def spliced(held: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list
     if after is None or held.count(end) != old.count(end):
         return None
     return [*held, *new[after:]]
-
-
-def _alike(one: Any, other: Any) -> bool:
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return bool(one == other)
-    # Clients give an answer back without the fields that are empty.
-    return {key: value for key, value in one.items() if value} == {key: value for key, value in other.items() if value}

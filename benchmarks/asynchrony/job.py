@@ -28,7 +28,7 @@ from store.settings import StoreSettings
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parents[1] / "examples" / "calculator"
-STEPS, GROUPS, SAMPLES = 30, 8, 8
+STEPS, GROUPS, SAMPLES = 20, 8, 8
 HELD_OUT, EVERY = 32, 2
 """Problems of an evaluation, and versions between two."""
 TARGET = 0.9

@@ -1,0 +1,90 @@
+"""What a step leaves: a weight version on the bus and a checkpoint on disk, in the order that keeps both true."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from bus import Fenced
+from learner.checkpoint import TRAINER, Checkpoints, LearnerState
+from learner.publish import WeightPublisher, another_learner
+from learner.resume import resumed
+from learner.settings import LearnerSettings
+from learner.weights import BASE, WEIGHTS, write_base, write_weights
+
+InThread = Callable[..., Awaitable[Any]]
+"""Runs a blocking call in the trainer's thread."""
+
+
+class Saver:
+    """The one that writes versions and checkpoints of a trainer."""
+
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        trainer: Any,
+        publisher: WeightPublisher,
+        checkpoints: Checkpoints,
+        in_thread: InThread,
+    ) -> None:
+        self._settings, self._trainer = settings, trainer
+        self._publisher, self._checkpoints, self._in_thread = publisher, checkpoints, in_thread
+
+    async def share_base(self) -> None:
+        """With LoRA: what adapters are added to goes onto the bus once."""
+        if self._settings.lora.lora_rank:
+            base = self._settings.checkpoints / BASE
+            await self._in_thread(write_base, self._trainer, base)
+            await self._publisher.share_base(base)
+
+    async def first(self, state: LearnerState) -> Path:
+        """The checkpoint a run begins with."""
+        path = await self._in_thread(self._write, state)
+        return Path(await self._in_thread(self._checkpoints.commit, path, state))
+
+    async def claim(self, path: Path, found: tuple[Path, LearnerState] | None, state: LearnerState) -> LearnerState:
+        """Publish the version to begin with; a learner that is still at work is overtaken. Returns what was claimed."""
+        while True:
+            try:
+                await self._publish(path, state)
+            except Fenced as error:
+                if found is None:
+                    raise another_learner(state.model, state.epoch) from error
+                state = resumed(found, await self._publisher.look(), self._settings)
+            else:
+                return state
+
+    def due(self, step: int) -> tuple[bool, bool]:
+        """Whether a step's weights are published, and whether a checkpoint is written; the last step's always are."""
+        settings, last = self._settings, step == self._settings.steps
+        written = last or step % (settings.checkpoint_every or settings.publish_every) == 0
+        return written or step % settings.publish_every == 0, written
+
+    async def save(self, state: LearnerState) -> None:
+        """The weights of a step as a version and, when it is due, its checkpoint.
+
+        The version first, because only the newest learner gets beyond publishing: an older one, still alive somewhere,
+        must not replace a checkpoint nor acknowledge what the newer one has yet to read. Raises `CannotLearn` then.
+        """
+        published, written = self.due(state.step)
+        if not published:
+            return
+        path = self._settings.checkpoints
+        if written:
+            path = await self._in_thread(self._write, state)
+        else:
+            await self._in_thread(write_weights, self._trainer, path / WEIGHTS)
+        try:
+            await self._publish(path, state)
+        except Fenced as error:
+            raise another_learner(state.model, state.epoch) from error
+        if written:
+            await self._in_thread(self._checkpoints.commit, path, state)
+
+    async def _publish(self, path: Path, state: LearnerState) -> None:
+        await self._publisher.publish(path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step)
+
+    def _write(self, state: LearnerState) -> Path:
+        path = self._checkpoints.begin(state.step)
+        self._trainer.save(path / TRAINER)
+        write_weights(self._trainer, path / WEIGHTS)
+        return path

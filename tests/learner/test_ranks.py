@@ -1,0 +1,44 @@
+"""``torchrun -m lightningbus learner``: the first rank reads the bus, the other does what it does, and both end."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+from bus import Bus
+from schemas import subjects
+from schemas.events import WeightVersion
+from tests.making import batches
+
+STEPS, SAMPLES = 2, 4
+
+
+async def test_a_learner_of_two_ranks_trains_and_publishes(bus: Bus, model_path: Path, tmp_path: Path) -> None:
+    settings = {
+        "model_path": str(model_path),
+        "samples": SAMPLES,
+        "groups_per_step": 1,
+        "steps": STEPS,
+        "max_staleness": STEPS,
+        "checkpoints": str(tmp_path / "checkpoints"),
+        "max_row_tokens": 64,
+    }
+    (tmp_path / "learner.json").write_text(json.dumps(settings))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = ["-m", "lightningbus", "learner", "--bus", bus.nc.connected_url.geturl(), "--settings", "learner.json"]
+    process = await asyncio.create_subprocess_exec(
+        *torchrun, *command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=asyncio.subprocess.PIPE
+    )
+    for task in "ab":
+        for sample in range(SAMPLES):
+            for part in batches(task, sample, reward=float(sample % 2), samples=SAMPLES):
+                msg_id = f"{task}:{sample}:{part.sequence}"
+                await bus.publish(subjects.spans("train"), part, msg_id=msg_id, timeout=60)
+    async with asyncio.timeout(120):
+        _, said = await process.communicate()
+    assert process.returncode == 0, said.decode()[-3000:]
+    found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
+    assert found is not None and found[0].version == STEPS
+    saved = {path.name for path in (tmp_path / "checkpoints" / "latest" / "trainer").iterdir()}
+    assert {f"model_world_size_2_rank_{rank}.pt" for rank in range(2)} <= saved
