@@ -31,7 +31,8 @@ from schemas.events import Blob, Heartbeat, ModelCall, VersionRun, WeightVersion
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "calculator"
 RESULTS = Path(__file__).resolve().parent / "results" / "kv_cache.json"
-STREAMS, TOKENS, PROMPT, BEGUN = 48, 100, 16, 12
+STREAMS, TOKENS, PROMPT, BEGUN = 32, 400, 16, 12
+CONTEXT = 512
 SIZES = {"one step at 4e-4": 4e-4, "eight steps at 4e-4": 3.2e-3, "far off": 2e-2}
 """Standard deviation of what is added to every weight."""
 
@@ -45,7 +46,7 @@ async def measure(policy: str, model: Path, work: Path) -> list[dict[str, Any]]:
     found = []
     async with stack(directory, BusSettings(port=0), f"kv cache: {policy}") as at:
         settings = InferenceSettings(
-            model_path=model, id="node", dtype="float32", max_model_len=128, max_num_seqs=STREAMS, threads=1,
+            model_path=model, id="node", dtype="float32", max_model_len=CONTEXT, max_num_seqs=STREAMS, threads=1,
             kv_cache=policy, work=directory.path / "node",
         )  # fmt: skip
         await at.supervisor.start(Child("node", "inference", settings))
@@ -186,6 +187,8 @@ def main() -> None:
     if not (model / "model.safetensors").exists():
         command = [sys.executable, str(EXAMPLE / "model.py"), "--out", str(model), "--steps", "200"]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        config = json.loads((model / "config.json").read_text())  # long answers leave time for a swap amid them
+        (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": CONTEXT}))
     results = [one for policy in ("keep", "recompute") for one in asyncio.run(measure(policy, model, work))]
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
