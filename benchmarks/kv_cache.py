@@ -79,7 +79,7 @@ async def streamed(
 ) -> tuple[ModelCall, float]:
     """One answer; ``begun`` is set when its first tokens are there."""
     prompt = np.random.default_rng(number).integers(10, 300, PROMPT).tolist()
-    body = {"model": "policy", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "seed": number}
+    body = {"model": "policy", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True}
     body |= {"logprobs": 0, "stream": True, "return_token_ids": True, "temperature": 1.0}
     ids: list[int] = []
     told: list[float] = []
