@@ -110,15 +110,15 @@ class Node:
     async def _swap(self, files: Sequence[Path], version: int) -> float:
         """Requests in flight stand still for the moment, keep their tokens, and go on with the new weights."""
         started = time.monotonic()
-        await self._engine.tell("/pause?mode=keep")
+        # clear_cache: requests in flight are computed again from their tokens when they resume (vLLM 0.31).
+        clear = "true" if self._settings.kv_cache == "recompute" else "false"
+        await self._engine.tell(f"/pause?mode=keep&clear_cache={clear}")
         try:
             await self._engine.tell("/start_weight_update")
             await self._engine.tell(
                 "/update_weights", {"update_info": {"paths": [str(path.resolve()) for path in files]}}
             )
             await self._engine.tell("/finish_weight_update", {"weight_version": str(version)})
-            if self._settings.kv_cache == "recompute":
-                await self._engine.tell("/reset_prefix_cache?reset_running_requests=true")
         except EngineFailed:
             # Half-loaded weights must never answer: this engine is given up, a new one starts stale.
             await self._engine.stop()

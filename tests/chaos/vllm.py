@@ -111,7 +111,7 @@ async def main() -> None:
     given, _ = parser.parse_known_args()
     engine = Engine(given.model, given.max_model_len, given.token_seconds, given.load_seconds)
     app = web.Application()
-    for path in ("/init_weight_transfer_engine", "/start_weight_update", "/reset_prefix_cache"):
+    for path in ("/init_weight_transfer_engine", "/start_weight_update"):
         app.router.add_post(path, engine.nothing)
     app.router.add_get("/health", engine.nothing)
     app.router.add_get("/v1/models", engine.models)
