@@ -44,8 +44,10 @@ class Dispatcher:
     def __init__(self, bus: Bus, problems: Sequence[Problem], settings: LearnerSettings, dispatched: int) -> None:
         self._bus, self._problems, self._settings = bus, problems, settings
         self.dispatched = dispatched
-        self.order = [group_of(problems, place, settings)[0].id for place in range(dispatched)]
-        """Tasks in the order they were dispatched in."""
+        self._ordered = "ready_first" not in settings.off_policy
+        known = range(dispatched) if self._ordered else ()
+        self.order = [group_of(problems, place, settings)[0].id for place in known]
+        """Tasks in the order they were dispatched in, where groups are taken in that order."""
         self._limit = dispatched
         self._moved = asyncio.Event()
 
@@ -68,6 +70,6 @@ class Dispatcher:
                 tasks = group_of(self._problems, self.dispatched, self._settings)
                 await asyncio.gather(*(self._bus.publish_task(task, timeout=math.inf) for task in tasks))
                 self.dispatched += 1
-                self.order.append(tasks[0].id)
+                self.order += [tasks[0].id] if self._ordered else []
             self._moved.clear()
             await self._moved.wait()

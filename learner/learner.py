@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,8 @@ def follow(settings: LearnerSettings) -> None:
     """A rank beside the first, started by torchrun: does in the trainer what that one does, and nothing else."""
     from learner.trainer import Trainer
 
+    for number in (signal.SIGTERM, signal.SIGINT):  # sent to all ranks; the first one finishes its step, then says so
+        signal.signal(number, signal.SIG_IGN)
     Trainer(settings).follow()
 
 
@@ -144,7 +147,7 @@ class Learner:
                 continue
 
     def _choose(self, ready: Sequence[Group]) -> Sequence[Group]:
-        if "ready_first" in self._settings.off_policy or not self._dispatcher.order:
+        if not self._dispatcher.order:
             return ready
         settled = set(self._intake.groups.settled())
         self._dispatcher.order = [task for task in self._dispatcher.order if task not in settled]

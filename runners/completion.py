@@ -83,6 +83,12 @@ class Completion:
         return "/v1/completions", continuation.request(self._call, self._forced, tokens, max(room, 1))
 
     @property
+    def ended_by_itself(self) -> bool:
+        """Whether there is one answer and it ended with the model's end token, not at a length or the agent's stop."""
+        choices = list(self._choices.values())
+        return len(choices) == 1 and choices[0].finish_reason == "stop" and choices[0].stop_reason is None
+
+    @property
     def made(self) -> int:
         """Tokens sampled so far."""
         return sum(len(choice.token_ids) for choice in self._choices.values())

@@ -162,7 +162,7 @@ class Gateway:
             return await stream.fail(str(error))
         asked = json.dumps(call.body, ensure_ascii=False)
         times = {"started_ns": started_ns, "ended_ns": max(time.time_ns(), started_ns)}
-        if call.chat and len(parts) == 1 and parts[0].finish_reason == "stop":
+        if call.chat and completion.ended_by_itself:
             attempt.history.add(call, json.loads(parts[0].response), parts[0].tokens)
         for part in parts:
             attempt.add_call(part, node=",".join(served_by), role=call.role, request=asked, **times)

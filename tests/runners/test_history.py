@@ -9,6 +9,7 @@ from transformers import Qwen2Tokenizer
 
 from bus import Bus
 from runners.call import Call
+from runners.completion import Completion
 from runners.history import History, spliced
 from tests.runners.conftest import PROMPT, ScriptedEngine, ended, running, task
 
@@ -97,6 +98,16 @@ def test_the_longest_conversation_that_is_gone_on_with_is_found() -> None:
     longer = [*GOES_ON, {"role": "assistant", "content": "x"}, {"role": "user", "content": "?"}]
     turns = [history.before(call(messages)) for messages in (longer, GOES_ON, ASKED, [*longer[:1], *longer[3:]])]
     assert [turn and turn.tokens for turn in turns] == [[1, 2, 3], [1], None, None]
+
+
+@pytest.mark.parametrize(
+    ("finish", "stopped", "expected"), [("stop", None, True), ("stop", "\n", False), ("length", None, False)]
+)
+def test_only_an_answer_the_model_ended_itself_is_gone_on_with(finish: str, stopped: Any, expected: bool) -> None:
+    """A stop of the agent's is in the tokens and not in the text, so no rendering says where it was."""
+    completion = Completion(call(ASKED), {})
+    completion.add({"choices": [{"index": 0, "delta": {}, "finish_reason": finish, "stop_reason": stopped}]})
+    assert completion.ended_by_itself is expected
 
 
 class Rendering(ScriptedEngine):
