@@ -78,11 +78,10 @@ class BatchMaker:
         tally: Counter[str] = Counter()
         for rollout, reward, transitions, given in zip(rollouts, rewards, calls, shared, strict=True):
             own, left_out = rows_of(rollout.id, transitions, self._shape) if transitions is not None else ([], {})
-            lag = worst_lag(own, version)
+            lag, before = worst_lag(own, version), sum(row.tokens for row in own)
             if "mask_tokens" in settings.off_policy:
-                masked = mask_tokens(own, version, settings.max_staleness)
-                tally["tokens/masked"] += sum(row.tokens for row in own) - sum(row.tokens for row in masked)
-                own, lag = masked, worst_lag(masked, version) if masked else lag
+                own = mask_tokens(own, version, settings.max_staleness)
+                lag = worst_lag(own, version) if own else lag
             beyond = lag > settings.max_staleness and {"drop", "mask_tokens"} & set(settings.off_policy)
             reason = _reason(rollout, reward, transitions, own, left_out, bool(beyond), settings)
             if not reason:
@@ -90,6 +89,7 @@ class BatchMaker:
                 keys = [(rollout.id, call.index) for call in transitions or ()]
                 advantages |= dict(zip(keys, given, strict=True))
                 self._count(tally, rollout, transitions or [], left_out)
+                tally["tokens/masked"] += before - sum(row.tokens for row in own)
             uses.append(use_of(rollout, reward, given, reason, own, lag, len(uses)))
         return Batch(rows, advantages, uses, _metrics(rows, uses, version, tally))
 
@@ -108,9 +108,11 @@ class BatchMaker:
                 states = tuple(call.prompt_ids for call in rollout.calls)
                 episodes.append(Episode(rollout.task, reward, rollout.rewards, states))
         shared = self._share(episodes, self._estimate, self._settings.credit)
+        name = self._settings.credit.method
+        if len(shared) != len(episodes):
+            raise ValueError(f"credit: {name!r} gave {len(shared)} lists for {len(episodes)} rollouts")
         for place, episode, given in zip(places, episodes, shared, strict=True):
             if len(given) != episode.calls or not np.isfinite(given).all():
-                name = self._settings.credit.method
                 raise ValueError(f"credit: {name!r} gave {given} for a rollout of {episode.calls} calls")
             found[place] = [float(one) for one in given]
         return found

@@ -62,7 +62,6 @@ class Trainer:
         self._reference = None
         if settings.actor.use_kl_loss and not self._adapted:  # with adapters it is the model without them
             self._reference = make_engine(settings, device, settings.actor.optim, frozen=True)
-        self._steps = 0
 
     def follow(self) -> None:
         """Do what the first rank does, until it says that it is done."""
@@ -106,7 +105,6 @@ class Trainer:
             for places in self._mini_batches(batch):
                 for name, value in self._update([rows[at] for at in places], _picked(per_token, places)).items():
                     metrics.setdefault(name, []).append(value)
-        self._steps += 1
         means = {name: float(np.mean(values)) for name, values in metrics.items()}
         return {**_summary(correction), **means, "actor/lr": self._next_rate()}
 
@@ -147,7 +145,8 @@ class Trainer:
         metrics: dict[str, Any] = {}
         if self._critic is not None:
             metrics |= self._critic.train(to_engine(share, own, self._train))
-        if self._critic is None or self._steps >= self._settings.critic.warmup:
+        made = self._engine.lr_scheduler.last_epoch  # steps, those before a restart included
+        if self._critic is None or made >= self._settings.critic.warmup:
             with self._engine.train_mode():
                 out = self._engine.train_batch(to_engine(share, own, self._train), partial(policy_loss, self._settings))
             metrics |= {"actor/grad_norm": out["metrics"].pop("grad_norm"), **out["metrics"]}

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.asynchrony.job import MODES, TARGET, key_of, make_model, read, run
+from benchmarks.asynchrony.job import MODES, TARGET, Mode, bench, key_of, make_model, read
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 COLUMNS = ("seconds_to_target", "seconds", "final_accuracy", "learner_idle", "node_idle", "ess", "mean_staleness")
@@ -28,20 +28,29 @@ def main() -> None:
     path = RESULTS / "async.json"
     results = read(path)
     for seed in options.seeds:
-        model = options.work / f"model-{seed}"
-        make_model(model, seed)
-        for mode in MODES:
-            name = f"{mode.name}:{mode.staleness}"
-            done = (mode.name, mode.staleness, seed) in map(key_of, results) and not options.again
-            if done or (options.only and name not in options.only):
-                continue
-            found = asyncio.run(run(mode, seed, model.resolve(), options.work.resolve()))
-            print(json.dumps(found), file=sys.stderr, flush=True)
-            results = [one for one in results if key_of(one) != key_of(found)] + [found]
-            path.write_text(json.dumps(results, indent=1) + "\n")
+        held = set() if options.again else set(map(key_of, results))
+        wanted = [mode for mode in MODES if not options.only or f"{mode.name}:{mode.staleness}" in options.only]
+        missing = [mode for mode in wanted if (mode.name, mode.staleness, seed) not in held]
+        if missing:
+            model = options.work / f"model-{seed}"
+            make_model(model, seed)
+            results = asyncio.run(measure(seed, missing, model.resolve(), options.work.resolve(), results, path))
     table = summary(results)
     print(table)
     draw(results, RESULTS / "async.png")
+
+
+async def measure(
+    seed: int, modes: list[Mode], model: Path, work: Path, results: list[dict[str, Any]], path: Path
+) -> list[dict[str, Any]]:
+    """Every mode of a seed, one after the other; each result is written as soon as it is there."""
+    async with bench(seed, model, work) as made:
+        for mode in modes:
+            found = await made.run(mode)
+            print(json.dumps(found), file=sys.stderr, flush=True)
+            results = [one for one in results if key_of(one) != key_of(found)] + [found]
+            path.write_text(json.dumps(results, indent=1) + "\n")
+    return results
 
 
 def summary(results: list[dict[str, Any]]) -> str:

@@ -1,10 +1,12 @@
-"""One training run of the calculator job in one mode, through every part of the system, and what it measured."""
+"""Training runs of the calculator job, a mode each, through every part of the system, and what they measured."""
 
 import asyncio
 import json
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,9 +14,9 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
-from bus import Bus
 from bus.tasks import Problem, read_problems
 from inference.settings import InferenceSettings
+from learner.checkpoint import STATE
 from learner.settings import LearnerSettings
 from lightningbus.evaluation import evaluate
 from lightningbus.publishing import publish_all, samples_of
@@ -23,7 +25,9 @@ from lightningbus.settings import BusSettings
 from lightningbus.supervisor import Child
 from lightningbus.up import Stack, stack
 from runners.settings import RunnerSettings
-from store.client import connect
+from schemas import subjects
+from schemas.events import WeightVersion
+from store.client import connect, first
 from store.settings import StoreSettings
 
 HERE = Path(__file__).resolve().parent
@@ -33,6 +37,8 @@ HELD_OUT, EVERY = 32, 2
 """Problems of an evaluation, and versions between two."""
 TARGET = 0.9
 RUNNERS, SLOTS = 2, 16
+GREEDY = {"temperature": 0.0}
+EVALUATED: dict[str, Any] = {"agent": "default", "sampling": GREEDY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,38 +57,98 @@ MODES = (
 )
 
 
-async def run(mode: Mode, seed: int, model: Path, work: Path) -> dict[str, Any]:
-    """Train from ``model`` and measure; the caller makes the model, the same for every mode of a seed."""
-    directory = RunDirectory(work / f"{mode.name}-{mode.staleness}-{seed}").create(fresh=True)
-    problems = directory.path / "problems"
-    made = await asyncio.create_subprocess_exec(
-        sys.executable, str(EXAMPLE / "problems.py"), "--train", "512", "--heldout", str(HELD_OUT),
-        "--seed", str(seed), "--out", str(problems),
-    )  # fmt: skip
-    assert await made.wait() == 0
-    held_out = [Problem(one.id, {**one.input, "heldout": True}) for one in read_problems(problems / "heldout.jsonl")]
-    async with stack(directory, BusSettings(port=0), f"{mode.name} {mode.staleness}, seed {seed}") as at:
-        client = await _start(at, model, mode, seed, problems / "train.jsonl")
-        watching = asyncio.create_task(_evaluate_as_it_goes(at, held_out))
-        learner = _learner(mode, seed, model, directory, problems / "train.jsonl")
-        await at.supervisor.start(Child("learner", "learner", learner))
-        await at.unless_failed(at.supervisor.finished("learner"))
-        await at.member(lambda beat: beat.role == "inference" and beat.version == STEPS, "the last version", 60)
+class Bench:
+    """Everything of one seed, up and running; modes are trained in it one after the other, from the same weights."""
+
+    def __init__(self, at: Stack, seed: int, model: Path) -> None:
+        self._at, self._seed, self._model = at, seed, model
+        self._problems = at.directory.path / "problems"
+        self._start = at.directory.path / "start"
+
+    async def begin(self) -> None:
+        """Problems, every process but the learner, and the checkpoint that every mode begins with."""
+        at, path = self._at, self._at.directory.path
+        make = [EXAMPLE / "problems.py", "--train", 512, "--heldout", HELD_OUT, "--seed", self._seed]
+        made = await asyncio.create_subprocess_exec(sys.executable, *map(str, make), "--out", str(self._problems))
+        assert await made.wait() == 0
+        held_out = read_problems(self._problems / "heldout.jsonl")
+        self._held_out = [Problem(one.id, {**one.input, "heldout": True}) for one in held_out]
+        node = InferenceSettings(
+            model_path=self._model, id="node", dtype="float32", max_model_len=128, max_num_seqs=32, threads=1,
+            work=path / "node",
+        )  # fmt: skip
+        await at.supervisor.start(Child("node", "inference", node))
+        await at.supervisor.start(
+            Child("store", "store", StoreSettings(path=at.directory.store, http_port=0, id="store"))
+        )
+        for number in range(RUNNERS):
+            settings = RunnerSettings(agent="agent:solve", path=HERE, concurrency=SLOTS, id=f"runner-{number}")
+            await at.supervisor.start(Child(f"runner-{number}", "runner", settings))
+        await self._learn("start", MODES[0], self._start, steps=0)
+        for number in range(RUNNERS):
+            name = f"runner-{number}"
+            await at.member(lambda beat, name=name: beat.id == name and beat.state == "running", name, 180)  # type: ignore[misc]
+        await at.member(lambda beat: beat.role == "inference" and beat.state == "ready", "ready node", 180)
+        found = await at.member(lambda beat: beat.role == "store", "store", 60)
+        self._sql = await asyncio.to_thread(connect, found.address)
+
+    async def run(self, mode: Mode) -> dict[str, Any]:
+        """Train in one mode, and measure."""
+        name = f"{mode.name}-{mode.staleness}"
+        checkpoints = self._at.directory.path / name
+        shutil.copytree(self._start, checkpoints, symlinks=True)
+        state = checkpoints / "latest" / STATE
+        state.write_text(json.dumps({**json.loads(state.read_text()), "run": name}))
+        watching = asyncio.create_task(self._evaluate_as_it_goes(name))
+        await self._learn(name, mode, checkpoints, STEPS)
+        found = await self._at.bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
+        assert found is not None
+        last = found[0].version
+        await self._at.member(lambda beat: beat.role == "inference" and beat.version == last, "the last version", 60)
         watching.cancel()
         final = await evaluate(
-            at.bus, client, "bench", held_out, label="final", version=STEPS, samples=2, sampling={"temperature": 0.0}
+            self._at.bus, self._sql, name, self._held_out, label="final", version=last, samples=2, sampling=GREEDY
         )
-        found = await asyncio.to_thread(_measured, client)
-    curve = found.pop("curve")
-    return {
-        "mode": mode.name,
-        "staleness": mode.staleness,
-        "seed": seed,
-        "seconds_to_target": seconds_to(curve, TARGET),
-        "final_accuracy": round(final.accuracy, 4),
-        **found,
-        "curve": curve,
-    }
+        while (await asyncio.to_thread(first, self._sql, "SELECT count() FROM lost_rollouts"))[0]:
+            await self._at.fleet.changed()
+        measured = await asyncio.to_thread(_measured, self._sql, name)
+        curve = measured.pop("curve")
+        return {
+            "mode": mode.name,
+            "staleness": mode.staleness,
+            "seed": self._seed,
+            "seconds_to_target": seconds_to(curve, TARGET),
+            "final_accuracy": round(final.accuracy, 4),
+            **measured,
+            "curve": curve,
+        }
+
+    async def _learn(self, run: str, mode: Mode, checkpoints: Path, steps: int) -> None:
+        settings = _learner(run, mode, self._seed, self._model, self._problems / "train.jsonl", checkpoints, steps)
+        await self._at.supervisor.start(Child(f"learner-{run}", "learner", settings))
+        await self._at.unless_failed(self._at.supervisor.finished(f"learner-{run}"))
+
+    async def _evaluate_as_it_goes(self, run: str) -> None:
+        """Greedy held-out problems at every second version, while training goes on; nobody waits for them."""
+        asked: int | None = None
+        while True:
+            learns = any(beat.role == "learner" and beat.run == run for beat in self._at.fleet.members())
+            serving = [beat.version for beat in self._at.fleet.members() if beat.role == "inference"]
+            if learns and serving and serving[0] is not None and (asked is None or serving[0] >= asked + EVERY):
+                asked = serving[0]
+                tasks = samples_of(self._held_out, 1, f"@{run}-v{asked}", run=run, mode="eval", **EVALUATED)
+                await publish_all(self._at.bus, tasks, timeout=120, on_done=lambda: None)
+            await self._at.fleet.changed()
+
+
+@asynccontextmanager
+async def bench(seed: int, model: Path, work: Path) -> AsyncIterator[Bench]:
+    """Everything of one seed while the block runs; the model is the same for all its modes."""
+    directory = RunDirectory(work / f"seed-{seed}").create(fresh=True)
+    async with stack(directory, BusSettings(port=0), f"bench-async, seed {seed}") as at:
+        made = Bench(at, seed, model)
+        await made.begin()
+        yield made
 
 
 def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | None:
@@ -93,52 +159,12 @@ def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | N
     return None
 
 
-async def _start(at: Stack, model: Path, mode: Mode, seed: int, tasks: Path) -> Client:
-    work = at.directory.path / "work"
-    node = InferenceSettings(
-        model_path=model, id="node", dtype="float32", max_model_len=128, max_num_seqs=32, threads=1, work=work
-    )
-    await at.supervisor.start(Child("node", "inference", node))
-    store = StoreSettings(path=at.directory.store, http_port=0, id="store")
-    await at.supervisor.start(Child("store", "store", store))
-    for number in range(RUNNERS):
-        settings = RunnerSettings(agent="agent:solve", path=HERE, concurrency=SLOTS, id=f"runner-{number}")
-        await at.supervisor.start(Child(f"runner-{number}", "runner", settings))
-    # A learner of no steps publishes the model and ends, so that the clock starts with everything up.
-    first = _learner(mode, seed, model, at.directory, tasks, steps=0)
-    await at.supervisor.start(Child("learner-first", "learner", first))
-    await at.unless_failed(at.supervisor.finished("learner-first"))
-    for number in range(RUNNERS):
-        name = f"runner-{number}"
-        await at.member(lambda beat, name=name: beat.id == name and beat.state == "running", name, 180)  # type: ignore[misc]
-    await at.member(lambda beat: beat.role == "inference" and beat.version == 0, "version 0", 180)
-    found = await at.member(lambda beat: beat.role == "store", "store", 60)
-    return await asyncio.to_thread(connect, found.address)
-
-
-async def _evaluate_as_it_goes(at: Stack, problems: Sequence[Problem]) -> None:
-    """Greedy held-out problems at every second version, while training goes on; nobody waits for them."""
-    asked = -EVERY
-    while True:
-        serving = [beat.version for beat in at.fleet.members() if beat.role == "inference" and beat.version is not None]
-        if serving and serving[0] >= asked + EVERY:
-            asked = serving[0]
-            await _ask(at.bus, problems, asked)
-        await at.fleet.changed()
-
-
-async def _ask(bus: Bus, problems: Sequence[Problem], version: int) -> None:
-    greedy = {"temperature": 0.0}
-    tasks = samples_of(problems, 1, f"@v{version}", run="bench", agent="default", mode="eval", sampling=greedy)
-    await publish_all(bus, tasks, timeout=120, on_done=lambda: None)
-
-
 def _learner(
-    mode: Mode, seed: int, model: Path, directory: RunDirectory, tasks: Path, steps: int = STEPS
+    run: str, mode: Mode, seed: int, model: Path, tasks: Path, checkpoints: Path, steps: int
 ) -> LearnerSettings:
     return LearnerSettings.model_validate(
         {
-            "run": "bench",
+            "run": run,
             "model_path": model,
             "tasks": tasks,
             "samples": SAMPLES,
@@ -148,9 +174,8 @@ def _learner(
             "off_policy": list(mode.policies),
             "seed": seed,
             "threads": 1,
-            "checkpoints": directory.path / "checkpoints",
+            "checkpoints": checkpoints,
             "checkpoint_every": 10,
-            "publish_every": 1,
             "actor": {"optim": {"lr": 5e-4, "lr_scheduler_type": "cosine", "min_lr_ratio": 0.1}},
         }
     )
@@ -159,23 +184,27 @@ def _learner(
 CURVE = """
 SELECT toFloat64(min(t.published)) AS published, avgIf(r.reward, r.outcome = 'ok') AS accuracy
 FROM rollouts AS r INNER JOIN tasks AS t ON r.run = t.run AND r.rollout = t.rollout
-WHERE r.mode = 'eval' AND match(r.task, '@v[0-9]+$') GROUP BY extract(r.task, '@v([0-9]+)$') ORDER BY published
+WHERE r.run = {run:String} AND r.mode = 'eval' AND match(r.task, '@' || {run:String} || '-v[0-9]+$')
+GROUP BY extract(r.task, '-v([0-9]+)$') ORDER BY published
 """
-BUSY = "SELECT toFloat64(start) AS start, toFloat64(end) AS end FROM model_calls ORDER BY start"
+BUSY = """
+SELECT toFloat64(start) AS start, toFloat64(end) AS end FROM model_calls WHERE run = {run:String} ORDER BY start
+"""
+BEGAN = "SELECT toFloat64(min(published)) FROM tasks WHERE mode = 'train' AND run = {run:String}"
 STEPS_SQL = """
 SELECT toFloat64(max(ended)), sum(metrics['seconds/idle']), avg(metrics['off_policy/ess']),
        avg(metrics['staleness/mean']), max(metrics['staleness/max']), sum(metrics['rollouts/trained']), count()
-FROM training_steps WHERE step > 0
+FROM training_steps WHERE run = {run:String}
 """
 
 
-def _measured(client: Client) -> dict[str, Any]:
-    rows = client.query(STEPS_SQL).result_rows[0]
-    last, idle, ess, mean_lag, max_lag, trained, steps = rows
-    (began,) = client.query("SELECT toFloat64(min(published)) FROM tasks WHERE mode = 'train'").result_rows[0]
+def _measured(client: Client, run: str) -> dict[str, Any]:
+    which = {"run": run}
+    last, idle, ess, mean_lag, max_lag, trained, steps = client.query(STEPS_SQL, parameters=which).result_rows[0]
+    (began,) = client.query(BEGAN, parameters=which).result_rows[0]
     spent = last - began
     covered, until = 0.0, began
-    for start, end in client.query(BUSY).result_rows:
+    for start, end in client.query(BUSY, parameters=which).result_rows:
         start, end = max(start, until), min(end, last)
         if end > start:
             covered, until = covered + end - start, end
@@ -188,7 +217,10 @@ def _measured(client: Client) -> dict[str, Any]:
         "mean_staleness": round(mean_lag, 2),
         "max_staleness": int(max_lag),
         "rollouts_trained": int(trained),
-        "curve": [(round(when - began, 1), round(value, 4)) for when, value in client.query(CURVE).result_rows],
+        "curve": [
+            (round(when - began, 1), round(value, 4))
+            for when, value in client.query(CURVE, parameters=which).result_rows
+        ],
     }
 
 
