@@ -181,11 +181,11 @@ def _learner(
     )
 
 
+# When the last of its problems was answered: an evaluation waits in the queue behind what is to be trained.
 CURVE = """
-SELECT toFloat64(min(t.published)) AS published, avgIf(r.reward, r.outcome = 'ok') AS accuracy
-FROM rollouts AS r INNER JOIN tasks AS t ON r.run = t.run AND r.rollout = t.rollout
-WHERE r.run = {run:String} AND r.mode = 'eval' AND match(r.task, '@' || {run:String} || '-v[0-9]+$')
-GROUP BY extract(r.task, '-v([0-9]+)$') ORDER BY published
+SELECT toFloat64(max(ended)) AS at, avgIf(reward, outcome = 'ok') AS accuracy FROM rollouts
+WHERE run = {run:String} AND mode = 'eval' AND match(task, '@' || {run:String} || '-v[0-9]+$')
+GROUP BY extract(task, '-v([0-9]+)$') ORDER BY at
 """
 BUSY = """
 SELECT toFloat64(start) AS start, toFloat64(end) AS end FROM model_calls WHERE run = {run:String} ORDER BY start
@@ -202,6 +202,7 @@ def _measured(client: Client, run: str) -> dict[str, Any]:
     which = {"run": run}
     last, idle, ess, mean_lag, max_lag, trained, steps = client.query(STEPS_SQL, parameters=which).result_rows[0]
     (began,) = client.query(BEGAN, parameters=which).result_rows[0]
+    seen = client.query(CURVE, parameters=which).result_rows
     spent = last - began
     covered, until = 0.0, began
     for start, end in client.query(BUSY, parameters=which).result_rows:
@@ -217,10 +218,8 @@ def _measured(client: Client, run: str) -> dict[str, Any]:
         "mean_staleness": round(mean_lag, 2),
         "max_staleness": int(max_lag),
         "rollouts_trained": int(trained),
-        "curve": [
-            (round(when - began, 1), round(value, 4))
-            for when, value in client.query(CURVE, parameters=which).result_rows
-        ],
+        # What was served before the first task may still be the mode's before it.
+        "curve": [(round(when - began, 1), round(value, 4)) for when, value in seen if when >= began],
     }
 
 
