@@ -8,6 +8,7 @@ from pathlib import Path
 from bus import LEARNER_SPANS, Bus
 from bus.cancelling import cancel
 from bus.embedded import NatsServer
+from learner.batch import BatchMaker
 from learner.intake import Intake
 from learner.settings import LearnerSettings
 from schemas import subjects
@@ -113,3 +114,17 @@ async def test_a_late_attempt_is_accounted_for_and_never_used(bus: Bus) -> None:
         await until_read(intake, 7)
         assert [one.attempt for one in intake.groups.late] == [2]
         assert [one.attempt for one in intake.groups.take(1)[0].rollouts] == [1, 1]
+
+
+async def test_the_same_batches_come_of_the_same_stream_position_to_the_bit(bus: Bus) -> None:
+    """What a learner that starts again trains on is what it would have trained on."""
+    maker = BatchMaker(LearnerSettings(model_path=Path("model"), samples=2))
+    digests = []
+    await publish(bus, ("a", 0), ("b", 0), ("c", 1), ("b", 1), ("c", 0), ("a", 1))
+    for _ in range(2):
+        async with reading(bus) as intake:
+            await until_read(intake, 13)
+            batches_of = [maker.make(intake.groups.take(1), 0) for _ in range(3)]
+            digests.append([batch.digest() for batch in batches_of])
+            assert [batch.uses[0].task for batch in batches_of] == ["b", "c", "a"], "in the order they became whole"
+    assert digests[0] == digests[1] and len(set(digests[0])) == 3
