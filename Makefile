@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/$(if $(shell command -v nvidia-smi),gpu,cpu).lock
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test chaos bench-async bench-kv check format clean
+.PHONY: setup demo test chaos bench bench-ui bench-async bench-kv check format clean
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,12 @@ clean:
 
 chaos: $(READY) ## kill, stop, cut and fill everything, and count what was lost; SEED=n repeats a run
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
+
+bench: $(READY) ## how fast the store, the bus and the gateways are, half an hour; PEER=python of agentlightning==0.3.0
+	$(BIN)/python -m benchmarks $(if $(PEER),--peer $(PEER)) $(if $(ONLY),--only $(ONLY))
+
+bench-ui: $(READY) ## how long the pages of a run of a million spans take
+	$(BIN)/python -m benchmarks.ui
 
 bench-async: $(READY) ## synchronous against asynchronous training, to a target accuracy; goes on where it was stopped
 	$(BIN)/python -m benchmarks.asynchrony $(if $(ONLY),--only $(ONLY))

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -22,10 +22,10 @@ from bus.fleet import Fleet, Pulse, beating
 from bus.publisher import Publisher
 from bus.puller import Puller
 from bus.streams import Consumer
-from bus.tasks import producer_span
+from bus.tasks import producer_span, together
 from schemas import identity, subjects
 from schemas.codec import decode, encode, schema_of
-from schemas.events import DeadLetter, Event, Task, TaskPublished
+from schemas.events import DeadLetter, Event, Task, TaskPublished, TasksPublished
 
 log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Event)
@@ -153,16 +153,28 @@ class Bus:
         return await self._publisher.publish(subject, payload, headers, timeout)
 
     async def publish_task(self, task: Task, timeout: float = PUBLISH_SECONDS) -> None:
-        """Publish a task, then the record of it; its PRODUCER span opens the rollout's trace."""
+        """`publish_tasks` of one."""
+        await self.publish_tasks([task], timeout)
+
+    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS) -> None:
+        """Publish tasks, then the record of those the bus has; raises the first error after it, as `publish`."""
+        sent = await asyncio.gather(*(self._publish_task(task, timeout) for task in tasks), return_exceptions=True)
+        for some in together([one for one in sent if isinstance(one, TaskPublished)]):
+            msg_id = identity.tasks_msg_id(one.rollout for one in some)
+            await self.publish(subjects.TASK_SPANS, TasksPublished(tasks=tuple(some)), msg_id=msg_id, timeout=timeout)
+        for one in sent:
+            if isinstance(one, BaseException):
+                raise one
+
+    async def _publish_task(self, task: Task, timeout: float) -> TaskPublished:
+        """A task; its PRODUCER span opens the rollout's trace."""
         started = time.time_ns()
         rollout = identity.rollout_id(task.id, task.sample)
         context = identity.traceparent(identity.trace_id(rollout), identity.publish_span_id(rollout))
-        msg_id = identity.task_msg_id(rollout)
         subject = subjects.task(task.mode, task.agent)
+        msg_id = identity.task_msg_id(rollout)
         await self.publish(subject, task, msg_id=msg_id, traceparent=context, timeout=timeout)
-        span = producer_span(task, subject, started, time.time_ns())
-        record = TaskPublished(task=task, rollout=rollout, span=span)
-        await self.publish(subjects.TASK_SPANS, record, msg_id=msg_id, traceparent=context, timeout=timeout)
+        return TaskPublished(task=task, rollout=rollout, span=producer_span(task, subject, started, time.time_ns()))
 
     async def last(self, stream: str, subject: str, kind: type[E]) -> tuple[E, int] | None:
         """Last event on a subject with its stream sequence; None if there is none."""

@@ -15,7 +15,7 @@ from nats.js.errors import BadRequestError, NotFoundError
 
 from schemas import subjects
 
-MAX_MESSAGES = 200_000
+MAX_MESSAGES = 2_000_000
 DEDUPLICATION_SECONDS = 600.0
 """Longer than the worst retry of any publisher, so that a retry is never a second message."""
 UNLIMITED = -1

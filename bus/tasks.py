@@ -1,12 +1,17 @@
 """Tasks: read from a file, and the span that opens a rollout's trace when one is published."""
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from schemas import attributes, identity
-from schemas.events import Span, Task
+from schemas.codec import encode
+from schemas.events import Span, Task, TaskPublished
+
+RECORD_BYTES = 500_000
+"""Of one record of tasks that were published together."""
 
 
 class TaskFileError(ValueError):
@@ -54,6 +59,21 @@ def _problem(path: Path, number: int, line: str) -> Problem:
     if not 1 <= len(id) <= 128:
         raise TaskFileError(f"{path} line {number}: an id has 1 to 128 characters, this one {len(id)}")
     return Problem(id, fields["input"])
+
+
+def together(published: Iterable[TaskPublished]) -> Iterator[list[TaskPublished]]:
+    """In lots that fit a message; a task is within its own limit, so a lot of one always does."""
+    lot: list[TaskPublished] = []
+    size = 0
+    for one in published:
+        own = len(encode(one))
+        if lot and size + own > RECORD_BYTES:
+            yield lot
+            lot, size = [], 0
+        lot.append(one)
+        size += own
+    if lot:
+        yield lot
 
 
 def producer_span(task: Task, subject: str, start_ns: int, end_ns: int) -> Span:

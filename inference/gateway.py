@@ -56,8 +56,8 @@ class Gateway:
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_post("/v1/chat/completions", self._forward)
         app.router.add_post("/v1/completions", self._forward)
-        app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/tokenize", self._pass_on)
+        app.router.add_get("/v1/models", self._pass_on)
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=5)
 
@@ -81,18 +81,15 @@ class Gateway:
             {"state": self.state, "version": self.version}, status=200 if serves(self.state) else 503
         )
 
-    async def _models(self, request: web.Request) -> web.Response:
+    async def _pass_on(self, request: web.Request) -> web.Response:
+        """The engine's own answer where no token is sampled, so none has a version."""
         if not serves(self.state):
             return self._not_ready()
-        async with self._session.get(self._engine_url() + "/v1/models") as answer:
-            return web.Response(body=await answer.read(), status=answer.status, content_type="application/json")
-
-    async def _tokenize(self, request: web.Request) -> web.Response:
-        if not serves(self.state):
-            return self._not_ready()
-        body, headers = await request.read(), {"Content-Type": "application/json"}
+        body, headers = await request.read() or None, {"Content-Type": "application/json"}
         try:
-            async with self._session.post(self._engine_url() + "/tokenize", data=body, headers=headers) as answer:
+            async with self._session.request(
+                request.method, self._engine_url() + request.path, data=body, headers=headers
+            ) as answer:
                 return web.Response(body=await answer.read(), status=answer.status, content_type=answer.content_type)
         except (aiohttp.ClientConnectionError, TimeoutError):
             return _error(503, "the engine is not answering")

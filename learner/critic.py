@@ -18,12 +18,13 @@ from learner.tensors import Floats, Segments, segments_of
 class Judged:
     """Per row, as in `tensors`."""
 
-    values: list[Floats]
     advantages: list[Floats]
     returns: list[Floats]
 
 
-def judged(rows: Sequence[Row], rewards: Sequence[Floats], values: list[Floats], settings: LearnerSettings) -> Judged:
+def judged(
+    rows: Sequence[Row], rewards: Sequence[Floats], values: Sequence[Floats], settings: LearnerSettings
+) -> Judged:
     """Generalised advantage estimation (arXiv:1506.02438) within each call, whitened over the tokens of the batch.
 
     ``rewards`` says for each token the credit of its call, which the call's last token is given as its reward: a call
@@ -44,7 +45,7 @@ def judged(rows: Sequence[Row], rewards: Sequence[Floats], values: list[Floats],
         gamma=settings.algorithm.gamma,
         lam=settings.algorithm.lam,
     )
-    return Judged(values, segments.rows(advantages), segments.rows(returns))
+    return Judged(segments.rows(advantages), segments.rows(returns))
 
 
 def _last_piece(rows: Sequence[Row]) -> Any:

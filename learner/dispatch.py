@@ -68,7 +68,7 @@ class Dispatcher:
         while True:
             while self.dispatched < self._limit:
                 tasks = group_of(self._problems, self.dispatched, self._settings)
-                await asyncio.gather(*(self._bus.publish_task(task, timeout=math.inf) for task in tasks))
+                await self._bus.publish_tasks(tasks, timeout=math.inf)
                 self.dispatched += 1
                 self.order += [tasks[0].id] if self._ordered else []
             self._moved.clear()

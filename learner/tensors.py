@@ -80,14 +80,17 @@ def segments_of(rows: Sequence[Row]) -> list[NDArray[np.int64]]:
 
 
 class Segments:
-    """Values of trained tokens as a matrix of one segment a line, and back."""
+    """Values of trained tokens as a matrix of one segment a line, and back.
+
+    A call comes after those it extends, so numbers never fall from one token to the next and nothing is put in order.
+    """
 
     def __init__(self, numbers: Sequence[NDArray[np.int64]]) -> None:
         """``numbers`` as of `segments_of`."""
-        self._numbers = numbers
-        flat = np.concatenate([part[part != NOT_TRAINED] for part in numbers])
-        self._lengths = np.unique(flat, return_counts=True)[1]
-        self.mask = np.arange(self._lengths.max(initial=0))[None] < self._lengths[:, None]
+        self._trained = [np.not_equal(own, NOT_TRAINED) for own in numbers]
+        flat = np.concatenate([own[trained] for own, trained in zip(numbers, self._trained, strict=True)])
+        lengths = np.unique(flat, return_counts=True)[1]
+        self.mask = np.arange(lengths.max(initial=0))[None] < lengths[:, None]
         """``bool[S, T]``"""
 
     def matrix(self, parts: Sequence[NDArray[Any]]) -> Any:
@@ -95,22 +98,17 @@ class Segments:
         import torch
 
         made = np.zeros(self.mask.shape, dtype=np.float32)
-        flat = [part[own != NOT_TRAINED] for part, own in zip(parts, self._numbers, strict=True)]
-        order = np.argsort(np.concatenate([own[own != NOT_TRAINED] for own in self._numbers]), kind="stable")
-        made[self.mask] = np.concatenate(flat)[order]
+        made[self.mask] = np.concatenate([part[own] for part, own in zip(parts, self._trained, strict=True)])
         return torch.from_numpy(made)
 
     def rows(self, matrix: Any) -> list[Floats]:
         """The inverse of `matrix`: an array for each row, 0 for context."""
         flat = np.asarray(matrix, dtype=np.float32)[self.mask]
-        numbers = np.concatenate([own[own != NOT_TRAINED] for own in self._numbers])
-        back = np.empty_like(flat)
-        back[np.argsort(numbers, kind="stable")] = flat
         found, at = [], 0
-        for own in self._numbers:
+        for own in self._trained:
             values = np.zeros(len(own), dtype=np.float32)
-            count = int((own != NOT_TRAINED).sum())
-            values[own != NOT_TRAINED] = back[at : at + count]
+            count = int(own.sum())
+            values[own] = flat[at : at + count]
             found.append(values)
             at += count
         return found

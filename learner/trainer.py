@@ -92,12 +92,9 @@ class Trainer:
         if self._critic is None:
             per_token["advantages"] = given
         else:
-            judgement = judged(rows, given, self._infer(self._critic.engine, rows, "values"), self._settings)
-            per_token |= {
-                "advantages": judgement.advantages,
-                "values": judgement.values,
-                "returns": judgement.returns,
-            }
+            values = self._infer(self._critic.engine, rows, "values")
+            judgement = judged(rows, given, values, self._settings)
+            per_token |= {"values": values, "advantages": judgement.advantages, "returns": judgement.returns}
         if actor.use_kl_loss:
             per_token["ref_log_prob"] = self._reference_log_probs(rows)
         metrics: dict[str, list[float]] = {}
@@ -141,14 +138,15 @@ class Trainer:
         """One optimiser step on rows whose weights add up by themselves; metrics over all ranks."""
         weights = row_weights(rows, self._settings.actor.loss_agg_mode)
         weighted = [np.full(len(row.ids), weight, np.float32) for row, weight in zip(rows, weights, strict=True)]
-        share, own = self._own_share(rows, {**per_token, "weights": weighted})
+        _, share, own = self._own_share(rows, {**per_token, "weights": weighted})
+        batch = to_engine(share, own, self._train)
         metrics: dict[str, Any] = {}
         if self._critic is not None:
-            metrics |= self._critic.train(to_engine(share, own, self._train))
+            metrics |= self._critic.train(batch.copy())
         made = self._engine.lr_scheduler.last_epoch  # steps, those before a restart included
         if self._critic is None or made >= self._settings.critic.warmup:
             with self._engine.train_mode():
-                out = self._engine.train_batch(to_engine(share, own, self._train), partial(policy_loss, self._settings))
+                out = self._engine.train_batch(batch.copy(), partial(policy_loss, self._settings))
             metrics |= {"actor/grad_norm": out["metrics"].pop("grad_norm"), **out["metrics"]}
         return self.ranks.mean({name: _number(value) for name, value in metrics.items()})
 
@@ -165,16 +163,16 @@ class Trainer:
 
     def _infer(self, engine: Any, rows: Sequence[Row], what: str) -> list[Floats]:
         """An output per token of all rows, on every rank."""
-        held = shares(rows, self.ranks.size)
-        share, _ = self._own_share(rows, {})
+        places, share, _ = self._own_share(rows, {})
         with engine.eval_mode():
             out = engine.infer_batch(to_engine(share, {}, self._forward))["model_output"][what]
-        places = held[self.ranks.rank]
         found = self.ranks.gathered(dict(zip(places, from_engine(out, share), strict=False)))
         return [found[place] for place in range(len(rows))]
 
-    def _own_share(self, rows: Sequence[Row], fields: dict[str, Arrays]) -> tuple[list[Row], dict[str, Arrays]]:
-        """This rank's rows with their fields, made up to as many as every rank has."""
+    def _own_share(
+        self, rows: Sequence[Row], fields: dict[str, Arrays]
+    ) -> tuple[list[int], list[Row], dict[str, Arrays]]:
+        """The places of this rank's rows; these with their fields, made up to as many as every rank has."""
         held = shares(rows, self.ranks.size)
         places = held[self.ranks.rank]
         extra = max(map(len, held)) - len(places)
@@ -184,7 +182,7 @@ class Trainer:
         own: dict[str, Arrays] = {
             name: [*parts, *[blank[name]] * extra] for name, parts in _picked(fields, places).items()
         }
-        return [*(rows[place] for place in places), *[EMPTY] * extra], own
+        return places, [*(rows[place] for place in places), *[EMPTY] * extra], own
 
     def _reference_log_probs(self, rows: Sequence[Row]) -> list[Floats]:
         if self._reference is not None:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.events import ModelCall
+from schemas.prefixes import whole
 
 Ids = NDArray[np.int64]
 
@@ -37,7 +38,7 @@ class Transition:
 
 def transitions_of(calls: Sequence[ModelCall]) -> list[Transition]:
     """Every call, in order; raises ValueError for one that is malformed: a rollout is not trained on in part."""
-    return [_transition(call) for call in calls]
+    return [_transition(call) for call in whole(calls)]
 
 
 def token_versions(call: ModelCall) -> Ids:

@@ -15,11 +15,11 @@ def write_weights(trainer: Any, path: Path) -> None:
         tensors, scale = adapters
         save_file(tensors, path, {"scale": str(scale)})
     else:
-        save_file(trainer.weights(), path)
+        write_base(trainer, path)
 
 
 def write_base(trainer: Any, path: Path) -> None:
-    """The weights that adapters are added to."""
+    """All weights: without adapters the version itself, with them what they are added to."""
     from safetensors.torch import save_file
 
     save_file(trainer.weights(), path)

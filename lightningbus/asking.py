@@ -8,7 +8,7 @@ import typer
 
 from bus import Bus
 from bus.tasks import read_problems
-from lightningbus.answers import Answer, show
+from lightningbus.answers import answer_of, show
 from lightningbus.options import (
     BusOption,
     CsvOption,
@@ -16,13 +16,12 @@ from lightningbus.options import (
     JsonOption,
     SqlOption,
     check_names,
-    extra,
     finish,
     or_fail,
+    with_sql,
 )
 from lightningbus.places import bus_url
-from lightningbus.roles import UserError, fail, on_stop_signals
-from store.reports import REPORTS
+from lightningbus.roles import fail, on_stop_signals
 
 
 def publish(
@@ -70,21 +69,7 @@ def query(
     as_csv: CsvOption = False,
 ) -> None:
     """Ask ClickHouse: of a running store, or of the latest run's files."""
-    show(_ask(sql, database, statement), as_json, as_csv)
-
-
-def report(
-    name: Annotated[str, typer.Argument(help="rewards, staleness or rollouts")],
-    run: Annotated[str, typer.Option(help="one run only")] = "",
-    sql: SqlOption = None,
-    database: DatabaseOption = "lightningbus",
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
-) -> None:
-    """The questions everybody asks: rewards by version, staleness by step, rollouts by outcome."""
-    if name not in REPORTS:
-        fail(f"there is no report {name!r}; there are: {', '.join(REPORTS)}")
-    show(_ask(sql, database, REPORTS[name].sql, run=run), as_json, as_csv, REPORTS[name].title)
+    show(with_sql(sql, database, lambda client: answer_of(client, statement)), as_json, as_csv)
 
 
 def status(
@@ -112,24 +97,3 @@ def status(
                 Console(soft_wrap=True).print(f"ALARM  {alarm}", style="bold red", highlight=False)
 
     finish(look())
-
-
-def _ask(sql: str | None, database: str, statement: str, **parameters: Any) -> Answer:
-    with extra("store"):
-        from clickhouse_connect.driver.exceptions import ClickHouseError
-
-        from lightningbus.sql import sql_client
-        from store.client import StoreUnreachable
-
-    async def ask() -> Answer:
-        async with sql_client(sql, database) as client:
-            try:
-                result = await asyncio.to_thread(client.query, statement, parameters=parameters or None)
-            except ClickHouseError as error:
-                raise UserError(" ".join(str(error).split())[:500]) from error
-            return list(result.column_names), [tuple(row) for row in result.result_rows]
-
-    try:
-        return finish(ask())
-    except StoreUnreachable as error:
-        fail(error)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lightningbus import asking, dead, repeating, starting
+from lightningbus import asking, dead, repeating, reporting, serving, starting
 from lightningbus.roles import set_up_logging
 
 app = typer.Typer(
@@ -16,8 +16,8 @@ app = typer.Typer(
 )
 COMMANDS = (
     starting.demo, starting.up, starting.bus, starting.provision, starting.store, starting.inference,
-    starting.learner, starting.runner, asking.publish, asking.query, asking.report, asking.status,
-    repeating.replay, repeating.export,
+    starting.learner, starting.runner, asking.publish, asking.query, asking.status,
+    reporting.report, reporting.transcript, reporting.tail, serving.ui, repeating.replay, repeating.export,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -18,7 +18,7 @@ SELECT count() AS ended, countIf(outcome = 'ok') AS ok, avgIf(reward, outcome = 
 FROM rollouts WHERE run = {run:String} AND endsWith(task, {suffix:String})
 """
 VERSIONS = """
-SELECT groupUniqArrayArray(token_versions) FROM model_calls
+SELECT groupUniqArrayArray(token_versions) FROM answers
 WHERE run = {run:String} AND endsWith(task, {suffix:String})
 """
 

@@ -30,9 +30,16 @@ SELECT rollout, task, sample, samples, attempt, execution, outcome, standing, re
 WHERE run = {run:String} AND execution IN {executions:Array(String)}
 """
 CALLS = """
-SELECT execution, call, role, model, node, prompt_ids, response_ids, logprobs, token_versions, finish_reason, sampling,
-       request, response, toUnixTimestamp64Nano(start) AS start, toUnixTimestamp64Nano(end) AS end
-FROM model_calls WHERE run = {run:String} AND execution IN {executions:Array(String)} ORDER BY execution, call
+SELECT c.execution AS execution, call, c.role AS role, c.model AS model, c.node AS node, p.prompt_ids AS prompt_ids,
+       a.response_ids AS response_ids, a.logprobs AS logprobs, a.token_versions AS token_versions,
+       c.finish_reason AS finish_reason, c.sampling AS sampling, p.request AS request, a.response AS response,
+       toUnixTimestamp64Nano(c.start) AS start, toUnixTimestamp64Nano(c.end) AS end
+FROM model_calls AS c
+INNER JOIN (SELECT * FROM prompts WHERE run = {run:String} AND execution IN {executions:Array(String)}) AS p
+    USING (execution, call)
+INNER JOIN (SELECT * FROM answers WHERE run = {run:String} AND execution IN {executions:Array(String)}) AS a
+    USING (execution, call)
+WHERE c.run = {run:String} AND c.execution IN {executions:Array(String)} ORDER BY execution, call
 """
 SPANS = """
 SELECT execution, span_id, name, status, attributes, events,

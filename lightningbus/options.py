@@ -69,3 +69,24 @@ def or_fail(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
 def finish(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end; what a user can put right ends in one sentence."""
     return or_fail(asyncio.run, work)
+
+
+def with_sql(sql: str | None, database: str, work: Callable[[Any], T]) -> T:
+    """The result of blocking ``work`` with a client on the latest data; ClickHouse's errors end in one sentence."""
+    with extra("store"):
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+
+        from lightningbus.sql import sql_client
+        from store.client import StoreUnreachable
+
+    async def ask() -> T:
+        async with sql_client(sql, database) as client:
+            try:
+                return await asyncio.to_thread(work, client)
+            except ClickHouseError as error:
+                raise UserError(" ".join(str(error).split())[:500]) from error
+
+    try:
+        return finish(ask())
+    except StoreUnreachable as error:
+        fail(error)

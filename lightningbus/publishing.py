@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from bus import Bus
 from bus.tasks import Problem
 from schemas.events import Task
 
-TOGETHER = 256
-"""Samples on their way at once."""
+TOGETHER, LOTS = 64, 4
+"""Samples that are recorded together, and how many such lots are on their way at once."""
 
 
 def samples_of(problems: Iterable[Problem], samples: int, suffix: str = "", **fields: Any) -> Iterator[Task]:
@@ -27,15 +28,17 @@ async def publish_all(bus: Bus, tasks: Iterable[Task], timeout: float, on_done: 
     count = 0
     pending: set[asyncio.Task[None]] = set()
 
-    async def one(task: Task) -> None:
-        await bus.publish_task(task, timeout=timeout)
-        on_done()
+    async def send(lot: list[Task]) -> None:
+        await bus.publish_tasks(lot, timeout=timeout)
+        for _ in lot:
+            on_done()
 
     try:
-        for task in tasks:
-            pending.add(asyncio.create_task(one(task)))
-            count += 1
-            if len(pending) >= TOGETHER:
+        left_over = iter(tasks)
+        while lot := list(islice(left_over, TOGETHER)):
+            pending.add(asyncio.create_task(send(lot)))
+            count += len(lot)
+            if len(pending) >= LOTS:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for finished in done:
                     finished.result()

@@ -1,6 +1,5 @@
 """Commands that make the past again: a training step to the bit, a training run offline, a data set."""
 
-import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -10,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from lightningbus.answers import show
-from lightningbus.options import DatabaseOption, JsonOption, SettingsOption, SqlOption, extra, finish, or_fail
+from lightningbus.options import DatabaseOption, JsonOption, SettingsOption, SqlOption, extra, or_fail, with_sql
 from lightningbus.roles import fail
 from lightningbus.settings import fields_of
 
@@ -49,14 +48,14 @@ def replay(
         end = last or step
         with Progress(console=console(), transient=True) as progress:
             bar = progress.add_task("training", total=end - step + 1)
-            done = _with_sql(
+            done = _made(
                 sql,
                 database,
                 lambda client: work.trained(client, run, (step, end), changes, train, lambda: progress.advance(bar)),
             )
         show((["step", "reward", "tokens", "loss"], list(done)), as_json)
         return
-    found = _with_sql(sql, database, lambda client: work.replayed(client, run, step, checkpoints))
+    found = _made(sql, database, lambda client: work.replayed(client, run, step, checkpoints))
     show((list(found), [tuple(found.values())]), as_json)
     if not found["same_batch"] or not found.get("same_loss", True):
         raise SystemExit(1)
@@ -78,21 +77,10 @@ def export(
     writers = {".jsonl": work.write_chat, ".parquet": work.write_parquet}
     if out.suffix not in writers:
         fail(f"{out}: the name must end in .jsonl (chat messages) or .parquet (tokens)")
-    count = _with_sql(sql, database, lambda client: writers[out.suffix](out, History.of(client, run).best(best, least)))
+    count = _made(sql, database, lambda client: writers[out.suffix](out, History.of(client, run).best(best, least)))
     print(f"{count} lines in {out}")
 
 
-def _with_sql(sql: str | None, database: str, work: Callable[[Any], T]) -> T:
-    with extra("store"):
-        from lightningbus.sql import sql_client
-        from store.client import StoreUnreachable
-
-    async def ask() -> T:
-        async with sql_client(sql, database) as client:
-            with redirect_stdout(sys.stderr):  # verl prints; standard output is the answer's
-                return await asyncio.to_thread(work, client)
-
-    try:
-        return finish(ask())
-    except StoreUnreachable as error:
-        fail(error)
+def _made(sql: str | None, database: str, work: Callable[[Any], T]) -> T:
+    with redirect_stdout(sys.stderr):  # verl prints; standard output is the answer's
+        return with_sql(sql, database, work)

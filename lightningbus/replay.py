@@ -19,6 +19,7 @@ from learner.weights import WEIGHTS, write_weights
 from lightningbus.history import History, Step
 from lightningbus.roles import UserError
 from lightningbus.settings import checked
+from schemas.prefixes import whole
 
 
 def replayed(client: Client, run: str | None, number: int, checkpoints: Path | None) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def _batch(history: History, step: Step, settings: LearnerSettings) -> Batch:
 
 def _conversations(rollout: Rollout) -> Iterator[dict[str, Any]]:
     extended = set(parents(transitions_of(rollout.calls)))
-    for place, call in enumerate(rollout.calls):
+    for place, call in enumerate(whole(rollout.calls)):
         if place in extended:
             continue  # an earlier turn of one that follows
         request, answer = json.loads(call.request), json.loads(call.response)

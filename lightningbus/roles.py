@@ -7,6 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import NoReturn, TypeVar
 
+import uvloop
 from nats.errors import Error as NatsError
 from pydantic import BaseModel
 
@@ -75,7 +76,7 @@ async def serve(url: str, name: str, role: Role[S], settings: S) -> None:
 def run_role(url: str, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
     """`serve` to the end; errors a user can act on become one sentence and exit code 2, a lost bus 75."""
     try:
-        asyncio.run(serve(url, name, role, settings))
+        uvloop.run(serve(url, name, role, settings))  # most of a runner's time is sockets: a third less of it
     except (BusError, NatsError) as error:
         fail(str(error) or type(error).__name__, TRY_AGAIN)
     except Exception as error:

@@ -1,5 +1,6 @@
 """What an agent asks of a model, and what the engine is asked instead. Pure."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,12 @@ class Call:
     def wants_token_ids(self) -> bool:
         """Whether the agent asked for token ids itself."""
         return bool(self.body.get("return_token_ids"))
+
+    def recorded(self) -> str:
+        """The body as JSON, the conversation at its end: a call that goes on then begins as the one before it did."""
+        last = "messages" if self.chat else "prompt"
+        body = {name: value for name, value in self.body.items() if name != last}
+        return json.dumps({**body, last: self.body.get(last)}, ensure_ascii=False)
 
     def rendering(self, messages: list[Any], answered: bool) -> dict[str, Any]:
         """Asks how the chat template renders messages: to be answered next, or with their answer at the end."""

@@ -33,6 +33,7 @@ class _Choice:
     prompt_ids: list[int] | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
     logprobs_seen: list[dict[str, Any]] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)  # (version, tokens)
 
@@ -134,9 +135,12 @@ class Completion:
         logprobs = said.get("logprobs") or {}
         choice.logprobs_seen.append(logprobs)
         if self._call.chat:
-            choice.logprobs += [entry["logprob"] for entry in logprobs.get("content") or ()]
+            entries = logprobs.get("content") or ()
+            choice.logprobs += [entry["logprob"] for entry in entries]
+            choice.pieces += [str(entry.get("token", "")) for entry in entries]
         else:
             choice.logprobs += logprobs.get("token_logprobs") or ()
+            choice.pieces += logprobs.get("tokens") or ()
 
     def visible(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
         """The chunk as a streaming agent gets it: without what it did not ask for; None if nothing is left."""
@@ -206,6 +210,7 @@ class Completion:
                 prompt_ids=little_endian("I", prompt_ids),
                 response_ids=little_endian("I", choice.token_ids),
                 logprobs=little_endian("f", choice.logprobs),
+                pieces=tuple(choice.pieces) if len(choice.pieces) == len(choice.token_ids) else (),
                 versions=tuple(version_runs(choice.versions)),
                 finish_reason=choice.finish_reason,
                 sampling=self._sampling,

@@ -65,7 +65,11 @@ def translated(chunk: dict[str, Any], call: Call, head: dict[str, Any], prompt: 
 
 def _as_chat(choice: dict[str, Any], begins: bool) -> dict[str, Any]:
     said = {key: value for key, value in choice.items() if key not in ("text", "logprobs")}
-    told = (choice.get("logprobs") or {}).get("token_logprobs") or []
+    logprobs = choice.get("logprobs") or {}
+    told = logprobs.get("token_logprobs") or []
+    pieces = logprobs.get("tokens") or [""] * len(told)
     said["delta"] = {**({"role": "assistant"} if begins else {}), "content": choice.get("text") or ""}
-    said["logprobs"] = {"content": [{"token": "", "logprob": value} for value in told]}
+    said["logprobs"] = {
+        "content": [{"token": piece, "logprob": value} for piece, value in zip(pieces, told, strict=False)]
+    }
     return said

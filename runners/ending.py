@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from runners import rewards
 from runners.gateway import Slot
-from runners.host import AgentFault, CannotStart, Host
+from runners.host import AgentFault, CannotStart, Host, ProcessLost
 from runners.record import Attempt
 from schemas.events import Outcome, Task
 
@@ -35,12 +35,12 @@ async def run_agent(host: Host, slot: Slot, task: Task, attempt: Attempt) -> End
         slot.begin(attempt, task, asyncio.get_running_loop().time() + seconds)
         async with asyncio.timeout(seconds):
             answer = await host.run(task.input)
-        reward, span = rewards.resolve(answer, attempt.spans)
+        reward, span = rewards.resolve(answer, attempt.rewarding)
     except TimeoutError:
         if attempt.infra or attempt.held:
             return Ending("infra", attempt.infra or f"no model answered within {seconds:g} s")
         return Ending("timeout", f"the agent did not end within its deadline of {seconds:g} s")
-    except CannotStart as error:
+    except (CannotStart, ProcessLost) as error:
         return Ending("infra", str(error))
     except (AgentFault, rewards.NotAReward) as error:
         if attempt.infra:

@@ -8,14 +8,16 @@ import logging
 import secrets
 import socket
 import time
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 from aiohttp import web
+from nats.errors import Error as NatsError
 
-from bus import Fleet
+from bus import BusError, Fleet, StreamFull
 from runners import continuation, history, otlp
 from runners.call import Call
 from runners.completion import Completion, UnusableAnswer
@@ -28,8 +30,14 @@ log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 WAITS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+PATIENCE_SECONDS = 5.0
+"""How long an exporter, or a model call, waits for the bus to take spans."""
+RETRY_AFTER_SECONDS = 1
 MAX_MODEL_LEN = 4096
 """Taken where a node does not say how long its model's context is."""
+
+
+Send = Callable[[Attempt, float], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,11 @@ class Slot:
 class Gateway:
     """Serves all slots of a runner on one loopback port."""
 
-    def __init__(self, fleet: Fleet, slots: int, host: str = "127.0.0.1", token_in_token_out: bool = True) -> None:
+    def __init__(
+        self, fleet: Fleet, send: Send, slots: int, host: str = "127.0.0.1", token_in_token_out: bool = True
+    ) -> None:
+        """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`."""
+        self._send = send
         self.slots = [Slot(number) for number in range(slots)]
         self._fleet = fleet
         self._host = host
@@ -160,12 +172,15 @@ class Gateway:
                 raise
             attempt.infra = attempt.infra or str(error)
             return await stream.fail(str(error))
-        asked = json.dumps(call.body, ensure_ascii=False)
+        asked = call.recorded()
         times = {"started_ns": started_ns, "ended_ns": max(time.time_ns(), started_ns)}
         if call.chat and completion.ended_by_itself:
             attempt.history.add(call, json.loads(parts[0].response), parts[0].tokens)
         for part in parts:
             attempt.add_call(part, node=",".join(served_by), role=call.role, request=asked, **times)
+        if attempt.unsent:  # what is large is not kept until the end
+            with suppress(BusError, NatsError, TimeoutError):
+                await self._send(attempt, PATIENCE_SECONDS)
         return web.json_response(completion.response()) if stream is None else await stream.done()
 
     async def _prompt(self, errand: Errand, call: Call, sampling: dict[str, Any]) -> list[int] | None:
@@ -188,17 +203,25 @@ class Gateway:
     async def _otlp(self, request: web.Request) -> web.Response:
         slot, running = self._authorised(request)
         attempt = running.attempt
-        if request.match_info["signal"] != "traces":  # metrics and logs say nothing we keep
-            return web.Response(body=b"")
-        body, kind = await request.read(), request.content_type  # aiohttp has undone Content-Encoding
+        signal, kind = request.match_info["signal"], request.content_type
         try:
-            spans = otlp.read(body, kind, attempt.rollout, attempt.root_id)
+            body = await request.read()  # aiohttp has undone Content-Encoding
+            spans = otlp.read(signal, body, kind, attempt.rollout, attempt.root_id)
+        except web.HTTPRequestEntityTooLarge:
+            return otlp.answer(413, kind, f"a request may have {MAX_REQUEST_BYTES} bytes")
         except otlp.BadTelemetry as error:
-            return _error(400, "invalid_request_error", str(error))
-        if slot.running is running:
-            for span in spans:
-                attempt.add(span)
-        return web.Response(body=b"{}" if kind == "application/json" else b"", content_type=kind)
+            return otlp.answer(400, kind, str(error))
+        if slot.running is not running:
+            return otlp.answer(409, kind, "the rollout these spans belong to is over")
+        refused = sum(not attempt.add(span) for span in spans)
+        attempt.cut()
+        try:
+            await self._send(attempt, PATIENCE_SECONDS)
+        except StreamFull:
+            return otlp.answer(429, kind, "the bus is full", retry_after=RETRY_AFTER_SECONDS)
+        except (BusError, NatsError):
+            return otlp.answer(503, kind, "the bus does not answer", retry_after=RETRY_AFTER_SECONDS)
+        return otlp.accepted(signal, kind, refused)
 
     def _slot(self, request: web.Request) -> Slot:
         number = request.match_info["k"]

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,15 @@ SCRIPT = Path(__file__).with_name("host_script.py")
 START_SECONDS = 120.0
 """Importing an agent's framework may take long; longer than this is a fault."""
 MAX_LINE = 64 * 1024 * 1024
+CANCEL_SECONDS = 2.0
+"""How long one rollout of many in a process gets to end when it is cancelled."""
+ENDPOINT = {
+    "base_url": "OPENAI_BASE_URL",
+    "api_key": "OPENAI_API_KEY",
+    "otlp_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "otlp_headers": "OTEL_EXPORTER_OTLP_HEADERS",
+}
+"""What an agent that shares its process is told per rollout, and the variable that says it to any other."""
 OUR_VARIABLES = "LIGHTNINGBUS_"
 """Settings of ours, the bus's address and password among them, are not the agent's business."""
 
@@ -32,6 +41,10 @@ class AgentFault(Exception):
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
         self.detail = detail
+
+
+class ProcessLost(Exception):
+    """The process that several rollouts shared is gone; which of them did it cannot be told."""
 
 
 class CannotStart(Exception):
@@ -71,6 +84,8 @@ class Place:
 class PythonHost:
     """``module:function`` in the user's interpreter, loaded once and kept warm between rollouts."""
 
+    _mode = "one"
+
     def __init__(self, python: Path, agent: str, reward: str | None, place: Place) -> None:
         self._command = [str(python), str(SCRIPT)]
         self._targets = [agent, *([reward] if reward else [])]
@@ -90,6 +105,7 @@ class PythonHost:
             self._process = await spawn(
                 *self._command,
                 str(theirs.fileno()),
+                self._mode,
                 *self._targets,
                 cwd=self._place.directory,
                 env=self._place.environment(),
@@ -158,6 +174,95 @@ class PythonHost:
         return answer
 
 
+class SharedHost(PythonHost):
+    """An async ``module:function`` of (task, endpoint) that serves many slots side by side in one process."""
+
+    _mode = "many"
+
+    def __init__(self, python: Path, agent: str, reward: str | None, place: Place) -> None:
+        super().__init__(python, agent, reward, place)
+        self._starting = asyncio.Lock()
+        self._answers: dict[int, asyncio.Future[dict[str, Any] | None]] = {}
+        """By job; None: there will be no answer."""
+        self._listening: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the process, unless it runs; whoever comes first does."""
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                await super().start()
+                self._listening = asyncio.create_task(self._listen())
+
+    async def serve(self, task: Any, endpoint: dict[str, str]) -> dict[str, Any]:
+        """One rollout, see `Host.run`; cancelled, it is asked to end, and the process is ended if it does not.
+
+        Raises `ProcessLost` when that, or an end of its own, took the process away.
+        """
+        job = next(self._jobs)
+        answer = self._answers[job] = asyncio.get_running_loop().create_future()
+        try:
+            self._say({"job": job, "input": task, "endpoint": endpoint})
+            said: dict[str, Any] | None = await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            self._say({"cancel": job})
+            await asyncio.wait([answer], timeout=CANCEL_SECONDS)
+            if not answer.done():  # it does not listen: the others of this process come to nothing too
+                await self.stop()
+            raise
+        finally:
+            self._answers.pop(job, None)
+        if said is None:
+            raise ProcessLost("the agent's process, which other rollouts shared, is gone")
+        if "error" in said:
+            raise AgentFault(str(said["error"]), str(said.get("traceback", "")))
+        return said
+
+    async def stop(self) -> None:
+        """End the process group; whoever waits for an answer hears so."""
+        await super().stop()
+        self._lost()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                said = await self._hear()
+                answer = self._answers.get(int(said.get("job", -1)))
+                if answer is not None and not answer.done():
+                    answer.set_result(said)
+        except AgentFault as fault:
+            log.warning("%s", fault)
+            self._lost()
+
+    def _lost(self) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_result(None)
+
+
+class SharedSlot:
+    """One slot's part of a `SharedHost`."""
+
+    def __init__(self, shared: SharedHost, slot: Callable[[], dict[str, str]]) -> None:
+        self._shared, self._slot = shared, slot
+
+    async def start(self) -> None:
+        """The process of all of them."""
+        await self._shared.start()
+
+    async def run(self, task: Any) -> dict[str, Any]:
+        """One rollout, with a key of its own."""
+        given = self._slot()
+        return await self._shared.serve(task, {name: given[variable] for name, variable in ENDPOINT.items()})
+
+    async def stop(self) -> None:
+        """End the process, of the others too."""
+        await self._shared.stop()
+
+
 class CommandHost:
     """Any program, started once per rollout: task JSON on its stdin, result JSON on its stdout."""
 
@@ -203,10 +308,15 @@ class CommandHost:
             await kill_group(process)
 
 
-def make_host(settings: RunnerSettings, slot: Callable[[], dict[str, str]]) -> Host:
-    """The host the settings ask for; ``slot`` is called for each process it starts."""
+def make_hosts(settings: RunnerSettings, slots: Sequence[Callable[[], dict[str, str]]]) -> list[Host]:
+    """A host for each slot, as the settings ask for; a slot is called for each process that is started for it."""
     limit = None if settings.memory_gb is None else int(settings.memory_gb * 2**30)
-    place = Place(settings.path, settings.env, slot, limit)
+    places = [Place(settings.path, settings.env, slot, limit) for slot in slots]
     if settings.command is not None:
-        return CommandHost(settings.command, place)
-    return PythonHost(settings.python or Path(sys.executable), settings.agent or "", settings.reward, place)
+        return [CommandHost(settings.command, place) for place in places]
+    python, agent = settings.python or Path(sys.executable), settings.agent or ""
+    if settings.per_process == 1:
+        return [PythonHost(python, agent, settings.reward, place) for place in places]
+    nobody = Place(settings.path, settings.env, dict, limit)
+    shared = [SharedHost(python, agent, settings.reward, nobody) for _ in range(0, len(slots), settings.per_process)]
+    return [SharedSlot(shared[number // settings.per_process], slot) for number, slot in enumerate(slots)]

@@ -1,9 +1,13 @@
 """Runs a Python agent in the user's own interpreter: Python 3.8 or newer, standard library only, nothing of ours.
 
-``python host_script.py FD module:function [module:reward]``: one JSON object per line over the socket ``FD``.
+``python host_script.py FD many|one module:function [module:reward]``: one JSON object per line over the socket ``FD``.
 First it says ``{"ready": true}`` or ``{"error": "..."}``; then, for each ``{"job": n, "input": ...}``, it answers
-``{"job": n, "value": ..., "reward": ...}`` or ``{"job": n, "error": "...", "traceback": "..."}``.
+``{"job": n, "value": ..., "reward": ...}`` or ``{"job": n, "error": "...", "traceback": "..."}``. With ``many`` it
+is an async function of the input and of where its model is, the job's ``{"endpoint": {...}}``; jobs run side by side,
+and ``{"cancel": n}`` ends one.
 """
+
+from __future__ import annotations
 
 import asyncio
 import importlib
@@ -14,21 +18,31 @@ import os
 import socket
 import sys
 import traceback
+import types
 from typing import Any, TextIO
+
+MAX_LINE = 64 * 1024 * 1024
 
 
 def main() -> None:
-    fd, target, reward_target = int(sys.argv[1]), sys.argv[2], (sys.argv[3] if len(sys.argv) > 3 else "")
+    fd, many, target = int(sys.argv[1]), sys.argv[2] == "many", sys.argv[3]
+    reward_target = sys.argv[4] if len(sys.argv) > 4 else ""
     sys.path[0] = ""  # the working directory; it was this script's own, whose modules are not the agent's business
     os.dup2(2, 1)  # what the agent prints goes where its errors go
-    lines = socket.socket(fileno=fd).makefile("rw", encoding="utf-8", newline="\n")
+    connection = socket.socket(fileno=fd)
+    lines = connection.makefile("rw", encoding="utf-8", newline="\n")
     try:
         agent = load(target)
         reward = load(reward_target) if reward_target else None
+        if many and not inspect.iscoroutinefunction(agent):
+            raise TypeError(f"{target} is no async function, so it cannot run many rollouts in one process")
     except BaseException as error:
         say(lines, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
         return
     say(lines, {"ready": True})
+    if many:
+        asyncio.run(serve_many(connection, agent, reward))
+        return
     loop = asyncio.new_event_loop()  # one for all rollouts: a client made at import time keeps its connections
     asyncio.set_event_loop(loop)
     us = os.getpid()
@@ -38,6 +52,43 @@ def main() -> None:
         if os.getpid() != us:  # the agent forked, and this is its child: the answer is its parent's to give
             os._exit(0)
         say(lines, dict(answer, job=asked["job"]))
+
+
+async def serve_many(connection: socket.socket, agent: Any, reward: Any) -> None:
+    reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_LINE)
+    jobs: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(asked: dict[str, Any]) -> None:
+        answer = await run_one(agent, reward, asked)
+        del jobs[asked["job"]]
+        writer.write(json.dumps(dict(answer, job=asked["job"]), default=plain_number).encode() + b"\n")
+
+    while True:
+        line = await reader.readline()
+        if not line:
+            return
+        asked = json.loads(line)
+        if "cancel" in asked:
+            if asked["cancel"] in jobs:
+                jobs[asked["cancel"]].cancel()
+        else:
+            jobs[asked["job"]] = asyncio.ensure_future(serve(asked))
+
+
+async def run_one(agent: Any, reward: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    try:
+        value = await agent(asked["input"], types.SimpleNamespace(**asked["endpoint"]))
+        answer = {"value": value}
+        if reward is not None:
+            given = reward(asked["input"], value)
+            answer["reward"] = await given if inspect.isawaitable(given) else given
+            answer["value"] = value if is_json(value) else repr(value)
+        json.dumps(answer, default=plain_number)
+        return answer
+    except asyncio.CancelledError:
+        return {"error": "cancelled"}
+    except BaseException as error:
+        return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
 
 
 def load(target: str) -> Any:

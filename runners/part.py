@@ -18,6 +18,8 @@ class Part:
     prompt_ids: bytes
     response_ids: bytes
     logprobs: bytes
+    pieces: tuple[str, ...]
+    """The text of each response token; empty where the engine did not say it."""
     versions: tuple[VersionRun, ...]
     finish_reason: str
     sampling: dict[str, Any]

@@ -1,22 +1,26 @@
 """The record of one attempt: its spans in order, cut into batches for the bus."""
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass, field
 
 from runners.history import History
 from runners.part import Part
+from runners.usage import Meter
 from schemas import attributes, identity
 from schemas.codec import MAX_BYTES, EncodeError, encode
 from schemas.events import ModelCall, Outcome, RolloutEnd, Span, SpanBatch, TaskKey
+from schemas.prefixes import Prefixes
+from schemas.rewards import rewards_of
 
 BATCH_BYTES = 1_000_000
 MAX_SPAN_BYTES = MAX_BYTES - BATCH_BYTES
 MAX_ATTEMPT_BYTES = 64 * 1024 * 1024
 MAX_ATTEMPT_SPANS = 20_000
-"""What one attempt may hold in memory; spans beyond it are counted and dropped."""
+"""What one attempt may send; spans beyond it are counted and dropped."""
 MAX_TEXT = 256 * 1024
-"""Longest request or response kept as text, in characters; its tokens are always kept."""
+"""Longest new text of a request, in bytes, or response, in characters, that is kept; the tokens always are."""
 SCOPE = "lightningbus.runners"
 
 
@@ -27,12 +31,17 @@ class Attempt:
     task: TaskKey
     number: int
     runner: str
+    published_ns: int = 0
+    """When the bus had the task."""
     started_ns: int = field(default_factory=time.time_ns)
-    spans: list[Span] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    unsent: deque[SpanBatch] = field(default_factory=deque)
+    """Batches the bus does not have yet, in order."""
+    sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by whoever sends them."""
+    rewarding: list[Span] = field(default_factory=list)
+    """Spans that say a reward."""
     dropped: int = 0
     """Spans that found no room."""
-    calls: int = 0
     history: History = field(default_factory=History)
     node: str = ""
     """The inference node that answered last: its cache holds the prefix of the next call."""
@@ -48,45 +57,70 @@ class Attempt:
         self.execution = identity.execution_id(self.rollout, self.number, self.runner, self.started_ns)
         self.trace_id = identity.trace_id(self.rollout)
         self.root_id = identity.root_span_id(self.rollout, self.execution)
-        self._bytes = 0
+        self._meter = Meter()
+        self._prompts, self._requests = Prefixes(), Prefixes(unit=1, limit=MAX_TEXT)
+        self._pending: list[Span] = []
+        self._pending_bytes = self._bytes = 0
+        self._sequence = 0
         self._ids: set[str] = set()
+
+    @property
+    def calls(self) -> int:
+        """Model calls so far."""
+        return self._meter.calls
 
     def add(self, span: Span) -> bool:
         """Keep a span, if there is room for it; one that an exporter sends again is kept once."""
         if span.span_id in self._ids:
             return True
+        if not self._keep(span):
+            return False
+        self._meter.add(span)
+        if any(True for _ in rewards_of(span)):
+            self.rewarding.append(span)
+        return True
+
+    def _keep(self, span: Span) -> bool:
         try:
             size = len(encode(span))
         except EncodeError:
             size = MAX_BYTES
-        full = len(self.spans) >= MAX_ATTEMPT_SPANS or self._bytes + size > MAX_ATTEMPT_BYTES
+        full = len(self._ids) >= MAX_ATTEMPT_SPANS or self._bytes + size > MAX_ATTEMPT_BYTES
         if full or size > MAX_SPAN_BYTES:
             self.dropped += 1
             return False
-        self.spans.append(span)
-        self.sizes.append(size)
+        if self._pending and self._pending_bytes + size > BATCH_BYTES:
+            self.cut()
+        self._pending.append(span)
         self._ids.add(span.span_id)
+        self._pending_bytes += size
         self._bytes += size
         return True
 
     def add_call(self, part: Part, *, node: str, role: str, request: str, started_ns: int, ended_ns: int) -> None:
         """One sampled choice of one model call, as the engine made it."""
         index = self.calls
-        self.calls += 1
+        prompt, digest = self._prompts.add(part.prompt_ids, part.response_ids)
+        asked, _ = self._requests.add(request.encode())
         call = ModelCall(
             index=index,
             model=part.model,
             role=role,
             node=node,
-            prompt_ids=part.prompt_ids,
+            prompt_prefix=prompt.prefix,
+            prompt_ids=prompt.new,
+            prompt_sha256=digest,
             response_ids=part.response_ids,
             logprobs=part.logprobs,
+            pieces=part.pieces,
             versions=part.versions,
             finish_reason=part.finish_reason,
             sampling=part.sampling,
-            request=_kept(request),
+            request_prefix=asked.prefix,
+            request=asked.new.decode() + (f"… ({asked.left_out} bytes more)" if asked.left_out else ""),
             response=_kept(part.response),
         )
+        prompt_tokens, response_tokens = len(part.prompt_ids) // 4, len(part.response_ids) // 4
         said: dict[str, object] = {
             attributes.OPERATION: "chat",
             attributes.PROVIDER: "vllm",
@@ -94,8 +128,8 @@ class Attempt:
             attributes.RESPONSE_MODEL: part.model,
             attributes.RESPONSE_ID: part.response_id,
             attributes.FINISH_REASONS: part.finish_reason,
-            attributes.INPUT_TOKENS: len(part.prompt_ids) // 4,
-            attributes.OUTPUT_TOKENS: len(part.response_ids) // 4,
+            attributes.INPUT_TOKENS: prompt_tokens,
+            attributes.OUTPUT_TOKENS: response_tokens,
         }
         if part.versions:
             said[attributes.WEIGHT_VERSION] = max(run.version for run in part.versions)
@@ -112,13 +146,19 @@ class Attempt:
             attributes=said,
             call=call,
         )
-        if not self.add(span):
+        self._meter.add_call(call, prompt_tokens, span)
+        if not self._keep(span):
             self.unrecordable = (
-                f"model call {index} of {len(part.prompt_ids) // 4} + {len(part.response_ids) // 4} tokens cannot be "
-                f"recorded: a call may take {MAX_SPAN_BYTES} bytes, an attempt {MAX_ATTEMPT_BYTES}"
+                f"model call {index} of {prompt_tokens} + {response_tokens} tokens cannot be recorded: "
+                f"a call may take {MAX_SPAN_BYTES} bytes, an attempt {MAX_ATTEMPT_BYTES}"
             )
 
-    def batches(
+    def cut(self) -> None:
+        """What has been added so far is a batch of its own."""
+        if self._pending:
+            self._batch()
+
+    def conclude(
         self,
         outcome: Outcome,
         reward: float | None,
@@ -126,41 +166,50 @@ class Attempt:
         result: str,
         final: bool = True,
         reward_span: str = "",
-    ) -> Iterator[SpanBatch]:
-        """Everything, the root span first, in batches below about a megabyte; the last one says how it ended.
+    ) -> None:
+        """The last batch, with the root span and how it ended.
 
         ``final`` is false where another attempt follows; ``reward_span`` is the span the reward was read from, if any.
         """
         ended_ns = max(time.time_ns(), self.started_ns)  # a clock may be set back meanwhile
-        spans = [self._root(outcome, reward, error, ended_ns), *self.spans]
-        end = RolloutEnd(
-            outcome=outcome,
-            final=final,
-            reward=reward,
-            reward_span=reward_span,
-            error=error,
-            spans=len(spans),
-            started_ns=self.started_ns,
-            ended_ns=ended_ns,
-            result=_kept(result),
-        )
-        groups = list(_cut(spans, [0, *self.sizes]))
-        for number, group in enumerate(groups):
-            yield SpanBatch(
-                run=self.task.run,
-                task=self.task.id,
-                rollout=self.rollout,
-                sample=self.task.sample,
-                samples=self.task.samples,
-                attempt=self.number,
-                execution=self.execution,
-                agent=self.task.agent,
-                mode=self.task.mode,
-                runner=self.runner,
-                sequence=number,
-                spans=tuple(group),
-                end=end if number == len(groups) - 1 else None,
+        if self._pending_bytes > BATCH_BYTES:
+            self.cut()
+        self._pending.append(self._root(outcome, reward, error, ended_ns))
+        self._batch(
+            RolloutEnd(
+                outcome=outcome,
+                final=final,
+                reward=reward,
+                reward_span=reward_span,
+                error=error,
+                spans=len(self._ids) + 1,
+                usage=self._meter.usage(),
+                published_ns=self.published_ns,
+                started_ns=self.started_ns,
+                ended_ns=ended_ns,
+                result=_kept(result),
             )
+        )
+
+    def _batch(self, end: RolloutEnd | None = None) -> None:
+        batch = SpanBatch(
+            run=self.task.run,
+            task=self.task.id,
+            rollout=self.rollout,
+            sample=self.task.sample,
+            samples=self.task.samples,
+            attempt=self.number,
+            execution=self.execution,
+            agent=self.task.agent,
+            mode=self.task.mode,
+            runner=self.runner,
+            sequence=self._sequence,
+            spans=tuple(self._pending),
+            end=end,
+        )
+        self.unsent.append(batch)
+        self._sequence += 1
+        self._pending, self._pending_bytes = [], 0
 
     def _root(self, outcome: Outcome, reward: float | None, error: str, ended_ns: int) -> Span:
         said: dict[str, object] = {
@@ -191,18 +240,6 @@ class Attempt:
             scope=SCOPE,
             attributes=said,
         )
-
-
-def _cut(spans: list[Span], sizes: list[int]) -> Iterator[list[Span]]:
-    group: list[Span] = []
-    total = 0
-    for span, size in zip(spans, sizes, strict=True):
-        if group and total + size > BATCH_BYTES:
-            yield group
-            group, total = [], 0
-        group.append(span)
-        total += size
-    yield group
 
 
 def _kept(text: str) -> str:

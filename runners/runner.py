@@ -5,7 +5,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from nats.errors import Error as NatsError
@@ -16,12 +16,12 @@ from runners import attempts
 from runners.attempts import Decision
 from runners.ending import Ending, run_agent
 from runners.gateway import Gateway, Slot
-from runners.host import Host, make_host
+from runners.host import Host, make_hosts
 from runners.record import Attempt
 from runners.settings import RunnerSettings
 from schemas import identity, subjects
 from schemas.codec import DecodeError, EncodeError
-from schemas.events import SpanBatch, Task, TaskKey
+from schemas.events import Task, TaskKey
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Runner:
         async with (
             self._bus.fleet("inference") as fleet,
             Gateway(
-                fleet, self._settings.concurrency, self._settings.host, self._settings.token_in_token_out
+                fleet, self._send, self._settings.concurrency, self._settings.host, self._settings.token_in_token_out
             ) as self._gateway,
             self._bus.beat("runner", self.id, self._describe),
         ):
@@ -90,8 +90,8 @@ class Runner:
                 await asyncio.gather(*(host.stop() for host in self._hosts.values()))
 
     async def _start_hosts(self) -> None:
-        for slot in self._gateway.slots:
-            self._hosts[slot.number] = make_host(self._settings, slot.environment)
+        slots = self._gateway.slots
+        self._hosts = dict(enumerate(make_hosts(self._settings, [slot.environment for slot in slots])))
         first, *others = self._gateway.slots
         await self._hosts[first.number].start()  # one first: a wrong setting is said once
         await asyncio.gather(*(self._hosts[slot.number].start() for slot in others))
@@ -139,18 +139,20 @@ class Runner:
             await self._refuse(delivery, str(error))
             return
         self._poison.good()
-        attempt = Attempt(task, task.earlier_attempts + delivery.deliveries, self.id)
+        attempt = Attempt(task, task.earlier_attempts + delivery.deliveries, self.id, delivery.timestamp_ns)
         if attempts.exhausted(task, delivery.deliveries):
             reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
-            await self._publish(attempt.batches("poisoned", None, reason, ""))
+            attempt.conclude("poisoned", None, reason, "")
+            await self._send(attempt)
             await self._bus.bury(delivery, f"poisoned: {reason}")
             return
         try:
             end = await run_agent(self._hosts[slot.number], slot, task, attempt)
         except asyncio.CancelledError:
-            said = self._publish(attempt.batches("cancelled", None, f"runner {self.id} was stopped", "", final=False))
+            attempt.conclude("cancelled", None, f"runner {self.id} was stopped", "", final=False)
             with contextlib.suppress(BusError, NatsError, TimeoutError):
-                await asyncio.wait_for(said, GIVE_BACK_SECONDS)
+                async with asyncio.timeout(GIVE_BACK_SECONDS):
+                    await self._send(attempt, GIVE_BACK_SECONDS)
             raise
         if not lease.held(asyncio.get_running_loop().time()):
             log.warning("rollout %s: its lease ran out, so another runner may have it too", attempt.rollout)
@@ -166,8 +168,9 @@ class Runner:
             await self._give_back(delivery, UNREADABLE_SECONDS)
             return
         with contextlib.suppress(DecodeError):
-            attempt = Attempt(delivery.as_(TaskKey), delivery.deliveries, self.id)
-            await self._publish(attempt.batches("poisoned", None, reason, ""))
+            attempt = Attempt(delivery.as_(TaskKey), delivery.deliveries, self.id, delivery.timestamp_ns)
+            attempt.conclude("poisoned", None, reason, "")
+            await self._send(attempt)
         await self._bus.bury(delivery, reason)
 
     async def _conclude(self, attempt: Attempt, delivery: Delivery, decision: Decision, end: Ending) -> None:
@@ -176,29 +179,34 @@ class Runner:
             self._problem = end.error
             log.warning("rollout %s attempt %d: %s: %s", attempt.rollout, attempt.number, end.outcome, end.error)
         final = decision.retry_after is None
-        await self._publish(attempt.batches(end.outcome, end.reward, end.error, end.result, final, end.reward_span))
+        attempt.conclude(end.outcome, end.reward, end.error, end.result, final, end.reward_span)
+        await self._send(attempt)
         if decision.retry_after is not None:
             await delivery.nak(delay=decision.retry_after)
             return
         if decision.dead:
             await self._bus.bury(delivery, f"{end.outcome}: {end.error}")
         else:
-            await delivery.ack(sync=True)
+            await delivery.ack()
         self._done += 1
         self._ended_at.append(time.monotonic())
 
-    async def _publish(self, batches: Iterable[SpanBatch]) -> None:
-        for batch in batches:
-            await self._bus.publish(
-                subjects.spans(batch.mode),
-                batch,
-                msg_id=identity.batch_msg_id(batch.execution, batch.sequence),
-                traceparent=identity.traceparent(
-                    identity.trace_id(batch.rollout), identity.root_span_id(batch.rollout, batch.execution)
-                ),
-                # A full stream is waited for, however long: meanwhile this slot takes no other task.
-                timeout=math.inf,
-            )
+    async def _send(self, attempt: Attempt, seconds: float = math.inf) -> None:
+        """Publish what an attempt has cut so far, in order; what fails is sent first the next time.
+
+        A full stream is waited for, however long: meanwhile this slot takes no other task.
+        """
+        async with attempt.sending:
+            while attempt.unsent:
+                batch = attempt.unsent[0]
+                await self._bus.publish(
+                    subjects.spans(batch.mode),
+                    batch,
+                    msg_id=identity.batch_msg_id(batch.execution, batch.sequence),
+                    traceparent=identity.traceparent(attempt.trace_id, attempt.root_id),
+                    timeout=seconds,
+                )
+                attempt.unsent.popleft()
 
     def _describe(self) -> dict[str, Any]:
         now = time.monotonic()

@@ -22,7 +22,13 @@ class RunnerSettings(BaseModel):
     )
     python: Path | None = Field(None, description="interpreter the agent runs in; default: the one running this")
     path: Path = Field(Path(), description="directory the agent runs in; its modules are importable")
-    concurrency: int = Field(4, ge=1, le=1024, description="rollouts at once, one process each")
+    concurrency: int = Field(4, ge=1, le=16384, description="rollouts at once")
+    per_process: int = Field(
+        1,
+        ge=1,
+        description="of these in one process; above 1 the agent is an async function of (task, endpoint), which says "
+        "where its model is: base_url, api_key, otlp_endpoint, otlp_headers",
+    )
     reward: str | None = Field(
         None,
         description="module:function called as f(input, result) -> reward; default: what the agent returns",
@@ -45,6 +51,8 @@ class RunnerSettings(BaseModel):
     def _one_agent(self) -> Self:
         if (self.agent is None) == (self.command is None):
             raise ValueError("give either an agent (module:function) or a command")
+        if self.per_process > 1 and self.command is not None:
+            raise ValueError("per_process goes with a Python agent; a command is a process for each rollout")
         if self.reward is not None and self.command is not None:
             raise ValueError("a reward function goes with a Python agent; a command prints its reward")
         return self

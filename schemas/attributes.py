@@ -1,7 +1,8 @@
 """OpenTelemetry attribute names: semantic-conventions-genai (2026, Development) and our own namespace."""
 
-import json
 from typing import Any
+
+import msgspec
 
 OPERATION = "gen_ai.operation.name"
 PROVIDER = "gen_ai.provider.name"
@@ -39,6 +40,9 @@ EVALUATION_EVENT = "gen_ai.evaluation.result"
 EVALUATION_SCORE = "gen_ai.evaluation.score.value"
 
 
+_JSON = msgspec.json.Encoder(enc_hook=repr)
+
+
 def as_text(value: Any) -> str:
     """An attribute's value as it is stored: text as it is, all else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
+    return value if isinstance(value, str) else _JSON.encode(value).decode()

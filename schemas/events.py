@@ -21,8 +21,15 @@ Mode = Literal["train", "eval"]
 Outcome = Literal["ok", "agent_error", "timeout", "infra", "poisoned", "cancelled"]
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of everything that is sent; unknown fields are ignored, so newer writers may add some."""
+Piece = tuple[Count, Count]
+"""(call, length): so much of the beginning of a call's own part, see `prefixes`."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of everything that is sent; unknown fields are ignored, so newer writers may add some.
+
+    A field that has its default is left out.
+    """
 
 
 class TaskKey(Event, frozen=True, kw_only=True):
@@ -71,17 +78,25 @@ class ModelCall(Event, frozen=True, kw_only=True):
     role: str = ""
     """The agent's part that asked, from a model name such as ``policy:writer``."""
     node: str
+    prompt_prefix: tuple[Piece, ...] = ()
+    """What the prompt repeats of earlier calls, in tokens; their own parts are new prompt tokens and response."""
     prompt_ids: bytes
-    """``u32[P]``"""
+    """``u32[P]``: the prompt's tokens after the prefix."""
+    prompt_sha256: bytes = b""
+    """Of the whole prompt as ``u32[]``, prefix included."""
     response_ids: bytes
     """``u32[T]``"""
     logprobs: bytes
     """``f32[T]``: natural log of the probability each response token was sampled with."""
+    pieces: tuple[str, ...] = ()
+    """The text of each response token, as the engine wrote it; empty if it did not."""
     versions: tuple[VersionRun, ...]
     finish_reason: str = ""
     sampling: dict[str, Any] = {}
+    request_prefix: tuple[Piece, ...] = ()
+    """What the request repeats of earlier calls' ``request``, in bytes of UTF-8."""
     request: str = ""
-    """The agent's request body, JSON."""
+    """The agent's request body, JSON, after the prefix."""
     response: str = ""
     """The answer's choice as the agent saw it, JSON."""
 
@@ -102,7 +117,27 @@ class Span(Event, frozen=True, kw_only=True):
     attributes: dict[str, Any] = {}
     resource: dict[str, Any] = {}
     events: tuple[dict[str, Any], ...] = ()
+    links: tuple[dict[str, Any], ...] = ()
     call: ModelCall | None = None
+
+
+class Usage(Event, frozen=True, kw_only=True):
+    """What an attempt took."""
+
+    calls: Count = 0
+    """Model calls."""
+    prompt_tokens: Count = 0
+    """Of all calls, a history that is repeated counting each time."""
+    response_tokens: Count = 0
+    truncated: Count = 0
+    """Calls that ended at a length."""
+    version_min: Count | None = None
+    version_max: Count | None = None
+    """The oldest and the newest weight version that made a token."""
+    model_seconds: float = 0.0
+    """Time in which a model call was open."""
+    tool_seconds: float = 0.0
+    """Time in which a tool was at work and no model call open, by its spans."""
 
 
 class RolloutEnd(Event, frozen=True, kw_only=True):
@@ -117,6 +152,9 @@ class RolloutEnd(Event, frozen=True, kw_only=True):
     error: str = ""
     spans: Count
     """How many spans the attempt had over all its batches."""
+    usage: Usage = Usage()
+    published_ns: Count = 0
+    """When the bus had the task."""
     started_ns: Count
     ended_ns: Count
     result: str = ""
@@ -150,6 +188,12 @@ class TaskPublished(Event, frozen=True, kw_only=True):
     task: Task
     rollout: Identifier
     span: Span
+
+
+class TasksPublished(Event, frozen=True, kw_only=True):
+    """Tasks that were published together."""
+
+    tasks: tuple[TaskPublished, ...]
 
 
 class Blob(Event, frozen=True, kw_only=True):

@@ -1,5 +1,7 @@
 """Identities derived from what an event is about, never random, so that sending twice is sending once."""
 
+import json
+from collections.abc import Iterable
 from hashlib import sha256
 
 
@@ -41,6 +43,11 @@ def traceparent(trace: str, span: str) -> str:
 def task_msg_id(rollout: str) -> str:
     """``Nats-Msg-Id`` of a task."""
     return f"task:{rollout}"
+
+
+def tasks_msg_id(rollouts: Iterable[str]) -> str:
+    """``Nats-Msg-Id`` of the record of tasks that were published together."""
+    return f"tasks:{sha256(json.dumps([*rollouts]).encode()).hexdigest()[:32]}"
 
 
 def batch_msg_id(execution: str, sequence: int) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import chdb
+from clickhouse_connect.driver.exceptions import DatabaseError
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 INSERT_WITH_DATA = re.compile(rb"(?is)\s*(INSERT\s+INTO\s.*?)\s+FORMAT\s+(?!VALUES\b)(\w+)\s*?(?:\n|\Z)")
@@ -77,6 +78,21 @@ class Engine:
             except Exception as error:  # chdb raises RuntimeError and its own, with ClickHouse's words inside
                 raise EngineError(_message(error)) from error
 
+    def insert(self, database: str, table: str, columns: Any, how: dict[str, str]) -> None:
+        """Write an Arrow table with ClickHouse's settings; raises clickhouse-connect's `DatabaseError`."""
+        import pyarrow as pa
+
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, columns.schema) as writer:
+            writer.write_table(columns)
+        names = ", ".join(f"`{name}`" for name in columns.schema.names)
+        with self._session(Statement(b"", database=database, settings=how)) as connection:
+            try:
+                _inserted(connection, f"INSERT INTO `{table}` ({names})", "ArrowStream", sink.getvalue().to_pybytes())
+            except Exception as error:
+                said = EngineError(_message(error))
+                raise DatabaseError(str(said), code=said.code) from error
+
     @contextmanager
     def _session(self, statement: Statement) -> Iterator[Any]:
         connection = chdb.connect(self._path)
@@ -105,10 +121,14 @@ def _run(connection: Any, statement: Statement) -> Answer:
             raise EngineError("Code: 62. DB::Exception: the statement is not UTF-8. (SYNTAX_ERROR)") from error
         result = connection.query(sql, statement.format, params=dict(statement.parameters or {}))
         return Answer(bytes(result.bytes() or b""), result.rows_written(), result.bytes_written())
-    inserter = connection.send_insert(found[1].decode(), found[2].decode())
-    inserter.append(whole[found.end() :])
-    done = inserter.finish()
+    done = _inserted(connection, found[1].decode(), found[2].decode(), whole[found.end() :])
     return Answer(b"", done.rows_written, done.bytes_written)
+
+
+def _inserted(connection: Any, sql: str, format: str, data: bytes) -> Any:
+    inserter = connection.send_insert(sql, format)
+    inserter.append(data)
+    return inserter.finish()
 
 
 def _set(connection: Any, name: str, value: str) -> None:

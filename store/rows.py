@@ -1,10 +1,17 @@
 """Events into rows, table by table. Pure."""
 
+import contextlib
 import json
-from collections.abc import Iterator
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from schemas import attributes
+import msgspec
+import numpy as np
+
+from schemas import attributes, identity
 from schemas.attempts import standing
 from schemas.codec import DecodeError
 from schemas.events import (
@@ -15,24 +22,41 @@ from schemas.events import (
     Span,
     SpanBatch,
     TaskPublished,
+    TasksPublished,
     TrainingStep,
     WeightApplied,
     WeightVersion,
 )
 
 Row = dict[str, Any]
-"""Column names to values."""
+"""Column names to values. All rows of one table have the same columns in the same order."""
+
+PREVIEW = 200
+"""Characters of what was asked and answered that are shown in a list."""
 
 
-def rows_of(event: Event, stream_sequence: int) -> Iterator[tuple[str, Row]]:
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What the store knows of an event beside what it says."""
+
+    sequence: int
+    """Of the stream."""
+    stored_ns: int
+    """When the bus had it."""
+    keep_days: Callable[[str], int]
+    """Of a run: how long its rows are kept, 0: for ever."""
+
+
+def rows_of(event: Event, received: Received) -> Iterator[tuple[str, Row]]:
     """(table, row) of everything an event says; raises `DecodeError` for an event the store does not keep."""
     match event:
         case SpanBatch():
-            yield from _of_batch(event, stream_sequence)
-        case TaskPublished():
-            yield from _of_task(event)
+            yield from _of_batch(event, received)
+        case TasksPublished():
+            for one in event.tasks:
+                yield from _of_task(one, received)
         case TrainingStep():
-            yield from _of_step(event)
+            yield from _of_step(event, received)
         case WeightVersion():
             yield "raw_weight_versions", _of_version(event)
         case WeightApplied():
@@ -70,18 +94,26 @@ def rows_of(event: Event, stream_sequence: int) -> Iterator[tuple[str, Row]]:
             raise DecodeError(f"{type(event).__name__} is not an event the store keeps")
 
 
-def _of_batch(batch: SpanBatch, stream_sequence: int) -> Iterator[tuple[str, Row]]:
+def _of_batch(batch: SpanBatch, received: Received) -> Iterator[tuple[str, Row]]:
     whose: Row = {"run": batch.run, "task": batch.task, "rollout": batch.rollout}
     whose |= {"attempt": batch.attempt, "execution": batch.execution}
+    keep_days = received.keep_days(batch.run)
     for span in batch.spans:
-        yield "raw_spans", {**whose, **_of_span(span)}
+        yield (
+            "raw_spans",
+            _of_span(batch.run, batch.task, batch.rollout, batch.attempt, batch.execution, span, keep_days),
+        )
         if span.call is not None:
-            yield "raw_model_calls", {**whose, "mode": batch.mode, **_of_call(span.call, span)}
+            which = {**whose, "call": span.call.index, "start": span.start_ns, "keep_days": keep_days}
+            yield "raw_model_calls", {**which, "mode": batch.mode, "agent": batch.agent, **_of_call(span.call, span)}
+            yield "raw_call_contents", {**which, **_contents_of(span.call)}
     if batch.end is not None:
+        usage = batch.end.usage
         yield (
             "raw_attempts",
             {
                 **whose,
+                "trace_id": batch.spans[-1].trace_id if batch.spans else identity.trace_id(batch.rollout),
                 "sample": batch.sample,
                 "samples": batch.samples,
                 "mode": batch.mode,
@@ -94,17 +126,29 @@ def _of_batch(batch: SpanBatch, stream_sequence: int) -> Iterator[tuple[str, Row
                 "error": batch.end.error,
                 "result": batch.end.result,
                 "spans": batch.end.spans,
+                "calls": usage.calls,
+                "prompt_tokens": usage.prompt_tokens,
+                "response_tokens": usage.response_tokens,
+                "truncated": usage.truncated,
+                "version_min": usage.version_min,
+                "version_max": usage.version_max,
+                "model_seconds": usage.model_seconds,
+                "tool_seconds": usage.tool_seconds,
+                "published": batch.end.published_ns,
                 "started": batch.end.started_ns,
                 "ended": batch.end.ended_ns,
-                "stream_sequence": stream_sequence,
+                "stored": received.stored_ns,
+                "stream_sequence": received.sequence,
+                "keep_days": keep_days,
             },
         )
 
 
-def _of_task(published: TaskPublished) -> Iterator[tuple[str, Row]]:
+def _of_task(published: TaskPublished, received: Received) -> Iterator[tuple[str, Row]]:
     task, span = published.task, published.span
     whose = {"run": task.run, "task": task.id, "rollout": published.rollout}
-    yield "raw_spans", {**whose, "attempt": 0, "execution": "", **_of_span(span)}
+    keep_days = received.keep_days(task.run)
+    yield "raw_spans", _of_span(task.run, task.id, published.rollout, 0, "", span, keep_days)
     yield (
         "raw_tasks",
         {
@@ -120,11 +164,12 @@ def _of_task(published: TaskPublished) -> Iterator[tuple[str, Row]]:
             "deadline": task.deadline,
             "max_attempts": task.max_attempts,
             "published": span.start_ns,
+            "keep_days": keep_days,
         },
     )
 
 
-def _of_step(step: TrainingStep) -> Iterator[tuple[str, Row]]:
+def _of_step(step: TrainingStep, received: Received) -> Iterator[tuple[str, Row]]:
     which = {"run": step.run, "model": step.model, "step": step.step, "epoch": step.epoch, "version": step.version}
     yield (
         "raw_training_steps",
@@ -137,9 +182,9 @@ def _of_step(step: TrainingStep) -> Iterator[tuple[str, Row]]:
             "settings": step.settings,
         },
     )
-    attempts: dict[str, Row] = {}
+    attempts: dict[str, tuple[str, int, str]] = {}
     for use in step.uses:
-        attempts[use.rollout] = {"task": use.task, "attempt": use.attempt, "execution": use.execution}
+        attempts[use.rollout] = (use.task, use.attempt, use.execution)
         yield (
             "raw_training_uses",
             {
@@ -161,8 +206,8 @@ def _of_step(step: TrainingStep) -> Iterator[tuple[str, Row]]:
         )
     for span in step.spans:
         rollout = str(span.attributes.get(attributes.ROLLOUT, ""))
-        whose = attempts.get(rollout, {"task": "", "attempt": 0, "execution": ""})
-        yield "raw_spans", {"run": step.run, **whose, "rollout": rollout, **_of_span(span)}
+        task, attempt, execution = attempts.get(rollout, ("", 0, ""))
+        yield "raw_spans", _of_span(step.run, task, rollout, attempt, execution, span, received.keep_days(step.run))
 
 
 def _of_version(version: WeightVersion) -> Row:
@@ -180,8 +225,13 @@ def _of_version(version: WeightVersion) -> Row:
     }
 
 
-def _of_span(span: Span) -> Row:
-    return {
+def _of_span(run: str, task: str, rollout: str, attempt: int, execution: str, span: Span, keep_days: int) -> Row:
+    return {  # at once: a row put together from parts takes twice as long, and of no table are there more
+        "run": run,
+        "task": task,
+        "rollout": rollout,
+        "attempt": attempt,
+        "execution": execution,
         "trace_id": span.trace_id,
         "span_id": span.span_id,
         "parent_span_id": span.parent_span_id,
@@ -192,37 +242,80 @@ def _of_span(span: Span) -> Row:
         "status": span.status,
         "status_message": span.status_message,
         "scope": span.scope,
-        "attributes": {key: attributes.as_text(value) for key, value in span.attributes.items()},
-        "resource": {key: attributes.as_text(value) for key, value in span.resource.items()},
+        "attributes": _texts(span.attributes),
+        "resource": _texts(span.resource),
         "events": _json(span.events) if span.events else "",
+        "links": _json(span.links) if span.links else "",
+        "keep_days": keep_days,
     }
 
 
 def _of_call(call: ModelCall, span: Span) -> Row:
     versions = [run.version for run in call.versions]
-    response = memoryview(call.response_ids).cast("I").tolist()
-    expanded = [0] * len(response)
-    for run in call.versions:
-        expanded[run.start : run.end] = [run.version] * (min(run.end, len(response)) - run.start)
+    logprobs = np.frombuffer(call.logprobs[: len(call.logprobs) // 4 * 4], "<f4")
+    new_tokens = len(call.prompt_ids) // 4
     return {
-        "call": call.index,
+        "span_id": span.span_id,
         "role": call.role,
         "model": call.model,
         "node": call.node,
-        "prompt_ids": memoryview(call.prompt_ids).cast("I").tolist(),
-        "response_ids": response,
-        "logprobs": memoryview(call.logprobs).cast("f").tolist(),
-        "token_versions": expanded,
+        "prompt_tokens": new_tokens + sum(length for _, length in call.prompt_prefix),
+        "new_tokens": new_tokens,
+        "response_tokens": len(call.response_ids) // 4,
         "version_min": min(versions, default=None),
         "version_max": max(versions, default=None),
+        "mean_logprob": float(logprobs.mean()) if len(logprobs) else 0.0,
         "finish_reason": call.finish_reason,
         "sampling": _json(call.sampling),
-        "request": call.request,
-        "response": call.response,
-        "start": span.start_ns,
+        "asked": _last_said(call.request),
+        "answered": _last_said(call.response),
         "end": span.end_ns,
     }
 
 
+def _contents_of(call: ModelCall) -> Row:
+    return {
+        "prompt_prefix": call.prompt_prefix,
+        "prompt_ids": call.prompt_ids,
+        "prompt_sha256": call.prompt_sha256,
+        "response_ids": call.response_ids,
+        "logprobs": call.logprobs,
+        "token_versions": _versions(call),
+        "pieces": call.pieces,
+        "request_prefix": call.request_prefix,
+        "request": call.request,
+        "response": call.response,
+    }
+
+
+def _versions(call: ModelCall) -> bytes:
+    """``u32[T]``: the version of each response token, 0 where none is said."""
+    found = bytearray(len(call.response_ids))
+    for run in call.versions:
+        end = min(run.end * 4, len(found))
+        found[run.start * 4 : end] = struct.pack("<I", run.version) * max(end // 4 - run.start, 0)
+    return bytes(found)
+
+
+_JSON = msgspec.json.Encoder(enc_hook=repr)
+CONTENT = re.compile(r'"(?:content|prompt|text)": ?("[^"\\]*(?:\\.[^"\\]*)*")')
+
+
+def _last_said(text: str) -> str:
+    """The beginning of the last message in a piece of JSON; of any other text, its own beginning."""
+    found = text[text.rfind('"content"') :] if '"content"' in text else text
+    if match := CONTENT.search(found[: 8 * PREVIEW] + '"'):
+        with contextlib.suppress(ValueError):
+            return str(json.loads(match[1]))[:PREVIEW]
+    return text[:PREVIEW]
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        key: value if type(value) is str else attributes.as_text(value)  # most are, and a call would cost more
+        for key, value in values.items()
+    }
+
+
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=repr)
+    return _JSON.encode(value).decode()

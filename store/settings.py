@@ -21,11 +21,23 @@ class StoreSettings(BaseModel):
     database: str = Field(
         "lightningbus", description="database of the tables", pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
     )
-    batch_rows: int = Field(5000, ge=1, description="rows that make a batch full")
-    batch_seconds: float = Field(0.5, gt=0, description="longest a row waits for its batch to fill")
+    cluster: str | None = Field(
+        None,
+        description="cluster to make the tables on, as replicas of one another; default: on this server alone",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$",
+    )
+    keep_days: int = Field(0, ge=0, le=65535, description="days the rows of a run are kept; 0: for ever")
+    keep_days_by_run: dict[str, int] = Field({}, description="other numbers of days, by run")
+    batch_rows: int = Field(20_000, ge=1, description="rows that make a batch full")
+    batch_bytes: int = Field(16 * 1024 * 1024, ge=1, description="bytes of messages that make a batch full")
+    batch_seconds: float = Field(0.25, gt=0, description="longest a row waits for its batch to fill")
     stall_seconds: float = Field(
         120.0,
         gt=0,
         description="seconds without a finished rollout, or a training step, before an alarm",
     )
     id: str | None = Field(None, description="name of this store; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+
+    def keep_days_of(self, run: str) -> int:
+        """Days the rows of a run are kept; 0: for ever."""
+        return self.keep_days_by_run.get(run, self.keep_days)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from store import migrations
 from store.client import StoreDown, connect, without_secrets
 from store.engine import Engine
 from store.http import HttpInterface
-from store.ingester import Ingester
+from store.ingester import Ingester, Insert
 from store.settings import StoreSettings
 from store.watchdog import Watchdog
 
@@ -35,17 +34,25 @@ async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
     if settings.url is not None:
         await _ingest(bus, settings, settings.url, stop)
         return
-    async with embedded(settings.path, settings.host, settings.http_port) as url:
-        await _ingest(bus, settings, url, stop)
+    async with served(settings.path, settings.host, settings.http_port) as (engine, url):
+        # Its own engine is in this process: columns need not travel to it.
+        await _ingest(bus, settings, url, stop, engine.insert)
 
 
 @asynccontextmanager
 async def embedded(path: Path, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
     """The embedded engine of a directory behind ClickHouse's HTTP interface, while the block runs; yields its URL."""
+    async with served(path, host, port) as (_, url):
+        yield url
+
+
+@asynccontextmanager
+async def served(path: Path, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[tuple[Engine, str]]:
+    """`embedded`, with the engine itself."""
     engine = await asyncio.to_thread(Engine, path)
     try:
         async with HttpInterface(engine, host, port) as interface:
-            yield interface.url
+            yield engine, interface.url
     finally:
         await asyncio.to_thread(engine.close)
 
@@ -63,22 +70,23 @@ async def _reached(url: str, stop: asyncio.Event) -> Client | None:
     return None
 
 
-async def _ingest(bus: Bus, settings: StoreSettings, url: str, stop: asyncio.Event) -> None:
+async def _ingest(
+    bus: Bus, settings: StoreSettings, url: str, stop: asyncio.Event, insert: Insert | None = None
+) -> None:
     await bus.provision()
     bare = await _reached(url, stop)
     if bare is None:
         return
-    for name in await asyncio.to_thread(migrations.migrate, bare, settings.database):
+    for name in await asyncio.to_thread(migrations.migrate, bare, settings.database, None, settings.cluster):
         log.info("migration %s applied", name)
     client = await asyncio.to_thread(connect, url, settings.database)
-    ingester = Ingester(bus, client, settings)
-    started = time.monotonic()
+    await asyncio.to_thread(migrations.make_views, client, settings.database, settings.cluster)
+    ingester = Ingester(bus, client, settings, insert)
 
     def describe() -> dict[str, Any]:
-        seconds = max(time.monotonic() - started, 1e-9)
         detail: dict[str, Any] = {
             "rows": ingester.rows,
-            "rows_per_s": ingester.rows / seconds,
+            "rows_per_s": ingester.rate(),
             "backlog": ingester.pending,
             "database": settings.database,
         }

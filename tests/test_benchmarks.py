@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from benchmarks import kv_cache
+from benchmarks.__main__ import rewrite
 from benchmarks.asynchrony.__main__ import summary
 from benchmarks.asynchrony.job import key_of, read, seconds_to
 
@@ -21,6 +22,11 @@ def test_the_tables_are_the_results() -> None:
     results = read(HERE / "results" / "async.json")
     assert shown("bench-async") == summary(results)
     assert len({key_of(one) for one in results}) == len(results)
+
+
+def test_the_page_of_the_store_shows_what_was_measured_last() -> None:
+    page = (HERE / "README.md").read_text()
+    assert page == rewrite(page)
 
 
 def test_the_target_is_reached_when_two_evaluations_are_there_on_average() -> None:

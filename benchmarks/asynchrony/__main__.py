@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.asynchrony.job import MODES, TARGET, Mode, bench, key_of, make_model, read
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-COLUMNS = ("seconds_to_target", "seconds", "final_accuracy", "learner_idle", "node_idle", "ess", "mean_staleness")
+AVERAGED = ("final_accuracy", "learner_idle", "node_idle", "ess", "mean_staleness")
 
 
 def main() -> None:
@@ -35,8 +35,7 @@ def main() -> None:
             model = options.work / f"model-{seed}"
             make_model(model, seed)
             results = asyncio.run(measure(seed, missing, model.resolve(), options.work.resolve(), results, path))
-    table = summary(results)
-    print(table)
+    print(summary(results))
     draw(results, RESULTS / "async.png")
 
 
@@ -70,7 +69,7 @@ def summary(results: list[dict[str, Any]]) -> str:
         base = average if mode.name == "sync" else base
         faster = f"{base / average:.1f}" if base and average else "–"
         each = ", ".join("never" if one is None else f"{one:.0f}" for one in reached)
-        means = {name: mean(one[name] for one in own) for name in COLUMNS[2:]}
+        means = {name: mean(one[name] for one in own) for name in AVERAGED}
         lines.append(
             f"| {mode.name} | {mode.staleness} | {each} | {average:.0f} | {faster} " if average is not None
             else f"| {mode.name} | {mode.staleness} | {each} | – | – "

@@ -1,13 +1,16 @@
-"""Numbered SQL files, applied once and in order; an applied one that was edited is refused."""
+"""Numbered SQL files, applied once and in order; an applied one that was edited is refused.
+
+The views of the reports come after them, made anew each time: a view holds nothing that could be lost.
+"""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
 from clickhouse_connect.driver.client import Client
 
-DATABASE_MARK = "{database}"
+from store.reports import REPORTS
 
 
 class MigrationError(Exception):
@@ -26,12 +29,25 @@ class Migration:
         """SHA-256 of its text."""
         return hashlib.sha256(self.sql.encode()).hexdigest()
 
-    def statements(self, database: str) -> Iterator[str]:
-        """Its statements; each ends with a semicolon at the end of a line."""
-        for statement in self.sql.replace(DATABASE_MARK, database).split(";\n"):
+    def statements(self, database: str, cluster: str | None = None) -> Iterator[str]:
+        """Its statements for a database, on one server or on all of a cluster; see `placed`.
+
+        Each ends with a semicolon at the end of a line.
+        """
+        for statement in placed(self.sql, database, cluster).split(";\n"):
             lines = [line for line in statement.splitlines() if not line.lstrip().startswith("--")]
             if "".join(lines).strip():
                 yield "\n".join(lines)
+
+
+def placed(sql: str, database: str, cluster: str | None) -> str:
+    """SQL with its marks filled in; on a cluster the tables are replicas of one another."""
+    marks = {"{database}": database, "{on_cluster}": "", "{replicated}": ""}
+    if cluster is not None:
+        marks |= {"{on_cluster}": f" ON CLUSTER `{cluster}`", "{replicated}": "Replicated"}
+    for mark, text in marks.items():
+        sql = sql.replace(mark, text)
+    return sql
 
 
 def shipped() -> list[Migration]:
@@ -40,13 +56,19 @@ def shipped() -> list[Migration]:
     return [Migration(file.name, file.read_text("utf-8")) for file in sorted(files, key=lambda file: file.name)]
 
 
-def migrate(client: Client, database: str, migrations: list[Migration] | None = None) -> list[str]:
+FIRST = (
+    "CREATE DATABASE IF NOT EXISTS {database}{on_cluster}",
+    "CREATE TABLE IF NOT EXISTS {database}.migrations{on_cluster} "
+    "(name String, digest String, applied DateTime64(3) DEFAULT now64(3)) ENGINE = {replicated}MergeTree ORDER BY name",
+)
+
+
+def migrate(
+    client: Client, database: str, migrations: Sequence[Migration] | None = None, cluster: str | None = None
+) -> list[str]:
     """Bring the database up to date; returns the names of what was applied now. Raises `MigrationError`."""
-    client.command(f"CREATE DATABASE IF NOT EXISTS {database}")
-    client.command(
-        f"CREATE TABLE IF NOT EXISTS {database}.migrations "
-        "(name String, digest String, applied DateTime64(3) DEFAULT now64(3)) ENGINE = MergeTree ORDER BY name"
-    )
+    for statement in FIRST:
+        client.command(placed(statement, database, cluster))
     rows = client.query(f"SELECT name, digest FROM {database}.migrations").result_rows
     known = {str(name): str(digest) for name, digest in rows}
     applied: list[str] = []
@@ -59,8 +81,14 @@ def migrate(client: Client, database: str, migrations: list[Migration] | None = 
                 f"migration {migration.name} was applied to database {database} and edited since: "
                 "undo the edit and add a new migration instead"
             )
-        for statement in migration.statements(database):
+        for statement in migration.statements(database, cluster):
             client.command(statement)
         client.insert(f"{database}.migrations", [[migration.name, migration.digest]], ["name", "digest"])
         applied.append(migration.name)
     return applied
+
+
+def make_views(client: Client, database: str, cluster: str | None = None) -> None:
+    """The views of the reports, by a client whose default is the database."""
+    for report in REPORTS.values():
+        client.command(placed(report.view, database, cluster))

@@ -14,7 +14,7 @@ from bus.errors import BlobCorrupt
 from bus.streams import LEARNER_SPANS, STORE_SPANS, ensure_stream
 from schemas import subjects
 from schemas.codec import DecodeError
-from schemas.events import Blob, DeadLetter, Task, TaskPublished
+from schemas.events import Blob, DeadLetter, Task, TasksPublished
 
 
 def task(number: int, **fields: object) -> Task:
@@ -30,8 +30,9 @@ async def test_a_published_task_reaches_a_runner_with_its_trace_and_its_record_r
         assert delivery.as_(Task) == task(1)
         assert delivery.deliveries == 1
         record = (await asyncio.wait_for(anext(records), 5)).event()
-        assert isinstance(record, TaskPublished)
-        assert delivery.headers["traceparent"] == f"00-{record.span.trace_id}-{record.span.span_id}-01"
+        assert isinstance(record, TasksPublished)
+        span = record.tasks[0].span
+        assert delivery.headers["traceparent"] == f"00-{span.trace_id}-{span.span_id}-01"
 
 
 async def test_publishing_the_same_event_twice_stores_it_once(bus: Bus) -> None:

@@ -48,7 +48,10 @@ async def judge(world: World, asked: Iterable[str], vocabulary: int) -> Verdict:
         tap,
         rows("SELECT rollout, sum(trained), countIf(NOT trained AND reason = '') FROM training_uses GROUP BY rollout"),
     )
-    calls = rows("SELECT rollout, prompt_ids, response_ids, logprobs, token_versions FROM model_calls")
+    calls = rows(
+        "SELECT rollout, prompt_ids, response_ids, logprobs, token_versions FROM answers "
+        "INNER JOIN prompts USING (run, rollout, execution, call)"
+    )
     _calls(verdict, calls, vocabulary)
     told = (
         "SELECT a.execution, any(a.spans) AS told, countIf(s.name NOT LIKE 'train %') AS found FROM attempts AS a "

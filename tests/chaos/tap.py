@@ -12,7 +12,7 @@ from bus import Bus, Consumer
 from bus.cancelling import cancel
 from schemas import subjects
 from schemas.attempts import TRIED_AGAIN, standing, supersedes
-from schemas.events import SpanBatch, TaskPublished, TrainingStep
+from schemas.events import SpanBatch, TasksPublished, TrainingStep
 
 SPANS = Consumer(subjects.SPANS, "tap", subjects.ALL_SPANS)
 SLOTS = 256
@@ -89,9 +89,9 @@ class Tap:
         return found
 
     def _hear(self, event: object, sequence: int) -> None:
-        if isinstance(event, TaskPublished):
-            self.published.add(event.rollout)
-            self.spans.add((event.rollout, "", event.span.span_id))
+        if isinstance(event, TasksPublished):
+            self.published |= {one.rollout for one in event.tasks}
+            self.spans |= {(one.rollout, "", one.span.span_id) for one in event.tasks}
         elif isinstance(event, TrainingStep):
             self.steps = max(self.steps, event.step)
             by_rollout = {use.rollout: use.execution for use in event.uses}

@@ -20,7 +20,7 @@ SELECT task, toFloat64(min(published)) AS at FROM tasks WHERE run = {run:String}
 ENDED = "SELECT step, toFloat64(ended) FROM training_steps WHERE run = {run:String} ORDER BY step"
 TRAINED = """
 SELECT u.step, max(u.version - 1 - v) FROM training_uses AS u
-INNER JOIN model_calls AS c ON u.run = c.run AND u.rollout = c.rollout AND u.execution = c.execution
+INNER JOIN answers AS c ON u.run = c.run AND u.rollout = c.rollout AND u.execution = c.execution
 ARRAY JOIN c.token_versions AS v WHERE u.run = {run:String} AND u.trained GROUP BY u.step ORDER BY u.step
 """
 

@@ -12,6 +12,8 @@ from learner.batch import BatchMaker
 from learner.intake import Intake
 from learner.settings import LearnerSettings
 from schemas import subjects
+from schemas.codec import schema_of
+from schemas.events import SpanBatch
 from tests.making import batches
 
 
@@ -73,7 +75,7 @@ async def test_a_replay_gives_what_was_left_and_nothing_that_was_used(bus: Bus) 
 
 async def test_what_cannot_be_read_and_what_is_of_another_run_is_passed_over(bus: Bus) -> None:
     async with reading(bus) as intake:
-        await bus.js.publish(subjects.spans("train"), b"\xc1", headers={"Lb-Schema": "SpanBatch/1"})
+        await bus.js.publish(subjects.spans("train"), b"\xc1", headers={"Lb-Schema": schema_of(SpanBatch)})
         for part in batches("other", 0, run="elsewhere", samples=2):
             await bus.publish(subjects.spans("train"), part, msg_id=f"other:{part.sequence}")
         await publish(bus, ("a", 0), ("a", 1))

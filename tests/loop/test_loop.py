@@ -21,7 +21,8 @@ import yaml
 from bus import Bus
 from learner.publish import blob_name
 from schemas import identity, subjects
-from schemas.events import Heartbeat, WeightVersion
+from schemas.codec import schema_of
+from schemas.events import Heartbeat, SpanBatch, Task, WeightVersion
 from tests.loop.conftest import CALCULATOR, Loop, write_tasks
 
 pytestmark = pytest.mark.timeout(420)
@@ -81,7 +82,8 @@ def test_learner_trains_on_what_the_agents_did(loop: Loop) -> None:
 
 def test_every_token_has_its_version_and_probability(loop: Loop) -> None:
     calls = loop.rows(
-        "SELECT rollout, prompt_ids, response_ids, logprobs, token_versions FROM model_calls WHERE run = 'small'"
+        "SELECT rollout, prompt_ids, response_ids, logprobs, token_versions FROM answers INNER JOIN prompts "
+        "USING (run, rollout, execution, call) WHERE run = 'small'"
     )
     assert len(calls) == 2 * STEPS * GROUPS * SAMPLES  # the agent asks twice
     for _, prompt, response, logprobs, versions in calls:
@@ -317,7 +319,7 @@ def test_what_agents_use_of_the_api_works(loop: Loop, agent: str, reward: float)
     loop.until(f"SELECT count() FROM rollouts WHERE run = '{run}'", 3)
     found = loop.rows(f"SELECT outcome, reward, error FROM rollouts WHERE run = '{run}'")
     assert found == [("ok", reward, "")] * 3
-    assert loop.one(f"SELECT min(length(response_ids)) FROM model_calls WHERE run = '{run}'") > 0
+    assert loop.one(f"SELECT min(length(response_ids)) FROM answers WHERE run = '{run}'") > 0
     if agent == "rewarded_by_span":
         assert loop.one(f"SELECT count() FROM spans WHERE run = '{run}' AND name = 'judge'") == 3
         traces = loop.one(f"SELECT uniqExact(trace_id) FROM spans WHERE run = '{run}'")
@@ -327,8 +329,8 @@ def test_what_agents_use_of_the_api_works(loop: Loop, agent: str, reward: float)
 def test_a_pinned_rollout_is_answered_by_that_version_only(loop: Loop) -> None:
     run = publish(loop, "default", "--version", SERVED, "--temperature", 0, tasks=4, samples=2)
     loop.until(f"SELECT count() FROM rollouts WHERE run = '{run}' AND outcome = 'ok'", 8)
-    assert loop.one(f"SELECT groupUniqArrayArray(token_versions) FROM model_calls WHERE run = '{run}'") == [SERVED]
-    answers = f"SELECT uniqExact(response_ids) AS n FROM model_calls WHERE run = '{run}' AND call = 0 GROUP BY task"
+    assert loop.one(f"SELECT groupUniqArrayArray(token_versions) FROM answers WHERE run = '{run}'") == [SERVED]
+    answers = f"SELECT uniqExact(response_ids) AS n FROM answers WHERE run = '{run}' AND call = 0 GROUP BY task"
     assert loop.rows(answers) == [(1,)] * 4, "two greedy samples of one task differ"
 
 
@@ -349,9 +351,9 @@ def test_a_second_runner_joins_and_leaves_without_loss(loop: Loop) -> None:
 
 async def test_messages_nobody_can_read_become_dead_letters(loop: Loop) -> None:
     async with Bus.connect(loop.bus) as bus:
-        await bus.js.publish(subjects.spans("eval"), b"\xc1 not msgpack", headers={"Lb-Schema": "SpanBatch/1"})
+        await bus.js.publish(subjects.spans("eval"), b"\xc1 not msgpack", headers={"Lb-Schema": schema_of(SpanBatch)})
         task = subjects.task("eval", "default")
-        await bus.js.publish(task, msgpack.packb({"id": "x"}), headers={"Lb-Schema": "Task/1"})
+        await bus.js.publish(task, msgpack.packb({"id": "x"}), headers={"Lb-Schema": schema_of(Task)})
     await asyncio.to_thread(loop.until, "SELECT count() FROM dead_letters", 2)
     reasons = dict(loop.rows("SELECT stream, reason FROM dead_letters"))
     assert "not MessagePack" in reasons["SPANS"]
@@ -408,9 +410,9 @@ def test_the_questions_of_the_command_line(loop: Loop) -> None:
     asked = f"SELECT call, position, token, version FROM token_versions WHERE rollout = '{rollout}'"
     rows = json.loads(loop.run("query", asked, "--json").stdout)
     assert rows and all(row["version"] in range(SERVED) for row in rows)
-    for report in ("rewards", "staleness", "rollouts"):
+    for report in ("rewards", "staleness", "outcomes", "drift", "credit"):
         assert "small" in loop.run("report", report).stdout
-    assert "small,train,default,ok" in loop.run("report", "rollouts", "--csv").stdout
+    assert "small,train,default,ok" in loop.run("report", "outcomes", "--csv").stdout
     status = loop.run("status").stdout
     for role in ("inference-0", "runner-0", "store"):
         assert role in status

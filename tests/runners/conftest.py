@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from bus import STORE_SPANS, Bus
 from runners import runner
 from runners.settings import RunnerSettings
-from schemas.events import SpanBatch, Task
+from schemas.events import ModelCall, Span, SpanBatch, Task
+from schemas.prefixes import whole
 
 PROMPT, ANSWER = [1, 2], [7, 8]
 AGENTS = Path(__file__).resolve().parents[1] / "agents"
@@ -107,17 +109,25 @@ async def running(bus: Bus, **settings: Any) -> AsyncIterator[asyncio.Event]:
 
 
 async def ended(bus: Bus, count: int = 1, final: bool | None = True) -> list[SpanBatch]:
-    """The next span batches that end an attempt; by default those that are the last word on their rollout."""
-    found = []
+    """The next attempts to end, each with all its spans; by default those that are the last word on their rollout."""
+    found: list[SpanBatch] = []
+    before: dict[str, tuple[Span, ...]] = {}
     async with asyncio.timeout(60), bus.pull(STORE_SPANS, slots=8) as puller:
         async for delivery in puller:
             event = delivery.event()
             await delivery.ack()
-            if isinstance(event, SpanBatch) and event.end is not None and final in (None, event.end.final):
-                found.append(event)
+            if isinstance(event, SpanBatch):
+                spans = before[event.execution] = (*before.get(event.execution, ()), *event.spans)
+                if event.end is not None and final in (None, event.end.final):
+                    found.append(replace(event, spans=spans))
             if len(found) == count:
                 return found
     raise AssertionError("the pull loop ended")
+
+
+def calls_of(batch: SpanBatch) -> list[ModelCall]:
+    """The model calls of an attempt, whole."""
+    return whole([span.call for span in batch.spans if span.call is not None])
 
 
 def task(**changes: Any) -> Task:

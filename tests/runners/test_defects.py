@@ -16,7 +16,7 @@ from bus.nodes import NEXT, State
 from bus.streams import runner_tasks
 from schemas.events import Outcome
 from schemas.subjects import TASKS
-from tests.runners.conftest import ScriptedEngine, ended, running, task
+from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +27,7 @@ async def test_03_every_choice_of_a_call_is_recorded(bus: Bus, engine: ScriptedE
     async with running(bus, agent="plain:asks_for_two"):
         await bus.publish_task(task())
         (batch,) = await ended(bus)
-    calls = [span.call for span in batch.spans if span.call is not None]
+    calls = calls_of(batch)
     assert batch.end is not None and batch.end.outcome == "ok", batch.end
     assert [call.index for call in calls] == [0, 1] and calls[0].prompt_ids == calls[1].prompt_ids
 
@@ -75,12 +75,12 @@ async def test_16_a_task_whose_taker_dies_before_it_has_noted_it_is_handed_out_a
     async with asyncio.timeout(30), bus.pull(runner_tasks("default", ack_wait=1.0), slots=1) as puller:
         delivery = await anext(puller)
         assert delivery.deliveries == 2
-        await delivery.ack()
+        await delivery.ack(sync=True)
     assert (await bus.js.stream_info(TASKS)).state.messages == 0
 
 
 def test_18_every_state_and_outcome_that_is_compared_with_exists() -> None:
     assert {state for state, _ in NEXT} | set(NEXT.values()) <= set(get_args(State))
     written = "".join(path.read_text() for path in (ROOT / "runners").glob("*.py"))
-    ended_as = set(re.findall(r'(?:Ending|batches)\("(\w+)"', written))
+    ended_as = set(re.findall(r'(?:Ending|conclude)\("(\w+)"', written))
     assert ended_as == set(get_args(Outcome)), "every outcome is given by somebody, and nobody gives another"

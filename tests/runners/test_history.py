@@ -11,7 +11,7 @@ from bus import Bus
 from runners.call import Call
 from runners.completion import Completion
 from runners.history import History, spliced
-from tests.runners.conftest import PROMPT, ScriptedEngine, ended, running, task
+from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, ended, running, task
 
 END = "<|im_end|>"
 CHATML = (
@@ -129,7 +129,7 @@ async def test_an_agent_that_chats_gets_one_unbroken_context(bus: Bus, on: bool)
         await bus.publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
-    calls = [span.call for span in batch.spans if span.call is not None]
+    calls = calls_of(batch)
     prompts = [list(memoryview(one.prompt_ids).cast("I")) for one in calls]
     assert prompts == [PROMPT, [*PROMPT, 7, 8, 5, 6] if on else PROMPT]
     sent = [request for request in engine.requests if "max_tokens" in request or "prompt" in request]

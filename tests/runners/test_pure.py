@@ -5,6 +5,7 @@ from array import array
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
@@ -141,8 +142,11 @@ def test_telemetry_in_protobuf_and_json_becomes_part_of_the_rollouts_trace() -> 
             }
         ]
     }
-    from_protobuf = otlp.read(telemetry().SerializeToString(), "application/x-protobuf", "t.0", "root")
-    assert otlp.read(json.dumps(as_json).encode(), "application/json", "t.0", "root") == from_protobuf
+    from_protobuf = otlp.read("traces", telemetry().SerializeToString(), "application/x-protobuf", "t.0", "root")
+    assert otlp.read("traces", json.dumps(as_json).encode(), "application/json", "t.0", "root") == [
+        replace(one, attributes={**one.attributes, "lightningbus.otlp.unknown.somethingNew": "1"})
+        for one in from_protobuf
+    ]
     (found,) = from_protobuf
     assert (found.trace_id, found.span_id, found.parent_span_id) == (identity.trace_id("t.0"), "02" * 8, "root")
     assert found.attributes["lightningbus.reward"] == 0.5
@@ -153,8 +157,8 @@ def test_telemetry_in_protobuf_and_json_becomes_part_of_the_rollouts_trace() -> 
     [(b"\xff\xff", "application/x-protobuf"), (b"[1]", "application/json"), (b"{", "application/json")],
 )
 def test_what_is_no_telemetry_is_refused_in_one_sentence(body: bytes, kind: str) -> None:
-    with pytest.raises(otlp.BadTelemetry, match="not an OTLP trace request"):
-        otlp.read(body, kind, "t.0", "root")
+    with pytest.raises(otlp.BadTelemetry, match="not an OTLP request"):
+        otlp.read("traces", body, kind, "t.0", "root")
 
 
 def chunk(version: int | None, ids: list[int], text: str, **more: Any) -> dict[str, Any]:
@@ -252,7 +256,8 @@ def test_long_attempts_are_cut_into_batches_and_the_last_one_ends_them() -> None
     attempt = Attempt(task(), 2, "runner")
     for n in range(9):
         attempt.add(Span(trace_id="t", span_id=f"{n}", name="x", start_ns=1, end_ns=2, attributes={"a": "a" * 300_000}))
-    batches = list(attempt.batches("ok", 1.0, "", "1"))
+    attempt.conclude("ok", 1.0, "", "1")
+    batches = list(attempt.unsent)
     assert len(batches) > 1
     assert [batch.sequence for batch in batches] == list(range(len(batches)))
     assert [batch.end is not None for batch in batches] == [False] * (len(batches) - 1) + [True]

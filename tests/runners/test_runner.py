@@ -14,8 +14,10 @@ from bus import Bus, DeadLetters, PoisonFlood, runner_tasks
 from runners import runner
 from runners.host import CannotStart
 from runners.settings import RunnerSettings
+from schemas.codec import schema_of
+from schemas.events import Task
 from tests.limits import limit
-from tests.runners.conftest import AGENTS, ScriptedEngine, ended, running, task
+from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 
 
 @pytest.mark.parametrize("fault", ["409", "429", "502", "503", "504"])
@@ -27,7 +29,7 @@ async def test_a_call_is_held_and_asked_again_and_the_agent_never_notices(
         await bus.publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.error) == ("ok", "")
-    calls = [span.call for span in batch.spans if span.call is not None]
+    calls = calls_of(batch)
     assert len(engine.requests) == 3 and len(calls) == 1
     assert calls[0].response_ids == b"\7\0\0\0\x08\0\0\0"
     assert all(request["logprobs"] is True and request["return_token_ids"] for request in engine.requests)
@@ -42,7 +44,7 @@ async def test_an_answer_that_breaks_off_goes_on_from_the_tokens_already_made(
         await bus.publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
-    (call,) = [span.call for span in batch.spans if span.call is not None]
+    (call,) = calls_of(batch)
     assert call.prompt_ids == b"\1\0\0\0\2\0\0\0" and call.response_ids == b"\7\0\0\0\x08\0\0\0"
     assert [(run.version, run.start, run.end) for run in call.versions] == [(3, 0, 1), (4, 1, 2)]
     assert np.frombuffer(call.logprobs, "<f4").tolist() == [-0.5, -0.25]
@@ -55,7 +57,7 @@ async def test_an_answer_that_only_the_whole_engine_can_make_begins_anew(bus: Bu
         await bus.publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
-    (call,) = [span.call for span in batch.spans if span.call is not None]
+    (call,) = calls_of(batch)
     assert [(run.version, run.start, run.end) for run in call.versions] == [(4, 0, 2)]
     assert [request["tools"] for request in engine.requests] == [engine.requests[0]["tools"]] * 2
 
@@ -85,7 +87,7 @@ async def test_the_sampling_of_a_task_wins_over_the_agents(bus: Bus, engine: Scr
         await bus.publish_task(task(sampling={"temperature": 0.0, "seed": 7}))
         (batch,) = await ended(bus)
     assert engine.requests[0]["temperature"] == 0.0 and engine.requests[0]["seed"] == 7
-    (call,) = [span.call for span in batch.spans if span.call is not None]
+    (call,) = calls_of(batch)
     assert call.sampling["temperature"] == 0.0
 
 
@@ -171,7 +173,7 @@ async def test_a_task_that_kills_every_runner_is_poisoned_a_dead_letter_and_its_
 
 async def test_the_group_of_an_unreadable_task_learns_of_it(bus: Bus, engine: ScriptedEngine) -> None:
     unreadable = msgpack.packb({"id": "t", "run": "run", "agent": "default", "sample": 3, "mode": "eval"})
-    await bus.js.publish("lb.task.eval.default", unreadable, headers={"Lb-Schema": "Task/1"})
+    await bus.js.publish("lb.task.eval.default", unreadable, headers={"Lb-Schema": schema_of(Task)})
     async with running(bus, agent="plain:asks"):
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "poisoned" and "`input`" in batch.end.error

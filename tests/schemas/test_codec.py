@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.codec import MAX_BYTES, DecodeError, EncodeError, decode, decode_as, encode, schema_of
+from schemas.codec import MAX_BYTES, VERSION, DecodeError, EncodeError, decode, decode_as, encode, schema_of
 from schemas.events import ModelCall, Span, SpanBatch, Task, VersionRun
 
 TASK = Task(id="q1", run="r", agent="calc", input={"question": "1+1"}, sample=2, samples=8)
 TASK_BYTES = bytes.fromhex(
-    "8da26964a27131a372756ea172a56167656e74a463616c63a673616d706c6502a773616d706c657308a46d6f6465a5747261696ea5696e70757481a87175657374696f6ea3312b31"
+    "86a26964a27131a372756ea172a56167656e74a463616c63a673616d706c6502a773616d706c657308a5696e70757481a871"
+    "75657374696f6ea3312b31"
 )
 CALL = ModelCall(
     index=0,
@@ -30,7 +31,7 @@ def test_an_event_is_a_plain_msgpack_map_keyed_by_field_name() -> None:
     raw = msgpack.unpackb(encode(TASK))
     assert raw["id"] == "q1"
     assert raw["input"] == {"question": "1+1"}
-    assert encode(TASK).startswith(TASK_BYTES)
+    assert encode(TASK) == TASK_BYTES
 
 
 def test_an_event_written_by_plain_msgpack_is_read() -> None:
@@ -43,12 +44,11 @@ def test_an_event_written_by_plain_msgpack_is_read() -> None:
 def test_a_golden_model_call_does_not_change_by_accident() -> None:
     """These bytes were written once; a reader of today's messages must still understand them."""
     golden = (
-        b"\x8c\xa5index\x00\xa5model\xa6policy\xa4role\xa0\xa4node\xa2n1"
+        b"\xde\x00\x07\xa5index\x00\xa5model\xa6policy\xa4node\xa2n1"
         b"\xaaprompt_ids\xc4\x0c\x01\x00\x00\x00\x02\x00\x00\x00\x03\x00\x00\x00"
         b"\xacresponse_ids\xc4\x08\x04\x00\x00\x00\x05\x00\x00\x00"
         b"\xa8logprobs\xc4\x08\x00\x00\x00\xbf\x00\x00\x80\xbe"
         b"\xa8versions\x92\x83\xa7version\x07\xa5start\x00\xa3end\x01\x83\xa7version\x08\xa5start\x01\xa3end\x02"
-        b"\xadfinish_reason\xa0\xa8sampling\x80\xa7request\xa0\xa8response\xa0"
     )
     assert encode(CALL) == golden
     assert decode(ModelCall, golden) == CALL
@@ -113,8 +113,8 @@ def test_a_value_messagepack_has_no_form_for_is_an_encode_error() -> None:
 
 def test_schema_names_carry_the_version() -> None:
     """The header names type and version, and finds its way back."""
-    assert schema_of(TASK) == "Task/1"
-    assert decode_as("Task/1", encode(TASK)) == TASK
+    assert schema_of(TASK) == f"Task/{VERSION}"
+    assert decode_as(f"Task/{VERSION}", encode(TASK)) == TASK
 
 
 def test_a_span_batch_survives_the_round_trip_with_its_arrays_untouched() -> None:

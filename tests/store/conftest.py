@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import clickhouse_connect
 import pytest
 from clickhouse_connect.driver.client import Client
 
+from store import migrations
 from tests.waiting import until
 
 
@@ -67,6 +69,41 @@ def start_store(tmp_path: Path) -> Iterator[Start]:
             assert process.wait(30) == 0
         assert process.stderr is not None
         process.stderr.close()
+
+
+SERVE = """
+import asyncio, sys
+from pathlib import Path
+from store.store import embedded
+
+async def main():
+    async with embedded(Path(sys.argv[1])) as url:
+        print(url, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def serving(path: Path) -> Iterator[StoreProcess]:
+    """An embedded engine behind its HTTP interface, without a bus: an engine has a process of its own."""
+    command = [sys.executable, "-c", SERVE, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
+        url = process.stdout.readline().strip()
+        client(url, "default").command("CREATE DATABASE IF NOT EXISTS lightningbus")
+        yield StoreProcess(process, url, client(url))
+        process.stdin.close()
+
+
+@contextmanager
+def prepared(path: Path) -> Iterator[StoreProcess]:
+    """`serving`, with all tables and views."""
+    with serving(path) as made:
+        migrations.migrate(client(made.url, "default"), "lightningbus")
+        migrations.make_views(made.sql, "lightningbus")
+        yield made
 
 
 def client(url: str, database: str = "lightningbus") -> Client:

@@ -15,31 +15,15 @@ from backports import zstd
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from tests.store.conftest import client
-
-SERVE = """
-import asyncio, sys
-from pathlib import Path
-from store.store import embedded
-
-async def main():
-    async with embedded(Path(sys.argv[1])) as url:
-        print(url, flush=True)
-        await asyncio.to_thread(sys.stdin.read)
-
-asyncio.run(main())
-"""
+from tests.store.conftest import SERVE, client, serving
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An engine in another process, behind its HTTP interface."""
-    command = [sys.executable, "-c", SERVE, str(tmp_path_factory.mktemp("engine"))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdin is not None
-        yield process.stdout.readline().strip()
-        process.stdin.close()
-        assert process.wait(30) == 0
+    with serving(tmp_path_factory.mktemp("engine")) as made:
+        yield made.url
+    assert made.process.returncode == 0
 
 
 @pytest.fixture(scope="module")

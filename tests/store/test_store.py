@@ -12,6 +12,7 @@ import pytest
 from bus import Bus
 from schemas import subjects
 from schemas.attempts import winner
+from schemas.codec import schema_of
 from schemas.events import Outcome, RolloutEnd, SpanBatch, Task
 from store import migrations
 from store.ingester import deduplication_token
@@ -104,7 +105,9 @@ async def test_poison_goes_to_dead_and_its_neighbours_into_the_tables(
         if number == 20:
             unfit = msgspec.structs.replace(batch, attempt=70_000)  # decodes, but no column holds it
             await send(bus, unfit, "unfit")
-            await bus.js.publish(subjects.spans("train"), b"\xc1 not MessagePack", headers={"Lb-Schema": "SpanBatch/1"})
+            await bus.js.publish(
+                subjects.spans("train"), b"\xc1 not MessagePack", headers={"Lb-Schema": schema_of(SpanBatch)}
+            )
             await bus.js.publish(subjects.spans("train"), b"\x80")
     store = await asyncio.to_thread(start_store, nats_url)
     await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 40)

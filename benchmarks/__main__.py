@@ -1,0 +1,58 @@
+"""``make bench``: every benchmark of the system's speed, one after the other, and the table of what they measured."""
+
+import argparse
+import re
+import time
+from pathlib import Path
+
+from benchmarks import ingest, latency, prompts, scale, weights
+from benchmarks.gateway import __main__ as gateway
+from benchmarks.results import machine, read, table
+from benchmarks.workloads import __main__ as workloads
+
+PAGE = Path(__file__).with_name("README.md")
+NAMES = ("workloads", "ingest", "latency", "gateway", "scale", "weights", "prompts")
+
+
+def shown(name: str) -> str:
+    """The table of a benchmark's results, as the page has it."""
+    return table(read(name))
+
+
+def rewrite(page: str, measured_on: str | None = None) -> str:
+    """The page with every table made anew, and where they were measured if that is said."""
+    for name in NAMES:
+        before, begin, rest = page.partition(f"<!-- bench {name}: begin -->")
+        _, end, after = rest.partition(f"<!-- bench {name}: end -->")
+        page = f"{before}{begin}\n{shown(name)}\n{end}{after}"
+    if measured_on:
+        page = re.sub(r"<!-- machine -->.*", f"<!-- machine --> {measured_on}", page)
+    return page
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peer", type=Path, help="interpreter of an environment with agentlightning==0.3.0")
+    parser.add_argument("--only", default="", help=f"some of {', '.join(NAMES)}, with commas")
+    parser.add_argument("--work", type=Path, default=Path("runs/bench"))
+    options = parser.parse_args()
+    wanted = options.only.split(",") if options.only else NAMES
+    runs = {
+        "workloads": lambda: workloads.main("", options.peer),
+        "ingest": ingest.main,
+        "latency": latency.main,
+        "gateway": gateway.main,
+        "scale": scale.main,
+        "prompts": prompts.main,
+        "weights": lambda: weights.main(options.work.resolve()),
+    }
+    started = time.monotonic()
+    for name in wanted:
+        print(f"[{time.monotonic() - started:.0f} s] {name}", flush=True)
+        runs[name]()
+        PAGE.write_text(rewrite(PAGE.read_text(), machine()))
+    print(f"all of it in {time.monotonic() - started:.0f} s; the table is in {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

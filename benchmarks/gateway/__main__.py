@@ -1,0 +1,97 @@
+"""``python -m benchmarks.gateway``: latency added to a model call, and memory of a long conversation."""
+
+import asyncio
+import json
+import signal
+import sys
+
+import uvloop
+
+from benchmarks.gateway.engine import DELAY_SECONDS
+from benchmarks.latency import percentiles
+from benchmarks.results import Result, machine, table, write
+from benchmarks.system import System, runner, running, usage
+from bus.children import end, spawn
+from lightningbus.publishing import publish_all
+from schemas.events import Task
+
+AGENT = "benchmarks.gateway.agent:either"
+CASES = [(1, 1, False), (1, 1, True), (32, 1, False), (32, 1, True), (256, 1, False), (1, 64, False), (32, 64, False)]
+"""Calls at once, thousands of tokens of context, streamed."""
+CALLS = {1: 16, 32: 8, 256: 3}
+"""Of each rollout, by how many there are at once."""
+TURNS, TURN_TOKENS = 100, 640
+RESULTS = "SELECT result FROM rollouts WHERE run = {run:String} AND outcome = 'ok'"
+ENDED = "SELECT count() FROM raw_attempts WHERE run = {run:String}"
+
+
+async def added(system: System, direct: str, at_once: int, thousands: int, stream: bool) -> list[Result]:
+    """Percentiles of the calls through the gateways less those of calls past them."""
+    run = f"g-{at_once}-{thousands}-{stream}"
+    calls = CALLS[at_once] if thousands == 1 else max(CALLS[at_once] // 4, 2)
+    given = {"calls": calls, "stream": stream, "characters": 4000 * thousands, "direct": direct}
+    given["spread"] = DELAY_SECONDS if at_once > 1 else 0.0
+    tasks = [
+        Task(id=f"{run}-{n}", run=run, agent="default", mode="eval", input=given, deadline=300) for n in range(at_once)
+    ]
+    await publish_all(system.at.bus, tasks, 60, lambda: None)
+    await system.until(ENDED, at_once, run=run)
+    rows = (await asyncio.to_thread(system.sql.query, RESULTS, {"run": run})).result_rows
+    found = [json.loads(row[0]) for row in rows]
+    through, past = ([value for one in found for value in one[name]] for name in ("through", "past"))
+    kind = f"{at_once} at once, {thousands}k tokens, {'streamed' if stream else 'plain'}"
+    return [
+        Result(f"{kind}: added, {name}", value - floor, "ms", note=f"directly {floor:.0f} ms")
+        for (name, value), floor in zip(percentiles(through).items(), percentiles(past).values(), strict=True)
+    ]
+
+
+async def memory(system: System) -> Result:
+    """What a runner holds at the end of a conversation of a hundred turns, 64k tokens long."""
+    before = usage()["runners"][1]
+    given = {"turns": TURNS, "characters": 4 * TURN_TOKENS - 4}
+    await system.at.bus.publish_task(
+        Task(id="long", run="long", agent="default", mode="eval", input=given, deadline=300)
+    )
+    most = before
+    while not await system.one(ENDED, run="long"):
+        most = max(most, usage()["runners"][1])
+        await asyncio.sleep(0.1)
+    outcome = await system.one("SELECT any(outcome) FROM rollouts WHERE run = 'long'")
+    stored = await system.one("SELECT sum(new_tokens + response_tokens) FROM model_calls WHERE run = 'long'")
+    plain = await system.one("SELECT sum(prompt_tokens + response_tokens) FROM model_calls WHERE run = 'long'")
+    note = f"{outcome}; {plain:,} tokens in all prompts, {stored:,} of them kept"
+    return Result(
+        f"{TURNS} turns to {TURNS * TURN_TOKENS // 1000}k tokens: memory of the runner", most - before, "MiB", note=note
+    )
+
+
+async def measure() -> list[Result]:
+    """All cases on one system."""
+    async with running("gateway") as system:
+        engine = await spawn(
+            sys.executable, "-m", "benchmarks.gateway.engine", system.at.url, parent_dies=signal.SIGKILL
+        )
+        try:
+            node = await system.at.member(lambda beat: beat.role == "inference", "engine", 60)
+            await system.runners([runner(0, AGENT, 256)])
+            direct = str(node.detail["engine"])
+            await added(system, direct, 1, 1, False)  # connections, imports
+            results = [one for case in CASES for one in await added(system, direct, *case)]
+            results.append(await memory(system))
+        finally:
+            await end(engine, 5)
+    return [*results, Result("the engine's own delay", 1e3 * DELAY_SECONDS, "ms")]
+
+
+def main() -> list[Result]:
+    """Measure and write."""
+    results = uvloop.run(measure())
+    write("gateway", results)
+    print(table(one.as_json() for one in results))
+    return results
+
+
+if __name__ == "__main__":
+    print(machine())
+    main()

@@ -1,0 +1,152 @@
+"""``python -m benchmarks.ingest``: spans per second from stream to readable rows, against ready-made columns alone."""
+
+import asyncio
+import os
+import resource
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvloop
+from clickhouse_connect.driver.client import Client
+
+from benchmarks.results import Result, machine, table, write
+from bus import Bus
+from bus.embedded import nats_server
+from schemas import subjects
+from schemas.codec import encode, schema_of
+from schemas.events import ModelCall, RolloutEnd, Span, SpanBatch, VersionRun
+from store import arrow, migrations
+from store.client import connect, first
+from store.ingester import Ingester, Insert, types_of
+from store.rows import Received, Row, rows_of
+from store.settings import StoreSettings
+from store.store import served
+
+PER_ATTEMPT = 10
+START_NS = 1_790_000_000_000_000_000
+SIZES = {"spans of 1 kB": (100_000, 1_000), "spans of 5 kB": (40_000, 5_000), "model calls of 1k tokens": (10_000, 0)}
+"""How many, and the bytes of their attributes; 0: model calls."""
+
+
+def batches(run: str, count: int, size: int) -> Iterator[SpanBatch]:
+    """Attempts of ten spans, each in a batch of its own."""
+    for number in range(count // PER_ATTEMPT):
+        rollout = f"{run}-{number}.0"
+        spans = tuple(_span(number, place, size) for place in range(PER_ATTEMPT))
+        end = RolloutEnd(outcome="ok", reward=1.0, spans=PER_ATTEMPT, started_ns=START_NS, ended_ns=START_NS + 1)
+        yield SpanBatch(
+            run=run, task=f"{run}-{number}", rollout=rollout, sample=0, samples=1, attempt=1, execution=f"e{number}",
+            agent="default", mode="eval", runner="r", sequence=0, spans=spans, end=end,
+        )  # fmt: skip
+
+
+def _span(number: int, place: int, size: int) -> Span:
+    text = os.urandom(size // 2).hex()
+    said = {f"attribute.{n}": text[n * size // 10 : (n + 1) * size // 10] for n in range(10)} if size else {}
+    id = f"{number * PER_ATTEMPT + place:016x}"
+    times = {"start_ns": START_NS + number * 1_000_000, "end_ns": START_NS + number * 1_000_000 + 1000}
+    call = None if size else _call(place)
+    return Span(trace_id=id * 2, span_id=id, name="work", scope="bench", attributes=said, call=call, **times)
+
+
+def _call(place: int) -> ModelCall:
+    """1,000 tokens: 800 of them new in the prompt, 200 sampled."""
+    ids = array("I", os.urandom(4 * 1000))
+    return ModelCall(
+        index=place, model="policy", node="n", prompt_ids=array("I", [one % 150_000 for one in ids[:800]]).tobytes(),
+        response_ids=array("I", [one % 150_000 for one in ids[800:]]).tobytes(),
+        logprobs=array("f", [-1.0 / (1 + one % 97) for one in ids[800:]]).tobytes(),
+        versions=(VersionRun(version=1, start=0, end=200),), finish_reason="stop", sampling={"temperature": 1.0},
+        request='{"model": "policy", "messages": [{"role": "user", "content": "' + os.urandom(400).hex() + '"}]}',
+        response='{"role": "assistant", "content": "' + os.urandom(200).hex() + '"}',
+    )  # fmt: skip
+
+
+async def ready_made(client: Client, said: list[SpanBatch], settings: StoreSettings, insert: Insert) -> float:
+    """Spans per second of inserting columns that are already there, in batches as the ingester's; the ceiling."""
+    types = await asyncio.to_thread(types_of, client, settings.database)
+    lots: list[tuple[str, object]] = []
+    tables: dict[str, list[Row]] = {}
+    size = 0
+    for sequence, batch in enumerate(said):
+        for name, row in rows_of(batch, Received(sequence, START_NS, lambda run: 0)):
+            tables.setdefault(name, []).append(row)
+        size += len(encode(batch))
+        if size > settings.batch_bytes or batch is said[-1]:
+            lots += [(name, arrow.table(rows, types[name])) for name, rows in tables.items()]
+            tables, size = {}, 0
+    started = time.monotonic()
+    for name, columns in lots:
+        await asyncio.to_thread(insert, settings.database, name, columns, {"optimize_on_insert": "0"})
+    return len(said) * PER_ATTEMPT / (time.monotonic() - started)
+
+
+async def from_the_stream(
+    bus: Bus, client: Client, said: list[SpanBatch], settings: StoreSettings, insert: Insert
+) -> tuple[float, float]:
+    """Spans per second from a stream that holds them all to rows, and CPU seconds per million."""
+    headers = {subjects.SCHEMA_HEADER: schema_of(SpanBatch)}
+    await asyncio.gather(
+        *(bus.publish_raw(subjects.spans("eval"), encode(batch), headers, timeout=300) for batch in said)
+    )
+    ingester, stop = Ingester(bus, client, settings, insert), asyncio.Event()
+    before, started = _cpu(), time.monotonic()
+    work = asyncio.create_task(ingester.run(stop))
+    sql = "SELECT count() FROM raw_attempts WHERE run = {run:String}"
+    while (await asyncio.to_thread(first, client, sql, {"run": said[0].run}))[0] < len(said):
+        await asyncio.sleep(0.02)
+    seconds, spent = time.monotonic() - started, _cpu() - before
+    stop.set()
+    await work
+    spans = len(said) * PER_ATTEMPT
+    return spans / seconds, spent / spans * 1e6
+
+
+def _made(url: str) -> Client:
+    migrations.migrate(connect(url, None), "lightningbus")
+    return connect(url)
+
+
+def _cpu() -> float:
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    return spent.ru_utime + spent.ru_stime
+
+
+async def measure(place: Path) -> list[Result]:
+    """All sizes, ceiling and ingester in turn, twice; the better of each counts."""
+    results = []
+    async with (
+        nats_server(place / "nats") as server,
+        Bus.connect(server.url) as bus,
+        served(place / "store") as (engine, url),
+    ):
+        await bus.provision()
+        client, settings = await asyncio.to_thread(_made, url), StoreSettings()
+        for name, (count, size) in SIZES.items():
+            found = []
+            for turn in range(2):
+                said = list(batches(f"alone-{turn}-{size}", count, size))
+                alone = await ready_made(client, said, settings, engine.insert)
+                said = list(batches(f"stream-{turn}-{size}", count, size))
+                found.append((alone, *await from_the_stream(bus, client, said, settings, engine.insert)))
+            alone, rate, cpu = max(one[0] for one in found), max(one[1] for one in found), min(one[2] for one in found)
+            results.append(Result(name, rate, "spans/s", alone))
+            results.append(Result(f"{name}: CPU", cpu, "s per million spans"))
+            print(table(one.as_json() for one in results[-2:]).split("\n", 2)[2], flush=True)
+    return results
+
+
+def main() -> list[Result]:
+    """Measure and write."""
+    with tempfile.TemporaryDirectory(prefix="bench-ingest-", ignore_cleanup_errors=True) as place:
+        results = uvloop.run(measure(Path(place)))
+    write("ingest", results)
+    return results
+
+
+if __name__ == "__main__":
+    print(machine())
+    main()

@@ -1,0 +1,129 @@
+"""``python -m benchmarks.latency``: from publish to the agent having the task, and from an attempt's end to its row."""
+
+import asyncio
+import time
+from statistics import quantiles
+
+import uvloop
+
+from benchmarks.results import Result, machine, table, write
+from benchmarks.system import System, runner, running
+from bus import Bus
+from lightningbus.publishing import publish_all
+from schemas.events import Task
+
+AGENT = "benchmarks.agents:stamps"
+RUNNERS, SLOTS = 2, 32
+IDLE, BURST, SECONDS = 200, 4000, 10.0
+LOADS = (0.5, 0.8)
+"""Of the rate at which a burst was worked off."""
+WAITED = "SELECT groupArray(JSONExtractFloat(result, 'waited')) FROM raw_attempts WHERE run = {run:String}"
+STORED = "SELECT toUnixTimestamp64Nano(max(stored)) FROM raw_attempts WHERE run = {run:String}"
+ENDED = "SELECT count() FROM raw_attempts WHERE run = {run:String}"
+
+
+def tasks(run: str, count: int, first: int = 0) -> list[Task]:
+    """Tasks that say when they were made."""
+    now = time.time_ns()
+    return [
+        Task(id=f"{run}-{first + n}", run=run, agent="default", mode="eval", input={"sent": now}) for n in range(count)
+    ]
+
+
+async def round_trips(bus: Bus, count: int) -> list[float]:
+    """Milliseconds of a message to the bare broker and back: the floor under everything here."""
+    subject = bus.nc.new_inbox()
+    subscription = await bus.nc.subscribe(subject)
+    found = []
+    for _ in range(count):
+        started = time.perf_counter()
+        await bus.nc.publish(subject, b"x")
+        await subscription.next_msg(timeout=5)
+        found.append(1e3 * (time.perf_counter() - started))
+    await subscription.unsubscribe()
+    return found
+
+
+async def idle(system: System) -> None:
+    """One task at a time, each after the one before it has long ended."""
+    for number in range(IDLE):
+        await system.at.bus.publish_tasks(tasks("idle", 1, number))
+        await asyncio.sleep(0.03)
+    await system.until(ENDED, IDLE, run="idle")
+
+
+async def burst(system: System, run: str) -> float:
+    """Rollouts per second when they all come at once."""
+    started = time.monotonic()
+    await publish_all(system.at.bus, tasks(run, BURST), 120, lambda: None)
+    await system.until(ENDED, BURST, run=run)
+    return BURST / (time.monotonic() - started)
+
+
+async def loaded(system: System, run: str, rate: float) -> None:
+    """A steady stream of so many tasks per second."""
+    sent, started, sending = 0, time.monotonic(), set[asyncio.Task[None]]()
+    while (passed := time.monotonic() - started) < SECONDS:
+        due = int(passed * rate) - sent
+        if due > 0:
+            sending.add(asyncio.create_task(system.at.bus.publish_tasks(tasks(run, due, sent))))
+            sent += due
+        await asyncio.sleep(0.005)
+    await asyncio.gather(*sending)
+    await system.until(ENDED, sent, run=run)
+
+
+async def readable(system: System, count: int = 40) -> list[float]:
+    """Milliseconds from the bus having an attempt's last span until SQL finds it."""
+    found = []
+    for number in range(count):
+        run = f"readable-{number}"
+        await system.at.bus.publish_tasks(tasks(run, 1))
+        await system.until(ENDED, 1, run=run)
+        seen = time.time_ns()
+        stored = await system.one(STORED, run=run)
+        found.append((seen - stored) / 1e6)
+    return found
+
+
+async def measure() -> list[Result]:
+    """Idle, at shares of what a burst reached, and the store."""
+    async with running("latency") as system:
+        await system.runners([runner(number, AGENT, SLOTS) for number in range(RUNNERS)])
+        await burst(system, "warm-up")
+        bare = percentiles(await round_trips(system.at.bus, 500))
+        await idle(system)
+        waited = percentiles(await system.one(WAITED, run="idle"))
+        results = [
+            Result(f"publish to agent, idle, {name}", value, "ms", floor)
+            for (name, value), floor in zip(waited.items(), bare.values(), strict=True)
+        ]
+        rate = await burst(system, "capacity")
+        for part in LOADS:
+            run = f"loaded-{100 * part:.0f}"
+            await loaded(system, run, part * rate)
+            note = f"{part * rate:.0f} of {rate:.0f} rollouts/s"
+            for name, value in percentiles(await system.one(WAITED, run=run)).items():
+                results.append(Result(f"publish to agent, {part:.0%} load, {name}", value, "ms", bare[name], note=note))
+        for name, value in percentiles(await readable(system)).items():
+            results.append(Result(f"last span to readable, {name}", value, "ms"))
+    return results
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """p50 and p99."""
+    cuts = quantiles(values, n=100, method="inclusive")
+    return {"p50": cuts[49], "p99": cuts[98]}
+
+
+def main() -> list[Result]:
+    """Measure and write."""
+    results = uvloop.run(measure())
+    write("latency", results)
+    print(table(one.as_json() for one in results))
+    return results
+
+
+if __name__ == "__main__":
+    print(machine())
+    main()

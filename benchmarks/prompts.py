@@ -1,0 +1,158 @@
+"""``python -m benchmarks.prompts``: what a long conversation takes on the bus and on disk, and what codecs make of it.
+
+Against the plain way, where every call has its whole prompt and its whole request.
+"""
+
+import asyncio
+import json
+import tempfile
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from clickhouse_connect.driver.client import Client
+from msgspec.structs import replace
+
+from benchmarks.results import Result, machine, table, write
+from runners.part import Part
+from runners.record import Attempt
+from schemas.codec import encode
+from schemas.events import SpanBatch, Task, VersionRun
+from schemas.prefixes import whole
+from store import arrow, migrations
+from store.client import connect, first
+from store.ingester import types_of
+from store.rows import Received, Row, rows_of
+from store.store import embedded
+
+TURNS, TOKENS, SAMPLED = 100, 320, 64
+"""A conversation of 32k tokens: each turn adds so many, so many of them sampled."""
+ROLLOUTS = 3
+WORDS = 20_000
+CODECS = {
+    "logprobs Array(Float32)": ("LZ4", "ZSTD(1)", "ZSTD(3)", "Gorilla, ZSTD(1)", "FPC(12), ZSTD(1)"),
+    "response_ids Array(UInt32)": ("LZ4", "ZSTD(1)", "ZSTD(3)", "T64, ZSTD(1)", "Delta(4), ZSTD(1)"),
+    "prompt_ids Array(UInt32)": ("LZ4", "ZSTD(1)", "T64, ZSTD(1)", "Delta(4), ZSTD(1)"),
+    "token_versions Array(UInt32)": ("LZ4", "ZSTD(1)", "T64, ZSTD(1)", "Delta(4), ZSTD(1)"),
+    "request String": ("LZ4", "ZSTD(1)", "ZSTD(3)", "ZSTD(6)"),
+    "start DateTime64(9, 'UTC')": ("ZSTD(1)", "Delta, ZSTD(1)", "DoubleDelta, ZSTD(1)"),
+}
+
+
+def conversation(number: int) -> SpanBatch:
+    """One rollout as its runner records it, words and tokens as frequent as in a language (Zipf)."""
+    chance = np.random.default_rng(number)
+    attempt = Attempt(Task(id=f"long-{number}", run="long", agent="default", input={}), 1, "runner")
+    messages: list[dict[str, str]] = []
+    tokens: list[int] = []
+    for turn in range(TURNS):
+        asked, answered = _ids(chance, TOKENS - SAMPLED), _ids(chance, SAMPLED)
+        messages.append({"role": "user", "content": _text(asked)})
+        tokens += asked
+        part = Part(
+            model="policy", response_id="", prompt_ids=array("I", tokens).tobytes(),
+            response_ids=array("I", answered).tobytes(),
+            logprobs=(-chance.exponential(0.6, SAMPLED)).astype("<f4").tobytes(),
+            pieces=tuple(f" word{one}" for one in answered), versions=(VersionRun(version=7, start=0, end=SAMPLED),),
+            finish_reason="stop", sampling={"temperature": 1.0},
+            response=json.dumps({"role": "assistant", "content": _text(answered)}),
+        )  # fmt: skip
+        request = json.dumps({"model": "policy", "messages": messages})
+        at = attempt.started_ns + turn * 1_000_000_000
+        attempt.add_call(part, node="n", role="", request=request, started_ns=at, ended_ns=at + 900_000_000)
+        messages.append({"role": "assistant", "content": _text(answered)})
+        tokens += answered
+    attempt.conclude("ok", 1.0, "", "1.0")
+    *before, last = attempt.unsent
+    return replace(last, spans=tuple(span for batch in (*before, last) for span in batch.spans))
+
+
+def _ids(chance: np.random.Generator, count: int) -> list[int]:
+    return np.minimum(chance.zipf(1.2, count), WORDS).tolist()
+
+
+def _text(ids: list[int]) -> str:
+    return " ".join(f"word{one}" for one in ids)
+
+
+def plain(batch: SpanBatch) -> SpanBatch:
+    """The same with every prompt whole."""
+    calls = iter(whole([span.call for span in batch.spans if span.call is not None]))
+    return replace(batch, spans=tuple(replace(s, call=next(calls)) if s.call is not None else s for s in batch.spans))
+
+
+def rows(batches: list[SpanBatch]) -> Iterator[Row]:
+    """What the store keeps of their calls."""
+    for batch in batches:
+        for name, row in rows_of(batch, Received(1, 0, lambda run: 0)):
+            if name == "raw_call_contents":
+                yield row
+
+
+def on_disk(client: Client, name: str) -> int:
+    """Compressed bytes of a table."""
+    client.command(f"OPTIMIZE TABLE {name} FINAL")
+    asked = "SELECT sum(data_compressed_bytes) FROM system.parts WHERE active AND database = 'lightningbus'"
+    return int(first(client, f"{asked} AND table = {{name:String}}", {"name": name})[0])
+
+
+def bytes_per_rollout(client: Client, kept: list[SpanBatch]) -> list[Result]:
+    """Ours beside the plain way."""
+    types = types_of(client, "lightningbus")["raw_call_contents"]
+    client.command("CREATE TABLE plain AS raw_call_contents")
+    full = [plain(batch) for batch in kept]
+    # One encoded span at a time: a whole plain rollout is more than a message may be.
+    sent = [[sum(len(encode(span)) for span in batch.spans) for batch in lot] for lot in (kept, full)]
+    client.insert_arrow("raw_call_contents", arrow.table(list(rows(kept)), types))
+    client.insert_arrow("plain", arrow.table(list(rows(full)), types))
+    stored = [on_disk(client, name) / len(kept) for name in ("raw_call_contents", "plain")]
+    note = f"{TURNS} turns to {TURNS * TOKENS // 1000}k tokens; peer: every prompt whole"
+    return [
+        Result("on the bus, per rollout", sum(sent[0]) / len(kept), "B", peer=sum(sent[1]) / len(kept), note=note),
+        Result("in ClickHouse, per rollout", stored[0], "B", peer=stored[1], note=note),
+    ]
+
+
+def codecs(client: Client) -> list[Result]:
+    """Bytes of a column by codec, as a share of what LZ4, or the first, makes of it."""
+    results = []
+    for column, tried in CODECS.items():
+        name, _, kind = column.partition(" ")
+        smallest: float | None = None
+        for codec in tried:
+            client.command(f"CREATE TABLE one ({name} {kind} CODEC({codec})) ENGINE = MergeTree ORDER BY tuple()")
+            client.command(f"INSERT INTO one SELECT {name} FROM raw_call_contents")
+            size = float(on_disk(client, "one")) / ROLLOUTS
+            client.command("DROP TABLE one SYNC")
+            smallest = size if smallest is None else smallest
+            results.append(Result(f"{name}, {codec}", size, "B per rollout", smallest))
+    return results
+
+
+async def measure(place: Path) -> list[Result]:
+    """Both."""
+    kept = [conversation(number) for number in range(ROLLOUTS)]
+    async with embedded(place) as url:
+        client = await asyncio.to_thread(_made, url)
+        found = await asyncio.to_thread(bytes_per_rollout, client, kept)
+        return [*found, *await asyncio.to_thread(codecs, client)]
+
+
+def _made(url: str) -> Client:
+    migrations.migrate(connect(url, None), "lightningbus")
+    return connect(url)
+
+
+def main() -> list[Result]:
+    """Measure and write."""
+    with tempfile.TemporaryDirectory(prefix="bench-prompts-", ignore_cleanup_errors=True) as place:
+        results = asyncio.run(measure(Path(place)))
+    write("prompts", results)
+    print(table(one.as_json() for one in results))
+    return results
+
+
+if __name__ == "__main__":
+    print(machine())
+    main()

@@ -1,0 +1,100 @@
+"""What benchmarks stand on: a bus, a store and runners as processes of their own, and what they take of the machine."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from clickhouse_connect.driver.client import Client
+
+from lightningbus.rundir import RunDirectory
+from lightningbus.settings import BusSettings
+from lightningbus.supervisor import Child
+from lightningbus.up import Stack, stack
+from runners.settings import RunnerSettings
+from store.client import connect, first
+from store.settings import StoreSettings
+
+ROOT = Path(__file__).resolve().parents[1]
+POLL_SECONDS = 0.05
+STARTING_SECONDS = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """Everything up and running; ``sql`` is of its store."""
+
+    at: Stack
+    sql: Client
+
+    async def one(self, statement: str, **parameters: Any) -> Any:
+        """First value of an answer."""
+        return (await asyncio.to_thread(first, self.sql, statement, parameters))[0]
+
+    async def until(self, statement: str, least: int, seconds: float = 300.0, **parameters: Any) -> None:
+        """Wait for a count: a row that is readable announces itself by nothing."""
+        async with asyncio.timeout(seconds):
+            while True:
+                if int(await self.one(statement, **parameters)) >= least:
+                    return
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def runners(self, settings: Sequence[RunnerSettings]) -> None:
+        """Start runners and wait until they take tasks."""
+        for one in settings:
+            await self.at.supervisor.start(Child(str(one.id), "runner", one))
+        for name in [str(one.id) for one in settings]:
+            await self.at.member(
+                lambda beat, name=name: beat.id == name and beat.state == "running",  # type: ignore[misc]
+                name,
+                STARTING_SECONDS,
+            )
+
+
+@asynccontextmanager
+async def running(name: str) -> AsyncIterator[System]:
+    """A bus and a store in a temporary directory."""
+    with tempfile.TemporaryDirectory(prefix=f"bench-{name}-", ignore_cleanup_errors=True) as place:
+        directory = RunDirectory(Path(place) / "run").create()
+        async with stack(directory, BusSettings(port=0), f"bench {name}") as at:
+            store = StoreSettings(path=directory.store, http_port=0, id="store")
+            await at.supervisor.start(Child("store", "store", store))
+            found = await at.member(lambda beat: beat.role == "store", "store", STARTING_SECONDS)
+            yield System(at, await asyncio.to_thread(connect, found.address))
+
+
+def runner(number: int, agent: str, concurrency: int, **more: Any) -> RunnerSettings:
+    """A runner of an async agent in this repository, all its rollouts in one process."""
+    own = {"concurrency": concurrency, "per_process": max(concurrency, 2), "id": f"runner-{number}"}
+    return RunnerSettings(agent=agent, path=ROOT, **{**own, **more})
+
+
+ROLES = {"nats-server": "nats-server", "host_script": "agents", " store ": "store", " runner ": "runners"}
+
+
+def usage() -> dict[str, tuple[float, float]]:
+    """CPU seconds so far and resident MiB, by role; this process is ``harness``."""
+    found: dict[str, tuple[float, float]] = {}
+    me = psutil.Process()
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            line, times = " ".join(process.cmdline()), process.cpu_times()
+            memory = process.memory_info().rss / 2**20
+        except psutil.Error:
+            continue
+        named = next((role for mark, role in ROLES.items() if mark in line), "other")
+        role = "harness" if process.pid == me.pid else named
+        before = found.get(role, (0.0, 0.0))
+        found[role] = (before[0] + times.user + times.system, before[1] + memory)
+    return found
+
+
+def share(before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]) -> dict[str, float]:
+    """Share of the CPU each role took between two `usage`s."""
+    spent = {role: after[role][0] - before.get(role, (0.0, 0.0))[0] for role in after}
+    whole = sum(spent.values()) or 1.0
+    return {role: round(seconds / whole, 3) for role, seconds in sorted(spent.items(), key=lambda item: -item[1])}

@@ -1,0 +1,272 @@
+"""How fast the pages of ``lightningbus ui`` answer over a store of a million spans: ``python -m benchmarks.ui``.
+
+The store is filled by SQL, one long run of 100,000 rollouts and half of its attempts delivered twice; then every
+question a page asks is asked over HTTP, first after ClickHouse's caches were dropped, then again and again.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from clickhouse_connect.driver.client import Client
+
+from store import migrations
+from store.client import DATABASE, connect
+from store.store import embedded
+from store.ui.reading import Reader
+from store.ui.server import Pages, serving
+
+RESULTS = Path(__file__).parent / "results" / "ui.json"
+CEILING_MS = 300.0
+ROLLOUTS = 100_000
+CALLS = 3
+TOOLS = 4
+SPANS = 3 + CALLS + TOOLS
+"""Of a rollout: published, the agent, its calls and tools, and training."""
+TOKENS = 30
+GROUP = 64
+"""Rollouts of a training step."""
+FIRST = "toDateTime64('2026-11-01 00:00:00', 9, 'UTC')"
+WORDS = (
+    "the sum of two numbers is what you get when they are put together so carry one and write it down again then "
+    "check every digit once more before you answer because a wrong digit costs reward"
+)
+COLD = 5
+WARM = 30
+
+# Of rollout n; every figure is a hash of n, so that the store is the same each time.
+ROLLOUT = f"""
+    'long' AS run,
+    concat('t', toString(intDiv(n, 8)), '@long') AS task,
+    concat('t', toString(intDiv(n, 8)), '@long.', toString(n % 8)) AS rollout,
+    toUInt16(1) AS attempt,
+    lower(hex(cityHash64(n, 1))) AS execution,
+    lower(concat(hex(cityHash64(n, 2)), hex(cityHash64(n, 3)))) AS trace_id,
+    if(n % 20 = 0, 'eval', 'train') AS mode,
+    'default' AS agent,
+    toUInt32(intDiv(n, {GROUP})) AS version,
+    {FIRST} + toIntervalMillisecond(n * 300 + cityHash64(n, 4) % 500) AS begun,
+    toUInt64(2000 + cityHash64(n, 5) % 6000) AS took,
+    multiIf(cityHash64(n, 6) % 100 < 3, 'agent_error', cityHash64(n, 6) % 100 < 4, 'timeout', 'ok') AS outcome,
+    toUInt16(0) AS keep_days
+"""
+NAMES = "run, task, rollout, attempt, execution"
+TEXT = f"arrayMap(i -> splitByChar(' ', '{WORDS}')[1 + cityHash64(n, call, i) % 37], range(24))"
+
+FILL = {
+    "raw_tasks": f"""
+        SELECT run, task, rollout, toUInt32(n % 8) AS sample, 8 AS samples, mode, agent, 'policy' AS model,
+            NULL AS weight_version, '{{}}' AS input, '{{}}' AS sampling, 60. AS deadline, 3 AS max_attempts,
+            begun AS published, keep_days
+        FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}}))
+    """,
+    "raw_attempts": f"""
+        SELECT {NAMES}, trace_id, toUInt32(n % 8) AS sample, 8 AS samples, mode, agent,
+            concat('runner-', toString(n % 16)) AS runner, 0 AS standing, outcome,
+            if(outcome = 'ok', toFloat64(cityHash64(n, 7) % 1562 < version + 200), NULL) AS reward, '' AS reward_span,
+            if(outcome = 'ok', '', concat('ValueError: no number in answer ', toString(n))) AS error,
+            toString(reward) AS result, {SPANS} AS spans, {CALLS} AS calls, 300 AS prompt_tokens,
+            {CALLS * TOKENS} AS response_tokens, n % 9 = 0 AS truncated, version AS version_min,
+            version AS version_max, took * 0.0007 AS model_seconds, took * 0.0002 AS tool_seconds,
+            begun AS published, begun + toIntervalMillisecond(150) AS started,
+            begun + toIntervalMillisecond(150 + took) AS ended, ended + toIntervalMillisecond(3) AS stored,
+            n AS stream_sequence, keep_days
+        FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}}))
+    """,
+    "raw_spans": f"""
+        SELECT run, task, rollout, if(place = 0, 0, attempt) AS attempt, if(place = 0, '', execution) AS execution,
+            trace_id, lower(hex(cityHash64(n, 'span', place))) AS span_id,
+            if(place = 0, '', lower(hex(cityHash64(n, 'span', least(place - 1, 1))))) AS parent_span_id,
+            multiIf(place = 0, 'publish default', place = 1, 'invoke_agent default', place < 2 + {CALLS}, 'chat policy',
+                place < 2 + {CALLS + TOOLS}, 'execute_tool add', 'train policy') AS name,
+            multiIf(place = 0, 'producer', place = 1, 'consumer', place < 2 + {CALLS}, 'client', 'internal') AS kind,
+            multiIf(place = 0, begun, place = 1, begun + toIntervalMillisecond(150),
+                place = {SPANS - 1}, begun + toIntervalMillisecond(150 + took + 5000),
+                begun + toIntervalMillisecond(200 + intDiv((place - 2) * took, {CALLS + TOOLS}))) AS start,
+            multiIf(place = 0, begun + toIntervalMillisecond(1), place = 1, begun + toIntervalMillisecond(150 + took),
+                start + toIntervalMillisecond(intDiv(took, {CALLS + TOOLS}))) AS end,
+            if(cityHash64(n, 8, place) % 50 = 0, 'error', 'ok') AS status, '' AS status_message,
+            if(place BETWEEN 2 + {CALLS} AND {SPANS - 2}, 'agent', 'lightningbus') AS scope,
+            map('gen_ai.operation.name', name, 'lightningbus.rollout.id', rollout, 'lightningbus.run', run,
+                'gen_ai.usage.output_tokens', '{TOKENS}') AS attributes,
+            map('service.name', 'agent') AS resource, '' AS events, '' AS links, keep_days
+        FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}}))
+        ARRAY JOIN range({SPANS}) AS place
+    """,
+    "raw_model_calls": f"""
+        SELECT {NAMES}, toUInt32(call) AS call, lower(hex(cityHash64(n, 'span', call + 2))) AS span_id, mode, agent,
+            if(call % 2 = 0, 'writer', 'checker') AS role, 'policy' AS model,
+            concat('node-', toString(cityHash64(n, call) % 4)) AS node, 100 AS prompt_tokens, 30 AS new_tokens,
+            {TOKENS} AS response_tokens, version AS version_min, version AS version_max, -0.4 AS mean_logprob,
+            'stop' AS finish_reason, '{{}}' AS sampling, 'question' AS asked, 'answer' AS answered,
+            begun + toIntervalMillisecond(200 + intDiv(call * took, {CALLS + TOOLS})) AS start,
+            start + toIntervalMillisecond(intDiv(took, {CALLS + TOOLS})) AS end, keep_days
+        FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}})) ARRAY JOIN range({CALLS}) AS call
+    """,
+    "raw_call_contents": f"""
+        SELECT {NAMES}, toUInt32(call) AS call, [] AS prompt_prefix, range(toUInt32(30)) AS prompt_ids,
+            toFixedString('', 32) AS prompt_sha256,
+            arrayMap(i -> toUInt32(cityHash64(n, call, i) % 30000), range({TOKENS})) AS response_ids,
+            arrayMap(i -> toFloat32(-(cityHash64(n, i) % 300) / 100), range({TOKENS})) AS logprobs,
+            arrayMap(i -> version, range({TOKENS})) AS token_versions,
+            arrayMap(i -> concat({TEXT}[1 + i % 24], ' '), range({TOKENS})) AS pieces, [] AS request_prefix,
+            concat('{{"model":"policy","messages":[{{"role":"user","content":"question ', toString(n), ' ',
+                toString(call), ': ', arrayStringConcat({TEXT}, ' '), if(n % 5000 = 7, ' heureka', ''),
+                '"}}]}}') AS request,
+            concat('{{"role":"assistant","content":"', arrayStringConcat({TEXT}, ' '), '"}}') AS response,
+            begun + toIntervalMillisecond(200 + intDiv(call * took, {CALLS + TOOLS})) AS start, keep_days
+        FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}})) ARRAY JOIN range({CALLS}) AS call
+    """,
+    "raw_training_steps": f"""
+        SELECT 'long' AS run, 'policy' AS model, toUInt32(number + 1) AS step, 1 AS epoch,
+            toUInt32(number + 1) AS version, {FIRST} + toIntervalMillisecond((number + 1) * {GROUP * 300}) AS started,
+            started + toIntervalMillisecond(4000) AS ended,
+            map('staleness/mean', 0.8, 'staleness/max', 2,
+                'off_policy/ess', 0.97 - 0.1 * (cityHash64(number) % 100) / 100,
+                'rollout_corr/k3_kl', 1e-4 * (1 + cityHash64(number) % 5), 'actor/ppo_kl', 1e-4,
+                'actor/pg_clipfrac', 0.01, 'actor/grad_norm', 0.5, 'actor/entropy', 1.2) AS metrics,
+            '' AS digest, '{{}}' AS settings
+        FROM numbers(intDiv({{rollouts:UInt64}}, {GROUP}))
+    """,
+    "raw_training_uses": f"""
+        SELECT run, 'policy' AS model, version + 1 AS step, 1 AS epoch, version + 1 AS version, rollout, task, attempt,
+            execution, outcome, if(outcome = 'ok', 1., NULL) AS reward, 0.3 AS advantage, outcome = 'ok' AS trained,
+            '' AS reason, {CALLS * TOKENS} AS tokens, 1 AS staleness_max, 0 AS place, [0.3, 0.3, -0.2] AS credit
+        FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}})) WHERE mode = 'train'
+    """,
+    "raw_weight_versions": f"""
+        SELECT 'long' AS run, 'policy' AS model, toUInt32(number) AS version, 1 AS epoch, NULL AS parent, 'full' AS
+            kind, 'blob' AS transport, toUInt32(number) AS step, 1000000 AS bytes,
+            {FIRST} + toIntervalMillisecond(number * {GROUP * 300}) AS created
+        FROM numbers(intDiv({{rollouts:UInt64}}, {GROUP}))
+    """,
+    "raw_weight_applied": f"""
+        SELECT concat('node-', toString(place)) AS node, 'policy' AS model, toUInt32(number) AS version,
+            0.05 AS fetch_seconds, 0.02 AS pause_seconds,
+            {FIRST} + toIntervalMillisecond(number * {GROUP * 300} + 90 + place * 10) AS applied
+        FROM numbers(intDiv({{rollouts:UInt64}}, {GROUP})) ARRAY JOIN range(4) AS place
+    """,
+}
+
+
+def fill(client: Client, rollouts: int) -> None:
+    """Write the run; half of its attempts twice, as a bus delivers them that may deliver again."""
+    for table, select in FILL.items():
+        began = time.monotonic()
+        columns = client.query(f"SELECT * FROM ({select}) LIMIT 0", parameters={"rollouts": 1}).column_names
+        into = f"INSERT INTO {table} ({', '.join(columns)}) {select}"
+        client.command(into, parameters={"rollouts": rollouts})
+        if table == "raw_attempts":
+            client.command(into, parameters={"rollouts": rollouts // 2})
+        count = client.query(f"SELECT count() FROM {table}").first_row[0]
+        print(f"{table}: {count:,} rows, {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+
+
+CASES = {
+    "runs": ("runs", {}),
+    "run: pulse": ("run/pulse", {}),
+    "run: summary": ("run/summary", {}),
+    "run: rewards": ("run/rewards", {}),
+    "run: steps": ("run/steps", {}),
+    "run: time": ("run/time", {}),
+    "run: throughput": ("run/throughput", {}),
+    "run: versions served": ("run/served", {}),
+    "rollouts: newest": ("run/rollouts", {}),
+    "rollouts: slowest, page 1000": ("run/rollouts", {"sort": "slowest", "page": "1000"}),
+    "rollouts: five filters": (
+        "run/rollouts",
+        {"mode": "train", "outcome": "ok", "name": "t50", "reward_from": "0.5", "version_from": "100"},
+    ),
+    "rollouts: a rare word": ("run/rollouts", {"words": "heureka"}),
+    "rollouts: two words in every call": ("run/rollouts", {"words": "sum digit"}),
+    "rollout": ("rollout", {"rollout": "t5000@long.3"}),
+}
+DROP = ("SYSTEM DROP MARK CACHE", "SYSTEM DROP UNCOMPRESSED CACHE", "SYSTEM DROP QUERY CONDITION CACHE")
+
+
+async def measured(client: Client) -> list[dict[str, Any]]:
+    """Milliseconds of each question a page asks: cold (ClickHouse's own caches dropped) and warm."""
+    reader = await Reader.of(client)
+    rows = []
+    pages = Pages(reader, "127.0.0.1", lambda: "no bus")
+    async with serving(pages, "127.0.0.1", 0) as site, aiohttp.ClientSession(site) as session:
+        for case, (path, asked) in CASES.items():
+            address = f"/api/{path}?{urlencode({'run': 'long', **asked})}"
+            cold = []
+            for _ in range(COLD):
+                for statement in DROP:
+                    await asyncio.to_thread(client.command, statement)
+                cold.append(await took(session, address))
+            warm = [await took(session, address) for _ in range(WARM)]
+            for state, times in (("cold", cold), ("warm", warm)):
+                rows.append(row(f"{case}, {state} p50", statistics.median(times)))
+                rows.append(row(f"{case}, {state} p95", percentile(times, 0.95)))
+            print(f"{case}: {rows[-2]['value']} ms, {rows[-1]['value']} ms", file=sys.stderr, flush=True)
+    return rows
+
+
+async def took(session: aiohttp.ClientSession, address: str) -> float:
+    """Milliseconds to the last byte of an answer."""
+    began = time.perf_counter()
+    async with session.get(address) as said:
+        body = await said.read()
+        assert said.status == 200, body
+    return 1000 * (time.perf_counter() - began)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that so large a share is not above."""
+    return sorted(values)[max(0, -int(-share * len(values) // 1) - 1)]
+
+
+def row(case: str, value: float) -> dict[str, Any]:
+    """A figure as the other results have it; nobody else's page is measured."""
+    ratio = round(value / CEILING_MS, 3)
+    figures = {"value": round(value, 1), "unit": "ms", "ceiling": CEILING_MS, "ratio_to_ceiling": ratio}
+    return {"case": case, **figures, "peer": None, "ratio_to_peer": None}
+
+
+def printed(rows: list[dict[str, Any]]) -> str:
+    """The table of a README: a line per question."""
+    by_case: dict[str, dict[str, float]] = {}
+    for one in rows:
+        case, _, figure = one["case"].rpartition(", ")
+        by_case.setdefault(case, {})[figure] = one["value"]
+    names = ("cold p50", "cold p95", "warm p50", "warm p95")
+    lines = [f"| question | {' | '.join(f'{name}, ms' for name in names)} |", "|---|" + "---|" * len(names)]
+    lines += [f"| {case} | {' | '.join(f'{found[name]:.0f}' for name in names)} |" for case, found in by_case.items()]
+    return "\n".join(lines)
+
+
+async def main() -> None:
+    """Fill, ask, print and keep."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ui", description=__doc__)
+    parser.add_argument("--rollouts", type=int, default=ROLLOUTS, help=f"of {SPANS} spans each")
+    parser.add_argument("--path", type=Path, help="a store to fill, or one that was, to be used again")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="lightningbus-ui-") as temporary:
+        path = given.path or Path(temporary)
+        filled = path.is_dir() and any(path.iterdir())
+        async with embedded(path) as url:
+            if not filled:
+                bare = await asyncio.to_thread(connect, url, None)
+                await asyncio.to_thread(migrations.migrate, bare, DATABASE)
+            client = await asyncio.to_thread(connect, url)
+            if not filled:
+                await asyncio.to_thread(migrations.make_views, client, DATABASE)
+                await asyncio.to_thread(fill, client, given.rollouts)
+            rows = await measured(client)
+    print(printed(rows))
+    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

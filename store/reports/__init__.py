@@ -1,0 +1,146 @@
+"""The questions everybody asks: a file of SQL each, which is a view, and a report that can also ask about the past.
+
+A file begins with what it is called as a view, its title, what its figures mean, its parameters with their defaults and
+how it is drawn. Its SQL names no database, so a report can put other tables in the place of the exact views: those of
+one run, or as they were at some time.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import resources
+from typing import Any
+
+HEADER = re.compile(r"--\s*(\w+):\s*(.*?)\s*$")
+PARAMETER = re.compile(r"(\w+)\s+(\w+)\s*(=\s*(.*))?")
+
+# As the views of the same names, of one run (empty: all) and as of a moment. SELECTs after the first see those before.
+AS_OF = """
+    tasks AS (SELECT * FROM {database}.tasks WHERE {of_run} AND published <= {until:DateTime64(9)}),
+    attempts AS (SELECT * FROM {database}.attempts WHERE {of_run} AND stored <= {until:DateTime64(9)}),
+    rollouts AS (SELECT * FROM attempts WHERE standing < 2 ORDER BY standing, stream_sequence LIMIT 1 BY run, rollout),
+    model_calls AS (SELECT * FROM {database}.model_calls WHERE {of_run} AND end <= {until:DateTime64(9)}),
+    answers AS (SELECT * FROM {database}.answers WHERE {of_run}),
+    token_versions AS (SELECT * FROM {database}.token_versions WHERE {of_run}),
+    training_steps AS (
+        SELECT * FROM {database}.raw_training_steps FINAL WHERE {of_run} AND ended <= {until:DateTime64(9)}
+        ORDER BY epoch DESC LIMIT 1 BY run, model, step),
+    training_uses AS (
+        SELECT * FROM {database}.raw_training_uses FINAL WHERE {of_run}
+        AND (run, model, step, epoch) IN (SELECT run, model, step, epoch FROM training_steps)),
+    weight_versions AS (SELECT * FROM {database}.weight_versions WHERE {of_run} AND created <= {until:DateTime64(9)}),
+    weight_applied AS (SELECT * FROM {database}.weight_applied WHERE applied <= {until:DateTime64(9)})
+"""
+OF_RUN = "{run:String} IN ('', run)"
+FOR_EVER = "2200-01-01 00:00:00"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a report; ``default`` is as it would be typed, None: it must be given."""
+
+    name: str
+    kind: str
+    default: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """How a report is drawn: ``kind`` is line or bar; a line or group of bars for each of ``y`` and of ``series``."""
+
+    kind: str
+    x: str
+    y: tuple[str, ...]
+    series: tuple[str, ...] = ()
+    spread: str = ""
+    stacked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A question by name."""
+
+    name: str
+    view_name: str
+    title: str
+    about: str
+    body: str
+    parameters: tuple[Parameter, ...]
+    plot: Plot | None
+
+    @property
+    def view(self) -> str:
+        """The statement that makes its view; parameters with defaults have them there."""
+        body = self.body
+        for one in self.parameters:
+            if one.default is not None:
+                value = one.default if one.kind != "String" else f"'{one.default}'"
+                body = body.replace(f"{{{one.name}:{one.kind}}}", value)
+        return f"CREATE OR REPLACE VIEW {{database}}.{self.view_name}{{on_cluster}} AS\n{body}"
+
+    def query(self, database: str) -> str:
+        """The question of one run and as of a moment: parameters ``run``, ``until`` and its own."""
+        ctes = AS_OF.replace("{database}", database).replace("{of_run}", OF_RUN).strip()
+        if found := re.match(r"WITH\s", self.body):
+            return f"WITH {ctes},\n{self.body[found.end() :]}"
+        return f"WITH {ctes}\n{self.body}"
+
+    def values(self, given: Mapping[str, str], run: str, until: datetime | None) -> dict[str, Any]:
+        """All parameters of `query`; raises ValueError with a sentence for one that is missing, unknown or wrong."""
+        known = {one.name: one for one in self.parameters}
+        if unknown := sorted(given.keys() - known.keys()):
+            raise ValueError(f"report {self.name} takes {', '.join(known) or 'no parameters'}, not {unknown[0]}")
+        values: dict[str, Any] = {"run": run, "until": until.strftime("%Y-%m-%d %H:%M:%S.%f") if until else FOR_EVER}
+        for one in self.parameters:
+            text = given.get(one.name, one.default)
+            if text is None:
+                raise ValueError(f"report {self.name} needs {one.name}: --with {one.name}=...")
+            values[one.name] = _typed(one, text)
+        return values
+
+
+def _typed(parameter: Parameter, text: str) -> str | int | float:
+    kinds = {"String": str, "Float64": float, "Int64": int}
+    try:
+        value: str | int | float = kinds[parameter.kind](text)
+    except ValueError:
+        raise ValueError(f"{parameter.name}: {text!r} is not a number") from None
+    return value
+
+
+def _read(name: str, text: str) -> Report:
+    said: dict[str, str] = {}
+    parameters: list[Parameter] = []
+    lines = text.splitlines()
+    while found := HEADER.match(lines[0]):
+        lines.pop(0)
+        if found[1] == "parameter" and (parts := PARAMETER.fullmatch(found[2])):
+            parameters.append(Parameter(parts[1], parts[2], parts[4] if parts[3] else None))
+        else:
+            said[found[1]] = found[2]
+    plot = _plot(said["plot"]) if "plot" in said else None
+    body = "\n".join(lines).strip()
+    return Report(name, said["view"], said["title"], said["about"], body, tuple(parameters), plot)
+
+
+def _plot(text: str) -> Plot:
+    kind, *words = text.split()
+    said = dict(word.split("=", 1) for word in words if "=" in word)
+    return Plot(
+        kind=kind,
+        x=said["x"],
+        y=tuple(said["y"].split(",")),
+        series=tuple(filter(None, said.get("series", "").split(","))),
+        spread=said.get("spread", ""),
+        stacked="stacked" in words,
+    )
+
+
+def _shipped() -> Iterator[Report]:
+    for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".sql"):
+            yield _read(file.name.removesuffix(".sql"), file.read_text("utf-8"))
+
+
+REPORTS = {report.name: report for report in _shipped()}

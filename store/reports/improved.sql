@@ -1,0 +1,21 @@
+-- view: improved_tasks
+-- title: The most improved and the most regressed tasks between two versions
+-- about: Mean reward of a task's rollouts up to version before, and from version after on; by default the first and the last third. A task published again (name@pass) is one task.
+-- parameter: before Int64 = -1
+-- parameter: after Int64 = -1
+-- plot: bar x=name y=reward_before,reward_after
+WITH bounds AS
+(
+    SELECT run, if({before:Int64} >= 0, {before:Int64}, toInt64(max(version_max) / 3)) AS early,
+        if({after:Int64} >= 0, {after:Int64}, toInt64(max(version_max) * 2 / 3)) AS late
+    FROM rollouts GROUP BY run
+)
+SELECT
+    r.run AS run, splitByChar('@', r.task)[1] AS name, avgIf(r.reward, r.version_max <= b.early) AS reward_before,
+    avgIf(r.reward, r.version_max >= b.late) AS reward_after, reward_after - reward_before AS change,
+    countIf(r.version_max <= b.early) AS rollouts_before, countIf(r.version_max >= b.late) AS rollouts_after
+FROM rollouts AS r INNER JOIN bounds AS b ON r.run = b.run
+WHERE r.outcome = 'ok' AND r.mode = 'train'
+GROUP BY run, name
+HAVING rollouts_before > 0 AND rollouts_after > 0
+ORDER BY run, change DESC, name

@@ -1,0 +1,1 @@
+"""A web page over the store: runs, a run, a rollout. It only reads."""

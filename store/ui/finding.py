@@ -1,0 +1,101 @@
+"""Finding rollouts of a run: filters and order as they stand in an address, as SQL with parameters. Pure."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from store.ui.queries import OF_RUN
+
+PAGE = 50
+SORTS = {
+    "newest": "ended DESC",
+    "oldest": "ended",
+    "slowest": "seconds DESC",
+    "longest": "response_tokens DESC",
+    "best": "reward DESC NULLS LAST",
+    "worst": "reward NULLS LAST",
+}
+FILTERS = {
+    "mode": "mode = {mode:String}",
+    "outcome": "outcome = {outcome:String}",
+    "name": "positionCaseInsensitive(rollout, {name:String}) > 0",
+    "reward_from": "reward >= {reward_from:Float64}",
+    "reward_to": "reward <= {reward_to:Float64}",
+    "version_from": "version_max >= {version_from:UInt32}",
+    "version_to": "version_min <= {version_to:UInt32}",
+}
+"""By the name of the parameter; a rollout's id begins with its task's."""
+NUMBERS: dict[str, type[float]] = {"reward_from": float, "reward_to": float, "version_from": int, "version_to": int}
+
+FOUND = f"""
+{OF_RUN}
+SELECT rollout, execution, count() OVER () AS count, date_diff('microsecond', started, ended) AS seconds
+FROM rollouts_of WHERE {{conditions}} ORDER BY {{sort}}, rollout LIMIT {{limit:UInt32}} OFFSET {{offset:UInt32}}
+"""
+ROLLOUTS = """
+SELECT rollout, execution, task, mode, agent, attempt, outcome, reward, substring(error, 1, 200) AS error, calls,
+    prompt_tokens, response_tokens, version_min, version_max, runner,
+    date_diff('microsecond', started, ended) / 1e6 AS seconds,
+    greatest(0., date_diff('microsecond', published, started) / 1e6) AS queue_seconds,
+    toUnixTimestamp64Milli(ended) AS ended_ms
+FROM raw_attempts WHERE run = {run:String} AND rollout IN {rollouts:Array(String)} LIMIT 1 BY rollout, execution
+"""
+"""Of those that were found: what the table shows, read for them alone."""
+
+NOT_A_WORD = re.compile(r"[\x00-/:-@\[-`{-\x7f]+")
+"""What the text index splits at: everything of ASCII that is no letter and no digit."""
+
+
+def found(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """Which rollouts of a run are on a page of it, in their order, and how many there are in all; with parameters.
+
+    Raises ValueError with a sentence for a filter that cannot be used.
+    """
+    values: dict[str, Any] = {}
+    conditions = ["true"]
+    for name, condition in FILTERS.items():
+        if text := given.get(name, "").strip():
+            values[name] = _number(name, text) if name in NUMBERS else text
+            conditions.append(condition)
+    if text := given.get("words", "").strip():
+        condition, words = _words(text)
+        conditions.append(condition)
+        values |= words
+    sort = given.get("sort") or "newest"
+    if sort not in SORTS:
+        raise ValueError(f"sort: {sort!r} is none of {', '.join(SORTS)}")
+    page = _number("page", given.get("page") or "1", int)
+    if not 1 <= page <= 1_000_000:
+        raise ValueError(f"page: {page} is not a page")
+    asked = FOUND.replace("{conditions}", " AND ".join(conditions)).replace("{sort}", SORTS[sort])
+    return asked, {**values, "limit": PAGE, "offset": (int(page) - 1) * PAGE}
+
+
+def _number(name: str, text: str, kind: type[float] | None = None) -> float:
+    try:
+        value = float(text) if (kind or NUMBERS[name]) is float else int(text)
+    except ValueError:
+        raise ValueError(f"{name}: {text!r} is not a number") from None
+    if name.startswith("version") and not 0 <= value < 2**32:
+        raise ValueError(f"{name}: {text!r} is not a version")
+    return value
+
+
+def _words(text: str) -> tuple[str, dict[str, Any]]:
+    """Rollouts with a call that was asked, or that answered, with all words; the index knows cases apart.
+
+    Texts are stored as JSON, where a line's first word has the n of its \\n before it.
+    """
+    words = [word for word in NOT_A_WORD.split(text) if word]
+    if not words:
+        raise ValueError(f"words: {text!r} has no word in it")
+    values = {}
+    for place, word in enumerate(words):
+        cases = dict.fromkeys([word, word.lower(), word.capitalize(), word.upper()])
+        values[f"word_{place}"] = [before + case for before in ("", "n", "t") for case in cases]
+    found = [
+        " AND ".join(f"hasAnyTokens({column}, {{{name}:Array(String)}})" for name in values)
+        for column in ("request", "response")
+    ]
+    calls = f"raw_call_contents WHERE run = {{run:String}} AND (({found[0]}) OR ({found[1]}))"
+    return f"(rollout, execution) IN (SELECT rollout, execution FROM {calls})", values

@@ -1,0 +1,199 @@
+"""The questions the pages ask, over the exact views. A name that ends in ``_ms`` is milliseconds since 1970.
+
+Every question about a run begins at its rows by the tables' key; where LIMIT 1 BY keeps one row of each identity, the
+tables are as exact as the views and faster. A curve has at most `POINTS` points however long the run is: versions,
+steps and minutes next to each other are taken together, ``per_point`` of them.
+"""
+
+POINTS = 300
+LATELY = 200
+"""Rollouts that say how a run does now."""
+MOST_SPANS = 2000
+
+RUNS = f"""
+WITH lately AS
+(
+    SELECT run, mode, avg(reward) AS mean_reward
+    FROM
+    (
+        SELECT * FROM
+        (
+            SELECT run, mode, rollout, reward, ended FROM raw_attempts WHERE standing = 0 AND outcome = 'ok'
+            ORDER BY ended DESC LIMIT {LATELY} BY run, mode
+        )
+        ORDER BY ended DESC LIMIT 1 BY run, mode, rollout
+    )
+    GROUP BY run, mode
+)
+SELECT r.run AS run, r.mode AS mode, r.rollouts AS rollouts, l.mean_reward AS mean_reward, v.version AS version,
+    toUnixTimestamp64Milli(r.first) AS first_ms, toUnixTimestamp64Milli(r.last) AS last_ms
+FROM runs AS r
+LEFT JOIN lately AS l ON r.run = l.run AND r.mode = l.mode
+LEFT JOIN (SELECT run, toNullable(max(version)) AS version FROM weight_versions GROUP BY run) AS v ON r.run = v.run
+ORDER BY last_ms DESC, run, mode
+"""
+
+OF_RUN = """
+WITH rollouts_of AS
+(
+    SELECT * FROM raw_attempts WHERE run = {run:String} AND standing < 2
+    ORDER BY rollout, standing, stream_sequence LIMIT 1 BY rollout
+)
+"""
+"""The view rollouts, of one run, in the order its table has already."""
+
+PULSE = """
+SELECT count() AS attempts, max(stream_sequence) AS last,
+    (SELECT count() FROM raw_training_steps WHERE run = {run:String}) AS steps,
+    (SELECT count() FROM raw_weight_versions WHERE run = {run:String}) AS versions
+FROM raw_attempts WHERE run = {run:String}
+"""
+"""What changes whenever anything about a run does, for less than any of the figures costs."""
+
+SUMMARY = f"""
+{OF_RUN}
+SELECT mode, count() AS rollouts, countIf(outcome = 'ok') AS ended_well, countIf(attempt > 1) AS retried,
+    groupUniqArray(outcome) AS outcomes, max(version_max) AS version,
+    toUnixTimestamp64Milli(min(started)) AS first_ms, toUnixTimestamp64Milli(max(ended)) AS last_ms
+FROM rollouts_of GROUP BY mode ORDER BY mode DESC
+"""
+
+REWARDS = f"""
+{OF_RUN}
+SELECT mode, intDiv(one, width) * width AS version, any(width) AS per_point, sum(count) AS rollouts,
+    avgMerge(mean) AS mean_reward, stddevPopMerge(spread) AS reward_spread, min(low) AS worst, max(high) AS best
+FROM
+(
+    SELECT *, intDiv(max(one) OVER (), {POINTS}) + 1 AS width
+    FROM
+    (
+        SELECT mode, assumeNotNull(version_max) AS one, count() AS count, avgState(reward) AS mean,
+            stddevPopState(reward) AS spread, min(reward) AS low, max(reward) AS high
+        FROM rollouts_of WHERE outcome = 'ok' AND version_max IS NOT NULL GROUP BY mode, one
+    )
+)
+GROUP BY mode, version ORDER BY mode DESC, version
+"""
+
+METRICS = {
+    "mean_staleness": "staleness/mean",
+    "max_staleness": "staleness/max",
+    "ess": "off_policy/ess",
+    "k3_kl": "rollout_corr/k3_kl",
+    "ppo_kl": "actor/ppo_kl",
+    "clip_share": "actor/pg_clipfrac",
+    "grad_norm": "actor/grad_norm",
+    "entropy": "actor/entropy",
+}
+"""What is drawn over the training steps; names on the right are the learner's."""
+
+_METRICS = ",\n    ".join(
+    f"avgOrNullIf(metrics['{key}'], mapContains(metrics, '{key}')) AS {name}" for name, key in METRICS.items()
+)
+STEPS = f"""
+SELECT model, intDiv(at, width) * width AS step, any(width) AS per_point, max(version) AS version,
+    {_METRICS}
+FROM
+(
+    SELECT model, toUInt32(step) AS at, version, metrics, intDiv(max(step) OVER (), {POINTS}) + 1 AS width
+    FROM training_steps WHERE run = {{run:String}}
+)
+GROUP BY model, step ORDER BY model, step
+"""
+
+TIME = f"""
+{OF_RUN}
+SELECT mode, rollouts, one.1 AS part, one.2 AS mean_seconds, one.3 AS p95_seconds
+FROM
+(
+    SELECT mode, count() AS rollouts,
+        [('queue', avg(queue), quantile(0.95)(queue)), ('model', avg(model), quantile(0.95)(model)),
+         ('tool', avg(tool), quantile(0.95)(tool)), ('agent', avg(agent), quantile(0.95)(agent)),
+         ('publish', avg(publish), quantile(0.95)(publish))] AS parts
+    FROM
+    (
+        SELECT mode, greatest(0., date_diff('microsecond', published, started) / 1e6) AS queue,
+            model_seconds AS model, tool_seconds AS tool,
+            greatest(0., date_diff('microsecond', started, ended) / 1e6 - model_seconds - tool_seconds) AS agent,
+            greatest(0., date_diff('microsecond', ended, stored) / 1e6) AS publish
+        FROM rollouts_of WHERE published > toDateTime64(0, 9)
+    )
+    GROUP BY mode
+)
+ARRAY JOIN parts AS one
+"""
+
+THROUGHPUT = f"""
+WITH bounds AS
+(
+    SELECT intDiv(date_diff('minute', min(ended), max(ended)), {POINTS}) + 1 AS width
+    FROM attempts WHERE run = {{run:String}}
+)
+SELECT toInt64(intDiv(toUnixTimestamp(ended), 60 * width) * 60 * width) * 1000 AS minute_ms, any(b.width) AS per_point,
+    count() / (60 * width) AS rollouts_per_s, sum(response_tokens) / (60 * width) AS response_tokens_per_s,
+    sum(calls) / (60 * width) AS calls_per_s, countIf(outcome != 'ok') AS failed
+FROM attempts AS a CROSS JOIN bounds AS b WHERE run = {{run:String}}
+GROUP BY minute_ms, b.width ORDER BY minute_ms
+"""
+
+SERVED = """
+SELECT node, version, fetch_seconds, pause_seconds, toUnixTimestamp64Milli(at) AS applied_ms,
+    count() OVER (PARTITION BY node) AS swaps, avg(fetch_seconds) OVER (PARTITION BY node) AS mean_fetch_seconds,
+    avg(pause_seconds) OVER (PARTITION BY node) AS mean_pause_seconds
+FROM
+(
+    SELECT a.node AS node, a.version AS version, a.fetch_seconds AS fetch_seconds, a.pause_seconds AS pause_seconds,
+        a.applied AS at, v.created AS created
+    FROM weight_applied AS a INNER JOIN weight_versions AS v ON a.model = v.model AND a.version = v.version
+    WHERE v.run = {run:String} AND a.applied >= v.created - toIntervalSecond(5)
+    ORDER BY at LIMIT 1 BY node, version
+)
+ORDER BY applied_ms DESC LIMIT 1000
+"""
+"""Which node served which version from when on, the newest first; clocks may differ by seconds."""
+
+OF_MINE = "run = {run:String} AND rollout = {rollout:String}"
+OF_ATTEMPT = f"{OF_MINE} AND execution = {{execution:String}}"
+
+TASK = f"SELECT toUnixTimestamp64Micro(published) / 1000 AS published_ms FROM raw_tasks WHERE {OF_MINE} LIMIT 1"
+
+ATTEMPTS = f"""
+SELECT task, attempt, execution, runner, mode, agent, standing, stream_sequence, outcome, reward, error, result, calls,
+    prompt_tokens, response_tokens, truncated, version_min, version_max, model_seconds, tool_seconds, trace_id,
+    toUnixTimestamp64Micro(published) / 1000 AS published_ms, toUnixTimestamp64Micro(started) / 1000 AS started_ms,
+    toUnixTimestamp64Micro(ended) / 1000 AS ended_ms, toUnixTimestamp64Micro(stored) / 1000 AS stored_ms
+FROM raw_attempts WHERE {OF_MINE} ORDER BY started_ms, stream_sequence LIMIT 1 BY execution
+"""
+
+EXECUTIONS = f"""
+SELECT attempt, execution, toUnixTimestamp64Micro(min(start)) / 1000 AS started_ms
+FROM raw_spans WHERE {OF_MINE} AND execution != '' GROUP BY attempt, execution ORDER BY started_ms
+"""
+"""Those whose spans are there: also of an attempt that is still at work."""
+
+SPANS = f"""
+SELECT span_id, parent_span_id, name, kind, status, status_message, scope, attributes, resource, events,
+    toUnixTimestamp64Micro(start) / 1000 AS start_ms, toUnixTimestamp64Micro(end) / 1000 AS end_ms
+FROM spans WHERE {OF_MINE} AND execution IN ('', {{execution:String}})
+ORDER BY start_ms, end_ms DESC LIMIT {MOST_SPANS}
+"""
+
+CALLS = f"""
+SELECT call, role, model, node, span_id, prompt_tokens, new_tokens, response_tokens, version_min, version_max,
+    finish_reason, sampling,
+    toUnixTimestamp64Micro(start) / 1000 AS start_ms, toUnixTimestamp64Micro(end) / 1000 AS end_ms
+FROM model_calls WHERE {OF_ATTEMPT} ORDER BY call
+"""
+
+CONTENTS = f"""
+SELECT call, request_prefix, request, response_ids, logprobs, token_versions, pieces, response
+FROM raw_call_contents WHERE {OF_ATTEMPT} ORDER BY call LIMIT 1 BY call
+"""
+"""A request is kept as what it adds to earlier ones: `rollout.requests_of` puts them together."""
+
+USES = f"""
+SELECT model, step, version, advantage, trained, reason, tokens, staleness_max, credit
+FROM raw_training_uses WHERE {OF_ATTEMPT} AND (model, step, epoch) IN
+    (SELECT model, step, max(epoch) FROM raw_training_steps WHERE run = {{run:String}} GROUP BY model, step)
+ORDER BY trained DESC, step LIMIT 1 BY model
+"""

@@ -1,0 +1,41 @@
+// Which page is shown: the part of the address behind #, so that every page can be linked to and the back button works.
+
+import { h, showTip } from "./dom.js";
+import { showLive } from "./live.js";
+import { linkTo, place } from "./place.js";
+import { runsPage } from "./runs.js";
+import { runPage } from "./run.js";
+import { rolloutPage } from "./rollout.js";
+
+const page = document.getElementById("page");
+const crumbs = document.getElementById("crumbs");
+let shown = { path: null, leave: new AbortController(), update: () => {} };
+
+function show() {
+  const { path, names, query } = place();
+  showTip(null);
+  if (path === shown.path) {
+    shown.update(query); // the same page, asked something else
+    return;
+  }
+  shown.leave.abort();
+  const leave = new AbortController();
+  page.replaceChildren();
+  scrollTo(0, 0);
+  showLive(null, true);
+  const [kind, run, part, rollout] = names;
+  crumbs.replaceChildren(...trail(kind === "run" ? run : null, part === "rollout" ? rollout : null));
+  document.title = [rollout, run, "lightningbus"].filter(Boolean).join(" · ");
+  const open = rollout ? rolloutPage : run ? runPage : runsPage;
+  shown = { path, leave, update: open(page, { run, rollout, query }, leave.signal) ?? (() => {}) };
+}
+
+function trail(run, rollout) {
+  const steps = [];
+  if (run) steps.push(h("a", { href: linkTo(run) }, run));
+  if (rollout) steps.push(h("span", {}, rollout));
+  return steps;
+}
+
+addEventListener("hashchange", show);
+show();

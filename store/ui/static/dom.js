@@ -1,0 +1,58 @@
+// Elements from data. Everything that comes from the store becomes text, never markup: agents are not trusted.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An HTML element: `h("a", {href, class}, "text", child)`; functions become listeners, null and false are left out. */
+export function h(tag, attributes = {}, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+/** An SVG element. */
+export function s(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function filled(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") element.addEventListener(name, value);
+    else if (name === "style") Object.assign(element.style, value);
+    else if (name === "data") Object.assign(element.dataset, value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** A table of named columns: `{title, cell(row), number, class}`. */
+export function table(columns, rows, rowAttributes = () => ({})) {
+  const kind = (column) => [column.number ? "number" : "", column.class ?? ""].join(" ").trim() || null;
+  return h("div", { class: "scroll" }, h("table", {},
+    h("thead", {}, h("tr", {}, columns.map((one) => h("th", { class: kind(one), title: one.about, scope: "col" }, one.title)))),
+    h("tbody", {}, rows.map((row) => h("tr", rowAttributes(row), columns.map((one) => h("td", { class: kind(one) }, one.cell(row)))))),
+  ));
+}
+
+/** What is said where there is nothing to show; code in it is shown as such. */
+export function empty(sentence, code = null) {
+  return h("p", { class: "empty" }, sentence, code ? [" ", h("code", {}, code)] : null);
+}
+
+const tip = document.getElementById("tip");
+
+/** Shows a tooltip near a point of the window, or hides it where there is nothing to say. */
+export function showTip(content, x = 0, y = 0) {
+  tip.hidden = content === null;
+  if (content === null) return;
+  tip.replaceChildren(content);
+  const { width, height } = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(8, Math.min(x + 14, innerWidth - width - 8))}px`;
+  tip.style.top = `${y + 18 + height > innerHeight ? Math.max(8, y - height - 12) : y + 18}px`;
+}
+
+/** Pairs of a name and a value, for tooltips. */
+export function pairs(rows) {
+  return h("dl", { class: "pairs" }, rows.map(([name, value, colour]) => [
+    h("dt", {}, colour ? h("i", { class: "swatch", style: { background: colour } }) : null, name), h("dd", {}, value),
+  ]));
+}

@@ -1,0 +1,69 @@
+// Who works now, by their heartbeats, and which node served which version from when on, by the store.
+
+import { ask } from "./api.js";
+import { lineChart, timeAxis } from "./charts.js";
+import { empty, h, table } from "./dom.js";
+import { ago, clock, count, figure, seconds } from "./format.js";
+import { follow } from "./live.js";
+import { fill, panel } from "./panel.js";
+
+const RANK = ["learner", "inference", "runner", "store", "publisher"];
+const COLOURS = ["var(--one)", "var(--two)", "var(--three)", "var(--four)"];
+
+/** Two panels side by side; `served` asks the store again. */
+export function fleetPanel(run, signal) {
+  const alive = panel("Fleet", { name: "fleet", about: "Who is alive on the bus, and what they do.", height: 150 });
+  const nodes = panel("Versions served", { name: "served", about: "By inference node; a swap is a step up.", height: 150 });
+  alive.root.classList.add("half");
+  nodes.root.classList.add("half");
+  follow(() => fill(alive, async () => members(await ask("fleet", {}, signal)), signal), signal);
+  return {
+    root: h("div", { class: "grid" }, alive.root, nodes.root),
+    served: () => fill(nodes, async () => served(await ask("run/served", { run }, signal)), signal),
+  };
+}
+
+function members({ members: all, problem }) {
+  if (problem) return empty(`Nobody can be seen at work: ${problem}. Where it is can be said with`, "lightningbus ui --bus nats://…");
+  if (!all.length) return empty("Nobody is alive on this bus. Start all of a run with", "lightningbus up -c run.yaml");
+  const sorted = [...all].sort((a, b) => RANK.indexOf(a.role) - RANK.indexOf(b.role) || a.id.localeCompare(b.id));
+  const alarms = sorted.filter((one) => one.detail.alarm).map((one) => h("p", { class: "problem" }, String(one.detail.alarm)));
+  return h("div", {}, alarms, table([
+    { title: "role", cell: (one) => one.role },
+    { title: "name", cell: (one) => one.id },
+    { title: "state", cell: (one) => h("span", { class: `state ${one.state}` }, one.state) },
+    { title: "version", number: true, cell: (one) => one.version ?? "–" },
+    { title: "doing", class: "doing", cell: (one) => doing(one.detail) },
+  ], sorted));
+}
+
+function doing(detail) {
+  const said = Object.entries(detail).filter(([name, value]) => name !== "alarm" && value !== null && value !== "");
+  return said.map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? figure(value) : typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+}
+
+function served(rows) {
+  const nodes = [...new Set(rows.map((row) => row.node))].sort();
+  const chart = lineChart({
+    series: nodes.map((node, place) => ({
+      name: node,
+      steps: true,
+      colour: COLOURS[place % COLOURS.length],
+      points: rows.filter((row) => row.node === node).reverse().map((row) => ({
+        x: row.applied_ms, y: row.version, title: clock(row.applied_ms), said: `version ${row.version}, pause ${seconds(row.pause_seconds)}`,
+      })),
+    })),
+    x: timeAxis(rows.map((row) => row.applied_ms)), y: { label: "version", format: count }, height: 150,
+  });
+  if (!chart) return empty("No node has served a version of this run yet. Start one with", "lightningbus inference --model-path DIR");
+  return h("div", {}, chart, table([
+    { title: "node", cell: (node) => node },
+    { title: "serves", number: true, cell: (node) => last(rows, node).version },
+    { title: "since", number: true, cell: (node) => ago(last(rows, node).applied_ms) },
+    { title: "swaps", number: true, cell: (node) => count(last(rows, node).swaps) },
+    { title: "mean fetch", number: true, cell: (node) => seconds(last(rows, node).mean_fetch_seconds) },
+    { title: "mean pause", number: true, cell: (node) => seconds(last(rows, node).mean_pause_seconds) },
+  ], nodes));
+}
+
+const last = (rows, node) => rows.find((row) => row.node === node);

@@ -1,0 +1,120 @@
+// The rollouts of a run: filters that are part of the address, a page of rows, and the way to each.
+
+import { ask } from "./api.js";
+import { empty, h, table } from "./dom.js";
+import { ago, clock, count, reward, seconds, versions } from "./format.js";
+import { fill, panel } from "./panel.js";
+import { change, linkTo } from "./place.js";
+import { follows } from "./runs.js";
+
+const SORTS = {
+  newest: "newest first", oldest: "oldest first", slowest: "slowest first", longest: "most tokens first",
+  best: "best reward first", worst: "worst reward first",
+};
+const TYPED_MS = 300;
+
+const COLUMNS = [
+  { title: "rollout", class: "name", cell: (row) => h("a", { href: link(row) }, row.rollout) },
+  { title: "mode", cell: (row) => h("span", { class: `chip ${row.mode}` }, row.mode) },
+  { title: "outcome", cell: (row) => h("span", { class: `outcome ${row.outcome}`, title: row.error || null }, row.outcome) },
+  { title: "reward", number: true, cell: (row) => reward(row.reward) },
+  { title: "seconds", number: true, cell: (row) => seconds(row.seconds) },
+  { title: "in queue", number: true, class: "wide", cell: (row) => seconds(row.queue_seconds) },
+  { title: "calls", number: true, cell: (row) => count(row.calls) },
+  { title: "tokens", number: true, about: "sampled", cell: (row) => count(row.response_tokens) },
+  { title: "version", number: true, cell: (row) => versions(row.version_min, row.version_max) },
+  { title: "attempt", number: true, class: "wide", cell: (row) => row.attempt },
+  { title: "runner", class: "wide", cell: (row) => row.runner },
+  { title: "ended", number: true, cell: (row) => h("time", { title: clock(row.ended_ms, true) }, ago(row.ended_ms)) },
+];
+let run = "";
+
+const link = (row) => linkTo(run, row.rollout);
+
+/** The panel; `load` asks again, `ask` takes other filters, `outcomes` says which there are to choose from. */
+export function rolloutsPanel(of, query, signal) {
+  run = of;
+  let asked = query;
+  const fields = form((changed, typed) => go(changed, typed));
+  const pager = h("nav", { class: "pager", "aria-label": "Pages of rollouts" });
+  const box = panel("Rollouts", { name: "rollouts", height: 420, extra: pager });
+  box.root.insertBefore(fields.root, box.root.children[1]);
+
+  function go(changed, typed = false) {
+    const first = Object.keys(changed).every((name) => !asked.get(name));
+    take(change({ page: "", ...changed }, !typed || first)); // not a step back for every letter
+  }
+
+  let turn = 0;
+  async function load() {
+    const mine = (turn += 1);
+    const found = await fill(box, async () => {
+      const answer = await ask("run/rollouts", { run: of, ...Object.fromEntries(asked) }, signal);
+      if (mine !== turn) throw new DOMException("a later question was asked", "AbortError");
+      pager.replaceChildren(...pages(answer, Number(asked.get("page") || 1), (page) => go({ page: page > 1 ? String(page) : "" })));
+      return listed(answer, asked, () => go(Object.fromEntries([...asked.keys()].map((name) => [name, ""]))));
+    }, { get aborted() { return signal.aborted || mine !== turn; } }).catch((error) => { if (mine === turn) throw error; });
+    return found;
+  }
+
+  function take(next) {
+    asked = next;
+    fields.set(asked);
+    load().catch(() => {}); // it stands in the panel
+  }
+
+  fields.set(asked);
+  return { root: box.root, load, ask: take, outcomes: fields.outcomes };
+}
+
+function form(changed) {
+  const field = (name, label, input) => h("label", { class: `field by-${name}` }, h("span", {}, label), input);
+  const select = (name, options) => h("select", { name, change: (event) => changed({ [name]: event.target.value }) }, options);
+  let timer = 0;
+  const text = (name, attributes = {}) => h("input", {
+    name, type: "search", autocomplete: "off", spellcheck: "false", ...attributes,
+    input: (event) => {
+      clearTimeout(timer);
+      timer = setTimeout(() => changed({ [name]: event.target.value.trim() }, true), TYPED_MS);
+    },
+  });
+  const range = (name, step) => ["from", "to"].map((end) => text(`${name}_${end}`, { type: "number", step, placeholder: end, "aria-label": `${name} ${end}` }));
+  const outcome = select("outcome", [h("option", { value: "" }, "any")]);
+  const root = h("form", { class: "filters", submit: (event) => event.preventDefault() },
+    field("name", "task or rollout", text("name", { placeholder: "part of its name" })),
+    field("words", "words in prompts and answers", text("words", { placeholder: "all of these" })),
+    field("mode", "mode", select("mode", [h("option", { value: "" }, "any"), ...["train", "eval"].map((one) => h("option", { value: one }, one))])),
+    field("outcome", "outcome", outcome),
+    h("fieldset", { class: "field range" }, h("legend", {}, "reward"), range("reward", "any")),
+    h("fieldset", { class: "field range" }, h("legend", {}, "version"), range("version", "1")),
+    field("sort", "order", select("sort", Object.entries(SORTS).map(([value, name]) => h("option", { value: value === "newest" ? "" : value }, name)))));
+  return {
+    root,
+    set(query) {
+      for (const input of root.elements) {
+        const value = query.get(input.name) ?? "";
+        if (input.name === "outcome" && value && ![...outcome.options].some((one) => one.value === value)) outcome.append(h("option", { value }, value));
+        if (input.name && input !== document.activeElement && input.value !== value) input.value = value;
+      }
+    },
+    outcomes(found) {
+      const known = [...outcome.options].map((one) => one.value);
+      for (const one of found) if (!known.includes(one)) outcome.append(h("option", { value: one }, one));
+    },
+  };
+}
+
+function listed({ rollouts }, asked, clear) {
+  if (rollouts.length) return table(COLUMNS, rollouts, (row) => ({ class: "link", click: (event) => follows(event, link(row)) }));
+  if (![...asked.keys()].length) return empty("No rollout has ended yet. Start a runner with", "lightningbus runner --agent module:function");
+  return h("div", { class: "empty" }, "No rollout fits these filters. ", h("button", { type: "button", click: clear }, "Show all"));
+}
+
+function pages({ count: all, page_size: size, rollouts }, page, go) {
+  const first = (page - 1) * size;
+  const button = (name, to, off) => h("button", { type: "button", disabled: off, click: () => go(to) }, name);
+  return [
+    h("span", {}, rollouts.length ? `${count(first + 1)}–${count(first + rollouts.length)} of ${count(all)}` : "none"),
+    button("Previous", page - 1, page <= 1), button("Next", page + 1, first + rollouts.length >= all),
+  ];
+}

@@ -1,0 +1,56 @@
+"""The dashboards: their own form, and every query answered by a store that holds a run."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import filling
+from tests.store.conftest import StoreProcess, prepared
+
+GRAFANA = Path(__file__).resolve().parents[2] / "deploy" / "grafana"
+DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
+    with prepared(tmp_path_factory.mktemp("store")) as made:
+        filling.insert(made.sql, filling.run("small"))
+        yield made
+
+
+def asked(sql: str) -> str:
+    """As Grafana sends it: variables and macros filled in (grafana-clickhouse-datasource's documentation)."""
+    sql = sql.replace("${run}", "small")
+    return re.sub(r"\$__timeFilter\((\w+)\)", r"\1 >= toDateTime('2026-01-01') AND \1 <= toDateTime('2027-01-01')", sql)
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_every_query_of_a_dashboard_is_answered(path: Path, store: StoreProcess) -> None:
+    board = json.loads(path.read_text())
+    (run,) = board["templating"]["list"]
+    assert [name for (name,) in store.sql.query(run["query"]).result_rows] == ["small"]
+    empty = []
+    for panel in board["panels"]:
+        for target in panel["targets"]:
+            answer = store.sql.query(asked(target["rawSql"]))
+            if panel["type"] == "trend" and answer.result_rows:
+                assert panel["options"]["xField"] == answer.column_names[0]
+            empty += [panel["title"]] if not answer.result_rows else []
+    assert set(empty) <= {"Held-out reward", "Alarms"}, "this run has neither"
+
+
+def test_boards_and_data_source_fit_each_other() -> None:
+    (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/clickhouse.yaml").read_text())["datasources"]
+    ids: list[Any] = []
+    for path in DASHBOARDS:
+        board = json.loads(path.read_text())
+        ids.append(board["uid"])
+        own = [panel["id"] for panel in board["panels"]]
+        assert len(own) == len(set(own))
+        assert {panel["datasource"]["uid"] for panel in board["panels"]} == {source["uid"]}
+    assert len(ids) == len(set(ids)) == 2

@@ -1,0 +1,219 @@
+"""A store full of what runs leave behind: events as runners and learner make them, with made-up content, by a seed."""
+
+import json
+import math
+import random
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from clickhouse_connect.driver.client import Client
+from msgspec.structs import replace
+
+from bus.tasks import producer_span
+from runners.part import Part
+from runners.record import Attempt
+from schemas import attributes, identity, subjects
+from schemas.events import (
+    Blob,
+    Event,
+    Outcome,
+    RolloutUse,
+    Span,
+    SpanBatch,
+    Task,
+    TaskPublished,
+    TasksPublished,
+    TrainingStep,
+    VersionRun,
+    WeightApplied,
+    WeightVersion,
+)
+from store import arrow
+from store.ingester import types_of
+from store.rows import Received, Row, rows_of
+
+START_NS = 1_790_000_000_000_000_000
+SECOND_NS = 1_000_000_000
+TEXT = "the sum of two numbers is what you get when they are put together so carry the one and write it down"
+WORDS = TEXT.split()
+
+
+def insert(client: Client, events: Iterable[Event], database: str = "lightningbus", first: int = 1) -> int:
+    """Write events as the ingester would, in one batch; returns how many rows."""
+    types = types_of(client, database)
+    tables: dict[str, list[Row]] = defaultdict(list)
+    for sequence, event in enumerate(events, start=first):
+        stored_ns = event.end.ended_ns + 2_000_000 if isinstance(event, SpanBatch) and event.end else START_NS
+        for table, row in rows_of(event, Received(sequence, stored_ns, lambda run: 0)):
+            tables[table].append(row)
+    for table, rows in tables.items():
+        client.insert_arrow(table, arrow.table(rows, types[table]), database=database)
+    return sum(map(len, tables.values()))
+
+
+def run(
+    name: str, *, steps: int = 6, groups: int = 4, samples: int = 4, turns: int = 3, seed: int = 0
+) -> Iterator[Event]:
+    """Everything a run says: rewards that rise, two roles, tools, a failure now and then, one version a step."""
+    chance = random.Random(seed)
+    yield _version(name, 0, START_NS)
+    for step in range(1, steps + 1):
+        begun = START_NS + step * 20 * SECOND_NS
+        uses = []
+        for group in range(groups):
+            for sample in range(samples):
+                task = Task(
+                    id=f"t{group}@p{step}", run=name, agent="default", input=group, sample=sample, samples=samples
+                )
+                rollout = identity.rollout_id(task.id, sample)
+                subject = subjects.task("train", "default")
+                record = TaskPublished(
+                    task=task, rollout=rollout, span=producer_span(task, subject, begun, begun + 10_000)
+                )
+                yield TasksPublished(tasks=(record,))
+                *batches, last = attempt(task, step - 1, begun + SECOND_NS, turns, chance)
+                yield from batches
+                yield last
+                uses.append(_use(last, step, chance))
+        yield _step(name, step, begun + 15 * SECOND_NS, uses)
+        yield _version(name, step, begun + 15 * SECOND_NS)
+        yield WeightApplied(
+            node="node-0",
+            model="policy",
+            version=step,
+            fetch_seconds=0.02,
+            pause_seconds=0.05,
+            applied_ns=begun + 16 * SECOND_NS,
+        )
+
+
+def attempt(task: Task, version: int, started_ns: int, turns: int, chance: random.Random) -> list[SpanBatch]:
+    """One attempt at a task: a chat with a tool between the turns."""
+    made = Attempt(task, 1, f"runner-{task.sample % 2}", started_ns - SECOND_NS // 4, started_ns)
+    messages: list[dict[str, str]] = [{"role": "system", "content": "You add numbers."}]
+    tokens: list[int] = list(range(40))
+    now = started_ns + 20_000_000
+    for turn in range(turns):
+        messages.append({"role": "user", "content": f"question {task.id} {turn}: {_said(chance, 8)}"})
+        tokens += [100 + chance.randrange(400) for _ in range(12)]
+        answer = _said(chance, 10)
+        pieces = [f"{word} " for word in answer.split()]
+        part = _part(tokens, pieces, version, answer, chance)
+        took = int(chance.uniform(0.1, 0.6) * SECOND_NS)
+        request = json.dumps({"model": "policy:writer", "messages": messages})
+        role = "writer" if turn % 2 == 0 else "checker"
+        made.add_call(part, node="node-0", role=role, request=request, started_ns=now, ended_ns=now + took)
+        now += took + 5_000_000
+        made.add(_tool(made, turn, now, chance))
+        now += 60_000_000
+        messages.append({"role": "assistant", "content": answer})
+        tokens += part.tokens[len(tokens) :]
+    outcome: Outcome = "agent_error" if chance.random() < 0.05 else "ok"
+    error = f"ValueError: no number in answer {chance.randrange(1000)}" if outcome != "ok" else ""
+    reward = float(chance.random() < 1 - math.exp(-0.3 * (version + 1))) if outcome == "ok" else None
+    made.conclude(outcome, reward, error, json.dumps(reward))
+    *before, last = made.unsent
+    assert last.end is not None
+    spans = tuple(replace(span, end_ns=now) if span.span_id == made.root_id else span for span in last.spans)
+    return [*before, replace(last, end=replace(last.end, ended_ns=now), spans=spans)]
+
+
+def _said(chance: random.Random, words: int) -> str:
+    return " ".join(chance.choice(WORDS) for _ in range(words))
+
+
+def _part(prompt: list[int], pieces: list[str], version: int, answer: str, chance: random.Random) -> Part:
+    ids = [500 + chance.randrange(500) for _ in pieces]
+    half = len(ids) // 2 if version else 0
+    runs = [VersionRun(version=version - 1, start=0, end=half)] if half else []
+    return Part(
+        model="policy",
+        response_id="",
+        prompt_ids=array("I", prompt).tobytes(),
+        response_ids=array("I", ids).tobytes(),
+        logprobs=array("f", [-chance.expovariate(2.0) for _ in ids]).tobytes(),
+        pieces=tuple(pieces),
+        versions=(*runs, VersionRun(version=version, start=half, end=len(ids))),
+        finish_reason="length" if chance.random() < 0.1 else "stop",
+        sampling={"temperature": 1.0},
+        response=json.dumps({"role": "assistant", "content": answer}),
+    )
+
+
+def _tool(made: Attempt, turn: int, start_ns: int, chance: random.Random) -> Span:
+    failed = chance.random() < 0.1
+    return Span(
+        trace_id=made.trace_id,
+        span_id=identity.span_id(made.rollout, made.execution, "tool", turn),
+        parent_span_id=made.root_id,
+        name="execute_tool add",
+        start_ns=start_ns,
+        end_ns=start_ns + 50_000_000,
+        status="error" if failed else "ok",
+        status_message="division by zero" if failed else "",
+        scope="agent",
+        attributes={
+            attributes.OPERATION: "execute_tool",
+            "gen_ai.tool.name": "add",
+            "gen_ai.tool.call.arguments": "1+1",
+        },
+    )
+
+
+def _use(last: SpanBatch, step: int, chance: random.Random) -> RolloutUse:
+    assert last.end is not None
+    reward = last.end.reward
+    advantage = 0.0 if reward is None else reward - 0.5 + chance.uniform(-0.1, 0.1)
+    calls = last.end.usage.calls
+    return RolloutUse(
+        rollout=last.rollout,
+        task=last.task,
+        attempt=last.attempt,
+        execution=last.execution,
+        outcome=last.end.outcome,
+        reward=reward,
+        advantage=advantage,
+        trained=reward is not None,
+        reason="" if reward is not None else "no reward",
+        tokens=last.end.usage.response_tokens,
+        staleness_max=min(step - 1, 1),
+        place=0,
+        credit=(advantage,) * calls,
+    )
+
+
+def _step(name: str, step: int, ended_ns: int, uses: list[RolloutUse]) -> TrainingStep:
+    metrics = {"rollout_corr/k3_kl": 1e-4 * step, "actor/grad_norm": 1.0 / step, "off_policy/ess": 1 - 0.01 * step}
+    return TrainingStep(
+        run=name,
+        model="policy",
+        step=step,
+        version=step,
+        epoch=1,
+        started_ns=ended_ns - 3 * SECOND_NS,
+        ended_ns=ended_ns,
+        uses=tuple(uses),
+        metrics={**metrics, "actor/ppo_kl": 1e-5 * step, "actor/pg_clipfrac": 0.01},
+        spans=tuple(_trained(use, step, ended_ns) for use in uses if use.trained),
+    )
+
+
+def _trained(use: RolloutUse, step: int, ended_ns: int) -> Span:
+    return Span(
+        trace_id=identity.trace_id(use.rollout),
+        span_id=identity.span_id(use.rollout, "train", step),
+        parent_span_id=identity.root_span_id(use.rollout, use.execution),
+        name="train policy",
+        kind="consumer",
+        start_ns=ended_ns - 3 * SECOND_NS,
+        end_ns=ended_ns,
+        scope="lightningbus.learner",
+        attributes={attributes.ROLLOUT: use.rollout, attributes.STEP: step, attributes.ADVANTAGE: use.advantage},
+    )
+
+
+def _version(name: str, version: int, created_ns: int) -> WeightVersion:
+    blob = Blob(bucket="weights", name=f"{name}-{version}", size=1000, sha256="0" * 64)
+    fields = {"run": name, "model": "policy", "version": version, "blobs": (blob,), "epoch": 1, "step": version}
+    return WeightVersion(**fields, created_ns=created_ns)  # type: ignore[arg-type]

@@ -1,0 +1,58 @@
+"""Many rollouts in one agent process: side by side, each with its own key, and one does not end another."""
+
+import asyncio
+import json
+
+import pytest
+
+from bus import Bus
+from runners import runner
+from runners.host import CannotStart
+from runners.settings import RunnerSettings
+from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
+
+MANY = {"concurrency": 8, "per_process": 8}
+
+
+async def test_rollouts_share_a_process_and_their_calls_are_their_own(bus: Bus, engine: ScriptedEngine) -> None:
+    async with running(bus, agent="many:asks", **MANY):
+        for number in range(8):
+            await bus.publish_task(task(id=f"t{number}", input={"name": f"name {number}"}))
+        found = await ended(bus, 8)
+    assert {batch.end.outcome for batch in found if batch.end} == {"ok"}, found[0].end
+    assert len({json.loads(batch.end.result)["pid"] for batch in found if batch.end}) == 1
+    for batch in found:
+        (call,) = calls_of(batch)
+        assert f"name {batch.task[1:]}" in call.request
+
+
+async def test_they_run_at_the_same_time(bus: Bus) -> None:
+    async with running(bus, agent="many:meets", **MANY):
+        for number in range(8):
+            await bus.publish_task(task(id=f"t{number}", input={"name": str(number), "wanted": 8}))
+        found = await ended(bus, 8)
+    assert [batch.end.outcome for batch in found if batch.end] == ["ok"] * 8
+
+
+async def test_a_deadline_ends_one_and_not_the_others(bus: Bus) -> None:
+    async with running(bus, agent="many:sleeps", **MANY):
+        await bus.publish_task(task(id="slow", input={"seconds": 60.0}, deadline=0.5, max_attempts=1))
+        await bus.publish_task(task(id="long", input={"seconds": 1.5}))
+        found = {batch.task: batch.end for batch in await ended(bus, 2)}
+    assert found["slow"] and found["slow"].outcome == "timeout"
+    assert found["long"] and (found["long"].outcome, found["long"].reward) == ("ok", 1.0)
+
+
+async def test_one_that_does_not_end_takes_its_process_with_it_and_the_others_are_tried_again(bus: Bus) -> None:
+    async with running(bus, agent="many:deaf", **MANY):
+        await bus.publish_task(task(id="other", input={"seconds": 4.0}))
+        await bus.publish_task(task(id="deaf", input={"seconds": 60.0}, deadline=0.5, max_attempts=1))
+        found = [(batch.task, batch.end.outcome) for batch in await ended(bus, 3, final=None) if batch.end]
+    assert sorted(found[:2]) == [("deaf", "timeout"), ("other", "infra")]
+    assert found[2] == ("other", "ok")
+
+
+async def test_a_function_that_blocks_is_refused(bus: Bus) -> None:
+    settings = RunnerSettings(agent="many:blocks", path=AGENTS, concurrency=8, per_process=8)
+    with pytest.raises(CannotStart, match="many:blocks is no async function"):
+        await runner.run(bus, settings, asyncio.Event())

@@ -1,0 +1,162 @@
+"""What an agent's instrumentation sends: on the bus before it is answered, and nothing of it thrown away."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from bus import Bus, BusError, StreamFull
+from runners import otlp
+from runners.gateway import Gateway, Slot
+from runners.record import Attempt
+from runners.usage import Meter, seconds
+from schemas import attributes, identity
+from schemas.events import Span, SpanBatch
+from tests.runners.conftest import ScriptedEngine, ended, running, task
+
+PROTOBUF = "application/x-protobuf"
+
+
+def traces(count: int = 1) -> ExportTraceServiceRequest:
+    request = ExportTraceServiceRequest()
+    scope = request.resource_spans.add().scope_spans.add()
+    scope.scope.name, scope.scope.version = "agent", "1.2"
+    for number in range(count):
+        span = scope.spans.add(name="tool", trace_id=b"\1" * 16, span_id=(number + 1).to_bytes(8, "big"))
+        span.start_time_unix_nano, span.end_time_unix_nano = 5, 9
+        span.trace_state = "vendor=1"
+        link = span.links.add(trace_id=b"\2" * 16, span_id=b"\3" * 8)
+        link.attributes.add(key="why").value.bytes_value = b"\xff"
+    return request
+
+
+class Bed:
+    """A slot of a gateway with an attempt in it, and what its `send` does."""
+
+    def __init__(self, slot: Slot, attempt: Attempt) -> None:
+        self.slot, self.attempt = slot, attempt
+        self.error: BusError | None = None
+        self.sent: list[SpanBatch] = []
+
+    async def send(self, attempt: Attempt, seconds: float) -> None:
+        async with attempt.sending:
+            while attempt.unsent:
+                if self.error is not None:
+                    raise self.error
+                self.sent.append(attempt.unsent.popleft())
+
+    async def post(self, signal: str, body: bytes, kind: str = PROTOBUF, **headers: str) -> tuple[int, Any, bytes]:
+        url = f"{self.slot.base_url}/otlp/v1/{signal}"
+        said = {"Content-Type": kind, "Authorization": f"Bearer {self.slot.key}", **headers}
+        async with aiohttp.ClientSession() as http, http.post(url, data=body, headers=said) as answer:
+            return answer.status, answer.headers, await answer.read()
+
+
+@asynccontextmanager
+async def bed(bus: Bus) -> AsyncIterator[Bed]:
+    attempt = Attempt(task(), 1, "runner")
+    async with bus.fleet("inference") as fleet:
+        made = Bed(Slot(0), attempt)
+        async with Gateway(fleet, lambda a, s: made.send(a, s), 1) as gateway:
+            made.slot = gateway.slots[0]
+            made.slot.environment()
+            made.slot.begin(attempt, task(), asyncio.get_running_loop().time() + 60)
+            yield made
+
+
+async def test_spans_are_on_the_bus_when_they_are_answered(bus: Bus) -> None:
+    async with bed(bus) as made:
+        status, _, body = await made.post("traces", traces(3).SerializeToString())
+        assert status == 200 and not ExportTraceServiceResponse.FromString(body).HasField("partial_success")
+        (batch,) = made.sent
+        assert [span.name for span in batch.spans] == ["tool"] * 3 and batch.sequence == 0 and batch.end is None
+
+
+@pytest.mark.parametrize(("error", "expected"), [(StreamFull("full"), 429), (BusError("gone"), 503)])
+async def test_under_pressure_the_exporter_is_told_when_to_come_again(bus: Bus, error: BusError, expected: int) -> None:
+    async with bed(bus) as made:
+        made.error = error
+        status, headers, body = await made.post("traces", traces().SerializeToString())
+        assert (status, headers["Retry-After"]) == (expected, "1") and Status.FromString(body).message
+        made.error = None
+        status, _, _ = await made.post("traces", traces().SerializeToString())  # the same again, as exporters do
+        assert status == 200
+        assert [len(batch.spans) for batch in made.sent] == [1]
+
+
+async def test_gzip_json_and_what_is_no_telemetry(bus: Bus) -> None:
+    async with bed(bus) as made:
+        packed = gzip.compress(traces().SerializeToString())
+        assert (await made.post("traces", packed, **{"Content-Encoding": "gzip"}))[0] == 200
+        said = {
+            "resourceSpans": [{"scopeSpans": [{"spans": [{"spanId": "05" * 8, "startTimeUnixNano": "1", "new": 1}]}]}]
+        }
+        status, _, body = await made.post("traces", json.dumps(said).encode(), "application/json")
+        assert status == 200 and json.loads(body) in ({}, {"partialSuccess": {}})
+        status, _, body = await made.post("traces", b"\xff\xff")
+        assert status == 400 and "not an OTLP request" in Status.FromString(body).message
+        assert (await made.post("profiles", b""))[0] == 400
+        status, _, body = await made.post("metrics", b"")
+        assert (
+            status == 200
+            and "metrics are not kept" in ExportMetricsServiceResponse.FromString(body).partial_success.error_message
+        )
+        made.slot.end()
+        assert (await made.post("traces", traces().SerializeToString()))[0] == 409
+
+
+def test_nothing_of_a_span_is_thrown_away() -> None:
+    request = traces().SerializeToString()
+    unknown = bytes([0xF8, 0x3F, 0x07])  # field 1023, which this version of the protocol does not have
+    parsed = ExportTraceServiceRequest.FromString(request)
+    newer = parsed.resource_spans[0].scope_spans[0].spans[0].SerializeToString() + unknown
+    parsed.resource_spans[0].scope_spans[0].spans[0].ParseFromString(newer)
+    (span,) = otlp.read("traces", parsed.SerializeToString(), PROTOBUF, "t.0", "root")
+    assert span.attributes["otel.scope.version"] == "1.2"
+    assert span.attributes["otel.trace_state"] == "vendor=1"
+    assert span.attributes["lightningbus.otlp.unknown.1023"] == 7
+    assert span.links == ({"trace_id": "02" * 16, "span_id": "03" * 8, "attributes": {"why": "/w=="}},)
+
+
+def test_a_log_record_is_a_span_that_takes_no_time() -> None:
+    request = ExportLogsServiceRequest()
+    record = request.resource_logs.add().scope_logs.add().log_records.add(time_unix_nano=7, span_id=b"\4" * 8)
+    record.event_name = "gen_ai.client.inference.operation.details"
+    record.body.string_value = "hello"
+    once, again = (otlp.read("logs", request.SerializeToString(), PROTOBUF, "t.0", "root")[0] for _ in range(2))
+    assert (once.name, once.start_ns, once.end_ns, once.parent_span_id) == (record.event_name, 7, 7, "04" * 8)
+    assert once.attributes["log.body"] == "hello" and once.span_id == again.span_id
+    assert once.trace_id == identity.trace_id("t.0")
+
+
+async def test_an_attempts_spans_come_in_batches_and_its_end_counts_them(bus: Bus, engine: ScriptedEngine) -> None:
+    async with running(bus, agent="odd:rewarded_by_span"):
+        await bus.publish_task(task())
+        (batch,) = await ended(bus)
+    assert batch.end is not None and batch.end.outcome == "ok", batch.end
+    assert batch.sequence >= 1 and batch.end.spans == len(batch.spans)
+    assert 0 < batch.end.published_ns <= batch.end.started_ns
+
+
+def test_time_is_counted_once_where_calls_overlap() -> None:
+    assert seconds([(0, 10**9), (5 * 10**8, 2 * 10**9), (3 * 10**9, 4 * 10**9)]) == 3.0
+    meter = Meter()
+    times = [("execute_tool a", 0, 2), ("execute_tool b", 1, 3), ("other", 0, 9)]
+    for name, start, end in times:
+        said = {attributes.OPERATION: "execute_tool"} if name != "other" else {}
+        meter.add(
+            Span(trace_id="t", span_id=name, name=name, start_ns=start * 10**9, end_ns=end * 10**9, attributes=said)
+        )
+    assert meter.usage().tool_seconds == 3.0 and meter.usage().model_seconds == 0.0

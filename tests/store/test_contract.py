@@ -1,0 +1,174 @@
+"""What the store promises, on the embedded engine always and on the server that `LIGHTNINGBUS_TEST_SQL` names.
+
+A server gets a database of its own, which is dropped at the end.
+"""
+
+import os
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from clickhouse_connect.driver.client import Client
+
+from schemas.events import Span, SpanBatch
+from store import arrow, migrations
+from store.client import connect
+from store.ingester import types_of
+from store.reports import REPORTS
+from store.rows import Received, rows_of
+from tests import filling
+from tests.store.conftest import serving
+
+SERVER = os.environ.get("LIGHTNINGBUS_TEST_SQL")
+SPANS, PER_BATCH = 1_000_000, 1000
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "embedded",
+        pytest.param(
+            "server",
+            marks=pytest.mark.skipif(
+                not SERVER, reason="LIGHTNINGBUS_TEST_SQL names no ClickHouse server to test against"
+            ),
+        ),
+    ],
+)
+def sql(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A client on a fresh database with all tables and views."""
+    database = f"test_{uuid.uuid4().hex[:12]}"
+    with serving(tmp_path_factory.mktemp("store")) as made:
+        url = SERVER if request.param == "server" else made.url
+        assert url is not None
+        bare = connect(url, None)
+        migrations.migrate(bare, database)
+        client = connect(url, database)
+        migrations.make_views(client, database)
+        yield client
+        bare.command(f"DROP DATABASE {database}")
+
+
+def one(sql: Client, statement: str) -> object:
+    row = sql.query(statement).first_row
+    assert row is not None
+    return row[0]
+
+
+def test_a_million_spans_in_two_cuts_are_a_million(sql: Client) -> None:
+    """Inserted twice, in batches that begin and end elsewhere: the key folds what the token of a batch cannot."""
+    types = types_of(sql, sql.database or "")["raw_spans"]
+    parts = []
+    for first in range(0, SPANS, 50_000):
+        rows = [
+            row
+            for start in range(first, first + 50_000, PER_BATCH)
+            for _, row in rows_of(_batch(start), Received(1, 0, lambda run: 0))
+        ]
+        parts.append(arrow.table(rows, types))
+    whole = pa.concat_tables(parts)
+    for size in (100_000, 77_777):
+        for at in range(0, SPANS, size):
+            sql.insert_arrow("raw_spans", whole.slice(at, size))
+    assert one(sql, "SELECT count() FROM raw_spans WHERE run = 'million'") > SPANS
+    assert one(sql, "SELECT count() FROM spans WHERE run = 'million'") == SPANS
+    assert one(sql, "SELECT uniqExact(span_id) FROM spans WHERE run = 'million'") == SPANS
+
+
+def _batch(first: int) -> SpanBatch:
+    at = filling.START_NS + first * 1000
+    spans = tuple(
+        Span(
+            trace_id="t",
+            span_id=f"{first + n:016x}",
+            name="work",
+            start_ns=at + n,
+            end_ns=at + n,
+            attributes={"a": "b"},
+        )
+        for n in range(PER_BATCH)
+    )
+    return SpanBatch(
+        run="million", task=f"t{first}", rollout=f"t{first}.0", sample=0, samples=1, attempt=1, execution=f"e{first}",
+        agent="default", mode="eval", runner="r", sequence=0, spans=spans,
+    )  # fmt: skip
+
+
+def test_a_run_delivered_twice_is_one_run(sql: Client) -> None:
+    said = list(filling.run("twice", steps=2, groups=2))
+    for cut in (len(said), len(said) // 3):
+        for at in range(0, len(said), cut):
+            filling.insert(sql, said[at : at + cut], database=sql.database or "", first=at + 1)
+    assert one(sql, "SELECT count() FROM rollouts WHERE run = 'twice'") == 2 * 2 * 4
+    assert one(sql, "SELECT count() FROM model_calls WHERE run = 'twice'") == 2 * 2 * 4 * 3
+    assert one(sql, "SELECT sum(rollouts) FROM runs WHERE run = 'twice'") == 2 * 2 * 4
+    for empty in ("broken_prompts", "trained_twice", "lost_rollouts"):
+        assert one(sql, f"SELECT count() FROM {empty}") == 0
+
+
+def test_every_view_and_report_answers(sql: Client) -> None:
+    filling.insert(sql, filling.run("asked"), database=sql.database or "")
+    views = sql.query(
+        "SELECT name FROM system.tables WHERE database = currentDatabase() AND engine = 'View'"
+    ).result_rows
+    for (name,) in views:
+        if name != "compare":  # it has parameters
+            sql.query(f"SELECT * FROM {name} LIMIT 1")
+    for report in REPORTS.values():
+        given = {"a": "asked", "b": "asked"} if report.name == "compare" else {}
+        values = report.values(given, "" if given else "asked", datetime.now(UTC))
+        assert sql.query(report.query(sql.database or ""), parameters=values).result_rows, report.name
+
+
+def test_words_are_found_by_the_index(sql: Client) -> None:
+    filling.insert(sql, filling.run("words", steps=1), database=sql.database or "")
+    asked = "SELECT count() FROM raw_call_contents WHERE run = 'words' AND hasAllTokens(request, ['question', 'p1'])"
+    assert one(sql, asked) > 0  # type: ignore[operator]
+    plan = "\n".join(row[0] for row in sql.query(f"EXPLAIN indexes = 1 {asked}").result_rows)
+    assert "request_words" in plan
+
+
+def test_rows_of_a_run_are_gone_after_their_days(sql: Client) -> None:
+    types = types_of(sql, sql.database or "")
+    batches = [event for event in filling.run("short", steps=1, groups=1) if isinstance(event, SpanBatch)]
+    for batch in batches:
+        for table, row in rows_of(batch, Received(1, 0, lambda run: 1)):  # a day, long over when it was written
+            row = {**row, **{name: 1_000_000_000 for name in ("start", "started") if name in row}}
+            sql.insert_arrow(table, arrow.table([row], types[table]))
+    for table in ("raw_attempts", "raw_spans", "raw_model_calls", "raw_call_contents"):
+        sql.command(f"OPTIMIZE TABLE {table} FINAL")
+        assert one(sql, f"SELECT count() FROM {table} WHERE run = 'short'") == 0, table
+
+
+def test_on_a_cluster_every_table_is_a_replica(sql: Client) -> None:
+    """ClickHouse's own parser reads what would be sent there."""
+    for migration in migrations.shipped():
+        for statement in migration.statements("lightningbus", "main"):
+            read = one(sql, f"SELECT formatQuerySingleLine({_quoted(statement)})")
+            assert "ON CLUSTER main" in str(read)
+            if "MergeTree" in statement:
+                assert "ENGINE = Replicated" in str(read)
+    for report in REPORTS.values():
+        said = migrations.placed(report.view, "lightningbus", "main")
+        assert "ON CLUSTER main" in str(one(sql, f"SELECT formatQuerySingleLine({_quoted(said)})"))
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("UInt16", [70_000]),
+        ("UInt32", ["x"]),
+        ("Array(UInt32)", [b"\0\0\0"]),
+        ("FixedString(32)", [b"ab"]),
+        ("Odd", [1]),
+    ],
+)
+def test_a_value_no_column_holds_is_refused_before_it_is_sent(kind: str, values: list[object]) -> None:
+    with pytest.raises((ValueError, TypeError, OverflowError)):
+        arrow.column(kind, values)

@@ -1,0 +1,85 @@
+"""Batches in flight and filling, pulls that pause, several ingesters on one stream."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus import Bus
+from schemas import subjects
+from store.ingester import SLOTS, Ingester, Insert, by_client, slots_for
+from store.settings import StoreSettings
+from tests.making import batches
+from tests.store.conftest import StoreProcess, client, prepared
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StoreProcess]:
+    with prepared(tmp_path / "store") as made:
+        yield made
+
+
+@asynccontextmanager
+async def ingesting(
+    bus: Bus, store: StoreProcess, insert: Insert | None = None, **settings: Any
+) -> AsyncIterator[Ingester]:
+    stop = asyncio.Event()
+    made = Ingester(bus, client(store.url), StoreSettings(**settings), insert)
+    work = asyncio.create_task(made.run(stop))
+    try:
+        yield made
+    finally:
+        stop.set()
+        await work
+
+
+async def publish(bus: Bus, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        for part in batches(f"t{number}", 0):
+            await bus.publish(subjects.spans("eval"), part, msg_id=f"{number}:{part.sequence}")
+
+
+async def until(store: StoreProcess, count: int) -> None:
+    await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", count)
+
+
+async def test_several_share_a_stream_and_every_row_is_there_once(bus: Bus, store: StoreProcess) -> None:
+    async with ingesting(bus, store, batch_rows=40) as one, ingesting(bus, store, batch_rows=40) as other:
+        await publish(bus, 0, 300)
+        await until(store, 300)
+    assert one.rows and other.rows
+    assert store.one("SELECT count() FROM model_calls") == 600
+    assert store.one("SELECT uniqExact(rollout, call) FROM model_calls") == 600
+
+
+async def test_while_one_batch_is_in_flight_one_is_filled_and_no_more(bus: Bus, store: StoreProcess) -> None:
+    """ClickHouse stands still: the broker keeps what does not fit, and nothing is lost when it goes on."""
+    going, asked = threading.Event(), threading.Event()
+    write = by_client(client(store.url))
+
+    def insert(*arguments: Any) -> None:
+        asked.set()
+        going.wait(60)
+        write(*arguments)
+
+    async with ingesting(bus, store, insert, batch_rows=20, batch_seconds=0.05) as ingester:
+        await publish(bus, 0, 200)
+        await asyncio.to_thread(asked.wait, 30)
+        seen = -1
+        while seen != (seen := ingester.waiting):  # until it takes no more
+            await asyncio.sleep(0.2)
+        assert 20 <= seen <= 20 + 3, "rows of one more message at most"
+        going.set()
+        await until(store, 200)
+    assert store.one("SELECT count() FROM spans") == 400
+
+
+def test_fewer_messages_are_held_the_larger_they_are() -> None:
+    assert slots_for(1000, 16_000_000) == SLOTS[1]
+    assert slots_for(100_000, 16_000_000) == 320
+    assert slots_for(4_000_000, 16_000_000) == SLOTS[0]
+    assert slots_for(0, 16_000_000) == SLOTS[1]

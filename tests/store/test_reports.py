@@ -1,0 +1,246 @@
+"""Reports on a store full of made-up runs: figures counted another way, the past as it was, what is printed."""
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from math import comb
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from schemas.events import SpanBatch, TasksPublished, TrainingStep
+from store.client import connect
+from store.reports import REPORTS
+from tests import filling
+from tests.store.conftest import StoreProcess, prepared
+
+RUNS = {"small": 0, "other": 1}
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def events() -> dict[str, list[Any]]:
+    """Everything said, by run."""
+    return {name: list(filling.run(name, steps=STEPS, seed=seed)) for name, seed in RUNS.items()}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, events: dict[str, list[Any]]) -> Iterator[StoreProcess]:
+    """A store that holds both runs, half of them twice."""
+    with prepared(tmp_path_factory.mktemp("store")) as made:
+        for name, seed in RUNS.items():
+            said = events[name]
+            filling.insert(made.sql, said, first=10_000 * seed + 1)
+            filling.insert(made.sql, said[: len(said) // 2], first=10_000 * seed + 1)
+        yield made
+
+
+def ask(store: StoreProcess, name: str, run: str = "small", until: datetime | None = None, **given: str) -> list[Any]:
+    """A report's rows as dictionaries."""
+    report = REPORTS[name]
+    found = store.sql.query(report.query("lightningbus"), parameters=report.values(given, run, until))
+    return list(found.named_results())
+
+
+def ends(events: Sequence[Any]) -> list[SpanBatch]:
+    return [event for event in events if isinstance(event, SpanBatch) and event.end is not None]
+
+
+def rewards(events: Sequence[Any]) -> dict[int, list[float]]:
+    """By the newest version that made a token."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for batch in ends(events):
+        assert batch.end is not None
+        if batch.end.reward is not None and batch.end.usage.version_max is not None:
+            found[batch.end.usage.version_max].append(batch.end.reward)
+    return found
+
+
+def test_every_report_answers_and_is_a_view_that_says_the_same(store: StoreProcess) -> None:
+    for report in REPORTS.values():
+        given = {"a": "small", "b": "other"} if report.name == "compare" else {}
+        rows = ask(store, report.name, run="", **given)
+        assert rows, report.name
+        assert report.about and report.title
+        if report.plot is not None:
+            named = {report.plot.x, *report.plot.y, *report.plot.series, *filter(None, [report.plot.spread])}
+            assert named <= rows[0].keys(), report.name
+        call = f"{report.view_name}(a = 'small', b = 'other')" if given else report.view_name
+        assert store.one(f"SELECT count() FROM {call}") == len(rows), report.name
+
+
+def test_rewards_are_those_of_the_rollouts(store: StoreProcess, events: dict[str, list[Any]]) -> None:
+    counted = rewards(events["small"])
+    found = {row["version"]: row for row in ask(store, "rewards")}
+    assert found.keys() == counted.keys()
+    for version, row in found.items():
+        assert row["rollouts"] == len(counted[version])
+        assert row["mean_reward"] == pytest.approx(mean(counted[version]))
+    assert {row["run"] for row in ask(store, "rewards", run="")} == {"small", "other"}
+
+
+def test_pass_at_k_is_the_share_of_samples_that_hold_a_success(
+    store: StoreProcess, events: dict[str, list[Any]]
+) -> None:
+    groups: dict[tuple[int, str], list[float]] = defaultdict(list)
+    version = {}
+    for batch in ends(events["small"]):
+        assert batch.end is not None
+        if batch.end.reward is not None:
+            version[batch.task] = max(version.get(batch.task, 0), batch.end.usage.version_max or 0)
+    for batch in ends(events["small"]):
+        assert batch.end is not None
+        if batch.end.reward is not None:
+            groups[(version[batch.task], batch.task)].append(batch.end.reward)
+    for row in ask(store, "groups"):
+        own = [found for (of, _), found in groups.items() if of == row["version"]]
+        for k in (1, 2, 4):
+            passed = [1 - comb(len(one) - int(sum(one)), k) / comb(len(one), k) for one in own if len(one) >= k]
+            assert row[f"pass_{k}"] == pytest.approx(mean(passed)), (row["version"], k)
+    assert ask(store, "groups", solved="0")[0]["pass_1"] == 1.0
+
+
+def test_usage_counts_a_prompt_at_each_call_and_what_is_new_once(
+    store: StoreProcess, events: dict[str, list[Any]]
+) -> None:
+    usage = [batch.end.usage for batch in ends(events["small"]) if batch.end]
+    rows = ask(store, "usage", input_price="2", output_price="10")
+    assert sum(row["prompt_tokens"] for row in rows) == sum(one.prompt_tokens for one in usage)
+    assert sum(row["response_tokens"] for row in rows) == sum(one.response_tokens for one in usage)
+    assert sum(row["new_prompt_tokens"] for row in rows) < sum(row["prompt_tokens"] for row in rows) / 2
+    assert {row["role"] for row in rows} == {"writer", "checker"}
+    for row in rows:
+        assert row["cost"] == pytest.approx((2 * row["prompt_tokens"] + 10 * row["response_tokens"]) / 1e6)
+
+
+def test_where_the_time_goes_adds_up(store: StoreProcess) -> None:
+    parts = {row["part"][2:]: row["mean_seconds"] for row in ask(store, "time")}
+    assert parts["queue"] == pytest.approx(0.25) and parts["publish"] == pytest.approx(0.002)
+    assert parts["tool"] == pytest.approx(3 * 0.05)
+    whole = store.one("SELECT avg(date_diff('microsecond', started, ended)) / 1e6 FROM rollouts WHERE run = 'small'")
+    assert parts["model"] + parts["tool"] + parts["agent"] == pytest.approx(whole)
+
+
+def test_failures_of_one_cause_are_one_row(store: StoreProcess, events: dict[str, list[Any]]) -> None:
+    failed = [batch for batch in ends(events["small"]) if batch.end and batch.end.outcome != "ok"]
+    (row,) = ask(store, "failures")
+    assert (row["cause"], row["attempts"]) == ("ValueError: no number in answer #", len(failed))
+
+
+def test_a_token_has_the_advantage_of_its_call_and_the_lag_of_its_version(
+    store: StoreProcess, events: dict[str, list[Any]]
+) -> None:
+    (step,) = [event for event in events["small"] if isinstance(event, TrainingStep) and event.step == 3]
+    use = next(use for use in step.uses if use.trained)
+    rows = ask(store, "tokens", rollout=use.rollout)
+    assert len(rows) == use.tokens
+    assert {row["advantage"] for row in rows} == {use.advantage}
+    assert all(row["staleness"] == 2 - row["version"] for row in rows)
+    spoken = "".join(row["piece"] for row in rows if row["call"] == 0).strip()
+    answer = store.one(
+        f"SELECT answered FROM model_calls WHERE run = 'small' AND rollout = '{use.rollout}' AND call = 0"
+    )
+    assert spoken == answer
+
+
+def test_the_past_is_as_it_was(store: StoreProcess, events: dict[str, list[Any]]) -> None:
+    """As of the end of the third step: nothing of what came after counts."""
+    third = next(event for event in events["small"] if isinstance(event, TrainingStep) and event.step == 3)
+    until = datetime.fromtimestamp(third.ended_ns / 1e9, UTC) + timedelta(milliseconds=1)
+    before = [batch for batch in ends(events["small"]) if batch.end and batch.end.ended_ns < third.ended_ns]
+    assert sum(row["rollouts"] for row in ask(store, "outcomes", until=until)) == len(before)
+    assert [row["step"] for row in ask(store, "drift", until=until)] == [1, 2, 3]
+    assert max(row["version"] for row in ask(store, "rewards", until=until)) == 2
+
+
+def test_two_runs_and_two_versions_are_compared(store: StoreProcess, events: dict[str, list[Any]]) -> None:
+    rows = {row["figure"]: row for row in ask(store, "compare", run="", a="small", b="other")}
+    for side, run in (("a", "small"), ("b", "other")):
+        assert rows["rollouts"][side] == len(ends(events[run]))
+    versions = {"a": "small", "b": "small", "version_a": "0", "version_b": "4"}
+    rows = {row["figure"]: row for row in ask(store, "compare", run="", **versions)}
+    counted = rewards(events["small"])
+    assert rows["mean reward"]["a"] == pytest.approx(mean(counted[0]))
+    assert rows["mean reward"]["difference"] == pytest.approx(mean(counted[4]) - mean(counted[0]))
+
+
+def test_nothing_is_lost_or_broken_and_prompts_are_whole(store: StoreProcess, events: dict[str, list[Any]]) -> None:
+    published = [one for event in events["small"] if isinstance(event, TasksPublished) for one in event.tasks]
+    assert store.one("SELECT count() FROM tasks WHERE run = 'small'") == len(published)
+    for empty in ("lost_rollouts", "trained_twice", "broken_prompts"):
+        assert store.one(f"SELECT count() FROM {empty}") == 0
+    asked = store.sql.query(
+        "SELECT call, length(prompt_ids), request FROM prompts "
+        "WHERE run = 'small' AND rollout = 't0@p1.0' ORDER BY call"
+    )
+    lengths = [length for _, length, _ in asked.result_rows]
+    assert lengths == [40 + 12, 40 + 12 + 10 + 12, 40 + 3 * 12 + 2 * 10]
+    assert [len(json.loads(request)["messages"]) for *_, request in asked.result_rows] == [2, 4, 6]
+
+
+def test_a_prompt_that_is_not_what_it_was_is_told(store: StoreProcess) -> None:
+    other = "broken"
+    events = list(filling.run(other, steps=1, groups=1, samples=1, seed=5))
+    filling.insert(store.sql, events)
+    store.sql.command(
+        "ALTER TABLE raw_call_contents UPDATE prompt_ids = arrayMap(id -> id + 1, prompt_ids) "
+        f"WHERE run = '{other}' AND call = 1 SETTINGS mutations_sync = 1"
+    )
+    broken = store.sql.query("SELECT call FROM broken_prompts WHERE run = 'broken' ORDER BY call").result_rows
+    assert broken == [(1,), (2,)]
+
+
+def command(store: StoreProcess, *arguments: object, check: bool = True) -> "subprocess.CompletedProcess[str]":
+    line = [sys.executable, "-m", "lightningbus", *map(str, arguments), "--sql", store.url]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=check)
+
+
+def test_the_command_prints_tables_json_csv_and_pictures(store: StoreProcess, tmp_path: Path) -> None:
+    assert "pass@k" in command(store, "report").stdout
+    printed = command(store, "report", "rewards", "--run", "small").stdout
+    assert "Reward by weight version" in printed and "mean_reward" in printed
+    past = json.loads(command(store, "report", "rewards", "--json", "--as-of", "2").stdout)
+    assert max(row["version"] for row in past) == 2
+    assert command(store, "report", "usage", "--csv", "--run", "other").stdout.startswith("run,model,role,calls")
+    for name in ("rewards", "slowest"):
+        picture = tmp_path / f"{name}.png"
+        command(store, "report", name, "--plot", picture)
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    missing = command(store, "report", "compare", check=False)
+    assert missing.returncode == 2 and "report compare needs a: --with a=..." in missing.stderr
+    wrong = command(store, "report", "rewards", "--as-of", "yesterday", check=False)
+    assert wrong.returncode == 2 and "neither a weight version nor a time" in wrong.stderr
+
+
+def test_a_rollout_can_be_read(store: StoreProcess) -> None:
+    said = command(store, "transcript", "t0@p1.0", "--run", "small", "--color", "advantage").stdout
+    assert "user: question t0@p1 0" in said and "assistant: " in said and "execute_tool add" in said
+    assert "call 1 · checker" in said
+    whole = json.loads(command(store, "transcript", "t0@p1.0", "--json").stdout)
+    assert [len(call["tokens"]) for call in whole["model_calls"]] == [10, 10, 10]
+    missing = command(store, "transcript", "nobody", check=False)
+    assert missing.returncode == 2 and "no rollout is called 'nobody'" in missing.stderr
+
+
+def test_reports_name_their_parameters() -> None:
+    with pytest.raises(ValueError, match="report rewards takes no parameters, not x"):
+        REPORTS["rewards"].values({"x": "1"}, "", None)
+    with pytest.raises(ValueError, match="solved: 'a' is not a number"):
+        REPORTS["groups"].values({"solved": "a"}, "", None)
+
+
+def test_the_client_for_a_machine_of_ones_own_compresses_nothing(store: StoreProcess) -> None:
+    assert connect(store.url).write_compression is None
+
+
+def test_the_documentation_lists_them() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "store.md").read_text()
+    listed = page.split("<!-- reports: begin -->")[1].split("<!-- reports: end -->")[0].strip().splitlines()[2:]
+    assert [line.split("|")[1].strip(" `") for line in listed] == list(REPORTS)
+    for line, report in zip(listed, REPORTS.values(), strict=True):
+        assert report.about in line and f"`{report.view_name}`" in line

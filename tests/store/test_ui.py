@@ -1,0 +1,330 @@
+"""What the pages are told: figures counted another way, filters, a rollout put together, and what is refused."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import aiohttp
+import pytest
+from clickhouse_connect.driver.exceptions import OperationalError
+
+from benchmarks import ui
+from bus import Bus
+from schemas.events import SpanBatch
+from store import migrations
+from store.client import connect
+from store.ui import finding, queries
+from store.ui.reading import Reader, Unanswered, plain, sentence, settings_for
+from store.ui.rollout import attempts_of, calls_of, chosen, messages_of
+from store.ui.server import Pages, serving
+from tests import filling
+from tests.store.conftest import StoreProcess, client
+from tests.store.conftest import serving as serving_store
+
+RUN = "small"
+ROLLOUT = "t1@p4.2"
+Ask = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture(scope="module")
+def ends() -> list[SpanBatch]:
+    """How the rollouts of the run ended."""
+    return [event for event in filling.run(RUN, seed=1) if isinstance(event, SpanBatch) and event.end is not None]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
+    """A store in which everything of the run stands twice."""
+    with serving_store(tmp_path_factory.mktemp("store")) as made:
+        migrations.migrate(client(made.url, "default"), "lightningbus")
+        migrations.make_views(made.sql, "lightningbus")
+        for _ in range(2):
+            filling.insert(made.sql, filling.run(RUN, seed=1))
+        yield made
+
+
+@pytest.fixture
+async def site(store: StoreProcess) -> AsyncIterator[str]:
+    """The address of the pages."""
+    reader = await Reader.of(await asyncio.to_thread(connect, store.url))
+    async with serving(Pages(reader, "127.0.0.1", lambda: "no bus here"), "127.0.0.1", 0) as url:
+        yield url
+
+
+@pytest.fixture
+async def ask(site: str) -> AsyncIterator[Ask]:
+    """Asks one endpoint, with the status it should have."""
+    async with aiohttp.ClientSession(site) as session:
+
+        async def get(path: str, status: int = 200, **parameters: str) -> Any:
+            async with session.get(f"/api/{path}", params=parameters) as response:
+                assert response.status == status, await response.text()
+                return json.loads(await response.text())
+
+        yield get
+
+
+def good(ends: list[SpanBatch]) -> list[SpanBatch]:
+    return [batch for batch in ends if batch.end is not None and batch.end.outcome == "ok"]
+
+
+async def test_runs_and_their_figures_are_those_of_the_rollouts(ask: Ask, ends: list[SpanBatch]) -> None:
+    (run,) = await ask("runs")
+    rewards = [batch.end.reward for batch in good(ends) if batch.end is not None]
+    assert (run["run"], run["mode"], run["rollouts"], run["version"]) == (RUN, "train", len(ends), 6)
+    assert run["mean_reward"] == pytest.approx(mean(reward for reward in rewards if reward is not None))
+    (summary,) = await ask("run/summary", run=RUN)
+    assert (summary["rollouts"], summary["ended_well"]) == (len(ends), len(good(ends)))
+    curve = await ask("run/rewards", run=RUN)
+    assert [row["version"] for row in curve] == list(range(6))
+    assert sum(row["rollouts"] for row in curve) == len(good(ends))
+    assert all(row["worst"] <= row["mean_reward"] <= row["best"] and row["per_point"] == 1 for row in curve)
+
+
+async def test_steps_time_throughput_and_versions_served(ask: Ask, ends: list[SpanBatch]) -> None:
+    steps = await ask("run/steps", run=RUN)
+    assert [(row["step"], row["ess"]) for row in steps] == [
+        (step, pytest.approx(1 - 0.01 * step)) for step in range(1, 7)
+    ]
+    assert steps[0]["mean_staleness"] is None, "nobody said so"
+    parts = {row["part"]: row["mean_seconds"] for row in await ask("run/time", run=RUN)}
+    assert parts["queue"] == pytest.approx(0.25) and parts["tool"] == pytest.approx(0.15)
+    minutes = await ask("run/throughput", run=RUN)
+    assert sum(row["rollouts_per_s"] * 60 * row["per_point"] for row in minutes) == pytest.approx(len(ends))
+    served = await ask("run/served", run=RUN)
+    assert [row["version"] for row in served] == [6, 5, 4, 3, 2, 1]
+    assert (served[0]["swaps"], served[0]["mean_pause_seconds"]) == (6, pytest.approx(0.05))
+    assert await ask("fleet") == {"members": [], "problem": "no bus here"}
+
+
+async def test_a_curve_has_only_so_many_points(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REWARDS", "STEPS", "THROUGHPUT"):
+        assert f", {queries.POINTS}) + 1" in getattr(queries, name)
+    monkeypatch.setitem(server_questions(), "rewards", queries.REWARDS.replace(f", {queries.POINTS})", ", 3)"))
+    curve = await ask("run/rewards", run=RUN)
+    assert [(row["version"], row["per_point"]) for row in curve] == [(0, 2), (2, 2), (4, 2)]
+
+
+def server_questions() -> dict[str, str]:
+    from store.ui import server
+
+    return server.OF_A_RUN
+
+
+async def test_the_pulse_changes_when_a_rollout_ends(ask: Ask, store: StoreProcess) -> None:
+    before = await ask("run/pulse", run="growing")
+    filling.insert(store.sql, filling.run("growing", steps=1, groups=1, samples=1), first=50_000)
+    assert await ask("run/pulse", run="growing") != before
+    await asyncio.to_thread(store.sql.command, "DELETE FROM raw_attempts WHERE run = 'growing'")
+    await asyncio.to_thread(store.sql.command, "DELETE FROM raw_runs WHERE run = 'growing'")
+
+
+@pytest.mark.parametrize(
+    ("filters", "fits"),
+    [
+        ({}, lambda end: True),
+        ({"outcome": "agent_error"}, lambda end: end.outcome == "agent_error"),
+        ({"reward_from": "0.5"}, lambda end: end.reward == 1),
+        ({"reward_from": "0", "reward_to": "0.5"}, lambda end: end.reward == 0),
+        ({"version_from": "3", "version_to": "3"}, lambda end: 3 in (end.usage.version_min, end.usage.version_max)),
+        ({"mode": "eval"}, lambda end: False),
+    ],
+)
+async def test_filters(ask: Ask, ends: list[SpanBatch], filters: dict[str, str], fits: Callable[[Any], bool]) -> None:
+    found = await ask("run/rollouts", run=RUN, **filters)
+    expected = {batch.rollout for batch in ends if fits(batch.end)}
+    assert found["count"] == len(expected)
+    assert {row["rollout"] for row in found["rollouts"]} <= expected
+    assert len(found["rollouts"]) == min(len(expected), finding.PAGE)
+
+
+async def test_pages_and_orders(ask: Ask, ends: list[SpanBatch]) -> None:
+    first = await ask("run/rollouts", run=RUN)
+    second = await ask("run/rollouts", run=RUN, page="2")
+    assert len({row["rollout"] for one in (first, second) for row in one["rollouts"]}) == len(ends)
+    assert (await ask("run/rollouts", run=RUN, page="9"))["rollouts"] == []
+    seconds = [row["seconds"] for row in (await ask("run/rollouts", run=RUN, sort="slowest"))["rollouts"]]
+    assert seconds == sorted(seconds, reverse=True)
+    ended = [row["ended_ms"] for row in first["rollouts"]]
+    assert ended == sorted(ended, reverse=True)
+    worst = [row["reward"] for row in (await ask("run/rollouts", run=RUN, sort="worst"))["rollouts"]]
+    assert worst[0] == 0 and worst.index(1) == worst.count(0)
+
+
+async def test_words_are_looked_for_in_prompts_and_answers(ask: Ask, store: StoreProcess) -> None:
+    named = await ask("run/rollouts", run=RUN, name="T1@P4")
+    assert {row["rollout"] for row in named["rollouts"]} == {f"t1@p4.{sample}" for sample in range(4)}
+    asked = await ask("run/rollouts", run=RUN, words="t1@p4 Question")
+    assert {row["rollout"] for row in asked["rollouts"]} == {f"t1@p4.{sample}" for sample in range(4)}
+    answered = store.one(f"SELECT answered FROM model_calls WHERE run = '{RUN}' AND rollout = '{ROLLOUT}' LIMIT 1")
+    assert ROLLOUT in {row["rollout"] for row in (await ask("run/rollouts", run=RUN, words=answered))["rollouts"]}
+    assert (await ask("run/rollouts", run=RUN, words="question zebra"))["count"] == 0
+
+
+def test_words_are_found_at_the_beginning_of_a_line_and_in_any_case() -> None:
+    sql, values = finding.found({"words": "Carry-on"})
+    assert "request" in sql and "response" in sql
+    assert {"Carry", "carry", "CARRY", "nCarry", "tcarry"} <= set(values["word_0"])
+    assert "on" in values["word_1"]
+
+
+async def test_a_rollout_has_its_trace_and_its_calls_with_what_each_added(ask: Ask, store: StoreProcess) -> None:
+    found = await ask("rollout", run=RUN, rollout=ROLLOUT)
+    (attempt,) = found["attempts"]
+    assert attempt["counts"] and not attempt["running"] and found["attempt"] == attempt
+    known = {span["span_id"] for span in found["spans"]}
+    roots = [span for span in found["spans"] if span["parent_span_id"] not in known]
+    assert [span["name"] for span in roots] == ["send lb.task.train.default"]
+    assert sum(span["name"] == "execute_tool add" for span in found["spans"]) == 3
+    assert any(span["name"] == "train policy" for span in found["spans"])
+    first, second, third = found["calls"]
+    assert [message["role"] for message in first["messages"]] == ["system", "user"]
+    assert [message["role"] for message in third["messages"]] == ["user"]
+    assert (second["continues"], second["known"], third["continues"], third["known"]) == (0, 3, 1, 5)
+    assert "".join(first["pieces"]).strip() == first["answer"]["content"]
+    assert len(first["tokens"]) == len(first["logprobs"]) == len(first["versions"]) == 10
+    assert (
+        first["advantage"] == found["uses"][0]["advantage"] and first["trained_version"] == found["uses"][0]["version"]
+    )
+    asked = store.sql.query(f"SELECT request FROM prompts WHERE run = '{RUN}' AND rollout = '{ROLLOUT}' AND call = 2")
+    whole = await ask("request", run=RUN, rollout=ROLLOUT, execution=attempt["execution"], call="2")
+    assert len(json.loads(whole["request"])["messages"]) == 6
+    assert whole["request"] == asked.first_row[0]
+
+
+async def test_what_is_not_there_or_wrong_is_a_sentence(ask: Ask) -> None:
+    assert (await ask("rollout", 404, run=RUN, rollout="x"))["error"] == "no rollout of run small is called x"
+    assert (await ask("rollout", 404, run=RUN, rollout=ROLLOUT, execution="x"))["error"].endswith("no such attempt")
+    assert (await ask("rollout", 400, run=RUN))["error"] == "rollout is missing"
+    assert (await ask("run/secrets", 404, run=RUN))["error"] == "there is no /api/run/secrets"
+    wrong = {"reward_from": "much", "version_to": "-1", "sort": "random", "page": "0", "words": "!!"}
+    for name, value in wrong.items():
+        assert (await ask("run/rollouts", 400, run=RUN, **{name: value}))["error"].startswith(f"{name}: ")
+    injected = await ask("run/rollouts", run=RUN, name="' OR 1 = 1 --", outcome="') OR (1", words="x') --")
+    assert injected["count"] == 0
+
+
+async def test_nothing_can_be_written_and_a_question_has_its_limits(store: StoreProcess) -> None:
+    reader = await Reader.of(await asyncio.to_thread(connect, store.url))
+    before = store.one("SELECT count() FROM raw_runs")
+    for statement in (
+        "INSERT INTO raw_runs (run) VALUES ('mine')",
+        "DROP TABLE raw_runs",
+        "CREATE TABLE mine (a Int8) ENGINE = Memory",
+        "SELECT * FROM file('/etc/passwd', 'LineAsString')",
+        "SELECT 1 SETTINGS readonly = 0",
+    ):
+        with pytest.raises(Unanswered, match="readonly"):
+            await reader.rows(statement)
+    with pytest.raises(Unanswered, match="Limit for result exceeded"):
+        await reader.rows("SELECT number FROM numbers(100000)")
+    with pytest.raises(Unanswered, match="nothing"):
+        await reader.rows("SELECT * FROM nothing")
+    assert store.one("SELECT count() FROM raw_runs") == before
+
+
+def test_a_user_who_may_set_nothing_is_sent_nothing() -> None:
+    assert list(settings_for("0")) == ["max_execution_time", "max_result_rows", "max_memory_usage", "readonly"]
+    assert settings_for("0")["readonly"] == 1
+    assert "readonly" not in settings_for("2") and settings_for("2")["max_execution_time"] == 10
+    assert settings_for("1") == {}
+
+
+async def test_other_sites_and_other_names_are_refused(site: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        port = site.rsplit(":", 1)[1]
+        for host, status in (
+            (f"evil.example:{port}", 421),
+            ("", 421),
+            (f"localhost:{port}", 200),
+            (f"[::1]:{port}", 200),
+        ):
+            async with session.get(f"{site}/api/runs", headers={"Host": host, "Origin": "http://evil.example"}) as said:
+                assert said.status == status, host
+                assert "Access-Control-Allow-Origin" not in said.headers
+                assert said.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        async with session.post(f"{site}/api/runs") as said:
+            assert said.status == 405
+
+
+async def test_the_page_has_no_inline_code_and_a_strict_policy(site: str) -> None:
+    async with aiohttp.ClientSession() as session, session.get(site) as said:
+        policy, text = said.headers["Content-Security-Policy"], await said.text()
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert "<style" not in text and text.count("<script") == text.count('<script type="module" src=') == 1
+    for file in (Path(queries.__file__).parent / "static").iterdir():
+        assert not any(word in file.read_text() for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval("))
+
+
+def test_the_attempt_that_counts_is_the_first_result_in_the_stream() -> None:
+    def row(execution: str, standing: int, sequence: int) -> dict[str, Any]:
+        which = {"execution": execution, "attempt": sequence, "standing": standing}
+        return {**which, "stream_sequence": sequence, "started_ms": float(sequence)}
+
+    ended = [row("a", 2, 1), row("b", 1, 2), row("c", 0, 4), row("d", 0, 3)]
+    made = attempts_of(ended, [{"execution": "e", "attempt": 5, "started_ms": 9.0}])
+    assert [one["execution"] for one in made if one["counts"]] == ["d"]
+    assert [one["execution"] for one in made if one["running"]] == ["e"]
+    assert chosen(made, "")["execution"] == "d" and chosen(made, "a")["execution"] == "a"  # type: ignore[index]
+    assert chosen(made, "x") is None and chosen([], "") is None
+
+
+def test_requests_of_any_kind_have_something_to_show() -> None:
+    assert messages_of('{"prompt": "one"}') == [{"role": "prompt", "content": "one"}]
+    assert messages_of("not json") == [{"role": "request", "content": "not json"}]
+    assert messages_of("[1]") == [{"role": "request", "content": [1]}] and messages_of("") == []
+    (call,) = calls_of([{"call": 0}], [{"call": 0, "request": "", "request_prefix": [], "response": "cut of"}], [])
+    assert call["answer"] == "cut of" and call["advantage"] is None and call["messages"] == []
+
+
+def test_values_and_errors_are_as_json_and_people_read_them() -> None:
+    assert plain({"a": [float("nan"), (1, float("inf"))]}) == {"a": [None, [1, None]]}
+    said = sentence(ValueError("Code: 60. DB::Exception: Unknown table x. (UNKNOWN_TABLE) (version 26.9.2.1)"))
+    assert said.startswith("Unknown table x") and said.endswith("has a store of this version written here?")
+
+
+async def test_the_command_shows_who_is_alive_and_serves_until_it_is_told_to_stop(
+    store: StoreProcess, bus: Bus
+) -> None:
+    line = [sys.executable, "-m", "lightningbus", "ui", "--port", "0", "--sql", store.url]
+    async with bus.beat("runner", "runner-7", lambda: {"state": "running", "detail": {"busy": 3}}):
+        process = await asyncio.create_subprocess_exec(*line, "--bus", bus.nc.connected_url.geturl(), stderr=PIPE)
+        assert process.stderr is not None
+        said = ""
+        while "UI at " not in said:
+            said = (await process.stderr.readline()).decode()
+        async with aiohttp.ClientSession(said.split()[2]) as session, asyncio.timeout(20):
+            members: list[Any] = []
+            while not members:
+                await asyncio.sleep(0.2)
+                async with session.get("/api/fleet") as answer:
+                    members = (await answer.json())["members"]
+    assert (members[0]["id"], members[0]["detail"]) == ("runner-7", {"busy": 3})
+    process.terminate()
+    assert await process.wait() == 0
+
+
+def test_without_a_store_the_command_ends_in_one_sentence() -> None:
+    line = [sys.executable, "-m", "lightningbus", "ui", "--port", "0", "--sql", "http://127.0.0.1:9"]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith("lightningbus: no ClickHouse answers at http://127.0.0.1:9")
+
+
+def test_a_store_that_is_gone_is_a_sentence() -> None:
+    said = sentence(OperationalError("Error HTTPConnectionPool(host='127.0.0.1', port=1): Max retries exceeded"))
+    assert said == "the store does not answer any more; this page goes on when it is back"
+
+
+def test_the_table_of_the_page_is_what_was_measured() -> None:
+    page = (Path(ui.__file__).parents[1] / "docs" / "ui.md").read_text()
+    shown = page.split("<!-- benchmarks.ui: begin -->\n")[1].split("\n<!-- benchmarks.ui: end -->")[0]
+    rows = json.loads(ui.RESULTS.read_text())
+    assert shown == ui.printed(rows)
+    assert all(row["value"] < row["ceiling"] for row in rows if row["case"].endswith("p50"))

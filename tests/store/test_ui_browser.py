@@ -1,0 +1,265 @@
+"""The pages in a real browser, headless: what a reader sees, clicks and waits for.
+
+``LIGHTNINGBUS_SCREENSHOTS=docs/ui`` keeps a picture of each page, light and dark.
+"""
+
+import asyncio
+import io
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from schemas.events import Heartbeat, SpanBatch
+from store import migrations
+from store.client import connect
+from store.ui.reading import Reader
+from store.ui.server import Pages, serving
+from tests import filling
+from tests.store.conftest import StoreProcess, client
+from tests.store.conftest import serving as serving_store
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+if CHROMIUM is None:
+    pytest.skip("no chromium is installed: apt-get install chromium", allow_module_level=True)
+api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+
+SIZE = {"width": 1360, "height": 900}
+TALLEST = 1500
+expect = api.expect
+PICTURES = os.environ.get("LIGHTNINGBUS_SCREENSHOTS")
+RUN = "adding"
+ROLLOUT = "t1@p4.2"
+
+
+def alive() -> list[Heartbeat]:
+    """A fleet as its heartbeats say it."""
+    detail = {"step": 12, "reward": 0.81, "waiting": "rollouts", "queue": 34}
+    return [
+        Heartbeat(role="learner", id="learner-1", run=RUN, state="training", version=12, detail=detail, sent_ns=0),
+        Heartbeat(role="inference", id="node-0", state="ready", version=12, detail={"inflight": 7}, sent_ns=0),
+        Heartbeat(role="runner", id="runner-0", state="running", detail={"busy": 4, "free": 0}, sent_ns=0),
+        Heartbeat(role="store", id="store-1", state="inserting", detail={"rows_per_s": 812.0}, sent_ns=0),
+    ]
+
+
+def evaluations() -> Iterator[SpanBatch]:
+    """Rollouts of the same run that are not trained on."""
+    for event in filling.run(RUN, steps=12, groups=2, samples=2, seed=7):
+        if isinstance(event, SpanBatch):
+            yield replace(event, mode="eval", task=f"held-out-{event.task}", rollout=f"held-out-{event.rollout}")
+
+
+@contextmanager
+def pages_of(url: str) -> Iterator[str]:
+    """The pages, on a loop of their own in a thread: Playwright's has this one."""
+    ready, stop = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+    at: list[str] = []
+
+    async def serve() -> None:
+        reader = await Reader.of(connect(url))
+        async with serving(Pages(reader, "127.0.0.1", alive), "127.0.0.1", 0) as address:
+            at.append(address)
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(30)
+    yield at[0]
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(30)
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
+    """A store with a run of a dozen steps and a short one."""
+    with serving_store(tmp_path_factory.mktemp("store")) as made:
+        migrations.migrate(client(made.url, "default"), "lightningbus")
+        migrations.make_views(made.sql, "lightningbus")
+        filling.insert(made.sql, filling.run(RUN, steps=12, groups=3, seed=3))
+        filling.insert(made.sql, evaluations(), first=50_000)
+        filling.insert(made.sql, filling.run("before", steps=2, groups=2, seed=2), first=100_000)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def site(store: StoreProcess) -> Iterator[str]:
+    """The address of the pages."""
+    with pages_of(store.url) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium."""
+    with api.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page on which anything the console calls an error is one."""
+    made = browser.new_page(viewport=SIZE)
+    made.set_default_timeout(10_000)
+    said: list[str] = []
+    made.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    made.on("pageerror", lambda error: said.append(str(error)))
+    yield made
+    made.close()
+    assert said == []
+
+
+def picture(page: Any, name: str) -> None:
+    """Kept where somebody asked for pictures."""
+    if PICTURES is None:
+        return
+    page.mouse.move(0, 0)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        whole = page.evaluate("() => document.documentElement.scrollHeight")
+        page.set_viewport_size({"width": 1360, "height": min(whole, TALLEST)})
+        page.wait_for_timeout(200)
+        kept(page, f"{name}-{scheme}")
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size(SIZE)
+
+
+def kept(page: Any, name: str) -> None:
+    """A picture of what is seen, in 256 colours."""
+    from PIL import Image
+
+    assert PICTURES is not None
+    shown = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    shown.quantize(256, dither=Image.Dither.NONE).save(Path(PICTURES) / f"{name}.png", optimize=True)
+
+
+def names(page: Any) -> list[str]:
+    """Of the rollouts in the table, from the top."""
+    found: list[str] = page.locator("#rollouts tbody td.name").all_inner_texts()
+    return found
+
+
+def colours(page: Any) -> list[str]:
+    """Of the tokens, in their order."""
+    found: list[str] = page.locator(".token").evaluate_all("all => all.map(one => one.style.backgroundColor)")
+    return found
+
+
+def test_from_the_runs_to_a_run_to_a_rollout_and_back(page: Any, site: str) -> None:
+    page.goto(site)
+    page.locator("#runs tbody tr").first.wait_for()
+    assert page.locator("#runs tbody tr td.name").all_inner_texts() == [RUN, RUN, "before"]
+    picture(page, "runs")
+    page.locator("#runs tbody tr", has_text="train").get_by_role("link", name=RUN).click()
+    page.locator("#chart-rewards path.line").first.wait_for()
+    page.locator("#rollouts tbody tr").first.wait_for()
+    for chart in ("staleness", "drift"):
+        page.locator(f"#chart-steps-{chart} path.line").first.wait_for()
+    page.locator("#chart-throughput-throughput path.line").first.wait_for()
+    assert page.locator("#fleet tbody tr").count() == 4
+    assert "model calls" in page.locator("#chart-time-where").inner_text()
+    page.locator("#served path.line").wait_for()
+    picture(page, "run")
+    page.locator("#rollouts tbody tr td.name a").first.click()
+    page.locator("#calls .token").first.wait_for()
+    assert page.url.endswith("rollout/" + page.locator("h1").inner_text().replace("@", "%40"))
+    page.go_back()
+    page.locator("#rollouts tbody tr").first.wait_for()
+    assert page.locator("h1").inner_text() == RUN
+
+
+def test_filters_narrow_the_table_and_are_part_of_the_address(page: Any, site: str) -> None:
+    page.goto(f"{site}/#/run/{RUN}?sort=slowest")
+    page.locator("#rollouts tbody tr").first.wait_for()
+    every = names(page)
+    page.locator("select[name=outcome]").select_option("agent_error")
+    expect(page.locator("#rollouts .outcome:not(.agent_error)")).to_have_count(0)
+    assert 0 < len(names(page)) < len(every)
+    assert "outcome=agent_error" in page.url and "sort=slowest" in page.url
+    page.go_back()
+    expect(page.locator("#rollouts tbody tr")).to_have_count(len(every))
+    assert names(page) == every
+    page.locator("input[name=name]").fill("T1@p4")
+    expect(page.locator("#rollouts tbody tr")).to_have_count(6)
+    page.locator("select[name=mode]").select_option("train")
+    expect(page.locator("#rollouts tbody tr")).to_have_count(4)
+    assert set(names(page)) == {f"t1@p4.{sample}" for sample in range(4)}
+    page.locator("input[name=words]").fill("zebra")
+    page.get_by_text("No rollout fits these filters").wait_for()
+    page.get_by_role("button", name="Show all").click()
+    expect(page.locator("#rollouts tbody tr")).to_have_count(len(every))
+    page.get_by_role("button", name="Next").click()
+    page.get_by_text("51–100 of").wait_for()
+
+
+def test_a_rollout_shows_its_trace_and_its_tokens_in_three_colours(page: Any, site: str) -> None:
+    page.goto(f"{site}/#/run/{RUN}/rollout/{ROLLOUT}")
+    page.locator("#calls .token").first.wait_for()
+    bars = page.locator(".waterfall .bar .what").all_inner_texts()
+    assert [re.sub("[└ !]+", "", name) for name in bars][:2] == ["sendlb.task.train.default", "invoke_agentdefault"]
+    assert sum("execute_tool" in name for name in bars) == 3 and any("train" in name for name in bars)
+    page.locator(".bar.tool").first.click()
+    assert "gen_ai.tool.call.arguments" in page.locator(".span-detail").inner_text()
+    picture(page, "rollout")
+    seen = {}
+    for name in ("advantage", "staleness", "probability"):
+        page.get_by_role("button", name=name, exact=True).click()
+        seen[name] = colours(page)
+        assert name in page.locator(".key").inner_text() or name == "staleness"
+    assert len(set(seen["advantage"])) == 1 and len(set(seen["staleness"])) == 2 and len(set(seen["probability"])) > 5
+    assert "color-mix" in seen["advantage"][0] and seen["advantage"] != seen["staleness"]
+    page.locator(".token").nth(3).hover()
+    said = page.locator("#tip").inner_text()
+    assert all(word in said for word in ("id ", "probability", "version", "advantage", "behind"))
+    if PICTURES:
+        page.locator("#calls").scroll_into_view_if_needed()
+        page.mouse.move(0, 0)
+        kept(page, "tokens-light")
+    page.reload()
+    page.locator("#calls .token").first.wait_for()
+    assert colours(page) == seen["probability"]
+    page.get_by_text("whole request").first.click()
+    page.get_by_text('"model": "policy:writer"').wait_for()
+
+
+def test_what_comes_in_while_a_page_is_open_appears(page: Any, site: str, store: StoreProcess) -> None:
+    page.goto(f"{site}/#/run/before?name=t1%40p3")
+    page.get_by_text("No rollout fits these filters").wait_for()
+    (_, *events) = filling.run("before", steps=3, groups=2, seed=2)
+    filling.insert(store.sql, events, first=100_000)
+    page.locator("#rollouts tbody tr").first.wait_for()
+    assert page.locator("#live").inner_text() == "live"
+
+
+def test_what_an_agent_said_is_never_code(page: Any, site: str, store: StoreProcess) -> None:
+    bad = "<img src=x onerror=alert(1)>"
+    store.sql.command(
+        "INSERT INTO raw_attempts (run, task, rollout, execution, mode, outcome, error, started, ended) "
+        f"VALUES ('{bad}', 't', '{bad}', 'e', 'train', '{bad}', '{bad}', now64(9), now64(9))"
+    )
+    page.goto(site)
+    page.get_by_role("link", name=bad).click()
+    page.locator("#rollouts").get_by_role("link", name=bad).click()
+    page.get_by_text("made no model call").wait_for()
+    assert page.locator("h1").inner_text() == bad and page.locator("main img").count() == 0
+
+
+def test_what_goes_wrong_is_a_sentence_in_the_page(browser: Any, site: str) -> None:
+    page = browser.new_page()
+    page.goto(f"{site}/#/run/{RUN}/rollout/nobody")
+    page.get_by_text("no rollout of run adding is called nobody").wait_for()
+    page.goto(f"{site}/#/run/{RUN}?reward_from=much")
+    page.get_by_text("reward_from: 'much' is not a number").wait_for()
+    page.close()
