@@ -19,11 +19,13 @@ from schemas import subjects
 from schemas.codec import encode, schema_of
 from schemas.events import ModelCall, RolloutEnd, Span, SpanBatch, VersionRun
 from store import arrow, migrations
+from store.batch import types_of
 from store.client import connect, first
-from store.ingester import Ingester, Insert, types_of
+from store.ingester import Ingester
 from store.rows import Received, Row, rows_of
 from store.settings import StoreSettings
 from store.store import served
+from store.writer import Insert, Writer
 
 PER_ATTEMPT = 10
 START_NS = 1_790_000_000_000_000_000
@@ -92,13 +94,17 @@ async def from_the_stream(
     await asyncio.gather(
         *(bus.publish_raw(subjects.spans("eval"), encode(batch), headers, timeout=300) for batch in said)
     )
-    ingester, stop = Ingester(bus, client, settings, insert), asyncio.Event()
+    types = await asyncio.to_thread(types_of, client, settings.database)
+    writer, stop = Writer(bus, insert, settings.database, types), asyncio.Event()
+    ingester = Ingester(bus, writer, settings)
+    expected = sum(1 for batch in said for _ in rows_of(batch, Received(0, START_NS, lambda run: 0)))
     before, started = _cpu(), time.monotonic()
     work = asyncio.create_task(ingester.run(stop))
-    sql = "SELECT count() FROM raw_attempts WHERE run = {run:String}"
-    while (await asyncio.to_thread(first, client, sql, {"run": said[0].run}))[0] < len(said):
-        await asyncio.sleep(0.02)
+    while writer.rows < expected:
+        await asyncio.sleep(0.005)
     seconds, spent = time.monotonic() - started, _cpu() - before
+    sql = "SELECT count() FROM raw_attempts WHERE run = {run:String}"
+    assert await asyncio.to_thread(first, client, sql, {"run": said[0].run}) == (len(said),)
     stop.set()
     await work
     spans = len(said) * PER_ATTEMPT

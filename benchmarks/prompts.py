@@ -21,8 +21,8 @@ from schemas.codec import encode
 from schemas.events import SpanBatch, Task, VersionRun
 from schemas.prefixes import whole
 from store import arrow, migrations
+from store.batch import types_of
 from store.client import connect, first
-from store.ingester import types_of
 from store.rows import Received, Row, rows_of
 from store.store import embedded
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from schemas.attributes import as_text
 from store.rows import Row
 
 PLAIN: dict[str, pa.DataType] = {
@@ -56,9 +57,10 @@ def column(kind: str, values: Sequence[Any]) -> pa.Array:
         return _array(kind[6:-1], values)
     if kind.startswith("Map("):
         key, value = (part.strip() for part in kind[4:-1].rsplit(",", 1))
-        return pa.MapArray.from_arrays(
-            _offsets(values, len), column(key, [*chain(*values)]), column(value, [*chain(*map(_items, values))])
-        )
+        held = [*chain(*map(_items, values))]
+        if value == "String" and not {*map(type, held)} <= {str}:  # all of them at once: a call for each costs more
+            held = [one if type(one) is str else as_text(one) for one in held]
+        return pa.MapArray.from_arrays(_offsets(values, len), column(key, [*chain(*values)]), column(value, held))
     raise TypeError(f"no Arrow column is made for {kind}")
 
 

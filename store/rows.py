@@ -1,10 +1,9 @@
 """Events into rows, table by table. Pure."""
 
 import contextlib
-import json
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -242,8 +241,8 @@ def _of_span(run: str, task: str, rollout: str, attempt: int, execution: str, sp
         "status": span.status,
         "status_message": span.status_message,
         "scope": span.scope,
-        "attributes": _texts(span.attributes),
-        "resource": _texts(span.resource),
+        "attributes": span.attributes,
+        "resource": span.resource,
         "events": _json(span.events) if span.events else "",
         "links": _json(span.links) if span.links else "",
         "keep_days": keep_days,
@@ -264,7 +263,7 @@ def _of_call(call: ModelCall, span: Span) -> Row:
         "response_tokens": len(call.response_ids) // 4,
         "version_min": min(versions, default=None),
         "version_max": max(versions, default=None),
-        "mean_logprob": float(logprobs.mean()) if len(logprobs) else 0.0,
+        "mean_logprob": float(np.add.reduce(logprobs, dtype=np.float64)) / max(len(logprobs), 1),
         "finish_reason": call.finish_reason,
         "sampling": _json(call.sampling),
         "asked": _last_said(call.request),
@@ -305,16 +304,9 @@ def _last_said(text: str) -> str:
     """The beginning of the last message in a piece of JSON; of any other text, its own beginning."""
     found = text[text.rfind('"content"') :] if '"content"' in text else text
     if match := CONTENT.search(found[: 8 * PREVIEW] + '"'):
-        with contextlib.suppress(ValueError):
-            return str(json.loads(match[1]))[:PREVIEW]
+        with contextlib.suppress(msgspec.DecodeError):
+            return msgspec.json.decode(match[1], type=str)[:PREVIEW]
     return text[:PREVIEW]
-
-
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        key: value if type(value) is str else attributes.as_text(value)  # most are, and a call would cost more
-        for key, value in values.items()
-    }
 
 
 def _json(value: Any) -> str:

@@ -13,12 +13,14 @@ from clickhouse_connect.driver.client import Client
 from bus import Bus, own_id
 from bus.cancelling import cancel
 from store import migrations
+from store.batch import types_of
 from store.client import StoreDown, connect, without_secrets
 from store.engine import Engine
 from store.http import HttpInterface
-from store.ingester import Ingester, Insert
+from store.ingester import Ingester
 from store.settings import StoreSettings
 from store.watchdog import Watchdog
+from store.writer import Insert, Writer, by_client
 
 log = logging.getLogger(__name__)
 
@@ -81,21 +83,23 @@ async def _ingest(
         log.info("migration %s applied", name)
     client = await asyncio.to_thread(connect, url, settings.database)
     await asyncio.to_thread(migrations.make_views, client, settings.database, settings.cluster)
-    ingester = Ingester(bus, client, settings, insert)
+    types = await asyncio.to_thread(types_of, client, settings.database)
+    writer = Writer(bus, insert or by_client(client), settings.database, types)
+    ingester = Ingester(bus, writer, settings)
 
     def describe() -> dict[str, Any]:
         detail: dict[str, Any] = {
-            "rows": ingester.rows,
-            "rows_per_s": ingester.rate(),
+            "rows": writer.rows,
+            "rows_per_s": writer.rate(),
             "backlog": ingester.pending,
             "database": settings.database,
         }
-        if ingester.problem:
-            detail["problem"] = ingester.problem
+        if writer.problem:
+            detail["problem"] = writer.problem
         if watchdog.alarm:
             detail["alarm"] = watchdog.alarm
         return {
-            "state": "inserting" if not ingester.problem else "waiting",
+            "state": "inserting" if not writer.problem else "waiting",
             "address": without_secrets(url),
             "detail": detail,
         }
@@ -103,7 +107,7 @@ async def _ingest(
     name = own_id(settings.id)
     log.info("SQL at %s, database %s", without_secrets(url), settings.database)
     async with bus.fleet("*") as fleet:
-        watchdog = Watchdog(bus, fleet, ingester, settings.stall_seconds)
+        watchdog = Watchdog(bus, fleet, ingester, writer, settings.stall_seconds)
         async with bus.beat("store", name, describe):
             watching = asyncio.create_task(watchdog.run())
             try:

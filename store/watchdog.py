@@ -13,6 +13,7 @@ from bus.nodes import serves
 from schemas import subjects
 from schemas.events import Alarm, Heartbeat
 from store.ingester import Ingester
+from store.writer import Writer
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +86,9 @@ def _said(beat: Heartbeat) -> str:
 class Watchdog:
     """Looks every two seconds; `alarm` is what it found, empty while all is well."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, ingester: Ingester, stall_seconds: float) -> None:
-        self._bus, self._fleet, self._ingester, self._stall_seconds = bus, fleet, ingester, stall_seconds
+    def __init__(self, bus: Bus, fleet: Fleet, ingester: Ingester, writer: Writer, stall_seconds: float) -> None:
+        self._bus, self._fleet, self._stall_seconds = bus, fleet, stall_seconds
+        self._ingester, self._writer = ingester, writer
         self._raised: Finding | None = None
         self._work_since = self._learner_since = time.monotonic()
         self.alarm = ""
@@ -109,17 +111,17 @@ class Watchdog:
                 self._raised = found
 
     def _facts(self, tasks: int) -> Facts:
-        now, ingester, members = time.monotonic(), self._ingester, tuple(self._fleet.members())
+        now, writer, members = time.monotonic(), self._writer, tuple(self._fleet.members())
         if not tasks:
             self._work_since = now
         if not any(beat.role == "learner" for beat in members):
             self._learner_since = now
         return Facts(
-            since_rollout=now - max(ingester.last_rollout, self._work_since),
-            since_step=now - max(ingester.last_step, self._learner_since),
+            since_rollout=now - max(writer.last_rollout, self._work_since),
+            since_step=now - max(writer.last_step, self._learner_since),
             tasks=tasks,
-            backlog=ingester.pending,
-            store_problem=ingester.problem,
+            backlog=self._ingester.pending,
+            store_problem=writer.problem,
             members=members,
         )
 

@@ -30,7 +30,7 @@ from schemas.events import (
     WeightVersion,
 )
 from store import arrow
-from store.ingester import types_of
+from store.batch import types_of
 from store.rows import Received, Row, rows_of
 
 START_NS = 1_790_000_000_000_000_000

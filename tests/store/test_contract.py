@@ -14,8 +14,8 @@ from clickhouse_connect.driver.client import Client
 
 from schemas.events import Span, SpanBatch
 from store import arrow, migrations
+from store.batch import types_of
 from store.client import connect
-from store.ingester import types_of
 from store.reports import REPORTS
 from store.rows import Received, rows_of
 from tests import filling
@@ -172,3 +172,9 @@ def _quoted(text: str) -> str:
 def test_a_value_no_column_holds_is_refused_before_it_is_sent(kind: str, values: list[object]) -> None:
     with pytest.raises((ValueError, TypeError, OverflowError)):
         arrow.column(kind, values)
+
+
+def test_attributes_of_any_type_are_kept_as_text() -> None:
+    kind = "Map(LowCardinality(String), String)"
+    kept = arrow.column(kind, [{"a": "x"}, {"b": None, "c": b"\xff", "d": [1, "y"], "e": True}])
+    assert kept.to_pylist() == [[("a", "x")], [("b", "null"), ("c", '"/w=="'), ("d", '[1,"y"]'), ("e", "true")]]

@@ -11,8 +11,10 @@ import pytest
 
 from bus import Bus
 from schemas import subjects
-from store.ingester import SLOTS, Ingester, Insert, by_client, slots_for
+from store.batch import types_of
+from store.ingester import SLOTS, Ingester, slots_for
 from store.settings import StoreSettings
+from store.writer import Insert, Writer, by_client
 from tests.making import batches
 from tests.store.conftest import StoreProcess, client, prepared
 
@@ -26,12 +28,14 @@ def store(tmp_path: Path) -> Iterator[StoreProcess]:
 @asynccontextmanager
 async def ingesting(
     bus: Bus, store: StoreProcess, insert: Insert | None = None, **settings: Any
-) -> AsyncIterator[Ingester]:
+) -> AsyncIterator[tuple[Ingester, Writer]]:
     stop = asyncio.Event()
-    made = Ingester(bus, client(store.url), StoreSettings(**settings), insert)
+    asked = client(store.url)
+    writer = Writer(bus, insert or by_client(asked), "lightningbus", types_of(asked, "lightningbus"))
+    made = Ingester(bus, writer, StoreSettings(**settings))
     work = asyncio.create_task(made.run(stop))
     try:
-        yield made
+        yield made, writer
     finally:
         stop.set()
         await work
@@ -48,7 +52,7 @@ async def until(store: StoreProcess, count: int) -> None:
 
 
 async def test_several_share_a_stream_and_every_row_is_there_once(bus: Bus, store: StoreProcess) -> None:
-    async with ingesting(bus, store, batch_rows=40) as one, ingesting(bus, store, batch_rows=40) as other:
+    async with ingesting(bus, store, batch_rows=40) as (_, one), ingesting(bus, store, batch_rows=40) as (_, other):
         await publish(bus, 0, 300)
         await until(store, 300)
     assert one.rows and other.rows
@@ -56,7 +60,7 @@ async def test_several_share_a_stream_and_every_row_is_there_once(bus: Bus, stor
     assert store.one("SELECT uniqExact(rollout, call) FROM model_calls") == 600
 
 
-async def test_while_one_batch_is_in_flight_one_is_filled_and_no_more(bus: Bus, store: StoreProcess) -> None:
+async def test_two_batches_wait_for_the_one_in_flight_and_no_more(bus: Bus, store: StoreProcess) -> None:
     """ClickHouse stands still: the broker keeps what does not fit, and nothing is lost when it goes on."""
     going, asked = threading.Event(), threading.Event()
     write = by_client(client(store.url))
@@ -66,7 +70,7 @@ async def test_while_one_batch_is_in_flight_one_is_filled_and_no_more(bus: Bus, 
         going.wait(60)
         write(*arguments)
 
-    async with ingesting(bus, store, insert, batch_rows=20, batch_seconds=0.05) as ingester:
+    async with ingesting(bus, store, insert, batch_rows=20, batch_seconds=0.05) as (ingester, _):
         await publish(bus, 0, 200)
         await asyncio.to_thread(asked.wait, 30)
         seen = -1
@@ -80,6 +84,6 @@ async def test_while_one_batch_is_in_flight_one_is_filled_and_no_more(bus: Bus, 
 
 def test_fewer_messages_are_held_the_larger_they_are() -> None:
     assert slots_for(1000, 16_000_000) == SLOTS[1]
-    assert slots_for(100_000, 16_000_000) == 320
+    assert slots_for(100_000, 16_000_000) == 480
     assert slots_for(4_000_000, 16_000_000) == SLOTS[0]
     assert slots_for(0, 16_000_000) == SLOTS[1]

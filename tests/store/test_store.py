@@ -15,7 +15,7 @@ from schemas.attempts import winner
 from schemas.codec import schema_of
 from schemas.events import Outcome, RolloutEnd, SpanBatch, Task
 from store import migrations
-from store.ingester import deduplication_token
+from store.batch import deduplication_token
 from store.migrations import Migration, MigrationError, migrate
 from tests.making import batches
 from tests.store.conftest import Start, client
