@@ -138,12 +138,17 @@ def command(settings: InferenceSettings, port: int) -> list[str]:
     }
     if settings.max_model_len is not None:
         arguments["max-model-len"] = settings.max_model_len
+    if settings.reasoning_parser is not None:
+        arguments["reasoning-parser"] = settings.reasoning_parser
+    if settings.tool_parser is not None:
+        arguments["tool-call-parser"] = settings.tool_parser
     flat = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
     quiet = ["--disable-uvicorn-access-log", "--disable-log-stats"]
+    tools = [] if settings.tool_parser is None else ["--enable-auto-tool-choice"]
     eager = [] if _has_gpu() else ["--enforce-eager"]
     # -P: a directory of the user's may have the name of a package that vLLM's processes import.
     server = settings.command or [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
-    return [*server, *flat, *quiet, *eager, *settings.extra_args]
+    return [*server, *flat, *quiet, *eager, *tools, *settings.extra_args]
 
 
 def environment(settings: InferenceSettings) -> dict[str, str]:

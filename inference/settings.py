@@ -29,6 +29,13 @@ class InferenceSettings(BaseModel):
         description="what requests in flight have in the KV cache after a swap: what the old weights computed, or the "
         "same tokens computed again, at the cost of a prefill",
     )
+    tool_parser: str | None = Field(
+        None,
+        description="vLLM's --tool-call-parser, as hermes or llama3_json: how the model writes that it calls a tool",
+    )
+    reasoning_parser: str | None = Field(
+        None, description="vLLM's --reasoning-parser, as qwen3: how the model marks what it thinks"
+    )
     command: list[str] | None = Field(
         None, description="what starts vLLM's server, arguments follow; default: the one of this interpreter"
     )

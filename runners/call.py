@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-RENDERED_BY = ("chat_template", "chat_template_kwargs", "documents")
+RENDERED_BY = ("chat_template", "chat_template_kwargs", "documents", "tools")
 """Fields that change how messages are rendered."""
 
 
@@ -51,6 +51,11 @@ class Call:
         """Whether the agent asked for token ids itself."""
         return bool(self.body.get("return_token_ids"))
 
+    @property
+    def hides_reasoning(self) -> bool:
+        """Whether the agent wants the answer without what the model thought; it is recorded all the same."""
+        return self.body.get("include_reasoning") is False
+
     def recorded(self) -> str:
         """The body as JSON, the conversation at its end: a call that goes on then begins as the one before it did."""
         last = "messages" if self.chat else "prompt"
@@ -69,6 +74,8 @@ class Call:
         if self.chat:
             body["logprobs"] = True
             body.setdefault("top_logprobs", 0)
+            if self.hides_reasoning:  # or the engine keeps back the tokens too
+                body["include_reasoning"] = True
         elif body.get("logprobs") is None:
             body["logprobs"] = 0
         return body

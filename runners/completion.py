@@ -155,6 +155,9 @@ class Completion:
         if not self._call.wants_logprobs:
             hidden.add("logprobs")
         shown["choices"] = [{k: v for k, v in said.items() if k not in hidden} for said in chunk.get("choices", ())]
+        if self._call.hides_reasoning:
+            for said in shown["choices"]:
+                said["delta"] = _without_thoughts(said.get("delta") or {})
         return shown
 
     def response(self) -> dict[str, Any]:
@@ -167,13 +170,17 @@ class Completion:
             choice = self._choices[index]
             said: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason or "stop"}
             said |= {"stop_reason": choice.stop_reason, "logprobs": self._logprobs(choice)}
-            said |= {"message": _message(choice)} if self._call.chat else {"text": choice.text}
+            said |= {"message": self._shown_message(choice)} if self._call.chat else {"text": choice.text}
             if self._call.wants_token_ids:
                 said["token_ids"] = choice.token_ids
                 if not self._call.chat:
                     said["prompt_token_ids"] = choice.prompt_ids
             shown["choices"].append(said)
         return shown
+
+    def _shown_message(self, choice: _Choice) -> dict[str, Any]:
+        message = _message(choice)
+        return _without_thoughts(message) if self._call.hides_reasoning else message
 
     def _logprobs(self, choice: _Choice) -> dict[str, Any] | None:
         if not self._call.wants_logprobs:
@@ -227,6 +234,10 @@ def _message(choice: _Choice) -> dict[str, Any]:
         ]
         message["content"] = message["content"] or None
     return message
+
+
+def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key not in ("reasoning", "reasoning_content")}
 
 
 def _extend(whole: dict[str, Any], piece: dict[str, Any]) -> None:

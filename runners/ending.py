@@ -6,9 +6,9 @@ import logging
 from dataclasses import dataclass
 
 from runners import rewards
-from runners.gateway import Slot
 from runners.host import AgentFault, CannotStart, Host, ProcessLost
 from runners.record import Attempt
+from runners.slot import Slot
 from schemas.events import Outcome, Task
 
 log = logging.getLogger(__name__)

@@ -28,6 +28,8 @@ class History:
     """The answers of one attempt so far."""
 
     turns: list[Turn] = field(default_factory=list)
+    responses: dict[str, list[Any]] = field(default_factory=dict)
+    """Messages up to and with each response of the Responses API, by its id."""
 
     def add(self, call: Call, answer: dict[str, Any], tokens: list[int]) -> None:
         """An answer to a chat that ended by itself; ``tokens`` are its prompt's and its own."""

@@ -97,8 +97,10 @@ class Attempt:
         self._bytes += size
         return True
 
-    def add_call(self, part: Part, *, node: str, role: str, request: str, started_ns: int, ended_ns: int) -> None:
-        """One sampled choice of one model call, as the engine made it."""
+    def add_call(
+        self, part: Part, *, node: str, role: str, request: str, started_ns: int, ended_ns: int, parent: str = ""
+    ) -> None:
+        """One sampled choice of one model call, as the engine made it; ``parent`` is the agent's span that asked."""
         index = self.calls
         prompt, digest = self._prompts.add(part.prompt_ids, part.response_ids)
         asked, _ = self._requests.add(request.encode())
@@ -136,7 +138,7 @@ class Attempt:
         span = Span(
             trace_id=self.trace_id,
             span_id=identity.span_id(self.rollout, self.execution, "call", index),
-            parent_span_id=self.root_id,
+            parent_span_id=parent or self.root_id,
             name=f"chat {part.model}",
             kind="client",
             start_ns=started_ns,

@@ -15,10 +15,11 @@ from bus.cancelling import cancel
 from runners import attempts
 from runners.attempts import Decision
 from runners.ending import Ending, run_agent
-from runners.gateway import Gateway, Slot
+from runners.gateway import Gateway
 from runners.host import Host, make_hosts
 from runners.record import Attempt
 from runners.settings import RunnerSettings
+from runners.slot import Slot
 from schemas import identity, subjects
 from schemas.codec import DecodeError, EncodeError
 from schemas.events import Task, TaskKey

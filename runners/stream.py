@@ -1,9 +1,10 @@
 """What a streaming agent gets."""
 
-import json
 from typing import Any
 
 from aiohttp import web
+
+from runners.dialects.dialect import Dialect
 
 
 class CannotGoOn(Exception):
@@ -13,15 +14,18 @@ class CannotGoOn(Exception):
 class AgentStream:
     """What a streaming agent gets: chunk by chunk, or, where nothing could be gone on with, all of it at the end."""
 
-    def __init__(self, request: web.Request, live: bool) -> None:
-        self._request, self._live = request, live
-        self._response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    def __init__(self, request: web.Request, dialect: Dialect, live: bool) -> None:
+        self._request, self._dialect, self._live = request, dialect, live
+        self._response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        )
+        self._events = dialect.events()
         self._kept: list[bytes] = []
         self.begun = False
 
     async def say(self, chunk: dict[str, Any], tokens: int) -> None:
         """One chunk of an answer that has so many tokens by now; what comes before the first can be said anew."""
-        self._kept.append(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        self._kept.append(self._events.take(chunk))
         if self._live and tokens:
             await self._flush()
 
@@ -30,16 +34,17 @@ class AgentStream:
         if self.begun:
             raise CannotGoOn("the answer broke off where it cannot be gone on with")
         self._kept.clear()
+        self._events = self._dialect.events()
 
     async def done(self) -> web.StreamResponse:
         """The answer is whole."""
-        self._kept.append(b"data: [DONE]\n\n")
+        self._kept.append(self._events.end())
         await self._flush()
         return self._response
 
     async def fail(self, reason: str) -> web.StreamResponse:
         """It will not be."""
-        self._kept = [b"data: " + json.dumps(error_body("server_error", reason)).encode() + b"\n\n"]
+        self._kept = [self._events.failed(reason)]
         await self._flush()
         return self._response
 
@@ -49,8 +54,3 @@ class AgentStream:
             await self._response.prepare(self._request)
         said, self._kept = b"".join(self._kept), []
         await self._response.write(said)
-
-
-def error_body(kind: str, message: str) -> dict[str, Any]:
-    """An error as OpenAI's API says it."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": kind}}

@@ -1,8 +1,11 @@
 """Identities derived from what an event is about, never random, so that sending twice is sending once."""
 
 import json
+import re
 from collections.abc import Iterable
 from hashlib import sha256
+
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-((?!0{16})[0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 
 
 def rollout_id(task: str, sample: int) -> str:
@@ -38,6 +41,12 @@ def root_span_id(rollout: str, execution: str) -> str:
 def traceparent(trace: str, span: str) -> str:
     """W3C Trace Context header of a sampled span (https://www.w3.org/TR/trace-context/)."""
     return f"00-{trace}-{span}-01"
+
+
+def span_of(traceparent: str) -> str:
+    """The span that a W3C Trace Context header names; empty where it is none."""
+    found = TRACEPARENT.fullmatch(traceparent.strip())
+    return found[1] if found else ""
 
 
 def task_msg_id(rollout: str) -> str:

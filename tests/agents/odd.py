@@ -50,6 +50,28 @@ def completes(task):
     return {"reward": 0.5, "text": answer.choices[0].text}
 
 
+def speaks_every_dialect(task):
+    """1.0 if the model says the same, greedily, through each API, plain and streamed."""
+    from anthropic import Anthropic
+
+    claude = Anthropic(max_retries=0)
+    messages = [{"role": "user", "content": "compute 12 times 34"}]
+    chat = client.chat.completions.create(model="policy", messages=messages, max_tokens=6, temperature=0)
+    said = [chat.choices[0].message.content]
+    asked = {"model": "policy", "input": messages, "max_output_tokens": 6, "temperature": 0}
+    said.append(client.responses.create(**asked).output_text)
+    with client.responses.stream(**asked) as stream:
+        said.append(stream.get_final_response().output_text)
+    asked = {"model": "policy", "messages": messages, "max_tokens": 6, "extra_body": {"temperature": 0}}
+    message = claude.messages.create(**asked)
+    said.append(message.content[0].text)
+    with claude.messages.stream(**asked) as stream:
+        said.append(stream.get_final_text())
+    counted = claude.messages.count_tokens(model="policy", messages=messages).input_tokens
+    assert counted == message.usage.input_tokens == chat.usage.prompt_tokens
+    return float(bool(said[0]) and len(set(said)) == 1)
+
+
 def rewarded_by_span(task):
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -22,6 +22,10 @@ def test_vllm_stays_on_loopback_and_gives_the_probabilities_sampled_from(tmp_pat
     assert options["--generation-config"] == "vllm"
     assert options["--max-model-len"] == "64"
     assert words[-1] == "--x"
+    parsing = command(settings.model_copy(update={"tool_parser": "hermes", "reasoning_parser": "qwen3"}), 1234)
+    options = dict(zip(parsing[4::2], parsing[5::2], strict=False))
+    assert (options["--tool-call-parser"], options["--reasoning-parser"]) == ("hermes", "qwen3")
+    assert "--enable-auto-tool-choice" in parsing and "--enable-auto-tool-choice" not in words
     told = environment(settings)
     assert told["VLLM_NO_USAGE_STATS"] == "1" and told["HF_HUB_OFFLINE"] == "1" and told["OMP_NUM_THREADS"] == "1"
 

@@ -79,7 +79,8 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
     subprocess.run(make, check=True, capture_output=True)
     runner = {"agent": "agent:solve", "path": str(CALCULATOR), "concurrency": 2}
     odd = {"path": str(ROOT / "tests" / "agents"), "concurrency": 1, "drain_seconds": 1}
-    agents = ("raises", "hangs", "says_nothing", "wants_another_model", "streams", "completes", "rewarded_by_span")
+    misbehaving = ("raises", "hangs", "says_nothing", "wants_another_model")
+    agents = (*misbehaving, "streams", "completes", "rewarded_by_span", "speaks_every_dialect")
     settings = {
         "name": "test",
         "bus": {"port": 0},

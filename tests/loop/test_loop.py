@@ -322,13 +322,20 @@ def test_a_failing_agent_says_why(loop: Loop, agent: str, outcome: str, error: s
     assert loop.one(f"SELECT status FROM spans WHERE run = '{run}' AND name LIKE 'invoke_agent%'") == "error"
 
 
-@pytest.mark.parametrize(("agent", "reward"), [("streams", 1.0), ("completes", 0.5), ("rewarded_by_span", 0.25)])
+@pytest.mark.parametrize(
+    ("agent", "reward"),
+    [("streams", 1.0), ("completes", 0.5), ("rewarded_by_span", 0.25), ("speaks_every_dialect", 1.0)],
+)
 def test_what_agents_use_of_the_api_works(loop: Loop, agent: str, reward: float) -> None:
     run = publish(loop, agent, tasks=3)
     loop.until(f"SELECT count() FROM rollouts WHERE run = '{run}'", 3)
     found = loop.rows(f"SELECT outcome, reward, error FROM rollouts WHERE run = '{run}'")
     assert found == [("ok", reward, "")] * 3
     assert loop.one(f"SELECT min(length(response_ids)) FROM answers WHERE run = '{run}'") > 0
+    if agent == "speaks_every_dialect":
+        alike = "uniqExact(prompt_ids), uniqExact(response_ids), min(length(logprobs) = length(response_ids)), count()"
+        joined = "answers INNER JOIN prompts USING (run, rollout, execution, call)"
+        assert loop.rows(f"SELECT {alike} FROM {joined} WHERE run = '{run}'") == [(1, 1, 1, 3 * 5)]
     if agent == "rewarded_by_span":
         assert loop.one(f"SELECT count() FROM spans WHERE run = '{run}' AND name = 'judge'") == 3
         traces = loop.one(f"SELECT uniqExact(trace_id) FROM spans WHERE run = '{run}'")

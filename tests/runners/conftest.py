@@ -29,6 +29,8 @@ class ScriptedEngine:
         self.requests: list[dict[str, Any]] = []
         self.version = 3
         self.choices = 1
+        self.script: list[dict[str, Any]] = []
+        """Deltas of a chat's answer, a token each, instead of `ANSWER`; the last says its ``finish_reason`` too."""
         self.address = ""
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -41,6 +43,8 @@ class ScriptedEngine:
             return web.json_response({"error": {"message": "no"}}, status=int(fault))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        if chat and self.script:
+            return await self._play(response)
         made = len(prompt) - len(PROMPT) if prompt[len(PROMPT) :] == ANSWER[: len(prompt) - len(PROMPT)] else 0
         for token in ANSWER[made:]:
             said: dict[str, Any] = {"index": 0, "token_ids": [token]}
@@ -62,6 +66,23 @@ class ScriptedEngine:
                 request.transport.close()
                 return response
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ANSWER) - made}
+        await response.write(f'data: {{"choices": [], "usage": {json.dumps(usage)}}}\n\ndata: [DONE]\n\n'.encode())
+        return response
+
+    async def _play(self, response: web.StreamResponse) -> web.StreamResponse:
+        for token, line in enumerate(self.script, 10):
+            delta = {key: value for key, value in line.items() if key not in ("finish_reason", "stop_reason")}
+            said = {"index": 0, "token_ids": [token], "delta": delta, "finish_reason": line.get("finish_reason")}
+            said |= {"stop_reason": line.get("stop_reason"), "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}}
+            event = {
+                "weight_version": self.version,
+                "id": f"chatcmpl-{len(self.requests)}",
+                "model": "policy",
+                "created": 1,
+            }
+            event |= {"choices": [said], "prompt_token_ids": PROMPT if token == 10 else None}
+            await response.write(f"data: {json.dumps(event)}\n\n".encode())
+        usage = {"prompt_tokens": len(PROMPT), "completion_tokens": len(self.script), "total_tokens": 99}
         await response.write(f'data: {{"choices": [], "usage": {json.dumps(usage)}}}\n\ndata: [DONE]\n\n'.encode())
         return response
 

@@ -19,8 +19,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from bus import Bus, BusError, StreamFull
 from runners import otlp
-from runners.gateway import Gateway, Slot
+from runners.gateway import Gateway
 from runners.record import Attempt
+from runners.slot import Slot
 from runners.usage import Meter, seconds
 from schemas import attributes, identity
 from schemas.events import Span, SpanBatch

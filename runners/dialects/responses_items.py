@@ -1,0 +1,62 @@
+"""What a response is made of: reasoning, text and function calls. Pure.
+
+Source: https://platform.openai.com/docs/api-reference/responses/object.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def id_of(kind: str, head: dict[str, Any], place: int | None = None) -> str:
+    """An id in this API's form, from the chat's."""
+    tail = str(head.get("id", "")).rpartition("-")[2]
+    return f"{kind}_{tail}" if place is None else f"{kind}_{tail}_{place}"
+
+
+def items(message: dict[str, Any], id: str) -> Iterator[dict[str, Any]]:
+    """A chat's answer as items: reasoning, then text, then function calls."""
+    place = 0
+    head = {"id": id}
+    if reasoning := message.get("reasoning") or message.get("reasoning_content"):
+        yield reasoning_item(id_of("rs", head, place), str(reasoning))
+        place += 1
+    text, calls = message.get("content"), message.get("tool_calls") or ()
+    if text or not calls:
+        yield message_item(id_of("msg", head, place), text or "")
+        place += 1
+    for call in calls:
+        yield function_item(id_of("fc", head, place), call["id"], call["function"])
+        place += 1
+
+
+def reasoning_item(id: str, text: str) -> dict[str, Any]:
+    """What the model thought."""
+    content = [{"type": "reasoning_text", "text": text}]
+    return {"id": id, "type": "reasoning", "summary": [], "content": content, "status": "completed"}
+
+
+def message_item(id: str, text: str, status: str = "completed") -> dict[str, Any]:
+    """What it said."""
+    content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+    return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def function_item(id: str, call: str, function: dict[str, Any]) -> dict[str, Any]:
+    """What it wants called."""
+    name, arguments = function.get("name") or "", function.get("arguments") or ""
+    return {
+        "id": id, "type": "function_call", "call_id": call, "name": name, "arguments": arguments, "status": "completed"
+    }  # fmt: skip
+
+
+def usage_of(usage: dict[str, Any]) -> dict[str, Any]:
+    """What was read and made, in tokens."""
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    return {
+        "input_tokens": usage.get("prompt_tokens", 0),
+        "input_tokens_details": {"cached_tokens": cached},
+        "output_tokens": usage.get("completion_tokens", 0),
+        "output_tokens_details": {"reasoning_tokens": thought},
+        "total_tokens": usage.get("total_tokens", 0),
+    }
