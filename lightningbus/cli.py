@@ -15,7 +15,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 COMMANDS = (
-    starting.demo, starting.up, starting.bus, starting.provision, starting.store, starting.inference,
+    starting.demo, starting.train, starting.up, starting.bus, starting.provision, starting.store, starting.inference,
     starting.learner, starting.runner, asking.publish, asking.query, asking.status,
     reporting.report, reporting.transcript, reporting.tail, serving.ui, repeating.replay, repeating.export,
 )  # fmt: skip

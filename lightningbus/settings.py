@@ -31,6 +31,18 @@ class BusSettings(BaseModel):
     )
 
 
+class HeldOut(BaseModel):
+    """Problems the model is never trained on; answered before and after, greedily and sampled."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tasks: Path = Field(description="JSONL of tasks, as `lightningbus publish` takes them")
+    samples: int = Field(2, ge=1, description="sampled answers to each")
+    deadline: float = Field(120.0, gt=0, description="seconds an evaluation may take")
+    agent: str = Field("default", description="agent that answers them")
+    best_reachable: float = Field(1.0, description="what a perfect policy gets, for comparison")
+
+
 class RunSettings(BaseModel):
     """Every role of a run on this machine; leave one out and it is not started here."""
 
@@ -43,6 +55,7 @@ class RunSettings(BaseModel):
     inference: list[InferenceSettings] = []
     learner: LearnerSettings | None = None
     runners: list[RunnerSettings] = []
+    heldout: HeldOut | None = Field(None, description="what `lightningbus train` measures itself on")
 
 
 def load(kind: type[M], path: Path) -> M:

@@ -2,8 +2,9 @@
 
 import asyncio
 import shlex
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -157,6 +158,23 @@ def up(
     finish(bring_up(or_fail(load, RunSettings, config)))
 
 
+def train(
+    config: Annotated[Path, typer.Option("--config", "-c", help="run file with a learner and held-out tasks")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="load and check everything but the weights")] = False,
+) -> None:
+    """Run a training job to its end: held-out reward before, training, held-out reward after, figures and a picture."""
+    from lightningbus import checking, training
+    from lightningbus.settings import RunSettings, load
+
+    settings = or_fail(load, RunSettings, config)
+    job = or_fail(checking.job, settings, str(config))
+    if dry_run:
+        for line in or_fail(checking.looked_at, settings, job):
+            print(line)
+        return
+    finish(_to_its_end(training.run(settings, job)))
+
+
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="training steps")] = 36,
     seed: Annotated[int, typer.Option(help="of the problems, the model and the order of tasks")] = 0,
@@ -166,16 +184,17 @@ def demo(
     from lightningbus.demo import Job
     from lightningbus.demo import demo as play
 
-    async def work() -> None:
-        stop = asyncio.Event()
-        on_stop_signals(asyncio.get_running_loop(), stop)
-        playing = asyncio.ensure_future(play(Job(steps=steps, seed=seed), runs))
-        stopping = asyncio.ensure_future(stop.wait())
-        await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not playing.done():
-            playing.cancel()
-            await asyncio.gather(playing, return_exceptions=True)
-            raise UserError("stopped before the end")
-        await playing
+    finish(_to_its_end(play(Job(steps=steps, seed=seed), runs)))
 
-    finish(work())
+
+async def _to_its_end(job: Coroutine[Any, Any, object]) -> None:
+    """Raises `UserError` when a signal stops it."""
+    stop = asyncio.Event()
+    on_stop_signals(asyncio.get_running_loop(), stop)
+    working, stopping = asyncio.ensure_future(job), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not working.done():
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        raise UserError("stopped before the end")
+    await working

@@ -3,13 +3,17 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from transformers import Qwen2Config, Qwen2Tokenizer
 
 from bus import Bus
 from bus.embedded import NatsServer
@@ -18,7 +22,7 @@ from tests.limits import limit
 
 COMMAND = str(Path(sys.executable).with_name("lightningbus"))
 ROLES = ["bus", "store", "inference", "learner", "runner"]
-COMMANDS = [*ROLES, "provision", "publish", "query", "report", "status", "dead", "up", "demo"]
+COMMANDS = [*ROLES, "provision", "publish", "query", "report", "status", "dead", "up", "demo", "train"]
 
 
 def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
@@ -156,3 +160,35 @@ async def test_publishing_into_a_full_queue_waits_and_says_for_whom(bus: Bus, na
     await limit(bus, subjects.TASKS, None)
     assert (await waiting).returncode == 0
     assert await waiting_tasks(nats_url) == 3
+
+
+def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
+    tokenizer = Qwen2Tokenizer().train_new_from_iterator(["a"], 300, show_progress=False)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(tmp_path / "model")
+    Qwen2Config(num_hidden_layers=3, vocab_size=320).save_pretrained(tmp_path / "model")
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n')
+    (tmp_path / "agent.py").write_text("import os\nassert os.environ['OPENAI_API_KEY']\ndef solve(task): return 1.0\n")
+    job: dict[str, Any] = {
+        "store": {},
+        "inference": [{"model_path": "model"}],
+        "learner": {"model_path": "model", "tasks": "tasks.jsonl"},
+        "runners": [{"agent": "agent:solve"}],
+    }
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(job))
+    asked = ["train", "-c", "train.yaml", "--dry-run"]
+    assert says(run(*asked, cwd=tmp_path)) == "train.yaml: a training job needs heldout too"
+    job["heldout"] = {"tasks": "other.jsonl"}
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(job))
+    assert "other.jsonl cannot be read" in says(run(*asked, cwd=tmp_path))
+    shutil.copy(tmp_path / "tasks.jsonl", tmp_path / "other.jsonl")
+    done = run(*asked, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "tasks.jsonl: 1 tasks",
+        "other.jsonl: 1 tasks",
+        f"model: qwen2, 3 layers, {len(tokenizer)} tokens",
+        "agent:solve: imported by this interpreter",
+    ]
+    (tmp_path / "agent.py").write_text("import no_such_framework\n")
+    assert "No module named 'no_such_framework'" in says(run(*asked, cwd=tmp_path))
