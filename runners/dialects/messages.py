@@ -77,9 +77,11 @@ class MessageEvents:
         return events
 
     def end(self) -> bytes:
-        """The message is over."""
+        """The message is over; one that says nothing has an empty text."""
+        empty = b"" if self._block >= 0 else self._grow(("text", None), {"type": "text", "text": ""})
         return (
-            self._stop()
+            empty
+            + self._stop()
             + _event("message_delta", delta=ended(self._ending), usage=_usage(self._usage))
             + _event("message_stop")
         )

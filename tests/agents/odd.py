@@ -56,20 +56,20 @@ def speaks_every_dialect(task):
 
     claude = Anthropic(max_retries=0)
     messages = [{"role": "user", "content": "compute 12 times 34"}]
-    chat = client.chat.completions.create(model="policy", messages=messages, max_tokens=6, temperature=0)
+    same = {"extra_body": {"ignore_eos": True, "temperature": 0}, "model": "policy"}
+    chat = client.chat.completions.create(messages=messages, max_tokens=6, **same)
     said = [chat.choices[0].message.content]
-    asked = {"model": "policy", "input": messages, "max_output_tokens": 6, "temperature": 0}
-    said.append(client.responses.create(**asked).output_text)
-    with client.responses.stream(**asked) as stream:
-        said.append(stream.get_final_response().output_text)
-    asked = {"model": "policy", "messages": messages, "max_tokens": 6, "extra_body": {"temperature": 0}}
-    message = claude.messages.create(**asked)
+    said.append(client.responses.create(input=messages, max_output_tokens=6, **same).output_text)
+    with client.responses.stream(input=messages, max_output_tokens=6, **same) as stream:
+        said.append("".join(event.delta for event in stream if event.type == "response.output_text.delta"))
+    message = claude.messages.create(messages=messages, max_tokens=6, **same)
     said.append(message.content[0].text)
-    with claude.messages.stream(**asked) as stream:
+    with claude.messages.stream(messages=messages, max_tokens=6, **same) as stream:
         said.append(stream.get_final_text())
     counted = claude.messages.count_tokens(model="policy", messages=messages).input_tokens
     assert counted == message.usage.input_tokens == chat.usage.prompt_tokens
-    return float(bool(said[0]) and len(set(said)) == 1)
+    assert message.stop_reason == "max_tokens"
+    return float(len(set(said)) == 1)
 
 
 def rewarded_by_span(task):

@@ -182,6 +182,15 @@ async def test_a_message_of_thoughts_text_and_tools(desk: Desk, engine: Scripted
     recorded(call, CALLING)
 
 
+async def test_a_message_that_says_nothing_is_the_same_streamed(desk: Desk, engine: ScriptedEngine) -> None:
+    hello: Any = [{"role": "user", "content": "hello"}]
+    engine.script = [{"content": "", "finish_reason": "stop"}]
+    plain = await desk.anthropic.messages.create(model="policy", max_tokens=5, messages=hello)
+    async with desk.anthropic.messages.stream(model="policy", max_tokens=5, messages=hello) as stream:
+        streamed = await stream.get_final_message()
+    assert [block.type for block in plain.content] == [block.type for block in streamed.content] == ["text"]
+
+
 async def test_a_stop_sequence_and_a_length_are_told_in_both_vendors_words(desk: Desk, engine: ScriptedEngine) -> None:
     hello = [{"role": "user", "content": "hello"}]
     engine.script = [{"content": "x", "finish_reason": "stop", "stop_reason": "END"}]
