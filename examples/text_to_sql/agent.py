@@ -1,0 +1,116 @@
+"""Text to SQL as a LangGraph: a writer, a checker that sees what the query gives, and a rewriter.
+
+Each of them is a chat model of its own name, so whoever serves or trains them can tell them apart. ``MODEL`` in the
+environment names one model for all three instead, for an endpoint that knows nothing of roles.
+"""
+
+import os
+import re
+from typing import Literal, TypedDict
+
+import prompts
+from database import QueryFailed, Rows, run_query, same_result, schema
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_openai import ChatOpenAI
+from langgraph.graph import END, START, StateGraph
+from pydantic import ValidationError
+
+MODEL = os.environ.get("MODEL", "policy")
+TURNS = int(os.environ.get("TURNS", "3"))
+"""Queries that are tried at most."""
+SHOWN_ROWS, SHOWN_CHARACTERS = 3, 120
+FENCED = re.compile(r"```(?:sql\w*)?\s*(.*?)(?:```|$)", re.DOTALL | re.IGNORECASE)
+YES = re.compile(r"\W*yes\b", re.IGNORECASE)
+
+SILENCE = RunnableLambda(lambda asked: AIMessage(""))
+"""Stands for an answer that LangChain cannot read, such as a tool call whose arguments have no names."""
+
+
+class State(TypedDict, total=False):
+    question: str
+    database: str
+    schema: str
+    query: str
+    rows: Rows | None
+    outcome: str
+    verdict: str
+    turns: int
+
+
+def role(name: str, prompt: str, max_tokens: int) -> Runnable:
+    model = ChatOpenAI(model=f"{MODEL}:{name}" if MODEL == "policy" else MODEL, max_tokens=max_tokens)
+    answered = model.with_fallbacks([SILENCE], exceptions_to_handle=(ValidationError,))
+    return ChatPromptTemplate.from_template(prompt) | answered | StrOutputParser()
+
+
+writer = role("writer", prompts.WRITER, max_tokens=256)
+checker = role("checker", prompts.CHECKER, max_tokens=32)
+rewriter = role("rewriter", prompts.REWRITER, max_tokens=256)
+
+
+def write(state: State) -> State:
+    return {"query": query_in(writer.invoke(state)), "turns": 1}
+
+
+def execute(state: State) -> State:
+    try:
+        rows = run_query(state["database"], state["query"])
+    except QueryFailed as error:
+        return {"rows": None, "outcome": f"Error: {error}"[:SHOWN_CHARACTERS]}
+    return {"rows": rows, "outcome": shown(rows)}
+
+
+def check(state: State) -> State:
+    return {"verdict": checker.invoke(state).strip()[:SHOWN_CHARACTERS]}
+
+
+def rewrite(state: State) -> State:
+    return {"query": query_in(rewriter.invoke(state)), "turns": state["turns"] + 1}
+
+
+def after_execution(state: State) -> Literal["checker", "__end__"]:
+    return "checker" if state["turns"] < TURNS else END
+
+
+def after_check(state: State) -> Literal["rewriter", "__end__"]:
+    return END if YES.match(state["verdict"]) else "rewriter"
+
+
+def query_in(said: str) -> str:
+    """The query in an answer, with or without a Markdown fence around it."""
+    fenced = FENCED.search(said)
+    return (fenced[1] if fenced else said).strip().rstrip(";")
+
+
+def shown(rows: Rows) -> str:
+    """A result on one line: how many rows, and the first of them."""
+    first = "; ".join(", ".join(map(str, row)) for row in rows[:SHOWN_ROWS])
+    return " ".join(f"{len(rows)} rows: {first}".split())[:SHOWN_CHARACTERS]
+
+
+builder = StateGraph(State)
+builder.add_node("writer", write)
+builder.add_node("execute", execute)
+builder.add_node("checker", check)
+builder.add_node("rewriter", rewrite)
+builder.add_edge(START, "writer")
+builder.add_edge("writer", "execute")
+builder.add_conditional_edges("execute", after_execution)
+builder.add_conditional_edges("checker", after_check)
+builder.add_edge("rewriter", "execute")
+graph = builder.compile()
+
+
+def solve(task: dict) -> float:
+    """Reward of ``{"question", "database", "gold"}``: 1 if the last query gives what the gold query gives, else 0."""
+    database, gold = task["database"], task["gold"]
+    try:
+        expected = run_query(database, gold)
+    except QueryFailed as error:
+        raise ValueError(f"the gold query fails on {database}: {error}: {gold}") from error
+    start: State = {"question": task["question"], "database": database, "schema": schema(database)}
+    last = graph.invoke(start, {"recursion_limit": 3 * TURNS + 2})
+    return float(last["rows"] is not None and same_result(gold, expected, last["rows"]))

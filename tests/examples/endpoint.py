@@ -1,0 +1,94 @@
+"""Endpoints for the examples' agents: any OpenAI-compatible one, and an inference node's, with scripted answers."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from bus import Bus
+
+Answer = Callable[[list[dict[str, Any]]], dict[str, Any] | int]
+"""From a request's messages to the assistant's message, or to a status to refuse it with."""
+END = 256
+"""The token that ends an answer; all others are bytes."""
+
+
+class Endpoint:
+    """Answers chats as scripted: with a whole answer, or, asked as an engine, with its tokens."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.requests: list[dict[str, Any]] = []
+        self.url = ""
+
+    @property
+    def models(self) -> list[str]:
+        """The model names that were asked for, in order."""
+        return [request["model"] for request in self.requests]
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append(body)
+        message = self.answer(body["messages"])
+        if isinstance(message, int):
+            return web.json_response({"error": {"message": "refused as scripted"}}, status=message)
+        calls = message.get("tool_calls") or []
+        prompt, said = list(json.dumps(body["messages"]).encode()), [*json.dumps(message).encode(), END]
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(said), "total_tokens": len(prompt) + len(said)}
+        answer = {"id": "c", "created": 1, "model": body["model"], "usage": usage}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "tool_calls" if calls else "stop"}
+        if not body.get("stream"):
+            choice["message"] = message
+            return web.json_response({**answer, "object": "chat.completion", "choices": [choice]})
+        delta = (
+            {**message, "tool_calls": [{**call, "index": at} for at, call in enumerate(calls)]} if calls else message
+        )
+        choice |= {
+            "delta": delta,
+            "token_ids": said,
+            "logprobs": {"content": [{"token": "", "logprob": -0.5}] * len(said)},
+        }
+        chunk = {**answer, "object": "chat.completion.chunk", "choices": [choice]}
+        event = json.dumps({**chunk, "prompt_token_ids": prompt, "weight_version": 3})
+        return web.Response(text=f"data: {event}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["Endpoint"]:
+        """On a free port while the block runs."""
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._chat)
+        server = web.AppRunner(app)
+        await server.setup()
+        try:
+            await web.TCPSite(server, "127.0.0.1", 0).start()
+            self.url = f"http://127.0.0.1:{server.addresses[0][1]}"
+            yield self
+        finally:
+            await server.cleanup()
+
+    @asynccontextmanager
+    async def as_node(self, bus: Bus) -> AsyncIterator["Endpoint"]:
+        """And known on the bus as an inference node."""
+        async with self.serving():
+            alive = {"state": "ready", "address": self.url, "model": "policy", "version": 3}
+            async with bus.beat("inference", "scripted", lambda: alive):
+                yield self
+
+
+async def talk(command: list[str], directory: Path, env: dict[str, str], said: object) -> Any:
+    """What a program prints as JSON, given JSON on its standard input."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=directory,
+        env=env,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, errors = await process.communicate(json.dumps(said).encode())
+    assert process.returncode == 0, errors.decode()
+    return json.loads(out.splitlines()[-1])
