@@ -146,7 +146,7 @@ def joins(table: Table) -> Iterator[tuple[str, str]]:
         where = f"WHERE {parent.name}.{word} = '{value}'"
         asked = f"What is the {table.label} of each {table.name} whose {parent.name} has {word} {value}?"
         yield asked, f"SELECT {table.name}.{table.label} FROM {both} {where}"
-        asked = f"How many {table.name}s have a {parent.name} whose {word} is {value}?"
+        asked = f"How many {table.name}s are there whose {parent.name} has {word} {value}?"
         yield asked, f"SELECT count(*) FROM {both} {where}"
 
 

@@ -1,20 +1,37 @@
 """Endpoints for the examples' agents: any OpenAI-compatible one, and an inference node's, with scripted answers."""
 
 import asyncio
+import importlib
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from aiohttp import web
 
 from bus import Bus
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Answer = Callable[[list[dict[str, Any]]], dict[str, Any] | int]
 """From a request's messages to the assistant's message, or to a status to refuse it with."""
 END = 256
 """The token that ends an answer; all others are bytes."""
+
+
+def module(example: str, name: str) -> ModuleType:
+    """A file of an example, with those it imports beside it; other examples have files of the same names."""
+    folder, before = str(EXAMPLES / example), set(sys.modules)
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
+        for new in set(sys.modules) - before:
+            if (getattr(sys.modules[new], "__file__", None) or "").startswith(folder):
+                del sys.modules[new]
 
 
 class Endpoint:

@@ -17,16 +17,15 @@ import pytest
 
 from bus import Bus
 from bus.tasks import read_problems
-from tests.examples.conftest import EXAMPLES, module_of
-from tests.examples.endpoint import Endpoint, talk
+from tests.examples.endpoint import EXAMPLES, Endpoint, module, talk
 from tests.runners.conftest import calls_of, ended, running, task
 
 TEXT_TO_SQL = EXAMPLES / "text_to_sql"
 OURS = {"bus", "inference", "learner", "lightningbus", "runners", "schemas", "store", "tests"}
 DRIVER = "import agent, json, sys; print(json.dumps([agent.solve(task) for task in json.load(sys.stdin)]))"
 
-policies = module_of("text_to_sql", "policy")
-databases = module_of("text_to_sql", "database")
+policies = module("text_to_sql", "policy")
+databases = module("text_to_sql", "database")
 
 WRITER, CHECKER, REWRITER = "policy:writer", "policy:checker", "policy:rewriter"
 BOTH_WRITE_WRONG = {"writer": 1.0, "rewriter": 1.0}
@@ -56,7 +55,7 @@ def heldout(stand_in: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def python(environment: Callable[[str], Path]) -> Path:
-    return environment("text_to_sql")
+    return environment("text_to_sql") / ".venv" / "bin" / "python"
 
 
 def scripted(tasks: list[dict[str, Any]], flaws: dict[str, float] | None = None) -> Endpoint:
