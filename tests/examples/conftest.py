@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.endpoint import EXAMPLES
+from tests.examples.sql import make
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +24,11 @@ def environment() -> Callable[[str], Path]:
         return EXAMPLES / example
 
     return made
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the problems of text to SQL, as its reader makes them."""
+    out = tmp_path_factory.mktemp("sql")
+    assert make(out).returncode == 0
+    return out
