@@ -1,9 +1,8 @@
 """Endpoints for the examples' agents: any OpenAI-compatible one, and an inference node's, with scripted answers."""
 
 import asyncio
-import importlib
+import importlib.util
 import json
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,23 +14,17 @@ from aiohttp import web
 from bus import Bus
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-Answer = Callable[[list[dict[str, Any]]], dict[str, Any] | int]
-"""From a request's messages to the assistant's message, or to a status to refuse it with."""
-END = 256
-"""The token that ends an answer; all others are bytes."""
+Answer = Callable[[list[dict[str, Any]]], dict[str, Any]]
+"""From a request's messages to the assistant's message."""
 
 
 def module(example: str, name: str) -> ModuleType:
-    """A file of an example, with those it imports beside it; other examples have files of the same names."""
-    folder, before = str(EXAMPLES / example), set(sys.modules)
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(folder)
-        for new in set(sys.modules) - before:
-            if (getattr(sys.modules[new], "__file__", None) or "").startswith(folder):
-                del sys.modules[new]
+    """A file of an example, under a name of its own: other examples have files of the same name."""
+    spec = importlib.util.spec_from_file_location(f"{example}_{name}", EXAMPLES / example / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 class Endpoint:
@@ -42,35 +35,27 @@ class Endpoint:
         self.requests: list[dict[str, Any]] = []
         self.url = ""
 
-    @property
-    def models(self) -> list[str]:
-        """The model names that were asked for, in order."""
-        return [request["model"] for request in self.requests]
-
-    async def _chat(self, request: web.Request) -> web.Response:
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
         message = self.answer(body["messages"])
-        if isinstance(message, int):
-            return web.json_response({"error": {"message": "refused as scripted"}}, status=message)
-        calls = message.get("tool_calls") or []
-        prompt, said = list(json.dumps(body["messages"]).encode()), [*json.dumps(message).encode(), END]
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(said), "total_tokens": len(prompt) + len(said)}
-        answer = {"id": "c", "created": 1, "model": body["model"], "usage": usage}
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "tool_calls" if calls else "stop"}
-        if not body.get("stream"):
-            choice["message"] = message
-            return web.json_response({**answer, "object": "chat.completion", "choices": [choice]})
-        delta = (
-            {**message, "tool_calls": [{**call, "index": at} for at, call in enumerate(calls)]} if calls else message
+        finish = "tool_calls" if message.get("tool_calls") else "stop"
+        said = (message.get("content") or "") + "".join(
+            call["function"]["arguments"] for call in message.get("tool_calls", ())
         )
-        choice |= {
-            "delta": delta,
-            "token_ids": said,
-            "logprobs": {"content": [{"token": "", "logprob": -0.5}] * len(said)},
-        }
+        tokens = list(f"{said}\n".encode())
+        usage = {"prompt_tokens": 2, "completion_tokens": len(tokens), "total_tokens": 2 + len(tokens)}
+        answer = {"id": "c", "created": 1, "model": body["model"], "usage": usage}
+        if not body.get("stream"):
+            choice = {"index": 0, "finish_reason": finish, "logprobs": None, "message": message}
+            return web.json_response({**answer, "object": "chat.completion", "choices": [choice]})
+        assert body["return_token_ids"], "only the gateway streams here"
+        calls = [{**call, "index": at} for at, call in enumerate(message.get("tool_calls", ()))]
+        delta = {**message, "tool_calls": calls} if calls else message
+        logprobs = {"content": [{"token": chr(token), "logprob": -0.5} for token in tokens]}
+        choice = {"index": 0, "finish_reason": finish, "delta": delta, "logprobs": logprobs, "token_ids": tokens}
         chunk = {**answer, "object": "chat.completion.chunk", "choices": [choice]}
-        event = json.dumps({**chunk, "prompt_token_ids": prompt, "weight_version": 3})
+        event = json.dumps({**chunk, "prompt_token_ids": [1, 2], "weight_version": 3})
         return web.Response(text=f"data: {event}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
 
     @asynccontextmanager
@@ -80,9 +65,9 @@ class Endpoint:
         app.router.add_post("/v1/chat/completions", self._chat)
         server = web.AppRunner(app)
         await server.setup()
+        await web.TCPSite(server, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{server.addresses[0][1]}"
         try:
-            await web.TCPSite(server, "127.0.0.1", 0).start()
-            self.url = f"http://127.0.0.1:{server.addresses[0][1]}"
             yield self
         finally:
             await server.cleanup()

@@ -1,0 +1,213 @@
+"""Math with a calculator tool in AutoGen: problems in Calc-X's format, rewards, tool spans that arrive."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from bus import Bus
+from bus.tasks import read_problems
+from learner.settings import CreditSettings
+from learner.signals import intermediate_rewards
+from schemas import attributes
+from tests.examples.endpoint import EXAMPLES, Endpoint, module, talk
+from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, Policy, imports_of, problem, records, scripted
+from tests.runners.conftest import calls_of, ended, running, task
+
+MATH = EXAMPLES / "math_tools"
+arithmetic, data = module("math_tools", "arithmetic"), module("math_tools", "data")
+
+REAL = [
+    {
+        "id": "ape210k__00000001",
+        "question": "Two thirds of the 75 trees were felled, then 5 more. How many were felled?",
+        "question_chinese": "…",
+        "chain": '<gadget id="calculator">2 / 3</gadget>\n<output>2/3 = around 0.666667</output>\n\n'
+        '<gadget id="calculator">75 * (2/3)</gadget>\n<output>50</output>\n\n'
+        '<gadget id="calculator">50 + 5</gadget>\n<output>55</output>\n\n<result>55</result>',
+        "result": "55",
+        "result_float": 55.0,
+        "equation": "x=75*(2/3)+5",
+    },
+    {
+        "id": "gsm8k__00000002",
+        "question": "A crate holds 12 jars.\nHow many jars do 1500 crates hold?",
+        "chain": 'They hold 1500 * 12 =\n<gadget id="calculator">1500*12</gadget>\n<output>18_000</output>\n'
+        "18000 jars.\n<result>18_000</result>",
+        "result": "18_000",
+        "result_float": 18000.0,
+    },
+]
+"""In the format of Calc-ape210k and Calc-gsm8k."""
+
+
+def make(directory: Path, *options: str) -> list[list[dict]]:
+    subprocess.run([sys.executable, str(MATH / "data.py"), "--out", str(directory), *options], check=True)
+    files = [directory / "train.jsonl", directory / "heldout.jsonl"]
+    return [[{"id": one.id, "input": one.input} for one in read_problems(file)] for file in files]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_the_real_files_are_read_split_by_split(tmp_path: Path, kind: str) -> None:
+    for split, record in zip(("train", "test"), REAL, strict=True):
+        for folder in ("data", "original-splits"):
+            file = tmp_path / "real" / folder / f"{split}-00000-of-00001.{kind}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            said = record if folder == "data" else {**record, "id": "leaked"}
+            if kind == "jsonl":
+                file.write_text(json.dumps(said) + "\n")
+            else:
+                parquet.write_table(pyarrow.Table.from_pylist([said]), file)
+    train, heldout = make(tmp_path, "--real", str(tmp_path / "real"), "--train", "1", "--heldout", "1")
+    assert train == [{"id": REAL[0]["id"], "input": {"question": REAL[0]["question"], "result": "55"}}]
+    assert heldout == [{"id": REAL[1]["id"], "input": {"question": REAL[1]["question"], "result": "18_000"}}]
+
+
+def test_too_few_real_problems_are_one_sentence(tmp_path: Path) -> None:
+    script = [sys.executable, str(MATH / "data.py"), "--out", str(tmp_path), "--real", str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "has 0 problems in its train split; asked for 512" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_stand_in_has_the_real_format_and_its_chains_come_to_its_results(tmp_path: Path) -> None:
+    train, heldout = make(tmp_path, "--train", "60", "--heldout", "20")
+    made = [*data.read_records(tmp_path / "standin", "train"), *data.read_records(tmp_path / "standin", "test")]
+    assert (len(train), len(heldout), len(made)) == (60, 20, 80)
+    assert all(one.keys() == REAL[1].keys() for one in made)
+    for one in made:
+        steps = module("math_tools", "policy").STEP.findall(one["chain"])
+        assert arithmetic.calculate(steps[-1]) == one["result"] == str(int(one["result_float"]))
+        assert one["chain"].endswith(f"<output>{one['result']}</output>\n\n<result>{one['result']}</result>")
+
+
+def test_a_seed_makes_the_same_problems_and_no_numbers_occur_twice(tmp_path: Path) -> None:
+    assert make(tmp_path / "a", "--seed", "1") == make(tmp_path / "b", "--seed", "1") != make(tmp_path / "c")
+    numbers = [tuple(sorted(filter(str.isdecimal, one["question"].replace(",", "").split()))) for one in records]
+    assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("12 * 3", "36"),
+        ("(1 + 2) / 4", "0.75"),
+        ("0.1 + 0.2", "0.3"),
+        ("2 ** 10", "1024"),
+        ("6 / 3", "2"),
+        ("-7", "-7"),
+    ],
+)
+def test_the_calculator_calculates(expression: str, value: str) -> None:
+    assert arithmetic.calculate(expression) == value
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        ("", "no expression"),
+        ("12 *", "no expression"),
+        ("x + 1", "no expression"),
+        ("'a' * 9", "no expression"),
+        ("True + 1", "no expression"),
+        ("1 if 1 else 2", "no expression"),
+        ("(1).real", "no expression"),
+        ("\0", "no expression"),
+        ("(" * 90, "no expression"),
+        ("1 / 0", "division by zero"),
+        ("0 ** -1", "division by zero"),
+        ("9 ** 9 ** 9", "too large"),
+        ("1e12 ** 60", "too large"),
+        ("1e999", "too large"),
+        ("(-8) ** 0.5", "too large"),
+        ("1 + " * 40 + "1", "too long"),
+    ],
+)
+def test_what_is_no_arithmetic_is_refused_with_a_reason(expression: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^{reason}$"):
+        arithmetic.calculate(expression)
+
+
+@pytest.mark.parametrize(
+    ("said", "result", "reward"),
+    [
+        ("answer: 42", "42", 1.0),
+        ("It is done. Answer: 42.", "42", 1.0),
+        ("answer: 7 no, answer: 42.0", "42", 1.0),
+        ("answer: 18,000", "18_000", 1.0),
+        ("answer: 0.666667", "2/3", 1.0),
+        ("answer: 4/6", "2/3", 1.0),
+        ("answer: c", "C", 1.0),
+        ("answer: 43", "42", 0.0),
+        ("answer: 0.6667", "2/3", 0.0),
+        ("answer: 6*7", "42", 0.0),
+        ("answer: 42/0", "42", 0.0),
+        ("answer: 1e999999999", "42", 0.0),
+        ("answer: " + "9" * 5000, "42", 0.0),
+        ("answer:", "42", 0.0),
+        ("42", "42", 0.0),
+        ("", "42", 0.0),
+    ],
+)
+def test_the_reward_is_for_the_last_answer_in_the_form_asked_for(said: str, result: str, reward: float) -> None:
+    assert arithmetic.score(said, result) == reward
+
+
+def test_the_scripted_policy_reads_real_chains_and_its_flaws_are_seeded() -> None:
+    asked = [{"role": "user", "content": REAL[0]["question"]}]
+    call = Policy(REAL).answer(asked)["tool_calls"][0]
+    assert json.loads(call["function"]["arguments"]) == {"expression": "2 / 3"}
+    flaws = {"guess": 0.3, "wrong_sign": 0.3}
+    made = [[Policy(REAL, flaws, seed).answer(asked) for _ in range(9)] for seed in (1, 1, 2)]
+    assert made[0] == made[1]
+    flawed = Policy(REAL, flaws, seed=0)
+    assert len({json.dumps(flawed.answer(asked)) for _ in range(60)}) > 3
+    with pytest.raises(ValueError, match="no such flaw: lazy"):
+        Policy(REAL, {"lazy": 1.0})
+
+
+def test_the_agent_imports_nothing_of_ours_and_does_not_name_us() -> None:
+    files = [MATH / "agent.py", MATH / "arithmetic.py"]
+    assert not set.union(*map(imports_of, files)) & OURS
+    assert imports_of(files[0]) == {"os", "autogen_agentchat", "autogen_ext", "opentelemetry", "arithmetic"}
+    assert not [file for file in files if NAMES_US.search(file.read_text())]
+
+
+async def test_the_agent_runs_unchanged_against_any_openai_endpoint(environment: Callable[[str], Path]) -> None:
+    folder = environment("math_tools")
+    async with Endpoint(scripted).serving() as endpoint:
+        env = {**os.environ, "OPENAI_BASE_URL": f"{endpoint.url}/v1", "OPENAI_API_KEY": "any", "MODEL": "some-model"}
+        env.pop("OTEL_EXPORTER_OTLP_ENDPOINT", None)
+        command = [str(folder / ".venv/bin/python"), "-c", DRIVER]
+        rewards = await talk(command, folder, env, [problem(case) for case in CASES])
+    assert dict(zip(CASES, rewards, strict=True)) == {case: reward for case, (_, reward) in CASES.items()}
+    assert {request["model"] for request in endpoint.requests} == {"some-model"}
+    assert all(request["tools"][0]["function"]["name"] == "calculator" for request in endpoint.requests)
+
+
+async def test_rollouts_are_recorded_with_their_tool_spans(bus: Bus, environment: Callable[[str], Path]) -> None:
+    folder = environment("math_tools")
+    agent = {"python": folder / ".venv/bin/python", "agent": "agent:solve", "path": folder}
+    async with Endpoint(scripted).as_node(bus), running(bus, **agent):
+        for case in ("right", "broken expression"):
+            await bus.publish_task(task(id=case, input=problem(case), deadline=60.0))
+        found = {batch.task: batch for batch in await ended(bus, 2)}
+    ends = {case: (batch.end.outcome, batch.end.reward) for case, batch in found.items() if batch.end}
+    assert ends == {"right": ("ok", 1.0), "broken expression": ("ok", 0.0)}, found
+    steps = Policy(records)._steps_of([{"role": "user", "content": problem("right")["question"]}])
+    for case, status, tools in (("right", "unset", len(steps)), ("broken expression", "error", None)):
+        calls, spans = calls_of(found[case]), found[case].spans
+        assert {call.role for call in calls} == {""} and all(call.response_ids for call in calls)
+        used = [span for span in spans if span.attributes.get(attributes.OPERATION) == "execute_tool"]
+        asked = [one["id"] for call in calls for one in json.loads(call.response).get("tool_calls") or ()]
+        assert [span.attributes[attributes.TOOL_CALL] for span in used] == asked
+        assert {span.status for span in used} == {status} and len(used) == (tools or len(used)) > 0
+        rewards = intermediate_rewards(spans, "", CreditSettings(method="air").rules_in_force)
+        assert sum(reward < 0 for reward in rewards) == (len(used) if status == "error" else 0)
+    assert len(calls_of(found["right"])) == len(steps) + 1
