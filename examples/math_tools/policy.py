@@ -1,7 +1,7 @@
 """A scripted policy for Calc-X problems: what a good model would answer, and seeded flaws of a poor one.
 
-It knows a problem's steps from its record's ``chain``, and goes on from what the tool said: after a wrong step it
-ends with a wrong answer, as a model would.
+It knows a problem's steps from its record's ``chain``, and goes on from what the tool said: a step that failed is
+taken again, and after a wrong one it ends with a wrong answer, as a model would.
 """
 
 import html
@@ -10,8 +10,11 @@ import random
 import re
 from collections.abc import Iterable, Mapping
 
-STEP = re.compile(r'<gadget id="calculator">(.*?)</gadget>', re.DOTALL)
+STEP = re.compile(r'<gadget id="calculator">(.*?)</gadget>\s*<output>(.*?)</output>', re.DOTALL)
+RESULT = re.compile(r"-?\d+(\.\d+)?")
 SIGN = re.compile(r"(?<=\d) ?([-+*/]) ?(?=\d)")
+Step = tuple[str, str]
+"""An expression and what it comes to."""
 FLAWS = ("guess", "wrong_sign", "broken", "malformed", "stops", "no_form")
 
 
@@ -28,16 +31,18 @@ class Policy:
     def answer(self, messages: list[dict]) -> dict:
         """The assistant's message that comes next, with text or with a tool call."""
         steps = self._steps_of(messages)
-        results = [_text(message) for message in messages if message["role"] == "tool"]
+        said = [_text(message) for message in messages if message["role"] == "tool"]
+        results = [result for result in said if RESULT.fullmatch(result)]
         flaw = self._flaw()
         if flaw == "guess":
             return _say(f"answer: {self._rng.randint(10, 99)}")
         if len(results) < len(steps) and not (flaw == "stops" and results):
-            return _call(len(results), self._arguments(steps[len(results)], flaw))
+            expression = _going_on(steps, results)
+            return _call(len(said), self._arguments(expression, flaw))
         last = results[-1] if results else "?"
         return _say(last if flaw == "no_form" else f"answer: {last}")
 
-    def _steps_of(self, messages: list[dict]) -> list[str]:
+    def _steps_of(self, messages: list[dict]) -> list[Step]:
         asked = "\n".join(_text(message) for message in messages if message["role"] in ("system", "user"))
         found = [question for question in self._steps if question in asked]
         if not found:
@@ -65,8 +70,17 @@ class Policy:
         return self._rng.choice([other for other in "+-*" if other != sign])
 
 
-def _steps(record: dict) -> list[str]:
-    return [html.unescape(step).strip() for step in STEP.findall(record["chain"])]
+def _steps(record: dict) -> list[Step]:
+    found = STEP.findall(record["chain"])
+    return [(html.unescape(step).strip(), output.split(" = ")[0].strip()) for step, output in found]
+
+
+def _going_on(steps: list[Step], results: list[str]) -> str:
+    """The next step's expression, with what came out in place of what should have."""
+    expression = steps[len(results)][0]
+    for (_, wanted), made in zip(steps, results, strict=False):
+        expression = re.sub(rf"(?<![\d.]){re.escape(wanted)}(?![\d.])", made, expression)
+    return expression
 
 
 def _say(text: str) -> dict:

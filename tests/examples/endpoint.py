@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import json
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -39,6 +40,8 @@ class Endpoint:
         body = await request.json()
         self.requests.append(body)
         message = self.answer(body["messages"])
+        if not body.get("tools") and message.get("tool_calls"):  # then an engine looks for none in what it says
+            message = {"role": "assistant", "content": json.dumps(message["tool_calls"])}
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         said = (message.get("content") or "") + "".join(
             call["function"]["arguments"] for call in message.get("tool_calls", ())
@@ -82,7 +85,7 @@ class Endpoint:
 
 
 async def talk(command: list[str], directory: Path, env: dict[str, str], said: object) -> Any:
-    """What a program prints as JSON, given JSON on its standard input."""
+    """What a program prints as JSON, given JSON on its standard input; raises `CalledProcessError` if it fails."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=directory,
@@ -92,5 +95,6 @@ async def talk(command: list[str], directory: Path, env: dict[str, str], said: o
         stderr=asyncio.subprocess.PIPE,
     )
     out, errors = await process.communicate(json.dumps(said).encode())
-    assert process.returncode == 0, errors.decode()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, out, errors)
     return json.loads(out.splitlines()[-1])

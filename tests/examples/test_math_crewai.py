@@ -1,8 +1,11 @@
 """The math agent in CrewAI: the problems and the reward of `math_tools`, another framework's calls."""
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from bus import Bus
 from tests.examples.endpoint import EXAMPLES, Endpoint, talk
@@ -13,7 +16,7 @@ CREW = EXAMPLES / "math_crewai"
 
 
 def test_the_agent_imports_nothing_of_ours_and_does_not_name_us() -> None:
-    assert imports_of(CREW / "agent.py") == {"os", "crewai", "arithmetic"}
+    assert imports_of(CREW / "agent.py") == {"os", "crewai", "openai", "arithmetic"}
     assert not imports_of(CREW / "arithmetic.py") & OURS
     assert not NAMES_US.search((CREW / "agent.py").read_text())
 
@@ -26,6 +29,15 @@ async def test_the_agent_runs_unchanged_against_any_openai_endpoint(environment:
         rewards = await talk(command, folder, env, [problem(case) for case in CASES])
     assert dict(zip(CASES, rewards, strict=True)) == {case: reward for case, (_, reward) in CASES.items()}
     assert {request["model"] for request in endpoint.requests} == {"some-model"}
+
+
+async def test_an_endpoint_that_refuses_is_an_error_of_the_agent(environment: Callable[[str], Path]) -> None:
+    folder = environment("math_crewai")
+    async with Endpoint(scripted).serving() as endpoint:
+        env = {**os.environ, "OPENAI_BASE_URL": f"{endpoint.url}/nowhere", "OPENAI_API_KEY": "any"}
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            await talk([str(folder / ".venv/bin/python"), "-c", DRIVER], folder, env, [problem("right")])
+    assert b"NotFoundError" in failed.value.stderr
 
 
 async def test_a_rollout_is_recorded_call_by_call(bus: Bus, environment: Callable[[str], Path]) -> None:

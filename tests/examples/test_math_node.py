@@ -1,10 +1,10 @@
 """The math agent in Node.js with the stock client: a program the runner starts for each rollout."""
 
-import asyncio
 import json
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,9 +83,6 @@ async def test_an_endpoint_that_refuses_is_an_error_of_the_program(environment: 
     folder = environment("math_node")
     async with Endpoint(scripted).serving() as endpoint:
         env = {**os.environ, "OPENAI_BASE_URL": f"{endpoint.url}/nowhere", "OPENAI_API_KEY": "any"}
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            *COMMAND, cwd=folder, env=env, stdin=pipe, stdout=pipe, stderr=pipe
-        )
-        out, _ = await process.communicate(json.dumps(problem("right")).encode())
-    assert (process.returncode, out) == (1, b"")
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            await talk(COMMAND, folder, env, problem("right"))
+    assert b"NotFoundError" in failed.value.stderr and failed.value.stdout == b""

@@ -83,7 +83,7 @@ def test_the_stand_in_has_the_real_format_and_its_chains_come_to_its_results(tmp
     assert all(one.keys() == REAL[1].keys() for one in made)
     for one in made:
         steps = module("math_tools", "policy").STEP.findall(one["chain"])
-        assert arithmetic.calculate(steps[-1]) == one["result"] == str(int(one["result_float"]))
+        assert arithmetic.calculate(steps[-1][0]) == one["result"] == str(int(one["result_float"]))
         assert one["chain"].endswith(f"<output>{one['result']}</output>\n\n<result>{one['result']}</result>")
 
 
@@ -159,10 +159,19 @@ def test_the_reward_is_for_the_last_answer_in_the_form_asked_for(said: str, resu
     assert arithmetic.score(said, result) == reward
 
 
-def test_the_scripted_policy_reads_real_chains_and_its_flaws_are_seeded() -> None:
+def test_the_scripted_policy_reads_real_chains_and_goes_on_from_what_the_tool_said() -> None:
+    messages: list[dict] = [{"role": "user", "content": REAL[0]["question"]}]
+    wanted = [("2 / 3", "no expression"), ("2 / 3", "0.7"), ("75 * (0.7)", "52.5"), ("52.5 + 5", "57.5")]
+    for expression, said in wanted:
+        (call,) = Policy(REAL).answer(messages)["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"expression": expression}
+        messages += [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": said}]
+    assert Policy(REAL).answer(messages)["content"] == "answer: 57.5"
+    assert Policy(REAL, {"stops": 1.0}).answer(messages[:5])["content"] == "answer: 0.7"
+
+
+def test_the_flaws_of_the_scripted_policy_are_seeded() -> None:
     asked = [{"role": "user", "content": REAL[0]["question"]}]
-    call = Policy(REAL).answer(asked)["tool_calls"][0]
-    assert json.loads(call["function"]["arguments"]) == {"expression": "2 / 3"}
     flaws = {"guess": 0.3, "wrong_sign": 0.3}
     made = [[Policy(REAL, flaws, seed).answer(asked) for _ in range(9)] for seed in (1, 1, 2)]
     assert made[0] == made[1]
@@ -189,6 +198,15 @@ async def test_the_agent_runs_unchanged_against_any_openai_endpoint(environment:
     assert dict(zip(CASES, rewards, strict=True)) == {case: reward for case, (_, reward) in CASES.items()}
     assert {request["model"] for request in endpoint.requests} == {"some-model"}
     assert all(request["tools"][0]["function"]["name"] == "calculator" for request in endpoint.requests)
+
+
+async def test_an_endpoint_that_refuses_is_an_error_of_the_agent(environment: Callable[[str], Path]) -> None:
+    folder = environment("math_tools")
+    async with Endpoint(scripted).serving() as endpoint:
+        env = {**os.environ, "OPENAI_BASE_URL": f"{endpoint.url}/nowhere", "OPENAI_API_KEY": "any"}
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            await talk([str(folder / ".venv/bin/python"), "-c", DRIVER], folder, env, [problem("right")])
+    assert b"NotFoundError" in failed.value.stderr
 
 
 async def test_rollouts_are_recorded_with_their_tool_spans(bus: Bus, environment: Callable[[str], Path]) -> None:
