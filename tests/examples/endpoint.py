@@ -44,7 +44,7 @@ class Endpoint:
             message = {"role": "assistant", "content": json.dumps(message["tool_calls"])}
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         said = (message.get("content") or "") + "".join(
-            call["function"]["arguments"] for call in message.get("tool_calls", ())
+            call["function"].get("arguments", "") for call in message.get("tool_calls", ())
         )
         tokens = list(f"{said}\n".encode())
         usage = {"prompt_tokens": 2, "completion_tokens": len(tokens), "total_tokens": 2 + len(tokens)}
