@@ -17,7 +17,7 @@ from openai import OpenAIError
 set_suppress_console_output(True)
 
 ROUNDS = 4
-"""Most model calls of one problem."""
+"""Most calls with the tool at hand; CrewAI then asks once more, without it."""
 
 model = LLM(model=os.environ.get("MODEL", "policy"), max_tokens=48)
 

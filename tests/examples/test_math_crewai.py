@@ -42,10 +42,15 @@ async def test_an_endpoint_that_refuses_is_an_error_of_the_agent(environment: Ca
 
 async def test_a_rollout_is_recorded_call_by_call(bus: Bus, environment: Callable[[str], Path]) -> None:
     folder = environment("math_crewai")
-    agent = {"python": folder / ".venv/bin/python", "agent": "agent:solve", "path": folder}
+    agent = {
+        "python": folder / ".venv/bin/python",
+        "agent": "agent:solve",
+        "path": folder,
+        "env": {"MODEL": "policy:solver"},
+    }
     async with Endpoint(scripted).as_node(bus) as node, running(bus, **agent):
         await bus.publish_task(task(input=problem("right"), deadline=60.0))
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
     calls = calls_of(batch)
-    assert len(calls) == len(node.requests) > 1 and {call.role for call in calls} == {""}
+    assert len(calls) == len(node.requests) > 1 and {call.role for call in calls} == {"solver"}

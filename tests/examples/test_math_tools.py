@@ -211,7 +211,12 @@ async def test_an_endpoint_that_refuses_is_an_error_of_the_agent(environment: Ca
 
 async def test_rollouts_are_recorded_with_their_tool_spans(bus: Bus, environment: Callable[[str], Path]) -> None:
     folder = environment("math_tools")
-    agent = {"python": folder / ".venv/bin/python", "agent": "agent:solve", "path": folder}
+    agent = {
+        "python": folder / ".venv/bin/python",
+        "agent": "agent:solve",
+        "path": folder,
+        "env": {"MODEL": "policy:solver"},
+    }
     async with Endpoint(scripted).as_node(bus), running(bus, **agent):
         for case in ("right", "broken expression"):
             await bus.publish_task(task(id=case, input=problem(case), deadline=60.0))
@@ -221,7 +226,7 @@ async def test_rollouts_are_recorded_with_their_tool_spans(bus: Bus, environment
     steps = Policy(records)._steps_of([{"role": "user", "content": problem("right")["question"]}])
     for case, status, tools in (("right", "unset", len(steps)), ("broken expression", "error", None)):
         calls, spans = calls_of(found[case]), found[case].spans
-        assert {call.role for call in calls} == {""} and all(call.response_ids for call in calls)
+        assert {call.role for call in calls} == {"solver"} and all(call.response_ids for call in calls)
         used = [span for span in spans if span.attributes.get(attributes.OPERATION) == "execute_tool"]
         asked = [one["id"] for call in calls for one in json.loads(call.response).get("tool_calls") or ()]
         assert [span.attributes[attributes.TOOL_CALL] for span in used] == asked
