@@ -228,12 +228,15 @@ class Completion:
 def _message(choice: _Choice) -> dict[str, Any]:
     message = {"role": "assistant", "content": None, **choice.message}
     if choice.tool_calls:
-        message["tool_calls"] = [
-            {key: value for key, value in choice.tool_calls[at].items() if key != "index"}
-            for at in sorted(choice.tool_calls)
-        ]
+        message["tool_calls"] = [_whole_call(choice.tool_calls[at]) for at in sorted(choice.tool_calls)]
         message["content"] = message["content"] or None
     return message
+
+
+def _whole_call(call: dict[str, Any]) -> dict[str, Any]:
+    """With arguments, which OpenAI always says; an engine's stream may end before them, or leave out empty ones."""
+    function = {"arguments": "", **(call.get("function") or {})}
+    return {**{key: value for key, value in call.items() if key != "index"}, "function": function}
 
 
 def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:

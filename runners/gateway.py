@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -55,6 +56,7 @@ class Gateway:
             self._app.router.add_post(f"/slot/{{k}}/v1/{path}", partial(self._call, api))
         self._app.router.add_post("/slot/{k}/v1/messages/count_tokens", self._count)
         self._app.router.add_get("/slot/{k}/v1/models", self._models)
+        self._app.router.add_get("/slot/{k}/v1/models/{model}", self._model)
         self._app.router.add_post("/slot/{k}/otlp/v1/{signal}", self._otlp)
         self.upstream: Upstream
         self._answering: Answering
@@ -114,8 +116,14 @@ class Gateway:
     async def _models(self, request: web.Request) -> web.Response:
         self._slot(request)
         models = sorted(self.upstream.served())
-        listed = [{"id": model, "object": "model", "created": 0, "owned_by": "lightningbus"} for model in models]
-        return web.json_response({"object": "list", "data": listed})
+        return web.json_response({"object": "list", "data": [_card(model) for model in models]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        self._slot(request)
+        name = request.match_info["model"]
+        if name.partition(":")[0] not in self.upstream.served():
+            raise TurnedAway(404, "model_not_found", f"model {name!r} is not served")
+        return web.json_response(_card(name))
 
     async def _otlp(self, request: web.Request) -> web.Response:
         slot, running = self._authorised(request)
@@ -158,6 +166,10 @@ class Gateway:
         return slot, slot.running
 
 
+def _card(model: str) -> dict[str, Any]:
+    return {"id": model, "object": "model", "created": 0, "owned_by": "lightningbus"}
+
+
 @web.middleware
 async def _in_its_words(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -168,5 +180,8 @@ async def _in_its_words(
     except TurnedAway as away:
         said = api_of(request.path).error(away.status, away.kind, str(away))
         return web.json_response(said, status=away.status)
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+        said = api_of(request.path).error(error.status, "unknown_url", f"{request.method} {request.path} is not served")
+        return web.json_response(said, status=error.status)
     except web.HTTPRequestEntityTooLarge:
         return web.json_response(api_of(request.path).error(413, "request_too_large", TOO_LARGE), status=413)

@@ -24,7 +24,7 @@ class Api:
 
 
 def _openai(status: int, kind: str, message: str) -> dict[str, Any]:
-    return dialect.error(kind, message)
+    return dialect.error(kind, message, status)
 
 
 def _anthropic(status: int, kind: str, message: str) -> dict[str, Any]:

@@ -64,9 +64,10 @@ class PlainEvents:
         return said(error("server_error", reason))
 
 
-def error(kind: str, message: str) -> dict[str, Any]:
-    """An error as OpenAI's API says it."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": kind}}
+def error(kind: str, message: str, status: int = 500) -> dict[str, Any]:
+    """An error as OpenAI's API says it: what went wrong is its code, and whose doing it was its type."""
+    whose = "invalid_request_error" if 400 <= status < 500 else "server_error"
+    return {"error": {"message": message, "type": whose, "param": None, "code": kind}}
 
 
 def said(data: dict[str, Any], event: str = "") -> bytes:

@@ -1,9 +1,10 @@
 """Endpoints for the examples' agents: any OpenAI-compatible one, and an inference node's, with scripted answers."""
 
 import asyncio
-import importlib.util
+import importlib
 import json
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,32 +16,52 @@ from aiohttp import web
 from bus import Bus
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-Answer = Callable[[list[dict[str, Any]]], dict[str, Any]]
-"""From a request's messages to the assistant's message."""
+Answer = Callable[[list[dict[str, Any]]], dict[str, Any] | int]
+"""From a request's messages to the assistant's message, or to a status to refuse it with."""
 
 
 def module(example: str, name: str) -> ModuleType:
-    """A file of an example, under a name of its own: other examples have files of the same name."""
-    spec = importlib.util.spec_from_file_location(f"{example}_{name}", EXAMPLES / example / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    """A file of an example, with those it imports beside it; other examples have files of the same names."""
+    folder, before = str(EXAMPLES / example), set(sys.modules)
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
+        for new in set(sys.modules) - before:
+            if (getattr(sys.modules[new], "__file__", None) or "").startswith(folder):
+                del sys.modules[new]
+
+
+class Failed(subprocess.CalledProcessError):
+    """A program that failed, in its own words."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{self.stderr}"
 
 
 class Endpoint:
     """Answers chats as scripted: with a whole answer, or, asked as an engine, with its tokens."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, reads_tools: bool = True) -> None:
+        """``reads_tools``: only where tools are offered is a call told from text, as an engine does it."""
         self.answer = answer
+        self._reads_tools = reads_tools
         self.requests: list[dict[str, Any]] = []
         self.url = ""
+
+    @property
+    def models(self) -> list[str]:
+        """The model names that were asked for, in order."""
+        return [request["model"] for request in self.requests]
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
         message = self.answer(body["messages"])
-        if not body.get("tools") and message.get("tool_calls"):  # then an engine looks for none in what it says
+        if isinstance(message, int):
+            return web.json_response({"error": {"message": "refused as scripted"}}, status=message)
+        if self._reads_tools and not body.get("tools") and message.get("tool_calls"):
             message = {"role": "assistant", "content": json.dumps(message["tool_calls"])}
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         said = (message.get("content") or "") + "".join(
@@ -85,7 +106,7 @@ class Endpoint:
 
 
 async def talk(command: list[str], directory: Path, env: dict[str, str], said: object) -> Any:
-    """What a program prints as JSON, given JSON on its standard input; raises `CalledProcessError` if it fails."""
+    """What a program prints as JSON, given JSON on its standard input; raises `Failed`."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=directory,
@@ -96,5 +117,5 @@ async def talk(command: list[str], directory: Path, env: dict[str, str], said: o
     )
     out, errors = await process.communicate(json.dumps(said).encode())
     if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command, out, errors)
+        raise Failed(process.returncode, command, out.decode(), errors.decode())
     return json.loads(out.splitlines()[-1])

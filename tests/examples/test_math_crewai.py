@@ -1,14 +1,13 @@
 """The math agent in CrewAI: the problems and the reward of `math_tools`, another framework's calls."""
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bus import Bus
-from tests.examples.endpoint import EXAMPLES, Endpoint, talk
+from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, imports_of, problem, scripted
 from tests.runners.conftest import calls_of, ended, running, task
 
@@ -35,9 +34,9 @@ async def test_an_endpoint_that_refuses_is_an_error_of_the_agent(environment: Ca
     folder = environment("math_crewai")
     async with Endpoint(scripted).serving() as endpoint:
         env = {**os.environ, "OPENAI_BASE_URL": f"{endpoint.url}/nowhere", "OPENAI_API_KEY": "any"}
-        with pytest.raises(subprocess.CalledProcessError) as failed:
+        with pytest.raises(Failed) as failed:
             await talk([str(folder / ".venv/bin/python"), "-c", DRIVER], folder, env, [problem("right")])
-    assert b"NotFoundError" in failed.value.stderr
+    assert "NotFoundError" in failed.value.stderr
 
 
 async def test_a_rollout_is_recorded_call_by_call(bus: Bus, environment: Callable[[str], Path]) -> None:

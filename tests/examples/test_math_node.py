@@ -4,14 +4,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bus import Bus
-from tests.examples.endpoint import EXAMPLES, Endpoint, module, talk
+from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, module, talk
 from tests.examples.math_cases import CASES, NAMES_US, problem, scripted
 from tests.runners.conftest import calls_of, ended, running, task
 
@@ -83,6 +82,6 @@ async def test_an_endpoint_that_refuses_is_an_error_of_the_program(environment: 
     folder = environment("math_node")
     async with Endpoint(scripted).serving() as endpoint:
         env = {**os.environ, "OPENAI_BASE_URL": f"{endpoint.url}/nowhere", "OPENAI_API_KEY": "any"}
-        with pytest.raises(subprocess.CalledProcessError) as failed:
+        with pytest.raises(Failed) as failed:
             await talk(COMMAND, folder, env, problem("right"))
-    assert b"NotFoundError" in failed.value.stderr and failed.value.stdout == b""
+    assert "NotFoundError" in failed.value.stderr and failed.value.stdout == ""

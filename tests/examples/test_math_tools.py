@@ -16,7 +16,7 @@ from bus.tasks import read_problems
 from learner.settings import CreditSettings
 from learner.signals import intermediate_rewards
 from schemas import attributes
-from tests.examples.endpoint import EXAMPLES, Endpoint, module, talk
+from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, module, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, Policy, imports_of, problem, records, scripted
 from tests.runners.conftest import calls_of, ended, running, task
 
@@ -204,9 +204,9 @@ async def test_an_endpoint_that_refuses_is_an_error_of_the_agent(environment: Ca
     folder = environment("math_tools")
     async with Endpoint(scripted).serving() as endpoint:
         env = {**os.environ, "OPENAI_BASE_URL": f"{endpoint.url}/nowhere", "OPENAI_API_KEY": "any"}
-        with pytest.raises(subprocess.CalledProcessError) as failed:
+        with pytest.raises(Failed) as failed:
             await talk([str(folder / ".venv/bin/python"), "-c", DRIVER], folder, env, [problem("right")])
-    assert b"NotFoundError" in failed.value.stderr
+    assert "NotFoundError" in failed.value.stderr
 
 
 async def test_rollouts_are_recorded_with_their_tool_spans(bus: Bus, environment: Callable[[str], Path]) -> None:

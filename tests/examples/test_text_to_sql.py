@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bus import Bus
-from tests.examples.endpoint import Endpoint, talk
+from tests.examples.endpoint import Endpoint, Failed, talk
 from tests.examples.sql import TEXT_TO_SQL, policies, tasks_of
 from tests.runners.conftest import calls_of, ended, running, task
 
@@ -102,7 +102,7 @@ async def test_nonsense_is_rewarded_with_nothing_and_harms_nothing(python: Path,
 
     tasks = heldout[: len(NONSENSE)]
     files = {task["database"]: hashlib.sha256(Path(task["database"]).read_bytes()).digest() for task in tasks}
-    assert await solve(python, Endpoint(answer), tasks) == [0.0] * len(NONSENSE)
+    assert await solve(python, Endpoint(answer, reads_tools=False), tasks) == [0.0] * len(NONSENSE)
     assert {path: hashlib.sha256(Path(path).read_bytes()).digest() for path in files} == files
 
 
@@ -135,13 +135,13 @@ async def test_a_task_that_cannot_be_rewarded_is_an_error_that_says_so(
     python: Path, heldout: list[dict[str, Any]], changed: dict[str, str], sentence: str
 ) -> None:
     endpoint = scripted(heldout)
-    with pytest.raises(AssertionError, match=sentence):
+    with pytest.raises(Failed, match=sentence):
         await solve(python, endpoint, [{**heldout[0], **changed}])
     assert endpoint.requests == []
 
 
 async def test_only_an_endpoint_that_fails_is_an_error(python: Path, heldout: list[dict[str, Any]]) -> None:
-    with pytest.raises(AssertionError, match="BadRequestError"):
+    with pytest.raises(Failed, match="BadRequestError"):
         await solve(python, Endpoint(lambda messages: 400), heldout[:1])
 
 

@@ -69,6 +69,8 @@ async def opened(bus: Bus) -> AsyncIterator[Desk]:
         """Kept, for the test to look at."""
 
     async with bus.fleet("inference") as fleet, Gateway(fleet, send, 1) as gateway:
+        while not fleet.members():
+            await fleet.changed()
         (slot,) = gateway.slots
         slot.environment()
         slot.begin(attempt, task(model="policy"), asyncio.get_running_loop().time() + 20)
@@ -189,6 +191,25 @@ async def test_a_message_that_says_nothing_is_the_same_streamed(desk: Desk, engi
     async with desk.anthropic.messages.stream(model="policy", max_tokens=5, messages=hello) as stream:
         streamed = await stream.get_final_message()
     assert [block.type for block in plain.content] == [block.type for block in streamed.content] == ["text"]
+
+
+async def test_a_call_whose_arguments_never_came_has_empty_ones(desk: Desk, engine: ScriptedEngine) -> None:
+    begun = [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "add"}}]
+    engine.script = [{"tool_calls": begun}, {"finish_reason": "tool_calls"}]
+    hello: Any = [{"role": "user", "content": "hello"}]
+    answer = await desk.openai.chat.completions.create(model="policy", messages=hello)
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert call.to_dict()["function"] == {"name": "add", "arguments": ""}
+
+
+async def test_models_and_routes_are_known_or_said_not_to_be(desk: Desk) -> None:
+    assert [model.id async for model in desk.openai.models.list()] == ["policy"]
+    assert (await desk.openai.models.retrieve("policy:writer")).id == "policy:writer"
+    with pytest.raises(openai.NotFoundError, match="model 'other' is not served"):
+        await desk.openai.models.retrieve("other")
+    with pytest.raises(openai.NotFoundError, match=r"POST .*/v1/embeddings is not served") as unknown:
+        await desk.openai.embeddings.create(model="policy", input="x")
+    assert (unknown.value.type, unknown.value.code) == ("invalid_request_error", "unknown_url")
 
 
 async def test_a_stop_sequence_and_a_length_are_told_in_both_vendors_words(desk: Desk, engine: ScriptedEngine) -> None:
