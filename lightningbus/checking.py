@@ -1,6 +1,7 @@
 """Whether a training job can run: everything is read, loaded and started but the weights."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from lightningbus.settings import HeldOut, RunSettings
 from lightningbus.up import children
 from runners.host import CannotStart, make_hosts
 from runners.settings import RunnerSettings
+from runners.slot import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,21 @@ def job(settings: RunSettings, source: str) -> Job:
     if learner.tasks is None:
         raise UserError(f"{source}: learner.tasks: a training job has tasks to train on")
     assert settings.heldout is not None
+    _fits_together(settings, learner, settings.heldout, source)
     return Job(learner, settings.heldout)
+
+
+def _fits_together(settings: RunSettings, learner: LearnerSettings, heldout: HeldOut, source: str) -> None:
+    agents = {runner.name for runner in settings.runners}
+    for field, agent in (("learner.agent", learner.agent), ("heldout.agent", heldout.agent)):
+        if agent not in agents:
+            raise UserError(f"{source}: {field}: no runner here takes tasks of {agent!r}")
+    if learner.model not in {node.model for node in settings.inference}:
+        raise UserError(f"{source}: learner.model: no inference node here serves {learner.model!r}")
+    if learner.run != settings.name:
+        raise UserError(f"{source}: learner.run: a job's run has its name, {settings.name!r}; leave it out")
+    if not learner.steps:
+        raise UserError(f"{source}: learner.steps: a training job trains for at least one")
 
 
 def looked_at(settings: RunSettings, job: Job) -> Iterator[str]:
@@ -58,15 +74,18 @@ def _model(path: Path) -> str:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} holds no model with a tokenizer: {' '.join(str(error).split())[:200]}") from error
-    if tokenizer.chat_template is None:
-        raise UserError(f"{path}: its tokenizer has no chat template, so no chat can be rendered")
-    return f"{config.model_type}, {config.num_hidden_layers} layers, {len(tokenizer)} tokens"
+    layers = config.get_text_config().num_hidden_layers
+    return f"{config.model_type}, {layers} layers, {len(tokenizer)} tokens"
 
 
 async def _agent(runner: RunnerSettings) -> str:
     if runner.command is not None:
+        if shutil.which(runner.command[0]) is None and not (runner.path / runner.command[0]).exists():
+            raise UserError(f"{runner.command[0]} is no program here")
         return f"{runner.command[0]}: started for each rollout"
-    (host,) = make_hosts(runner.model_copy(update={"concurrency": 1}), [_nowhere])
+    # An endpoint nobody listens at: an agent that is only imported asks nothing.
+    nowhere = Slot(0, base_url="http://127.0.0.1:9/slot/0")
+    (host,) = make_hosts(runner.model_copy(update={"concurrency": 1}), [nowhere.environment])
     try:
         await host.start()
     except CannotStart as error:
@@ -74,8 +93,3 @@ async def _agent(runner: RunnerSettings) -> str:
     finally:
         await host.stop()
     return f"{runner.agent}: imported by {runner.python or 'this interpreter'}"
-
-
-def _nowhere() -> dict[str, str]:
-    """An endpoint nobody listens at: an agent that is only imported asks nothing."""
-    return {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": "none"}

@@ -41,7 +41,9 @@ def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Se
             label=f"held-out problems, {label}",
             zorder=3,
         )
-    axes.set(title=title, xlabel="weight version", ylabel="mean reward", ylim=(-0.04, 1.04))
+    axes.set(title=title, xlabel="weight version", ylabel="mean reward")
+    low_limit, high_limit = axes.get_ylim()
+    axes.set_ylim(min(low_limit, -0.04), max(high_limit, 1.04))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=150)

@@ -1,6 +1,7 @@
 """Commands that start something: each role by itself, all of a run file, or the demo."""
 
 import asyncio
+import importlib
 import shlex
 from collections.abc import Coroutine
 from pathlib import Path
@@ -163,6 +164,8 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="load and check everything but the weights")] = False,
 ) -> None:
     """Run a training job to its end: held-out reward before, training, held-out reward after, figures and a picture."""
+    with extra("demo"):
+        importlib.import_module("matplotlib")  # the picture comes last, and is not to be what fails
     from lightningbus import checking, training
     from lightningbus.settings import RunSettings, load
 

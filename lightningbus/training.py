@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError
 from rich.console import Console
 from rich.table import Table
 
@@ -16,13 +17,14 @@ from learner.settings import LearnerSettings
 from lightningbus.checking import Job
 from lightningbus.evaluation import Evaluation, evaluate
 from lightningbus.plot import Point, plot_rewards
+from lightningbus.roles import UserError
 from lightningbus.rundir import RunDirectory
 from lightningbus.settings import HeldOut, RunSettings
 from lightningbus.supervisor import Child
 from lightningbus.up import Stack, children, stack
 from schemas import subjects
 from schemas.events import WeightVersion
-from store.client import connect, first
+from store.client import StoreDown, connect, first
 
 SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
 """How held-out problems are answered, by the name of the figure."""
@@ -39,6 +41,7 @@ COUNTS = {
     ),
 }
 """What the store counts from what was published and what arrived."""
+HELD = "SELECT count() FROM tasks WHERE run = {run:String}"
 CURVE = (
     "SELECT version, mean_reward, reward_spread, rollouts FROM reward_by_version "
     "WHERE run = {run:String} AND mode = 'train' ORDER BY version"
@@ -65,22 +68,33 @@ async def train(
     problems = read_problems(heldout.tasks)
     client = await _serve(made, settings, ready)
     await _publish_first(made, learner)
-    before = await _evaluate(made, client, settings.name, heldout, problems, 0)
+    before = await _evaluate(made, client, settings.name, heldout, problems, await _version(made, learner))
+    _write(made, {f"{result.label}_before": round(result.accuracy, 4) for result in before})
     made.view.say(f"training: {learner.steps} steps of {learner.groups_per_step} x {learner.samples} rollouts")
     await made.supervisor.start(Child("learner", "learner", learner))
     await made.unless_failed(made.supervisor.finished("learner"))
-    last = await made.bus.last(subjects.WEIGHTS, subjects.weights(learner.model), WeightVersion)
-    assert last is not None, "a learner that has finished has published"
-    after = await _evaluate(made, client, settings.name, heldout, problems, last[0].version)
+    after = await _evaluate(made, client, settings.name, heldout, problems, await _version(made, learner))
     made.view.say("counting")
     await _drained(made, client, settings.name)
     figures = await asyncio.to_thread(_figures, client, settings.name, before, after)
     figures |= {"best_reachable": heldout.best_reachable, "seconds": round(time.monotonic() - started, 1)}
     curve = await asyncio.to_thread(_curve, client, settings.name)
-    directory = made.directory.path
-    plot_rewards(directory / PICTURE, f"{settings.name}: reward over weight versions", curve, [*before, *after])
-    (directory / RESULTS).write_text(json.dumps(figures, indent=2) + "\n")
+    _write(made, figures)
+    title = f"{settings.name}: reward over weight versions"
+    plot_rewards(made.directory.path / PICTURE, title, curve, [*before, *after])
     return figures
+
+
+def _write(made: Stack, figures: dict[str, Any]) -> None:
+    """What is known by now, in the run's directory."""
+    (made.directory.path / RESULTS).write_text(json.dumps(figures, indent=2) + "\n")
+
+
+async def _version(made: Stack, learner: LearnerSettings) -> int:
+    """The weight version published last."""
+    last = await made.bus.last(subjects.WEIGHTS, subjects.weights(learner.model), WeightVersion)
+    assert last is not None, "a learner that has finished has published"
+    return last[0].version
 
 
 async def _serve(made: Stack, settings: RunSettings, ready: Awaitable[object] | None) -> Client:
@@ -91,7 +105,15 @@ async def _serve(made: Stack, settings: RunSettings, ready: Awaitable[object] | 
         await made.unless_failed(ready)
     store = await made.member(lambda beat: beat.role == "store", "store", 60)
     made.announce(store.address)
-    return await asyncio.to_thread(connect, store.address)
+    assert settings.store is not None, "a training job has a store"
+    try:
+        client = await asyncio.to_thread(connect, settings.store.url or store.address, settings.store.database)
+        held = await asyncio.to_thread(first, client, HELD, {"run": settings.name})
+    except (StoreDown, ClickHouseError) as error:
+        raise UserError(f"the store cannot be asked: {' '.join(str(error).split())[:300]}") from error
+    if held[0]:
+        raise UserError(f"the store holds a run {settings.name!r} already: give this one another name")
+    return client
 
 
 async def _publish_first(made: Stack, learner: LearnerSettings) -> None:

@@ -88,7 +88,7 @@ class Answering:
     async def _prompt(self, errand: Errand, call: Call, sampling: dict[str, Any]) -> list[int] | None:
         """The tokens to ask with, where a new rendering of the history would not be what was sampled."""
         turn = errand.attempt.history.before(call) if call.chat and self._token_in_token_out else None
-        if turn is None or not continuation.possible(call, sampling):
+        if turn is None or not continuation.possible(call, sampling) or turn.thoughtful:
             return None
         new = await self._upstream.rendered(errand, call.rendering(call.body["messages"], answered=False))
         if new is None or new[: len(turn.tokens)] == turn.tokens:

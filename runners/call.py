@@ -38,7 +38,8 @@ class Call:
     @property
     def wants_usage(self) -> bool:
         """Whether a streaming agent asked for the usage chunk."""
-        return bool((self.body.get("stream_options") or {}).get("include_usage"))
+        options = self.body.get("stream_options")
+        return isinstance(options, dict) and bool(options.get("include_usage"))
 
     @property
     def wants_logprobs(self) -> bool:

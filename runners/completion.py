@@ -68,7 +68,9 @@ class Completion:
         """Path and body of the next try: the whole answer, or the rest of one that broke off."""
         choice = self._choices.get(0)
         prompt = (choice.prompt_ids if choice else None) or self._prompt_ids
-        plain = choice is not None and choice.message.keys() <= {"role", "content"}  # not what a parser made of it
+        # Not what a parser made of it, nor tokens that a parser still keeps back.
+        plain = choice is not None and choice.message.keys() <= {"role", "content"}
+        plain = plain and choice is not None and bool(choice.message.get("content") or choice.text)
         self.begun = bool(self.continuable and plain and choice and prompt and choice.token_ids)
         if choice is None or prompt is None or not self.begun:
             self._forget()
@@ -155,7 +157,7 @@ class Completion:
         if not self._call.wants_logprobs:
             hidden.add("logprobs")
         shown["choices"] = [{k: v for k, v in said.items() if k not in hidden} for said in chunk.get("choices", ())]
-        if self._call.hides_reasoning:
+        if self._call.hides_reasoning and self._call.chat:
             for said in shown["choices"]:
                 said["delta"] = _without_thoughts(said.get("delta") or {})
         return shown

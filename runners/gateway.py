@@ -7,7 +7,8 @@ import json
 import logging
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -80,10 +81,9 @@ class Gateway:
 
     async def _call(self, api: Api, request: web.Request) -> web.StreamResponse:
         _, running = self._authorised(request)
-        try:
-            dialect = api.parse(json.loads(await request.read()), running.attempt.history)
-        except (ValueError, RecursionError) as error:
-            raise TurnedAway(400, "invalid_request_error", str(error)) from error
+        body = await request.read()
+        with _well_formed():
+            dialect = api.parse(json.loads(body), running.attempt.history)
         try:
             return await self._answering.answer(request, running, dialect)
         except UnknownModel as error:
@@ -98,16 +98,16 @@ class Gateway:
     async def _count(self, request: web.Request) -> web.Response:
         """Tokens of a prompt that is not asked, as Anthropic's clients want to know them."""
         _, running = self._authorised(request)
-        task = running.task
+        task, body = running.task, await request.read()
+        with _well_formed():
+            call = Messages(json.loads(body)).call
+        errand = Errand(running.attempt, call.model, task.model, task.weight_version, running.deadline)
         try:
-            call = Messages(json.loads(await request.read())).call
-            errand = Errand(running.attempt, call.model, task.model, task.weight_version, running.deadline)
             tokens = await self.upstream.rendered(errand, call.rendering(call.body["messages"], answered=False))
-        except (ValueError, RecursionError) as error:
-            raise TurnedAway(400, "invalid_request_error", str(error)) from error
         except UnknownModel as error:
             raise TurnedAway(404, "model_not_found", str(error)) from error
         except NoAnswer as error:
+            running.attempt.infra = running.attempt.infra or str(error)
             raise TurnedAway(504, "timeout", str(error)) from error
         if tokens is None:
             raise TurnedAway(400, "invalid_request_error", "the engine does not render this prompt")
@@ -151,11 +151,11 @@ class Gateway:
     def _slot(self, request: web.Request) -> Slot:
         number = request.match_info["k"]
         slot = self.slots[int(number)] if number.isdecimal() and int(number) < len(self.slots) else None
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            key = request.headers.get("x-api-key", "")  # Anthropic's way
-        known = slot is not None and bool(slot.key) and secrets.compare_digest(slot.key.encode(), key.encode())
-        if slot is None or not known:
+        scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+        # Anthropic's clients have a header of their own for the key, and may send another's token beside it.
+        keys = [bearer if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
+        known = [slot is not None and secrets.compare_digest(slot.key.encode(), key.encode()) for key in keys]
+        if slot is None or not slot.key or not any(known):
             raise TurnedAway(401, "invalid_api_key", "this key is not valid here")
         return slot
 
@@ -164,6 +164,18 @@ class Gateway:
         if slot.running is None:
             raise TurnedAway(409, "no_rollout", "no rollout is running: a model call belongs to one")
         return slot, slot.running
+
+
+@contextmanager
+def _well_formed() -> Iterator[None]:
+    """Around reading a request: whatever it is that cannot be read is the client's to put right."""
+    try:
+        yield
+    except (ValueError, RecursionError) as error:
+        raise TurnedAway(400, "invalid_request_error", str(error)) from error
+    except (TypeError, AttributeError, LookupError) as error:
+        said = f"the request has not the form this API asks for: {type(error).__name__}: {error}"
+        raise TurnedAway(400, "invalid_request_error", said) from error
 
 
 def _card(model: str) -> dict[str, Any]:

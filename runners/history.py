@@ -22,6 +22,12 @@ class Turn:
     """What was asked, and the answer as the agent saw it."""
     tokens: list[int]
 
+    @property
+    def thoughtful(self) -> bool:
+        """Whether an engine's parser told thoughts from what was said: it does so on the chat route only."""
+        said = [message for message in self.messages if isinstance(message, dict)]
+        return any(message.get("reasoning") or message.get("reasoning_content") for message in said)
+
 
 @dataclass(slots=True)
 class History:

@@ -103,7 +103,7 @@ class Attempt:
         """One sampled choice of one model call, as the engine made it; ``parent`` is the agent's span that asked."""
         index = self.calls
         prompt, digest = self._prompts.add(part.prompt_ids, part.response_ids)
-        asked, _ = self._requests.add(request.encode())
+        asked, _ = self._requests.add(request.encode(errors="replace"))
         call = ModelCall(
             index=index,
             model=part.model,

@@ -9,7 +9,7 @@ import re
 from typing import Literal, TypedDict
 
 import prompts
-from database import QueryFailed, Rows, run_query, same_result, schema
+from database import QueryFailed, Rows, outcome, run_query, same_result, schema
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -21,7 +21,8 @@ from pydantic import ValidationError
 MODEL = os.environ.get("MODEL", "policy")
 TURNS = int(os.environ.get("TURNS", "3"))
 """Queries that are tried at most."""
-SHOWN_ROWS, SHOWN_CHARACTERS = 3, 120
+MAX_VERDICT = 120
+"""Characters."""
 FENCED = re.compile(r"```(?:sql\w*)?\s*(.*?)(?:```|$)", re.DOTALL | re.IGNORECASE)
 YES = re.compile(r"\W*yes\b", re.IGNORECASE)
 
@@ -56,15 +57,12 @@ def write(state: State) -> State:
 
 
 def execute(state: State) -> State:
-    try:
-        rows = run_query(state["database"], state["query"])
-    except QueryFailed as error:
-        return {"rows": None, "outcome": f"Error: {error}"[:SHOWN_CHARACTERS]}
-    return {"rows": rows, "outcome": shown(rows)}
+    rows, said = outcome(state["database"], state["query"])
+    return {"rows": rows, "outcome": said}
 
 
 def check(state: State) -> State:
-    return {"verdict": checker.invoke(state).strip()[:SHOWN_CHARACTERS]}
+    return {"verdict": checker.invoke(state).strip()[:MAX_VERDICT]}
 
 
 def rewrite(state: State) -> State:
@@ -83,12 +81,6 @@ def query_in(said: str) -> str:
     """The query in an answer, with or without a Markdown fence around it."""
     fenced = FENCED.search(said)
     return (fenced[1] if fenced else said).strip().rstrip(";")
-
-
-def shown(rows: Rows) -> str:
-    """A result on one line: how many rows, and the first of them."""
-    first = "; ".join(", ".join(map(str, row)) for row in rows[:SHOWN_ROWS])
-    return " ".join(f"{len(rows)} rows: {first}".split())[:SHOWN_CHARACTERS]
 
 
 builder = StateGraph(State)

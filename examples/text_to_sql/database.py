@@ -14,6 +14,7 @@ MAX_ROWS = 10_000
 """A query that gives more fails."""
 MAX_BYTES = 50_000
 """Of one value or row that a query makes."""
+SHOWN_ROWS, SHOWN_CHARACTERS = 3, 120
 STEPS = 10_000
 """Steps of SQLite's machine between two looks at the clock."""
 READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
@@ -47,6 +48,16 @@ def run_query(database: str | Path, query: str) -> Rows:
     if len(rows) > MAX_ROWS:
         raise QueryFailed(f"it gives more than {MAX_ROWS} rows")
     return rows
+
+
+def outcome(database: str | Path, query: str) -> tuple[Rows | None, str]:
+    """All rows of a query, None if it fails; and in one line how many there are and the first, or why it failed."""
+    try:
+        rows = run_query(database, query)
+    except QueryFailed as error:
+        return None, f"Error: {error}"[:SHOWN_CHARACTERS]
+    first = "; ".join(", ".join(map(str, row)) for row in rows[:SHOWN_ROWS])
+    return rows, " ".join(f"{len(rows)} rows: {first}".split())[:SHOWN_CHARACTERS]
 
 
 def schema(database: str | Path) -> str:

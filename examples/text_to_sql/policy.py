@@ -61,11 +61,22 @@ def is_right(task: dict, query: str) -> bool:
 def flawed(task: dict, rng: random.Random) -> str:
     """The gold query with one mistake that shows in its result, each sort of mistake as likely as the others."""
     gold = task["gold"]
-    tables = {table: _columns(columns) for table, columns in TABLE.findall(schema(task["database"]))}
+    tables = _tables(task)
     sorts = [list(_wrong_columns(gold, tables)), list(_wrong_tables(gold, tables)), _swapped(gold), list(_cut(gold))]
     sorts = [[query for query in sort if query != gold and not is_right(task, query)] for sort in sorts]
     broken = gold.partition(" ")[2]  # without its SELECT
     return rng.choice(rng.choice([sort for sort in [*sorts, [broken]] if sort]))
+
+
+def habit(task: dict) -> str:
+    """A beginner's mistake: the first that fits, in the order of a list, so the same for problems of a kind."""
+    gold = task["gold"]
+    mistakes = [*_cut(gold), *_swapped(gold), *_wrong_columns(gold, _tables(task)), gold.partition(" ")[2]]
+    return next(query for query in mistakes if query != gold and not is_right(task, query))
+
+
+def _tables(task: dict) -> dict[str, list[str]]:
+    return {table: _columns(columns) for table, columns in TABLE.findall(schema(task["database"]))}
 
 
 def _columns(listed: str) -> list[str]:

@@ -73,7 +73,7 @@ def error(kind: str, message: str, status: int = 500) -> dict[str, Any]:
 def said(data: dict[str, Any], event: str = "") -> bytes:
     """A server-sent event."""
     name = f"event: {event}\n" if event else ""
-    return f"{name}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+    return f"{name}data: {json.dumps(data)}\n\n".encode()
 
 
 def text_of(content: Any) -> str:

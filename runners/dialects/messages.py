@@ -35,7 +35,8 @@ class Messages:
         return MessageEvents(str(self._model))
 
     def _shown(self, head: dict[str, Any], choice: dict[str, Any], usage: dict[str, Any] | None) -> dict[str, Any]:
-        return {**begun(head, str(self._model)), **ended(choice), "usage": _usage(usage)}
+        called = bool(choice["message"].get("tool_calls"))
+        return {**begun(head, str(self._model)), **ended(choice, called), "usage": _usage(usage)}
 
 
 class MessageEvents:
@@ -47,6 +48,8 @@ class MessageEvents:
         self._block = -1
         self._open: tuple[str, int | None] | None = None
         """What the block that grows is, and which of the calls."""
+        self._arguments = ""  # of the call that is open: said when they are whole, for clients read them as JSON
+        self._said = self._called = False
         self._ending: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
 
@@ -64,25 +67,27 @@ class MessageEvents:
                 events += self._grow(("thinking", None), {"type": "thinking", "thinking": "", "signature": ""})
                 events += self._delta(type="thinking_delta", thinking=thought)
             if text := delta.get("content"):
+                self._said = True
                 events += self._grow(("text", None), {"type": "text", "text": ""})
                 events += self._delta(type="text_delta", text=text)
             for piece in delta.get("tool_calls") or ():
                 function = piece.get("function") or {}
                 block = {"type": "tool_use", "id": piece.get("id"), "name": function.get("name"), "input": {}}
+                self._called = True
                 events += self._grow(("tool_use", piece.get("index", 0)), block)
-                if arguments := function.get("arguments"):
-                    events += self._delta(type="input_json_delta", partial_json=arguments)
+                self._arguments += function.get("arguments") or ""
             if choice.get("finish_reason"):
                 self._ending = choice
         return events
 
     def end(self) -> bytes:
         """The message is over; one that says nothing has an empty text."""
-        empty = b"" if self._block >= 0 else self._grow(("text", None), {"type": "text", "text": ""})
+        silent = not self._said and not self._called
+        empty = self._grow(("text", None), {"type": "text", "text": ""}) if silent else b""
         return (
             empty
             + self._stop()
-            + _event("message_delta", delta=ended(self._ending), usage=_usage(self._usage))
+            + _event("message_delta", delta=ended(self._ending, self._called), usage=_usage(self._usage))
             + _event("message_stop")
         )
 
@@ -104,8 +109,11 @@ class MessageEvents:
     def _stop(self) -> bytes:
         if self._open is None:
             return b""
-        self._open = None
-        return _event("content_block_stop", index=self._block)
+        events = b""
+        if self._open[0] == "tool_use":
+            events = self._delta(type="input_json_delta", partial_json=json.dumps(_input(self._arguments)))
+        self._open, self._arguments = None, ""
+        return events + _event("content_block_stop", index=self._block)
 
 
 def error(status: int, message: str) -> dict[str, Any]:
@@ -119,11 +127,13 @@ def begun(head: dict[str, Any], model: str) -> dict[str, Any]:
     return {"id": f"msg_{tail}", "type": "message", "role": "assistant", "model": model}
 
 
-def ended(choice: dict[str, Any]) -> dict[str, Any]:
-    """Why it ended."""
+def ended(choice: dict[str, Any], called: bool) -> dict[str, Any]:
+    """Why it ended; a call that was asked for by name ends a chat with ``stop``, a message with ``tool_use``."""
     stop = choice.get("stop_reason")
     at = stop if isinstance(stop, str) else None  # else a token's number, or none
-    reason = "stop_sequence" if at is not None else STOPS.get(str(choice.get("finish_reason")), "end_turn")
+    finish = str(choice.get("finish_reason"))
+    reason = "stop_sequence" if at is not None else STOPS.get("tool_calls" if called and finish == "stop" else finish)
+    reason = reason or "end_turn"
     return {"stop_reason": reason, "stop_sequence": at}
 
 
@@ -148,7 +158,7 @@ def _input(arguments: str) -> Any:
 
 def _usage(usage: dict[str, Any] | None) -> dict[str, Any]:
     said = usage or {}
-    cached = (said.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    cached = min((said.get("prompt_tokens_details") or {}).get("cached_tokens") or 0, said.get("prompt_tokens", 0))
     return {
         "input_tokens": said.get("prompt_tokens", 0) - cached,
         "output_tokens": said.get("completion_tokens", 0),

@@ -30,13 +30,16 @@ def chat(body: dict[str, Any]) -> dict[str, Any]:
         "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
         "response_format": _format(schema) if schema.get("type") == "json_schema" else None,
     }
+    last = asked["messages"][-1] if asked["messages"] else {}
+    if last.get("role") == "assistant" and "tool_calls" not in last:  # the answer goes on from these words
+        asked |= {"add_generation_prompt": False, "continue_final_message": True}
     return {**asked, **{name: value for name, value in mapped.items() if value is not None}}
 
 
 def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if system := body.get("system"):
-        said = system if isinstance(system, str) else "\n\n".join(str(block.get("text", "")) for block in system)
+        said = system if isinstance(system, str) else "\n\n".join(str(block.get("text") or "") for block in system)
         messages.append({"role": "system", "content": said})
     for message in body["messages"]:
         if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
@@ -93,7 +96,9 @@ def _asked(role: str, blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def _result(content: Any) -> str:
     if isinstance(content, str) or content is None:
         return content or ""
-    return "".join(str(block.get("text") or "") for block in content if isinstance(block, dict))
+    if any(block.get("type") != "text" for block in content):
+        raise ValueError("a tool's result is text here; images and documents are not passed on")
+    return "".join(str(block.get("text") or "") for block in content)
 
 
 def _image(source: dict[str, Any]) -> str:

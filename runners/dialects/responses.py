@@ -37,7 +37,8 @@ class Responses:
 
     def remember(self, id: str, message: dict[str, Any]) -> None:
         """A later request may go on from here."""
-        self._earlier[id] = [*self.call.body["messages"], message]
+        asked = self.call.body["messages"]  # without instructions, which are those of one request
+        self._earlier[id] = [*(asked[1:] if self.body.get("instructions") else asked), message]
 
     def shown(self, head: dict[str, Any], finish_reason: str | None, output: list[Any]) -> dict[str, Any]:
         """The response with what it holds so far; ``finish_reason`` None: it is not over."""

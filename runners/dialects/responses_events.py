@@ -132,9 +132,9 @@ class ResponseEvents:
         message: dict[str, Any] = {"role": "assistant", "content": None}
         for item in self._done:
             if item["type"] == "message":
-                message["content"] = item["content"][0]["text"]
+                message["content"] = (message["content"] or "") + item["content"][0]["text"]
             elif item["type"] == "reasoning":
-                message["reasoning"] = item["content"][0]["text"]
+                message["reasoning"] = message.get("reasoning", "") + item["content"][0]["text"]
             else:
                 function = {"name": item["name"], "arguments": item["arguments"]}
                 call = {"id": item["call_id"], "type": "function", "function": function}

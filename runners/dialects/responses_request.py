@@ -3,6 +3,7 @@
 Source: https://platform.openai.com/docs/api-reference/responses/create.
 """
 
+import copy
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -49,9 +50,7 @@ def _messages(body: dict[str, Any], earlier: Earlier) -> list[dict[str, Any]]:
     if before := body.get("previous_response_id"):
         if before not in earlier:
             raise ValueError(f"previous_response_id {before!r} is of no response in this rollout")
-        said = earlier[before]
-        # Instructions are those of each request alone, so the ones before are left behind.
-        messages += said[1:] if said and said[0]["role"] == "system" and instructions else said
+        messages += copy.deepcopy(earlier[before])
     given = body.get("input")
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
@@ -78,10 +77,14 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
     elif kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
-        _answered(messages, goes_on=True).setdefault("tool_calls", []).append(call)
+        calls = _answered(messages, goes_on=True).setdefault("tool_calls", [])
+        if call["id"] not in [known["id"] for known in calls]:  # one that previous_response_id brought already
+            calls.append(call)
     elif kind == "function_call_output":
         output = item.get("output")
-        content = output if isinstance(output, str) else text_of(output)
+        content = _content(output)
+        if not isinstance(content, str):
+            raise ValueError("a function's output is text here; images and files are not passed on")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
     elif kind == "reasoning":
         thought = text_of(item.get("content")) or text_of(item.get("summary"))

@@ -11,6 +11,7 @@ from tests.examples.endpoint import EXAMPLES, module
 TEXT_TO_SQL = EXAMPLES / "text_to_sql"
 policies = module("text_to_sql", "policy")
 databases = module("text_to_sql", "database")
+demonstrations = module("text_to_sql", "demonstrations")
 
 
 def make(out: Path, *options: str) -> subprocess.CompletedProcess:

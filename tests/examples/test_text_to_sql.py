@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import os
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from bus import Bus
 from tests.examples.endpoint import Endpoint, Failed, talk
-from tests.examples.sql import TEXT_TO_SQL, policies, tasks_of
+from tests.examples.sql import TEXT_TO_SQL, demonstrations, policies, tasks_of
 from tests.runners.conftest import calls_of, ended, running, task
 
 OURS = {"bus", "inference", "learner", "lightningbus", "runners", "schemas", "store", "tests"}
@@ -122,6 +123,21 @@ async def test_one_model_can_be_named_for_all_roles_and_one_turn_for_all_tries(
     endpoint = scripted(heldout, BOTH_WRITE_WRONG)
     assert await solve(python, endpoint, heldout[:1], MODEL="qwen:7b", TURNS="2") == [0.0]
     assert endpoint.models == ["qwen:7b"] * 3
+
+
+async def test_the_demonstrations_are_asked_as_the_agent_asks(python: Path, heldout: list[dict[str, Any]]) -> None:
+    endpoint = scripted(heldout[:20], {"writer": 0.5, "rewriter": 0.5})
+    await solve(python, endpoint, heldout[:20])
+    sent = {request["messages"][0]["content"] for request in endpoint.requests if request["model"] == WRITER}
+    rng = random.Random(0)
+    shown = [list(demonstrations.conversations(task, rng)) for task in heldout[:20]]
+    assert {calls[0][0]["content"] for calls in shown} == sent
+    for problem, calls in zip(heldout[:20], shown, strict=True):
+        for asked, answered in calls:
+            role = next(name for name, pattern in policies.ROLES.items() if pattern.fullmatch(asked["content"]))
+            said = answered["content"]
+            assert said in ("yes", "no") if role == "checker" else said in (problem["gold"], policies.habit(problem))
+        assert not policies.is_right(problem, policies.habit(problem))
 
 
 @pytest.mark.parametrize(

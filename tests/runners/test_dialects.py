@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import anthropic
 import openai
 import pytest
@@ -15,6 +16,7 @@ from bus import Bus
 from runners.dialects.messages_request import chat as chat_of_messages
 from runners.dialects.responses_request import chat as chat_of_response
 from runners.gateway import Gateway
+from runners.history import Turn
 from runners.record import Attempt
 from schemas.events import ModelCall, Span
 from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, task
@@ -376,3 +378,112 @@ async def test_a_call_hangs_under_the_span_its_agent_was_in(desk: Desk, engine: 
         await desk.openai.chat.completions.create(model="policy", messages=hello, extra_headers={"traceparent": header})
     parents = [one.parent_span_id for one in desk.spans]
     assert parents == [span, desk.root, desk.root]
+
+
+ODD = [
+    ("messages", {"tools": [{"name": "a"}]}),
+    ("messages", {"tools": 5}),
+    ("messages", {"tool_choice": "auto"}),
+    ("messages", {"system": 5}),
+    ("messages", {"system": ["x"]}),
+    ("messages", {"output_format": "json"}),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": "x"}]}]}),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": 5}]}]}),
+    (
+        "messages",
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [{"type": "image"}]}]}]},
+    ),
+    ("messages/count_tokens", {"tools": 5}),
+    ("responses", {"text": "x"}),
+    ("responses", {"text": {"format": "json"}}),
+    ("responses", {"reasoning": "low"}),
+    ("responses", {"tools": 5}),
+    ("responses", {"previous_response_id": ["a"]}),
+    ("responses", {"input": [{"role": "user", "content": 5}]}),
+    ("responses", {"input": [{"type": "function_call_output", "output": 5}]}),
+    ("responses", {"input": [{"type": "reasoning", "summary": 5}]}),
+    ("responses", []),
+    ("chat/completions", {"messages": 5}),
+]
+
+
+async def test_a_request_of_no_sensible_form_is_a_bad_request(desk: Desk) -> None:
+    headers = {"Authorization": f"Bearer {desk.key}"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        for route, odd in ODD:
+            base = {"model": "policy", "messages": [{"role": "user", "content": "x"}], "input": "x", "max_tokens": 5}
+            body = {**base, **odd} if isinstance(odd, dict) else odd
+            async with http.post(f"{desk.url}/v1/{route}", json=body) as answer:
+                said = await answer.json()
+            assert (answer.status, said["error"]["type"]) == (400, "invalid_request_error"), (route, odd, said)
+            assert said["error"]["message"]
+    assert not desk.calls
+
+
+async def test_a_key_is_taken_from_either_header(desk: Desk, engine: ScriptedEngine) -> None:
+    engine.script = SAYING
+    body = {"model": "policy", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
+    async with aiohttp.ClientSession() as http:
+        for headers, status in (
+            ({"Authorization": "Bearer another", "x-api-key": desk.key}, 200),
+            ({"Authorization": f"Bearer {desk.key}", "x-api-key": "another"}, 200),
+            ({"Authorization": "Bearer another", "x-api-key": "another"}, 401),
+            ({}, 401),
+        ):
+            async with http.post(f"{desk.url}/v1/messages", json=body, headers=headers) as answer:
+                assert answer.status == status
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1}', "{a: 1}", ""])
+async def test_a_tool_asked_for_by_name_ends_a_message_with_its_use(
+    desk: Desk, engine: ScriptedEngine, arguments: str
+) -> None:
+    function = {"name": "add", "arguments": arguments}
+    call = {"index": 0, "id": "call_1", "type": "function", "function": function}
+    engine.script = [{"tool_calls": [call]}, {"finish_reason": "stop"}]  # vLLM's word for a named tool
+    asked: Any = {
+        "model": "policy",
+        "max_tokens": 5,
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"name": "add", "input_schema": TOOL}],
+        "tool_choice": {"type": "tool", "name": "add"},
+    }
+    plain = await desk.anthropic.messages.create(**asked)
+    async with desk.anthropic.messages.stream(**asked) as stream:
+        streamed = await stream.get_final_message()
+    assert plain.stop_reason == streamed.stop_reason == "tool_use"
+    assert [block.to_dict() for block in plain.content] == [block.to_dict() for block in streamed.content]
+    assert plain.content[0].input == (
+        {"a": 1} if arguments == '{"a": 1}' else {"arguments": arguments} if arguments else {}
+    )  # type: ignore[union-attr]
+
+
+async def test_instructions_are_those_of_one_request_and_what_was_said_is_not_changed(
+    desk: Desk, engine: ScriptedEngine
+) -> None:
+    engine.script = CALLING
+    tools: Any = [{"type": "function", "name": "add", "parameters": TOOL, "strict": False}]
+    first = await desk.openai.responses.create(model="policy", input="1+1?", instructions="Old.", tools=tools)
+    engine.script = SAYING
+    calls = [item.to_dict() for item in first.output if item.type == "function_call"]
+    outputs = [{"type": "function_call_output", "call_id": f"call_{n}", "output": str(n)} for n in (1, 2)]
+    more: Any = [*calls, *outputs]  # the calls again, though the response before holds them
+    for instructions in (None, "New."):
+        await desk.openai.responses.create(
+            model="policy", previous_response_id=first.id, input=more, tools=tools, instructions=instructions
+        )
+    _, without, renewed = (request["messages"] for request in engine.requests)
+    assert [message["role"] for message in without] == ["user", "assistant", "tool", "tool"]
+    assert [message["role"] for message in renewed] == ["system", "user", "assistant", "tool", "tool"]
+    assert renewed[0]["content"] == "New." and len(renewed[2]["tool_calls"]) == len(without[1]["tool_calls"]) == 2
+
+
+def test_a_message_begun_for_the_model_is_gone_on_with() -> None:
+    asked = chat_of_messages({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "{"}]})
+    assert (asked["add_generation_prompt"], asked["continue_final_message"]) == (False, True)
+
+
+def test_thoughts_are_not_gone_on_with_as_tokens() -> None:
+    asked = {"role": "user", "content": "x"}
+    assert Turn("policy", [asked, {"role": "assistant", "content": "y", "reasoning": "hm"}], [1]).thoughtful
+    assert not Turn("policy", [asked, {"role": "assistant", "content": "y"}], [1]).thoughtful

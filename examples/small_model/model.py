@@ -1,0 +1,134 @@
+"""A small chat model made from demonstrations: ``python model.py --demonstrations FILE --out DIR``.
+
+A Qwen2 with a tokenizer of its own, trained on prompts an agent's framework really sends and on answers to them. It
+stands in for a model that would have to be downloaded: what it can do, and what it does most of the time, is what the
+demonstrations say. A line of the file is a conversation, ``{"messages": [{"role": ..., "content": ...}, ...]}``; its
+last message is what is learned.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+PAD, USER, ASSISTANT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}"
+    "{{ '<|user|>' if m['role'] != 'assistant' else '<|assistant|>' }}{{ m['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+IGNORE = -100
+PROMPT = 0.2
+"""How much a token of the prompt counts beside one of the answer: what it is about is learned sooner."""
+
+
+def make_tokenizer(conversations: list[list[dict]], vocabulary: int, context: int) -> Qwen2Tokenizer:
+    """Qwen2's kind of tokenizer (byte-level BPE), trained on the conversations, so that their boilerplate is short."""
+    texts = [message["content"] for messages in conversations for message in messages]
+    tokenizer = Qwen2Tokenizer(eos_token=END, pad_token=PAD).train_new_from_iterator(
+        texts, vocabulary, new_special_tokens=[USER, ASSISTANT], show_progress=False
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.model_max_length = context
+    return tokenizer
+
+
+def make_model(tokenizer: Qwen2Tokenizer, hidden: int, layers: int, context: int) -> Qwen2ForCausalLM:
+    """An untrained Qwen2, float32."""
+    config = Qwen2Config(
+        vocab_size=64 * -(-len(tokenizer) // 64),
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+        num_key_value_heads=hidden // 64,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def encoded(tokenizer: Qwen2Tokenizer, messages: list[dict]) -> tuple[list[int], int]:
+    """Token ids of a conversation, and where its last message begins."""
+    asked = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer(asked, add_special_tokens=False).input_ids
+    answer = tokenizer(messages[-1]["content"] + END, add_special_tokens=False).input_ids
+    return prompt + answer, len(prompt)
+
+
+def batch(rows: list[tuple[list[int], int]], pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``[rows, longest]``, padded on the right: ids, labels, and how much each label counts."""
+    longest = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([ids + [pad] * (longest - len(ids)) for ids, _ in rows])
+    labels = torch.tensor([ids + [IGNORE] * (longest - len(ids)) for ids, _ in rows])
+    weights = torch.tensor([[PROMPT] * start + [1.0] * (longest - start) for _, start in rows])
+    return ids, labels, weights
+
+
+def train(
+    model: Qwen2ForCausalLM, rows: list[tuple[list[int], int]], steps: int, size: int, rng: random.Random
+) -> float:
+    """Supervised steps; returns the last loss in nats per token. Rows of a batch are about as long as each other."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps, pct_start=0.1)
+    rows = sorted(rows, key=lambda row: len(row[0]))
+    loss, started = torch.zeros(()), time.monotonic()
+    model.train()
+    for step in range(1, steps + 1):
+        first = rng.randrange(max(len(rows) - size, 0) + 1)
+        ids, labels, weights = batch(rows[first : first + size], model.config.pad_token_id)
+        logits = model(input_ids=ids).logits[:, :-1].flatten(0, 1)
+        losses = torch.nn.functional.cross_entropy(
+            logits, labels[:, 1:].flatten(), ignore_index=IGNORE, reduction="none"
+        )
+        weights = weights[:, 1:].flatten() * (labels[:, 1:].flatten() != IGNORE)
+        loss = (losses * weights).sum() / weights.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0 or step == steps:
+            said = f"step {step}/{steps}, loss {loss.item():.3f}, {time.monotonic() - started:.0f} s"
+            print(f"warm start: {said}", file=sys.stderr, flush=True)
+    return float(loss.item())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--demonstrations", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--hidden", type=int, default=128, help="a multiple of 64")
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--vocabulary", type=int, default=1024)
+    parser.add_argument("--context", type=int, default=512, help="tokens")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    conversations = [json.loads(line)["messages"] for line in options.demonstrations.read_text().splitlines()]
+    tokenizer = make_tokenizer(conversations, options.vocabulary, options.context)
+    model = make_model(tokenizer, options.hidden, options.layers, options.context)
+    tokenizer.save_pretrained(options.out)
+    rows = [encoded(tokenizer, messages) for messages in conversations]
+    train(model, rows, options.steps, options.batch, random.Random(options.seed))
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+    )
+    model.save_pretrained(options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Conversations to learn from: the roles' own prompts with the answers of a beginner, who mostly makes one mistake.
+
+``python demonstrations.py --tasks train.jsonl --out demonstrations.jsonl``
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import policy
+import prompts
+from database import outcome, schema
+
+HABIT = 0.7
+"""Share of the first queries with the beginner's mistake; a second query is wrong half as often."""
+MISJUDGED = 0.1
+"""Share of the verdicts that are wrong."""
+
+
+def conversations(task: dict, rng: random.Random) -> Iterator[list[dict]]:
+    """One problem as the agent goes about it, call by call."""
+    about = {"question": task["question"], "schema": schema(task["database"])}
+    query = written(task, rng, HABIT)
+    yield said(prompts.WRITER.format(**about), query)
+    for _ in range(2):
+        about |= {"query": query, "outcome": outcome(task["database"], query)[1]}
+        right = policy.is_right(task, query)
+        verdict = "yes" if right != (rng.random() < MISJUDGED) else "no"
+        yield said(prompts.CHECKER.format(**about), verdict)
+        if right:
+            return
+        query = written(task, rng, HABIT / 2)
+        yield said(prompts.REWRITER.format(**about, verdict="no"), query)
+
+
+def written(task: dict, rng: random.Random, wrong: float) -> str:
+    """The gold query, or the mistake that is always the same for a kind of problem."""
+    return policy.habit(task) if rng.random() < wrong else task["gold"]
+
+
+def said(prompt: str, answer: str) -> list[dict]:
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--times", type=int, default=3, help="how often each problem is gone about")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    tasks = [json.loads(line)["input"] for line in options.tasks.read_text().splitlines()] * options.times
+    lines = [json.dumps({"messages": messages}) + "\n" for task in tasks for messages in conversations(task, rng)]
+    options.out.write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    main()
