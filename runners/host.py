@@ -308,13 +308,18 @@ class CommandHost:
             await kill_group(process)
 
 
+def _found_from_here(program: Path) -> Path:
+    """As whoever wrote the path means it, not as its process would, which starts elsewhere; a link stays one."""
+    return program.absolute() if len(program.parts) > 1 else program
+
+
 def make_hosts(settings: RunnerSettings, slots: Sequence[Callable[[], dict[str, str]]]) -> list[Host]:
     """A host for each slot, as the settings ask for; a slot is called for each process that is started for it."""
     limit = None if settings.memory_gb is None else int(settings.memory_gb * 2**30)
     places = [Place(settings.path, settings.env, slot, limit) for slot in slots]
     if settings.command is not None:
         return [CommandHost(settings.command, place) for place in places]
-    python, agent = settings.python or Path(sys.executable), settings.agent or ""
+    python, agent = _found_from_here(settings.python or Path(sys.executable)), settings.agent or ""
     if settings.per_process == 1:
         return [PythonHost(python, agent, settings.reward, place) for place in places]
     nobody = Place(settings.path, settings.env, dict, limit)

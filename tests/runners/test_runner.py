@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -111,6 +113,17 @@ async def test_an_async_agent_a_reward_function_and_a_command(bus: Bus, engine: 
         await bus.publish_task(task(id="u", agent="two", input={"n": 3}))
         (batch,) = await ended(bus)
         assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 3.0), batch.end
+
+
+async def test_a_relative_interpreter_is_found_from_here_and_not_from_the_agents_folder(
+    bus: Bus, engine: ScriptedEngine
+) -> None:
+    async with running(
+        bus, agent="plain:asks_async", reward="plain:half", python=Path(os.path.relpath(sys.executable))
+    ):
+        await bus.publish_task(task(input={"n": 1}))
+        (batch,) = await ended(bus)
+    assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 0.5), batch.end
 
 
 async def test_a_key_of_another_process_is_refused(bus: Bus, engine: ScriptedEngine) -> None:
