@@ -171,9 +171,13 @@ def train(
 
     settings = or_fail(load, RunSettings, config)
     job = or_fail(checking.job, settings, str(config))
+
+    def look() -> None:
+        for found in checking.looked_at(settings, job):
+            print(found)
+
     if dry_run:
-        for line in or_fail(checking.looked_at, settings, job):
-            print(line)
+        or_fail(look)
         return
     finish(_to_its_end(training.run(settings, job)))
 

@@ -191,4 +191,6 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
         "agent:solve: imported by this interpreter",
     ]
     (tmp_path / "agent.py").write_text("import no_such_framework\n")
-    assert "No module named 'no_such_framework'" in says(run(*asked, cwd=tmp_path))
+    done = run(*asked, cwd=tmp_path)  # which shows the agent's own traceback too
+    assert done.returncode == 2
+    assert "No module named 'no_such_framework'" in done.stderr.splitlines()[-1]
