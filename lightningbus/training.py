@@ -69,7 +69,7 @@ async def train(
     client = await _serve(made, settings, ready)
     await _publish_first(made, learner)
     before = await _evaluate(made, client, settings.name, heldout, problems, await _version(made, learner))
-    _write(made, {f"{result.label}_before": round(result.accuracy, 4) for result in before})
+    _write(made, _accuracies("before", before))
     made.view.say(f"training: {learner.steps} steps of {learner.groups_per_step} x {learner.samples} rollouts")
     await made.supervisor.start(Child("learner", "learner", learner))
     await made.unless_failed(made.supervisor.finished("learner"))
@@ -153,10 +153,14 @@ async def _drained(made: Stack, client: Client, run: str) -> None:
 
 def _figures(client: Client, run: str, before: list[Evaluation], after: list[Evaluation]) -> dict[str, Any]:
     return {
-        **{f"{result.label}_before": round(result.accuracy, 4) for result in before},
-        **{f"{result.label}_after": round(result.accuracy, 4) for result in after},
+        **_accuracies("before", before),
+        **_accuracies("after", after),
         **{name: first(client, sql, {"run": run})[0] for name, sql in COUNTS.items()},
     }
+
+
+def _accuracies(when: str, results: list[Evaluation]) -> dict[str, float]:
+    return {f"{result.label}_{when}": round(result.accuracy, 4) for result in results}
 
 
 def _curve(client: Client, run: str) -> list[Point]:

@@ -37,6 +37,11 @@ class _Choice:
     logprobs_seen: list[dict[str, Any]] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)  # (version, tokens)
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is text so far: not what a parser made of it, nor tokens that a parser still keeps back."""
+        return self.message.keys() <= {"role", "content"} and bool(self.message.get("content") or self.text)
+
 
 class Completion:
     """Collects a response's chunks in order, over as many tries as it takes."""
@@ -68,10 +73,7 @@ class Completion:
         """Path and body of the next try: the whole answer, or the rest of one that broke off."""
         choice = self._choices.get(0)
         prompt = (choice.prompt_ids if choice else None) or self._prompt_ids
-        # Not what a parser made of it, nor tokens that a parser still keeps back.
-        plain = choice is not None and choice.message.keys() <= {"role", "content"}
-        plain = plain and choice is not None and bool(choice.message.get("content") or choice.text)
-        self.begun = bool(self.continuable and plain and choice and prompt and choice.token_ids)
+        self.begun = bool(self.continuable and choice and choice.plain and prompt and choice.token_ids)
         if choice is None or prompt is None or not self.begun:
             self._forget()
             if self._prompt is None:

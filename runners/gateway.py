@@ -85,15 +85,11 @@ class Gateway:
         with _well_formed():
             dialect = api.parse(json.loads(body), running.attempt.history)
         try:
-            return await self._answering.answer(request, running, dialect)
-        except UnknownModel as error:
-            raise TurnedAway(404, "model_not_found", str(error)) from error
+            with _answerable(running):
+                return await self._answering.answer(request, running, dialect)
         except Refused as refused:
             body = passed_on(api, refused.status, refused.body)
             return web.Response(status=refused.status, body=body, content_type="application/json")
-        except NoAnswer as error:
-            running.attempt.infra = running.attempt.infra or str(error)
-            raise TurnedAway(504, "timeout", str(error)) from error
 
     async def _count(self, request: web.Request) -> web.Response:
         """Tokens of a prompt that is not asked, as Anthropic's clients want to know them."""
@@ -102,13 +98,8 @@ class Gateway:
         with _well_formed():
             call = Messages(json.loads(body)).call
         errand = Errand(running.attempt, call.model, task.model, task.weight_version, running.deadline)
-        try:
+        with _answerable(running):
             tokens = await self.upstream.rendered(errand, call.rendering(call.body["messages"], answered=False))
-        except UnknownModel as error:
-            raise TurnedAway(404, "model_not_found", str(error)) from error
-        except NoAnswer as error:
-            running.attempt.infra = running.attempt.infra or str(error)
-            raise TurnedAway(504, "timeout", str(error)) from error
         if tokens is None:
             raise TurnedAway(400, "invalid_request_error", "the engine does not render this prompt")
         return web.json_response({"input_tokens": len(tokens)})
@@ -176,6 +167,18 @@ def _well_formed() -> Iterator[None]:
     except (TypeError, AttributeError, LookupError) as error:
         said = f"the request has not the form this API asks for: {type(error).__name__}: {error}"
         raise TurnedAway(400, "invalid_request_error", said) from error
+
+
+@contextmanager
+def _answerable(running: Running) -> Iterator[None]:
+    """Around asking the nodes: a model nobody serves is the client's to put right, no answer in time is ours."""
+    try:
+        yield
+    except UnknownModel as error:
+        raise TurnedAway(404, "model_not_found", str(error)) from error
+    except NoAnswer as error:
+        running.attempt.infra = running.attempt.infra or str(error)
+        raise TurnedAway(504, "timeout", str(error)) from error
 
 
 def _card(model: str) -> dict[str, Any]:

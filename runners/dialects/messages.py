@@ -28,15 +28,13 @@ class Messages:
     def answer(self, response: dict[str, Any]) -> dict[str, Any]:
         """The message."""
         choice = response["choices"][0]
-        return {**self._shown(response, choice, response.get("usage")), "content": list(_blocks(choice["message"]))}
+        message = choice["message"]
+        made = {**begun(response, str(self._model)), **ended(choice, bool(message.get("tool_calls")))}
+        return {**made, "usage": _usage(response.get("usage")), "content": list(_blocks(message))}
 
     def events(self) -> "MessageEvents":
         """A new stream."""
         return MessageEvents(str(self._model))
-
-    def _shown(self, head: dict[str, Any], choice: dict[str, Any], usage: dict[str, Any] | None) -> dict[str, Any]:
-        called = bool(choice["message"].get("tool_calls"))
-        return {**begun(head, str(self._model)), **ended(choice, called), "usage": _usage(usage)}
 
 
 class MessageEvents:
