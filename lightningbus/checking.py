@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bus.tasks import read_problems
+from inference.settings import InferenceSettings
 from learner.settings import LearnerSettings
 from lightningbus.roles import UserError
 from lightningbus.settings import HeldOut, RunSettings
@@ -61,21 +62,45 @@ def looked_at(settings: RunSettings, job: Job) -> Iterator[str]:
         problems = read_problems(path)
         yield f"{path}: {len(problems)} tasks"
     for path in dict.fromkeys([job.learner.model_path, *(node.model_path for node in settings.inference)]):
-        yield f"{path}: {_model(path)}"
+        yield f"{path}: {_model(path, [node for node in settings.inference if node.model_path == path])}"
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
         yield asyncio.run(_agent(runner))
 
 
-def _model(path: Path) -> str:
-    from transformers import AutoConfig, AutoTokenizer
+def _model(path: Path, nodes: list[InferenceSettings]) -> str:
+    """What model a directory holds, made of nothing; and whether nodes can serve it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise UserError(f"{path} holds no model with a tokenizer: {' '.join(str(error).split())[:200]}") from error
-    layers = config.get_text_config().num_hidden_layers
-    return f"{config.model_type}, {layers} layers, {len(tokenizer)} tokens"
+    text = config.get_text_config()
+    for node in nodes:
+        if tokenizer.chat_template is None:
+            raise UserError(f"{path} has no chat template: agents could not chat with it")
+        if (node.max_model_len or 0) > text.max_position_embeddings:
+            raise UserError(f"max_model_len: {path} has a context of {text.max_position_embeddings} tokens")
+        _parsers(node)
+    parameters = f"{model.num_parameters() / 1e6:,.1f}M parameters"
+    return f"{config.model_type}, {text.num_hidden_layers} layers, {parameters}, {len(tokenizer)} tokens"
+
+
+def _parsers(node: InferenceSettings) -> None:
+    if node.command is not None or not (node.tool_parser or node.reasoning_parser):
+        return  # another interpreter's vLLM, or nothing to ask ours
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    tools, thoughts = ToolParserManager.list_registered(), ReasoningParserManager.list_registered()
+    for field, known in (("tool_parser", tools), ("reasoning_parser", thoughts)):
+        name = getattr(node, field)
+        if name is not None and name not in known:
+            raise UserError(f"inference.{field}: vLLM has no {name!r}, but {', '.join(sorted(known))}")
 
 
 async def _agent(runner: RunnerSettings) -> str:

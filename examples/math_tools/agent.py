@@ -13,9 +13,9 @@ from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from prompts import SYSTEM
 
-SYSTEM = "Use the calculator, one step at a time. Then say answer: NUMBER"
-ROUNDS = 4
+ROUNDS = int(os.environ.get("ROUNDS", "4"))
 """Most model calls of one problem."""
 
 provider = TracerProvider()
@@ -25,7 +25,7 @@ if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
 
 model = OpenAIChatCompletionClient(
     model=os.environ.get("MODEL", "policy"),
-    max_tokens=48,
+    max_tokens=int(os.environ.get("MAX_TOKENS", "48")),
     model_info={
         "function_calling": True,
         "json_output": False,

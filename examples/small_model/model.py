@@ -2,13 +2,15 @@
 
 A Qwen2 with a tokenizer of its own, trained on prompts an agent's framework really sends and on answers to them. It
 stands in for a model that would have to be downloaded: what it can do, and what it does most of the time, is what the
-demonstrations say. A line of the file is a conversation, ``{"messages": [{"role": ..., "content": ...}, ...]}``; its
-last message is what is learned.
+demonstrations say. A line of the file is a conversation as Chat Completions has it, ``{"messages": [...], "tools":
+[...]}``, tools only where there are some; its last message is what is learned. Tool calls are written as Hermes and
+Qwen write them, so an engine reads them with its parser ``hermes``.
 """
 
 import argparse
 import json
 import random
+import re
 import sys
 import time
 from pathlib import Path
@@ -16,23 +18,45 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-PAD, USER, ASSISTANT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
-CHAT_TEMPLATE = (
-    "{% for m in messages %}"
-    "{{ '<|user|>' if m['role'] != 'assistant' else '<|assistant|>' }}{{ m['content'] }}<|end|>"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
+PAD, END = "<|pad|>", "<|end|>"
+ROLES = [f"<|{role}|>" for role in ("system", "user", "assistant", "tool")]
+CALL, CALLED = "<tool_call>", "</tool_call>"
+CHAT_TEMPLATE = """\
+{%- if tools %}<|system|>
+    {%- for tool in tools %}
+        {{- tool.function.name ~ '(' ~ tool.function.parameters.properties | join(', ') ~ ')' }}
+    {%- endfor %}<|end|>
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|' ~ message.role ~ '|>' ~ (message.content or '') }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>\n{"name": "' ~ call.function.name ~ '", "arguments": ' }}
+        {{- call.function.arguments | tojson ~ '}\n</tool_call>' }}
+    {%- endfor %}<|end|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 IGNORE = -100
 PROMPT = 0.2
 """How much a token of the prompt counts beside one of the answer: what it is about is learned sooner."""
 
 
-def make_tokenizer(conversations: list[list[dict]], vocabulary: int, context: int) -> Qwen2Tokenizer:
+def conversation(line: str) -> dict:
+    """A line of demonstrations; a tool call's arguments are parsed, as engines do it before they use a template."""
+    read = json.loads(line)
+    for message in read["messages"]:
+        for call in message.get("tool_calls") or ():
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return read
+
+
+def make_tokenizer(conversations: list[dict], vocabulary: int, context: int) -> Qwen2Tokenizer:
     """Qwen2's kind of tokenizer (byte-level BPE), trained on the conversations, so that their boilerplate is short."""
-    texts = [message["content"] for messages in conversations for message in messages]
-    tokenizer = Qwen2Tokenizer(eos_token=END, pad_token=PAD).train_new_from_iterator(
-        texts, vocabulary, new_special_tokens=[USER, ASSISTANT], show_progress=False
-    )
+    blank = Qwen2Tokenizer(eos_token=END, pad_token=PAD)
+    blank.chat_template = CHAT_TEMPLATE
+    marks = re.compile("|".join(map(re.escape, (*ROLES, END, CALL, CALLED))))
+    texts = (part for one in conversations for part in marks.split("".join(asked_and_answered(blank, one))))
+    tokenizer = blank.train_new_from_iterator(texts, vocabulary, new_special_tokens=ROLES, show_progress=False)
+    tokenizer.add_tokens([CALL, CALLED])
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.model_max_length = context
     return tokenizer
@@ -57,12 +81,19 @@ def make_model(tokenizer: Qwen2Tokenizer, hidden: int, layers: int, context: int
     return Qwen2ForCausalLM(config)
 
 
-def encoded(tokenizer: Qwen2Tokenizer, messages: list[dict]) -> tuple[list[int], int]:
+def asked_and_answered(tokenizer: Qwen2Tokenizer, one: dict) -> tuple[str, str]:
+    """A conversation as text: what the model is given, and its last message with the token that ends it."""
+    messages, tools = one["messages"], one.get("tools")
+    asked = tokenizer.apply_chat_template(messages[:-1], tools=tools, tokenize=False, add_generation_prompt=True)
+    whole = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+    return asked, whole.removeprefix(asked)
+
+
+def encoded(tokenizer: Qwen2Tokenizer, one: dict) -> tuple[list[int], int]:
     """Token ids of a conversation, and where its last message begins."""
-    asked = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
-    prompt = tokenizer(asked, add_special_tokens=False).input_ids
-    answer = tokenizer(messages[-1]["content"] + END, add_special_tokens=False).input_ids
-    return prompt + answer, len(prompt)
+    texts = asked_and_answered(tokenizer, one)
+    asked, answered = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
+    return asked + answered, len(asked)
 
 
 def batch(rows: list[tuple[list[int], int]], pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -118,11 +149,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    conversations = [json.loads(line)["messages"] for line in options.demonstrations.read_text().splitlines()]
+    conversations = [conversation(line) for line in options.demonstrations.read_text(encoding="utf-8").splitlines()]
     tokenizer = make_tokenizer(conversations, options.vocabulary, options.context)
     model = make_model(tokenizer, options.hidden, options.layers, options.context)
     tokenizer.save_pretrained(options.out)
-    rows = [encoded(tokenizer, messages) for messages in conversations]
+    rows = [encoded(tokenizer, one) for one in conversations]
     train(model, rows, options.steps, options.batch, random.Random(options.seed))
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True

@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument(
         "--spider", type=Path, help="Spider's own directory, with train_spider.json, dev.json, database/"
     )
-    parser.add_argument("--train", type=int, help="how many problems; default: all of Spider, 800 of the stand-in")
+    parser.add_argument("--train", type=int, help="how many problems; default: all of Spider, 1200 of the stand-in")
     parser.add_argument("--heldout", type=int, help="how many problems; default: all of Spider, 100 of the stand-in")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -80,7 +80,7 @@ def main() -> None:
     spider, train, heldout = options.spider, options.train, options.heldout
     if spider is None:
         spider = options.out / "stand_in"
-        train, heldout = 800 if train is None else train, 100 if heldout is None else heldout
+        train, heldout = 1200 if train is None else train, 100 if heldout is None else heldout
         stand_in.make(spider, train, heldout, options.seed)
     rng = random.Random(options.seed)
     write(options.out / "train.jsonl", some(load(spider, TRAIN), train, rng))

@@ -13,8 +13,8 @@ import policy
 import prompts
 from database import outcome, schema
 
-HABIT = 0.7
-"""Share of the first queries with the beginner's mistake; a second query is wrong half as often."""
+HABIT, AGAIN = 0.7, 0.2
+"""Shares of the beginner's mistake among the first queries, and among the later ones."""
 MISJUDGED = 0.1
 """Share of the verdicts that are wrong."""
 
@@ -26,13 +26,12 @@ def conversations(task: dict, rng: random.Random) -> Iterator[list[dict]]:
     yield said(prompts.WRITER.format(**about), query)
     for _ in range(2):
         about |= {"query": query, "outcome": outcome(task["database"], query)[1]}
-        right = policy.is_right(task, query)
-        verdict = "yes" if right != (rng.random() < MISJUDGED) else "no"
+        verdict = "yes" if policy.is_right(task, query) != (rng.random() < MISJUDGED) else "no"
         yield said(prompts.CHECKER.format(**about), verdict)
-        if right:
+        if verdict == "yes":
             return
-        query = written(task, rng, HABIT / 2)
-        yield said(prompts.REWRITER.format(**about, verdict="no"), query)
+        query = written(task, rng, AGAIN)
+        yield said(prompts.REWRITER.format(**about, verdict=verdict), query)
 
 
 def written(task: dict, rng: random.Random, wrong: float) -> str:

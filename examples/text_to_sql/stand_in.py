@@ -89,7 +89,7 @@ def databases() -> dict[str, Table]:
 def selections(table: Table) -> Iterator[tuple[str, str]]:
     for word, value in conditions(table):
         for wanted in [column for column in table.columns if column != word]:
-            asked = f"What is the {wanted} of each {table.name} whose {word} is {value}?"
+            asked = f"What is the {wanted} of each {table.name} whose {word} is '{value}'?"
             yield asked, f"SELECT {wanted} FROM {table.name} WHERE {word} = '{value}'"
 
 
@@ -103,7 +103,7 @@ def comparisons(table: Table) -> Iterator[tuple[str, str]]:
 
 def counts(table: Table) -> Iterator[tuple[str, str]]:
     for word, value in conditions(table):
-        asked = f"How many {table.name}s have {word} {value}?"
+        asked = f"How many {table.name}s have {word} '{value}'?"
         yield asked, f"SELECT count(*) FROM {table.name} WHERE {word} = '{value}'"
 
 
@@ -113,7 +113,7 @@ def extremes(table: Table) -> Iterator[tuple[str, str]]:
             asked, query = f"What is the {said} {number} of", f"SELECT {function}({number}) FROM {table.name}"
             yield f"{asked} all {table.name}s?", query
             for word, value in conditions(table):
-                yield f"{asked} {table.name}s whose {word} is {value}?", f"{query} WHERE {word} = '{value}'"
+                yield f"{asked} {table.name}s whose {word} is '{value}'?", f"{query} WHERE {word} = '{value}'"
 
 
 def rankings(table: Table) -> Iterator[tuple[str, str]]:
@@ -144,9 +144,9 @@ def joins(table: Table) -> Iterator[tuple[str, str]]:
     both = f"{table.name} JOIN {parent.name} ON {table.link}"
     for word, value in [*conditions(parent), *((parent.label, label) for label in parent.labels)]:
         where = f"WHERE {parent.name}.{word} = '{value}'"
-        asked = f"What is the {table.label} of each {table.name} whose {parent.name} has {word} {value}?"
+        asked = f"What is the {table.label} of each {table.name} whose {parent.name} has {word} '{value}'?"
         yield asked, f"SELECT {table.name}.{table.label} FROM {both} {where}"
-        asked = f"How many {table.name}s are there whose {parent.name} has {word} {value}?"
+        asked = f"How many {table.name}s are there whose {parent.name} has {word} '{value}'?"
         yield asked, f"SELECT count(*) FROM {both} {where}"
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import chain, islice
 from pathlib import Path
 
 import pyarrow
@@ -18,10 +19,12 @@ from learner.signals import intermediate_rewards
 from schemas import attributes
 from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, module, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, Policy, imports_of, problem, records, scripted
+from tests.examples.warm_start import prompts_asked, prompts_of
 from tests.runners.conftest import calls_of, ended, running, task
 
 MATH = EXAMPLES / "math_tools"
 arithmetic, data = module("math_tools", "arithmetic"), module("math_tools", "data")
+demonstrations = module("math_tools", "demonstrations")
 
 REAL = [
     {
@@ -182,9 +185,9 @@ def test_the_flaws_of_the_scripted_policy_are_seeded() -> None:
 
 
 def test_the_agent_imports_nothing_of_ours_and_does_not_name_us() -> None:
-    files = [MATH / "agent.py", MATH / "arithmetic.py"]
+    files = [MATH / "agent.py", MATH / "arithmetic.py", MATH / "prompts.py"]
     assert not set.union(*map(imports_of, files)) & OURS
-    assert imports_of(files[0]) == {"os", "autogen_agentchat", "autogen_ext", "opentelemetry", "arithmetic"}
+    assert imports_of(files[0]) == {"os", "autogen_agentchat", "autogen_ext", "opentelemetry", "arithmetic", "prompts"}
     assert not [file for file in files if NAMES_US.search(file.read_text())]
 
 
@@ -198,6 +201,22 @@ async def test_the_agent_runs_unchanged_against_any_openai_endpoint(environment:
     assert dict(zip(CASES, rewards, strict=True)) == {case: reward for case, (_, reward) in CASES.items()}
     assert {request["model"] for request in endpoint.requests} == {"some-model"}
     assert all(request["tools"][0]["function"]["name"] == "calculator" for request in endpoint.requests)
+
+
+async def test_demonstrations_ask_what_the_agent_asks(environment: Callable[[str], Path], bus: Bus) -> None:
+    folder, cases = environment("math_tools"), ("right", "broken expression")
+    agent = {"python": folder / ".venv/bin/python", "agent": "agent:solve", "path": folder, "concurrency": 1}
+    node = Endpoint(scripted)
+    async with node.as_node(bus), running(bus, **agent):
+        for case in cases:
+            await bus.publish_task(task(id=case, input=problem(case), deadline=60.0))
+        await ended(bus, len(cases))
+    policies = Policy(records), Policy(records, {"broken": 1.0})
+    shown = [
+        islice(demonstrations.conversations(problem(case)["question"], policy), 4)
+        for case, policy in zip(cases, policies, strict=True)
+    ]
+    assert sorted(prompts_asked(node.requests)) == sorted(prompts_of(chain(*shown)))
 
 
 async def test_an_endpoint_that_refuses_is_an_error_of_the_agent(environment: Callable[[str], Path]) -> None:

@@ -187,7 +187,7 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "tasks.jsonl: 1 tasks",
         "other.jsonl: 1 tasks",
-        f"model: qwen2, 3 layers, {len(tokenizer)} tokens",
+        f"model: qwen2, 3 layers, 1,015.6M parameters, {len(tokenizer)} tokens",
         "agent:solve: imported by this interpreter",
     ]
     (tmp_path / "agent.py").write_text("import no_such_framework\n")
