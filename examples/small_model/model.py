@@ -108,15 +108,13 @@ def batch(rows: list[tuple[list[int], int]], pad: int) -> tuple[torch.Tensor, to
 def train(
     model: Qwen2ForCausalLM, rows: list[tuple[list[int], int]], steps: int, size: int, rng: random.Random
 ) -> float:
-    """Supervised steps; returns the last loss in nats per token. Rows of a batch are about as long as each other."""
+    """Supervised steps; returns the last loss in nats per token."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps, pct_start=0.1)
-    rows = sorted(rows, key=lambda row: len(row[0]))
     loss, started = torch.zeros(()), time.monotonic()
     model.train()
     for step in range(1, steps + 1):
-        first = rng.randrange(max(len(rows) - size, 0) + 1)
-        ids, labels, weights = batch(rows[first : first + size], model.config.pad_token_id)
+        ids, labels, weights = batch(rng.choices(rows, k=size), model.config.pad_token_id)
         logits = model(input_ids=ids).logits[:, :-1].flatten(0, 1)
         losses = torch.nn.functional.cross_entropy(
             logits, labels[:, 1:].flatten(), ignore_index=IGNORE, reduction="none"

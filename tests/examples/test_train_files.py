@@ -1,0 +1,72 @@
+"""The examples' training jobs: settings are checked, tasks read, agents imported; only the weights are not there."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen2Tokenizer
+
+from lightningbus.checking import job, looked_at
+from lightningbus.settings import RunSettings, checked
+from tests.examples.endpoint import EXAMPLES
+
+QWEN = Qwen2Config(
+    hidden_size=1536,
+    intermediate_size=8960,
+    num_hidden_layers=28,
+    num_attention_heads=12,
+    num_key_value_heads=2,
+    vocab_size=151936,
+    tie_word_embeddings=True,
+)
+"""Qwen2.5-1.5B-Instruct's."""
+LLAMA = LlamaConfig(
+    hidden_size=3072,
+    intermediate_size=8192,
+    num_hidden_layers=28,
+    num_attention_heads=24,
+    num_key_value_heads=8,
+    vocab_size=128256,
+    max_position_embeddings=131072,
+    tie_word_embeddings=True,
+)
+"""Llama-3.2-3B-Instruct's."""
+
+
+@pytest.mark.parametrize(
+    ("example", "file", "config", "said"),
+    [
+        ("text_to_sql", "train.yaml", LLAMA, "llama, 28 layers, 3,212.7M parameters"),
+        ("math_tools", "train.yaml", QWEN, "qwen2, 28 layers, 1,543.7M parameters"),
+        ("text_to_sql", "small.yaml", QWEN, "qwen2"),
+        ("math_tools", "small.yaml", QWEN, "qwen2"),
+    ],
+)
+def test_a_job_can_be_run(
+    example: str, file: str, config: PretrainedConfig, said: str,
+    environment: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(environment(example))
+    fields = yaml.safe_load((EXAMPLES / example / file).read_text())
+    settings = checked(RunSettings, brought(fields, config, tmp_path), file)
+    sentences = list(looked_at(settings, job(settings, file)))
+    assert [line.split(":")[-1].strip() for line in sentences[:2]] == ["1 tasks", "1 tasks"]
+    assert said in sentences[2] and all("imported by .venv/bin/python" in line for line in sentences[3:])
+    assert len(sentences) == 4
+
+
+def brought(fields: dict[str, Any], config: PretrainedConfig, directory: Path) -> dict[str, Any]:
+    """The job with what its reader downloads or makes: tasks, and a model's folder, here without weights."""
+    tasks, model = directory / "tasks.jsonl", directory / "model"
+    tasks.write_text('{"id": "a", "input": {}}\n')
+    tokenizer = Qwen2Tokenizer().train_new_from_iterator(["a"], 300, show_progress=False)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(model)
+    config.save_pretrained(model)
+    fields["learner"] |= {"tasks": str(tasks), "model_path": str(model)}
+    fields["heldout"]["tasks"] = str(tasks)
+    for node in fields["inference"]:
+        node["model_path"] = str(model)
+    return fields
