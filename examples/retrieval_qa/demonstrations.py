@@ -1,8 +1,8 @@
 """Conversations to learn from: a beginner's, who mostly answers with what the first search gave.
 
 ``python demonstrations.py --records train_records.jsonl --corpus corpus --out demonstrations.jsonl``, in the agent's
-environment: its prompts and its searches are what the beginner answers. A line per model call, ``{"messages", "tools"}``
-as Chat Completions have them; the last message is what is learned.
+environment: its prompts and its searches are what the beginner answers. A line is a model call, as
+``{"messages", "tools"}`` of Chat Completions; the last message is what is learned.
 """
 
 import argparse

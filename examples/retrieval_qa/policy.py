@@ -31,8 +31,8 @@ class Policy:
         seen = "\n".join(message["content"] for message in messages if message["role"] == "tool").split("\n")
         asked = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls") or ()]
         known: list[str] = []
-        for step in record["question_decomposition"]:
-            if passage(record["paragraphs"][step["paragraph_support_idx"]]) not in seen:
+        for step, supporting in zip(record["question_decomposition"], self.paragraphs(record["question"]), strict=True):
+            if supporting not in seen:
                 break
             known.append(step["answer"])
         else:
@@ -45,6 +45,12 @@ class Policy:
         if json.dumps({"query": query}, ensure_ascii=False) in asked:
             return self._say(UNKNOWN)
         return self._call(query, len(asked))
+
+    def paragraphs(self, question: str) -> list[str]:
+        """What has to be found for a question, step by step."""
+        record = self._records[question.strip()]
+        places = [step["paragraph_support_idx"] for step in record["question_decomposition"]]
+        return [passage(record["paragraphs"][at]) for at in places]
 
     def _errs(self, flaw: str) -> bool:
         return self._rng.random() < self._flaws.get(flaw, 0.0)

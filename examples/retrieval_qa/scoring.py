@@ -15,7 +15,7 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def reward(said: str, answers: Iterable[str]) -> float:
-    """Between 0 and 1. Only what stands in ``<answer>`` counts, the last one; the form asks for one that is not empty."""
+    """Between 0 and 1. Only what stands in the last ``<answer>`` counts; the form is one of them, and not empty."""
     found = [inside.strip() for inside in ANSWER.findall(said)]
     if not found:
         return 0.0

@@ -1,8 +1,11 @@
 """Multi-hop retrieval with the OpenAI Agents SDK: any endpoint will do, in its own environment; a runner records it."""
 
 import ast
+import asyncio
+import json
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,12 @@ from aiohttp import web
 
 from bus import Bus
 from runners.dialects.responses import Responses
-from tests.examples.endpoint import Endpoint, talk
-from tests.examples.math_cases import NAMES_US, OURS, imports_of
+from runners.usage import is_tool
+from schemas.events import Span
+from tests.examples.endpoint import Answer, Endpoint, Failed, talk
+from tests.examples.math_cases import NAMES_US, OURS, calls, imports_of, text
 from tests.examples.musique import RETRIEVAL, lines, make, policies
-from tests.runners.conftest import ended, running, task
+from tests.runners.conftest import calls_of, ended, running, task
 
 DRIVER = """
 import agent, asyncio, json, sys
@@ -109,23 +114,29 @@ async def test_a_right_policy_finds_every_passage_it_needs(
     assert longest < 400
 
 
-async def test_the_demonstrations_are_asked_as_the_agent_asks(
-    tmp_path: Path, python: Path, questions: Path, heldout: list[dict[str, Any]], records: list[dict[str, Any]]
-) -> None:
-    out = tmp_path / "demonstrations.jsonl"
+def test_the_agent_can_be_looked_at_without_a_key(python: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    subprocess.run([python, "-c", "import agent"], cwd=RETRIEVAL, env=env, check=True)
+
+
+@pytest.fixture(scope="module")
+def demonstrations(tmp_path_factory: pytest.TempPathFactory, python: Path, questions: Path) -> list[dict[str, Any]]:
+    """What a beginner shows about the questions held out."""
+    out = tmp_path_factory.mktemp("shown") / "demonstrations.jsonl"
     files = ["--records", questions / "heldout_records.jsonl", "--corpus", questions / "corpus", "--out", out]
     subprocess.run([python, RETRIEVAL / "demonstrations.py", *files, "--times", "1"], check=True)
-    shown = lines(out)
+    return lines(out)
+
+
+async def test_the_demonstrations_are_asked_as_the_agent_asks(
+    python: Path, heldout: list[dict[str, Any]], records: list[dict[str, Any]], demonstrations: list[dict[str, Any]]
+) -> None:
     habits = literal(RETRIEVAL / "demonstrations.py", "HABITS")
     endpoint = AnyEndpoint(policies.Policy(records, habits, seed=0).answer)
-    await solve(python, endpoint, heldout, ONE_BY_ONE)
-    assert [asked["messages"] for asked in endpoint.requests] == [one["messages"][:-1] for one in shown]
-    assert all(asked["tools"] == one["tools"] for asked, one in zip(endpoint.requests, shown, strict=True))
-    answers = [one["messages"][-1] for one in shown if one["messages"][-1]["content"]]
-    assert len(answers) == 100
-    first = [one["question_decomposition"][0]["answer"] for one in records]
-    soon = sum(step in said["content"] for step, said in zip(first, answers, strict=True))
-    assert 55 <= soon <= 85 and 15 <= sum("<answer>" not in said["content"] for said in answers) <= 45
+    rewards = await solve(python, endpoint, heldout, ONE_BY_ONE)
+    assert [asked["messages"] for asked in endpoint.requests] == [one["messages"][:-1] for one in demonstrations]
+    assert all(asked["tools"] == one["tools"] for asked, one in zip(endpoint.requests, demonstrations, strict=True))
+    assert 0.15 < sum(rewards) / len(rewards) < 0.4, "the beginner's; most of them are the form's alone"
 
 
 async def test_a_runner_records_calls_and_tools_in_one_tree(
@@ -138,3 +149,104 @@ async def test_a_runner_records_calls_and_tools_in_one_tree(
         await bus.publish_task(task(input=heldout[0], deadline=60.0))
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
+    assert len(calls_of(batch)) == 3 and all(call.response_ids for call in calls_of(batch))
+    named = {span.span_id: span for span in batch.spans}
+
+    def above(span: Span) -> list[str]:
+        found = named.get(span.parent_span_id)
+        return [] if found is None else [found.name, *above(found)]
+
+    turn = ["turn", "solver", "Agent workflow", "Agent workflow", "invoke_agent default"]
+    assert [above(span) for span in batch.spans if span.call is not None] == [["response", *turn]] * 3
+    tools = [span for span in batch.spans if is_tool(span)]
+    assert [(span.name, span.status, above(span)) for span in tools] == [("search", "ok", turn)] * 2
+    asked, (_, supported) = engine.requests[-1], policies.Policy(records).paragraphs(heldout[0]["question"])
+    assert asked["messages"][-1]["content"].split("\n")[0] == supported
+
+
+NO_END: dict[str, Answer] = {
+    "unknown tool": calls("find", '{"query": "x"}'),
+    "no tool": calls("", "{}"),
+    "no query": calls("search", '{"question": "x"}'),
+    "no text": calls("search", '{"query": 12}'),
+    "nothing to call with": calls("search", ""),
+    "null": calls("search", "null"),
+    "list": calls("search", "[1]"),
+    "unreadable": calls("search", '{"query": "x'),
+    "no character": calls("search", json.dumps({"query": "\0 \u2028"})),
+    "empty query": calls("search", '{"query": ""}'),
+    "long query": calls("search", json.dumps({"query": "birthplace of " * 5000})),
+}
+"""Calls again and again; none of them is an error of the agent."""
+NO_ANSWER: dict[str, str | None] = {
+    "empty": "",
+    "nothing": None,
+    "nonsense": "</answer> \0 <answer> }{ <tool_call>",
+    "form only": "<answer> </answer>",
+    "long": "🙃 " * 4000,
+}
+
+
+async def test_nonsense_is_rewarded_with_nothing_and_harms_nothing(python: Path, heldout: list[dict[str, Any]]) -> None:
+    half_a_character = calls("search", '{"query": "\\ud83d"}')
+    cases = [*NO_END.values(), *map(text, NO_ANSWER.values()), half_a_character]
+    said = {one["question"]: case for one, case in zip(heldout, cases, strict=False)}
+    endpoint = AnyEndpoint(lambda messages: said[messages[1]["content"]](messages))
+    rewards = await solve(python, endpoint, heldout[: len(cases)])
+    names = [*NO_END, *NO_ANSWER, "half a character"]
+    assert dict(zip(names, rewards, strict=True)) == dict.fromkeys(names, 0.0)
+    asked = Counter(request["messages"][1]["content"] for request in endpoint.requests)
+    assert list(asked.values()).count(5) == len(NO_END), "it goes on after a call that fails, until its turns are over"
+    assert max(len(one["content"]) for request in endpoint.requests for one in request["messages"][3::2]) < 400
+
+
+@pytest.mark.parametrize(
+    ("flaw", "reward", "called"),
+    [("stops", 0.1, 2), ("untagged", 0.0, 3), ("verbatim", 1.0, 4), ("malformed", 0.0, 5), ("unknown_tool", 0.1, 2)],
+)
+async def test_each_flaw_costs_what_it_should(
+    python: Path, heldout: list[dict[str, Any]], records: list[dict[str, Any]], flaw: str, reward: float, called: int
+) -> None:
+    endpoint = AnyEndpoint(policies.Policy(records, {flaw: 1.0}).answer)
+    assert await solve(python, endpoint, heldout[:20]) == pytest.approx([reward] * 20)
+    assert max(Counter(request["messages"][1]["content"] for request in endpoint.requests).values()) <= called
+    assert flaw == "verbatim" or len(endpoint.requests) == called * 20
+
+
+async def test_only_an_endpoint_that_fails_is_an_error(python: Path, heldout: list[dict[str, Any]]) -> None:
+    with pytest.raises(Failed, match="BadRequestError"):
+        await solve(python, AnyEndpoint(lambda messages: 400), heldout[:1])
+
+
+async def test_a_corpus_that_is_missing_is_an_error_that_says_so(python: Path, heldout: list[dict[str, Any]]) -> None:
+    with pytest.raises(Failed, match=r"No such file .*/no/where/passages.jsonl"):
+        await solve(python, AnyEndpoint(text("")), [{**heldout[0], "corpus": "/no/where"}])
+
+
+@pytest.mark.parametrize("traced", [True, False])
+async def test_nothing_goes_to_the_vendor_of_the_sdk(
+    python: Path, heldout: list[dict[str, Any]], records: list[dict[str, Any]], traced: bool
+) -> None:
+    reached, exported = [], []
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.append(await reader.readline())
+        writer.close()
+
+    class Traced(AnyEndpoint):
+        def _routes(self, app: web.Application) -> None:
+            super()._routes(app)
+            app.router.add_post("/v1/traces", self._traces)
+
+        async def _traces(self, request: web.Request) -> web.Response:
+            exported.append(await request.read())
+            return web.Response(content_type="application/x-protobuf")
+
+    endpoint = Traced(policies.Policy(records).answer)
+    async with await asyncio.start_server(proxy, "127.0.0.1", 0) as outside, endpoint.serving():
+        env = {"OPENAI_BASE_URL": f"{endpoint.url}/v1", "OPENAI_API_KEY": "any", "NO_PROXY": "127.0.0.1"}
+        env["HTTPS_PROXY"] = f"http://127.0.0.1:{outside.sockets[0].getsockname()[1]}"
+        if traced:
+            env["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint.url
+        assert await talk([str(python), "-c", DRIVER], RETRIEVAL, os.environ | env, heldout[:1]) == [1.0]
+    assert not reached and bool(exported) == traced
