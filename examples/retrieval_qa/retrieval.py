@@ -34,7 +34,8 @@ class Index:
         """Makes the index where there is none; raises FileNotFoundError without passages."""
         with (folder / "passages.jsonl").open(encoding="utf-8") as lines:
             self.passages: list[str] = [json.loads(line) for line in lines]
-        path = folder / f"{Path(EMBEDDINGS).name or 'minilm'}.faiss"
+        path = folder / f"{EMBEDDINGS.strip('/').replace('/', '-') or 'minilm'}.faiss"
+        embedding()  # before searches come from several threads
         if not path.exists():
             _make(path, self.passages)
         self._vectors = faiss.read_index(str(path))
@@ -99,8 +100,8 @@ def _sentence_transformer(folder: str) -> Embed:
     try:
         import torch
         from sentence_transformers import SentenceTransformer
-    except ImportError:
-        raise SystemExit("EMBEDDINGS names a model that needs sentence-transformers: pip install it") from None
+    except ImportError as error:
+        raise RuntimeError(f"EMBEDDINGS={folder} needs sentence-transformers in the agent's environment") from error
     torch.set_num_threads(1)
     model = SentenceTransformer(folder, device="cpu")
     return functools.partial(model.encode, normalize_embeddings=True, show_progress_bar=False)
