@@ -33,8 +33,8 @@ PASSAGES = int(os.environ.get("PASSAGES", "2"))
 """Passages that a search gives."""
 LENGTH = int(os.environ.get("LENGTH", "600"))
 """Characters of a passage that are shown."""
-TURNS = int(os.environ.get("TURNS", "5"))
-"""Most model calls of one question."""
+TURNS = int(os.environ.get("TURNS", "6"))
+"""Most model calls of one question; MuSiQue's take up to four searches."""
 
 provider = TracerProvider()
 if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
@@ -55,7 +55,7 @@ agent = Agent[Index](
     instructions="Search, then say <answer> ... </answer>",
     tools=[search],
     model=os.environ.get("MODEL", "policy"),
-    model_settings=ModelSettings(max_tokens=int(os.environ.get("MAX_TOKENS", "64"))),
+    model_settings=ModelSettings(max_tokens=int(os.environ.get("MAX_TOKENS", "512"))),
 )
 
 

@@ -48,7 +48,8 @@ class AnyEndpoint(Endpoint):
         message = self.answer(asked.call.body["messages"])
         if isinstance(message, int):
             return web.json_response({"error": {"message": "refused as scripted"}}, status=message)
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        finish = "length" if len(message.get("content") or "") > 1000 else "stop"
+        choice = {"index": 0, "finish_reason": finish, "message": message}
         usage = {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
         return web.json_response(asked.answer({"id": f"c-{len(self.requests)}", "choices": [choice], "usage": usage}))
 
@@ -197,11 +198,11 @@ async def test_nonsense_is_rewarded_with_nothing_and_harms_nothing(python: Path,
     names = [*NO_END, *NO_ANSWER, "half a character"]
     assert dict(zip(names, rewards, strict=True)) == dict.fromkeys(names, 0.0)
     asked = Counter(request["messages"][1]["content"] for request in endpoint.requests)
-    assert list(asked.values()).count(5) == len(NO_END), "it goes on after a call that fails, until its turns are over"
+    assert list(asked.values()).count(6) == len(NO_END), "it goes on after a call that fails, until its turns are over"
     assert max(len(one["content"]) for request in endpoint.requests for one in request["messages"][3::2]) < 400
 
 
-FLAWS = {"stops": (0.1, 2), "untagged": (0.0, 3), "verbatim": (1.0, 4), "malformed": (0.0, 5), "unknown_tool": (0.1, 2)}
+FLAWS = {"stops": (0.1, 2), "untagged": (0.0, 3), "verbatim": (1.0, 4), "malformed": (0.0, 6), "unknown_tool": (0.1, 2)}
 """What each comes to, and after how many calls at most."""
 
 
