@@ -82,11 +82,14 @@ class Endpoint:
         event = json.dumps({**chunk, "prompt_token_ids": [1, 2], "weight_version": 3})
         return web.Response(text=f"data: {event}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
 
+    def _routes(self, app: web.Application) -> None:
+        app.router.add_post("/v1/chat/completions", self._chat)
+
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["Endpoint"]:
         """On a free port while the block runs."""
         app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._chat)
+        self._routes(app)
         server = web.AppRunner(app)
         await server.setup()
         await web.TCPSite(server, "127.0.0.1", 0).start()

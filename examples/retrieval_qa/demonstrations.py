@@ -1,0 +1,62 @@
+"""Conversations to learn from: a beginner's, who mostly answers with what the first search gave.
+
+``python demonstrations.py --records train_records.jsonl --corpus corpus --out demonstrations.jsonl``, in the agent's
+environment: its prompts and its searches are what the beginner answers. A line is a model call, as
+``{"messages", "tools"}`` of Chat Completions; the last message is what is learned.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent import LENGTH, PASSAGES, agent, search
+from policy import Policy
+from retrieval import load
+
+HABITS = {"stops": 0.7, "untagged": 0.3}
+"""Share of the first searches that are thought to be enough, and of the answers without their form."""
+
+
+def conversations(records: list[dict], policy: Policy, corpus: str) -> Iterator[dict]:
+    """Each question as the agent goes about it, call by call."""
+    index = load(corpus)
+    function = {
+        "name": search.name,
+        "description": search.description,
+        "parameters": search.params_json_schema,
+        "strict": search.strict_json_schema,
+    }
+    tools = [{"type": "function", "function": function}]
+    for record in records:
+        messages = [
+            {"role": "system", "content": agent.instructions},
+            {"role": "user", "content": record["question"].strip()},
+        ]
+        while messages[-1]["role"] != "assistant":
+            messages = [*messages, policy.answer(messages)]
+            yield {"messages": messages, "tools": tools}
+            for call in messages[-1].get("tool_calls", ()):
+                query = json.loads(call["function"]["arguments"])["query"]
+                found = "\n".join(passage[:LENGTH] for passage in index.search(query, PASSAGES))
+                messages = [*messages, {"role": "tool", "tool_call_id": call["id"], "content": found}]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=Path, required=True)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--times", type=int, default=3, help="how often each question is gone about")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with options.records.open(encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines] * options.times
+    policy = Policy(records, HABITS, options.seed)
+    with options.out.open("w", encoding="utf-8") as out:
+        for line in conversations(records, policy, str(options.corpus.resolve())):
+            out.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
