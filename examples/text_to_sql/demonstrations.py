@@ -13,8 +13,8 @@ import policy
 import prompts
 from database import outcome, schema
 
-HABIT, AGAIN = 0.7, 0.2
-"""Shares of the beginner's mistake among the first queries, and among the later ones."""
+HABIT = 0.75
+"""Share of the queries with the beginner's mistake."""
 MISJUDGED = 0.1
 """Share of the verdicts that are wrong."""
 
@@ -22,7 +22,7 @@ MISJUDGED = 0.1
 def conversations(task: dict, rng: random.Random) -> Iterator[list[dict]]:
     """One problem as the agent goes about it, call by call."""
     about = {"question": task["question"], "schema": schema(task["database"])}
-    query = written(task, rng, HABIT)
+    query = written(task, rng)
     yield said(prompts.WRITER.format(**about), query)
     for _ in range(2):
         about |= {"query": query, "outcome": outcome(task["database"], query)[1]}
@@ -30,13 +30,13 @@ def conversations(task: dict, rng: random.Random) -> Iterator[list[dict]]:
         yield said(prompts.CHECKER.format(**about), verdict)
         if verdict == "yes":
             return
-        query = written(task, rng, AGAIN)
+        query = written(task, rng)
         yield said(prompts.REWRITER.format(**about, verdict=verdict), query)
 
 
-def written(task: dict, rng: random.Random, wrong: float) -> str:
+def written(task: dict, rng: random.Random) -> str:
     """The gold query, or the mistake that is always the same for a kind of problem."""
-    return policy.habit(task) if rng.random() < wrong else task["gold"]
+    return policy.habit(task) if rng.random() < HABIT else task["gold"]
 
 
 def said(prompt: str, answer: str) -> list[dict]:
