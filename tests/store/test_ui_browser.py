@@ -210,8 +210,11 @@ def test_a_rollout_shows_its_trace_and_its_tokens_in_three_colours(page: Any, si
     bars = page.locator(".waterfall .bar .what").all_inner_texts()
     assert [re.sub("[└ !]+", "", name) for name in bars][:2] == ["sendlb.task.train.default", "invoke_agentdefault"]
     assert sum("execute_tool" in name for name in bars) == 3 and any("train" in name for name in bars)
-    page.locator(".bar.tool").first.click()
-    assert "gen_ai.tool.call.arguments" in page.locator(".span-detail").inner_text()
+    kinds = page.locator(".waterfall .bar .kind").all_inner_texts()
+    assert kinds[:4] == ["publish", "agent", "model", "tool"] and kinds[-1] == "train"
+    page.locator('.bar[data-what="tool"]').first.click()
+    shown = page.locator(".span-detail").inner_text()
+    assert "tool add" in shown and "call 0" in shown and "1+1" in shown
     picture(page, "rollout")
     seen = {}
     for name in ("advantage", "staleness", "probability"):
