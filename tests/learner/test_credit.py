@@ -167,7 +167,7 @@ def test_by_default_a_tool_that_failed_costs_its_call_something_whoever_made_its
 
 
 def test_a_reward_belongs_to_the_call_it_links() -> None:
-    """As agentlightning 0.3.0 links: ``emit_reward(0.5, attributes=make_link_attributes(...))``; speed does not count."""
+    """As agentlightning 0.3.0 links, by ``make_link_attributes``; of its dimensions the first counts."""
     asked = [replace(one, attributes={"gen_ai.response.id": f"chatcmpl-{one.name}"}) for one in CALLS]
     said = {
         "agentlightning.reward.0.name": "task",
