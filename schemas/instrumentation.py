@@ -1,6 +1,6 @@
 """What a span is and says, by the names of whichever instrumentation made it. Pure.
 
-docs/instrumentation.md says which instrumentations, and the version each was tried with. Attributes are as OTLP has
+docs/bring-your-agent.md says which instrumentations, and the version each was tried with. Attributes are as OTLP has
 them or, as the store gives them back, all text.
 """
 
