@@ -34,8 +34,6 @@ SELECT name, status, status_message, attributes, start, date_diff('microsecond',
 FROM spans WHERE run = {run:String} AND rollout = {rollout:String} AND execution = {execution:String}
     AND NOT startsWith(scope, 'lightningbus') ORDER BY start
 """
-MOST_SAID = 400
-"""Characters of what a tool was asked and answered, or an agent emitted."""
 RED_TO_GREEN = ("red", "dark_orange", "white", "green_yellow", "green")
 
 
@@ -148,4 +146,4 @@ def _span(span: Mapping[str, Any]) -> Text:
     called = [kind if kind != "other" else "", name, own if own not in name else ""]
     shown = Text(f"  [{' '.join(filter(None, called))} {span['seconds']:.3f} s", "red" if bad else "yellow")
     shown.append(f": {span['status_message']}]" if bad else "]")
-    return shown.append(f" {gist(name, said)}"[:MOST_SAID].rstrip(), "dim")
+    return shown.append(f" {gist(name, said)}".rstrip(), "dim")

@@ -8,7 +8,8 @@ from typing import Any
 
 from schemas import attributes, instrumentation
 
-WORD = re.compile(r"[\w-]+")
+WORD = re.compile(r"[\w-]{6,}")
+"""What may be the id of a tool call in a text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ Kind = Literal[
 
 Said = Mapping[str, Any]
 
+MOST_SHOWN = 300
+"""Characters of anything that is shown shortly."""
+
 _KINDS: dict[str, dict[str, Kind]] = {
     "openinference.span.kind": {
         "AGENT": "agent",
@@ -120,17 +123,18 @@ def shown(said: Said) -> dict[str, str]:
 
 
 def gist(name: str, said: Said) -> str:
-    """In one line what a tool was asked and answered, or what an agent emitted: rewards, annotations, payloads."""
+    """Shortly what a tool was asked and answered, or what an agent emitted: rewards, annotations, payloads."""
     kind, where = kind_of(name, said), shown(said)
     if kind == "tool":
-        return " → ".join(attributes.as_text(said[where[part]]) for part in ("input", "output") if part in where)
+        parts = [attributes.as_text(said[where[part]])[:MOST_SHOWN] for part in ("input", "output") if part in where]
+        return " → ".join(parts)
     parts = [f"{dimension} {value}" for dimension, value in dimensions(said)] if kind != "agent" else []
     if "said" in where:
         parts.append(attributes.as_text(said[where["said"]]))
     if kind in ("reward", "annotation"):
         more = sorted(key for key in said if not key.startswith(_BOOKKEEPING))
         parts += [f"{key.removeprefix('agentlightning.')}={attributes.as_text(said[key])}" for key in more]
-    return ", ".join(parts)
+    return ", ".join(parts)[:MOST_SHOWN]
 
 
 def outputs(said: Said) -> str:

@@ -159,18 +159,18 @@ def instrumented(name: str) -> list[SpanBatch]:
         add(f"model#{turn}", "adder", start, start + 175, {kind: "CHAIN"})
         said = {kind: "LLM", "output.value": json.dumps({"id": answer})}
         add(f"ChatOpenAI#{turn}", f"model#{turn}", start + 5, start + 170, said)
-        part = changed(_part(list(range(30)), words, 1, " ".join(words), chance), response_id=answer)
+        part = changed(_part(list(range(30)), words, 1, "".join(words), chance), response_id=answer)
         request = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "2+0?"}]})
         times = {"started_ns": at(start + 15), "ended_ns": at(start + 165)}
         made.add_call(part, node="node-0", role="", request=request, **times)
 
     add("adder", "", 20, 500, {"openinference.span.kind": "AGENT"})
-    ask(0, 25, ["let", "me", "add"])
+    ask(0, 25, ["let ", "me ", "add"])
     add("tools", "adder", 205, 310, {"openinference.span.kind": "CHAIN"})
     asked = {"openinference.span.kind": "TOOL", "tool.name": "add", "input.value": '{"a": 2, "b": 0}'}
     add("add", "tools", 210, 305, asked, error="b is zero")
-    ask(1, 315, ["I", "cannot"])
-    add("agentlightning.message", "", 510, 510, {"agentlightning.message.body": "<b>nearly</b>"})
+    ask(1, 315, ["I ", "cannot"])
+    add("agentlightning.message", "", 510, 510, {"agentlightning.message.body": "b was zero"})
     link = {"link.0.key_match": "gen_ai.response.id", "link.0.value_match": f"chatcmpl-{0:032x}"}
     rewards = {"reward.0.name": "task", "reward.0.value": 1.0, "reward.1.name": "speed", "reward.1.value": 0.5}
     emitted = {f"agentlightning.{key}": value for key, value in {**link, **rewards}.items()}

@@ -145,13 +145,14 @@ class Pages:
         mine["execution"] = attempt["execution"] if attempt else ""
         asked = (queries.SPANS, queries.CALLS, queries.CONTENTS, queries.USES)
         spans, calls, contents, uses = await self._each(mine, *asked)
+        root = identity.root_span_id(mine["rollout"], mine["execution"])
         return _json(
             {
                 **mine,
                 "task": task[0] if task else None,
                 "attempts": attempts,
                 "attempt": attempt,
-                "spans": tree(spans, calls, contents, identity.root_span_id(mine["rollout"], mine["execution"])),
+                "spans": await asyncio.to_thread(tree, spans, calls, contents, root),
                 "spans_cut": len(spans) == queries.MOST_SPANS,
                 "uses": [{name: value for name, value in use.items() if name != "credit"} for use in uses],
                 "calls": calls_of(calls, contents, uses),

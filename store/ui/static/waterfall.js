@@ -118,10 +118,9 @@ function label(span) {
 const isCall = (span) => span.call !== null && span.scope === "lightningbus.runners";
 const statusOf = (span) => [span.status, span.status_message].filter(Boolean).join(": ") || "unset";
 const inShort = (span) => [
-  ["span", span.name], ["kind", span.what], ...(span.gist ? [["says", short(span.gist)]] : []),
+  ["span", span.name], ["kind", span.what], ...(span.gist ? [["says", span.gist]] : []),
   ["took", seconds((span.end_ms - span.start_ms) / 1000)], ["status", statusOf(span)],
 ];
-const short = (text) => (text.length > 300 ? `${text.slice(0, 300)}…` : text);
 
 function described(span, attempt) {
   const from = attempt ? [["after the attempt began", seconds((span.start_ms - attempt.started_ms) / 1000)]] : [];
