@@ -11,9 +11,21 @@ from schemas import attributes
 from schemas.rewards import dimensions
 
 Kind = Literal[
-    "agent", "chain", "model", "tool", "retriever", "reward", "annotation", "message", "object", "exception", "other"
+    "agent",
+    "chain",
+    "model",
+    "tool",
+    "retriever",
+    "reward",
+    "annotation",
+    "message",
+    "object",
+    "exception",
+    "log",
+    "other",
 ]
-"""A chain is whatever puts others in order: a workflow, a task, a graph's node, an operation."""
+"""A chain is whatever puts others in order: a workflow, a task, a graph's node, an operation. A log record may repeat
+all that the span of a model call says, and is none."""
 
 Said = Mapping[str, Any]
 
@@ -101,6 +113,8 @@ _PAYLOADS = (
 
 def kind_of(name: str, said: Said) -> Kind:
     """What a span is, by its name and its attributes."""
+    if attributes.LOG_BODY in said:
+        return "log"
     for attribute, kinds in _KINDS.items():
         if attribute in said:
             return kinds.get(str(said[attribute]), "other")

@@ -17,6 +17,13 @@ LANGSMITH = "langsmith.span.kind"
     [
         # opentelemetry-instrumentation-genai-openai 1.3b0, -openai-v2 2.4b0; so do the openai dialects of OpenLLMetry
         ("chat policy", {GEN_AI: "chat", "gen_ai.response.id": "chatcmpl-1"}, "model", ""),
+        # its log record, with OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=EVENT_ONLY
+        (
+            "gen_ai.client.inference.operation.details",
+            {GEN_AI: "chat", "gen_ai.response.id": "chatcmpl-1", "log.body": None},
+            "log",
+            "",
+        ),
         # opentelemetry-instrumentation-genai-langchain 1.3b0
         ("invoke_agent adder", {GEN_AI: "invoke_agent", "gen_ai.agent.name": "adder"}, "agent", "adder"),
         (

@@ -88,6 +88,14 @@ def test_of_two_spans_of_one_answer_the_smaller_one_has_the_call() -> None:
     assert lines([*spans, call(0, 3, 40)]) == ["root", " outer", "  inner", "   call0"]
 
 
+def test_a_log_record_of_an_answer_holds_no_call() -> None:
+    """opentelemetry-instrumentation-genai-openai 1.3b0 with EVENT_ONLY."""
+    said = {attributes.OPERATION: "chat", attributes.RESPONSE_ID: f"chatcmpl-{IDS[0]}"}
+    log = span("log", "llm", 45, 45, attributes={**said, attributes.LOG_BODY: "null"})
+    spans = [TOP, span("llm", ROOT, 1, 50, attributes=said), call(0, 3, 40), log]
+    assert lines(spans) == ["root", " llm", "  call0", "  log"]
+
+
 def test_what_the_agent_said_in_its_request_goes_first() -> None:
     """opentelemetry-instrumentation-langchain 0.62.4 sends a traceparent."""
     twin = {attributes.OPERATION: "chat", attributes.RESPONSE_ID: f"chatcmpl-{IDS[0]}"}
@@ -145,8 +153,8 @@ def test_whatever_spans_say_of_their_parents_each_stands_in_the_tree_once() -> N
     assert sorted(line.strip() for line in lines(spans)) == ["a", "b", "lost", "root", "self"]
     link = {"agentlightning.link.0.key_match": "span_id", "agentlightning.link.0.value_match": "call0"}
     assert len(lines([TOP, span("around", ROOT, 1, 50, attributes=link), call(0, 2, 40)])) == 3
-    running = [span("adder", ROOT, 1, 90), call(0, 3, 20)]  # the attempt has not ended: its own span is not there yet
-    assert lines(running) == ["adder", " call0"]
+    at_work = [span("adder", ROOT, 1, 90), call(0, 3, 20)]  # the attempt's own span comes when it ends
+    assert lines(at_work) == ["adder", " call0"]
 
 
 async def test_an_instrumented_agent_is_one_tree_on_the_page(bus: Bus, nats_url: str, start_store: Start) -> None:
