@@ -5,6 +5,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from schemas.instrumentation import Kind
+
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
 OffPolicy = Literal["wait", "drop", "mask_tokens", "ready_first"]
 
@@ -16,6 +18,7 @@ class AirRule(BaseModel):
 
     name: str = Field("*", description="pattern of the span's name, with * and ?")
     attributes: dict[str, str] = Field({}, description="attributes it has, as text; a value may be a pattern")
+    kind: Kind | None = Field(None, description="what it is, whoever instrumented the agent: tool, agent, …; none: any")
     status: Literal["unset", "ok", "error"] | None = Field(None, description="its status; none: any")
     reward: float = Field(description="what the call before it gets")
 
@@ -32,7 +35,7 @@ class CreditSettings(BaseModel):
     gamma: float = Field(1.0, ge=0, le=1, description="discount per call")
     step_weight: float = Field(1.0, ge=0, description="anchor: weight of the advantage among calls of the same state")
     rules: list[AirRule] = Field(
-        [AirRule(attributes={"gen_ai.operation.name": "execute_tool"}, status="error", reward=-0.1)],
+        [AirRule(kind="tool", status="error", reward=-0.1)],
         description="air: rewards for spans",
     )
 

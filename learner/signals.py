@@ -8,19 +8,22 @@ from typing import Any
 
 from learner.settings import AirRule
 from schemas import attributes
+from schemas.asking import Asked, Asking
 from schemas.events import ModelCall, Span
+from schemas.instrumentation import kind_of
 from schemas.rewards import rewards_of
 
 
 def intermediate_rewards(spans: Sequence[Span], outcome_span: str, rules: Sequence[AirRule]) -> tuple[float, ...]:
     """For each call of an attempt, in order, the sum of the rewards its spans give it.
 
-    A span belongs to the call that asked for its tool call, else to the call that last ended before it began; what
-    comes before the first call belongs to none. ``outcome_span`` is the span the outcome was read from.
+    A span belongs to the call it names, by a link or by the tool call it answers, else to the call that last ended
+    before it began; what comes before the first call belongs to none. ``outcome_span`` is the span the outcome was
+    read from.
     """
-    asked = sorted((span for span in spans if span.call is not None), key=lambda span: _call(span).index)
-    tools = {tool: place for place, span in enumerate(asked) for tool in _tool_calls(_call(span))}
-    totals = [0.0] * len(asked)
+    order = sorted((span for span in spans if span.call is not None), key=lambda span: _call(span).index)
+    asking = Asking([Asked(span.span_id, span.attributes, span.end_ns, _call(span).response) for span in order])
+    totals = [0.0] * len(order)
     for span in sorted(spans, key=lambda span: (span.start_ns, span.span_id)):  # one order, so one sum
         if span.call is not None or attributes.OUTCOME in span.attributes:  # the root span repeats the outcome
             continue
@@ -28,20 +31,17 @@ def intermediate_rewards(spans: Sequence[Span], outcome_span: str, rules: Sequen
         if span.span_id != outcome_span:
             reward += sum(map(_finite, rewards_of(span)))
         if reward:
-            place = tools.get(str(span.attributes.get(attributes.TOOL_CALL)), _before(asked, span))
+            named = asking.named(span.attributes)
+            place = named if named is not None else asking.before(span.start_ns)
             if place is not None:
                 totals[place] += reward
     return tuple(totals)
 
 
-def _before(asked: Sequence[Span], span: Span) -> int | None:
-    ended = [(one.end_ns, place) for place, one in enumerate(asked) if one.end_ns <= span.start_ns]
-    return max(ended)[1] if ended else None
-
-
 def _fits(rule: AirRule, span: Span) -> bool:
     return (
         fnmatchcase(span.name, rule.name)
+        and rule.kind in (None, kind_of(span.name, span.attributes))
         and rule.status in (None, span.status)
         and all(
             key in span.attributes and fnmatchcase(attributes.as_text(span.attributes[key]), pattern)
@@ -57,15 +57,6 @@ def _finite(value: Any) -> float:
     except (TypeError, ValueError):
         return 0.0
     return number if math.isfinite(number) else 0.0
-
-
-def _tool_calls(call: ModelCall) -> list[str]:
-    try:
-        answer = json.loads(call.response)
-    except ValueError:
-        return []
-    asked = answer.get("tool_calls") if isinstance(answer, dict) else None
-    return [str(one.get("id")) for one in asked or () if isinstance(one, dict) and one.get("id")]
 
 
 def _call(span: Span) -> ModelCall:

@@ -1,7 +1,7 @@
 """One rollout to read: its calls in order, with what was asked, what was answered and what came of it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from lightningbus.roles import UserError
+from schemas.instrumentation import gist, kind_of, own_name
 
 ROLLOUT = """
 SELECT run, rollout, execution, attempt, mode, outcome, reward, error, calls, response_tokens, version_min, version_max,
@@ -140,12 +141,9 @@ def _style(token: Mapping[str, Any], color: str) -> str:
 
 def _span(span: Mapping[str, Any]) -> Text:
     bad = span["status"] == "error"
-    shown = Text(f"  [{span['name']} {span['seconds']:.3f} s", "red" if bad else "yellow")
+    name, said = span["name"], span["attributes"]
+    kind, own = kind_of(name, said), own_name(name, said)
+    called = [kind if kind != "other" else "", name, own if own not in name else ""]
+    shown = Text(f"  [{' '.join(filter(None, called))} {span['seconds']:.3f} s", "red" if bad else "yellow")
     shown.append(f": {span['status_message']}]" if bad else "]")
-    return shown.append("".join(_kept(span["attributes"])), "dim")
-
-
-def _kept(attributes: Mapping[str, str]) -> Iterator[str]:
-    for name in ("gen_ai.tool.name", "gen_ai.tool.call.arguments", "gen_ai.tool.call.result", "lightningbus.reward"):
-        if name in attributes:
-            yield f" {name.rpartition('.')[2]}={attributes[name][:200]}"
+    return shown.append(f" {gist(name, said)}".rstrip(), "dim")

@@ -122,14 +122,20 @@ def call(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any) -> Any
 
 
 def flush_spans() -> None:
-    """An OpenTelemetry SDK exports in the background: what belongs to this rollout must leave before it ends."""
-    trace = sys.modules.get("opentelemetry.trace")
+    """Spans are exported in the background: what belongs to this rollout must leave before it ends.
+
+    LangSmith's client gives its spans to OpenTelemetry from a thread of its own, so it goes first.
+    """
+    langsmith, trace = sys.modules.get("langsmith.run_trees"), sys.modules.get("opentelemetry.trace")
+    client = getattr(langsmith, "_CLIENT", None) if os.environ.get("LANGSMITH_OTEL_ENABLED") else None
     flush = getattr(trace and trace.get_tracer_provider(), "force_flush", None)
-    if flush is not None:
-        try:
+    try:
+        if client is not None:
+            client.flush(timeout=5)
+        if flush is not None:
             flush(5000)
-        except Exception:
-            traceback.print_exc()
+    except Exception:
+        traceback.print_exc()
 
 
 def is_json(value: Any) -> bool:

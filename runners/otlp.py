@@ -28,7 +28,7 @@ from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from schemas import identity
+from schemas import attributes, identity
 from schemas.events import Span
 
 ORIGINAL_TRACE = "lightningbus.otlp.trace_id"
@@ -195,7 +195,7 @@ def _logs(request: ExportLogsServiceRequest, trace_id: str, root_span_id: str) -
 def _log(record: logs_pb2.LogRecord, shared: _Shared) -> Span:
     when = record.time_unix_nano or record.observed_time_unix_nano
     said = {**_attributes(record.attributes), **shared.attributes, "log.severity": record.severity_text}
-    said["log.body"] = _value(record.body)
+    said[attributes.LOG_BODY] = _value(record.body)
     # A record has no id of its own: what it says names it, so that an exporter may send it twice.
     name = base64.b64encode(record.SerializeToString(deterministic=True)).decode()
     return Span(

@@ -47,5 +47,6 @@ class Slot:
             "ANTHROPIC_API_KEY": self.key,
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"{self.base_url}/otlp",
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-            "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{self.key}",
+            # Needs no escape: LangSmith sends what stands here as it is.
+            "OTEL_EXPORTER_OTLP_HEADERS": f"x-api-key={self.key}",
         }

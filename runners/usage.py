@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from schemas import attributes
 from schemas.events import ModelCall, Span, Usage
+from schemas.instrumentation import kind_of
 
 Interval = tuple[int, int]
 """Start and end in nanoseconds."""
@@ -33,7 +33,7 @@ class Meter:
 
     def add(self, span: Span) -> None:
         """Any other span."""
-        if is_tool(span):
+        if kind_of(span.name, span.attributes) == "tool":
             self._tool.append((span.start_ns, span.end_ns))
 
     def usage(self) -> Usage:
@@ -49,16 +49,6 @@ class Meter:
             model_seconds=model,
             tool_seconds=both - model,
         )
-
-
-def is_tool(span: Span) -> bool:
-    """Whether a span is a tool at work, by the GenAI conventions, OpenInference's or OpenLLMetry's."""
-    said = span.attributes
-    return (
-        said.get(attributes.OPERATION) == "execute_tool"
-        or said.get("openinference.span.kind") == "TOOL"
-        or said.get("traceloop.span.kind") == "tool"
-    )
 
 
 def seconds(intervals: Iterable[Interval]) -> float:

@@ -1,6 +1,6 @@
 """Rewards that spans carry: ours, Agent Lightning's, and OpenTelemetry's evaluation events. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from schemas import attributes
@@ -17,3 +17,14 @@ def rewards_of(span: Span) -> Iterator[Any]:
             score = event.get("attributes", {}).get(attributes.EVALUATION_SCORE)
             if score is not None:
                 yield score
+
+
+def dimensions(said: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The dimensions of a reward by name, the one that counts first; of ours there is one. Agent Lightning, 0.3."""
+    if attributes.REWARD in said:
+        yield "reward", said[attributes.REWARD]
+    for place in range(len(said)):
+        value = said.get(f"{attributes.AGL_REWARDS}.{place}.value")
+        if value is None:
+            return
+        yield str(said.get(f"{attributes.AGL_REWARDS}.{place}.name", place)), value

@@ -6,6 +6,8 @@ import random
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace as changed
+from typing import Any
 
 from clickhouse_connect.driver.client import Client
 from msgspec.structs import replace
@@ -113,10 +115,68 @@ def attempt(task: Task, version: int, started_ns: int, turns: int, chance: rando
     error = f"ValueError: no number in answer {chance.randrange(1000)}" if outcome != "ok" else ""
     reward = float(chance.random() < 1 - math.exp(-0.3 * (version + 1))) if outcome == "ok" else None
     made.conclude(outcome, reward, error, json.dumps(reward))
+    return _ended(made, now)
+
+
+def _ended(made: Attempt, now: int) -> list[SpanBatch]:
+    """What it sends, as if it had been concluded then."""
     *before, last = made.unsent
     assert last.end is not None
     spans = tuple(replace(span, end_ns=now) if span.span_id == made.root_id else span for span in last.spans)
     return [*before, replace(last, end=replace(last.end, ended_ns=now), spans=spans)]
+
+
+def instrumented(name: str) -> list[SpanBatch]:
+    """A run of one attempt: a graph as openinference-instrumentation-langchain 0.1.80 has it, and Agent Lightning."""
+    chance = random.Random(5)
+    made = Attempt(
+        Task(id="t", run=name, agent="default", input={}), 1, "runner-0", START_NS, START_NS + SECOND_NS // 5
+    )
+
+    def at(milliseconds: int) -> int:
+        return made.started_ns + milliseconds * 1_000_000
+
+    def add(name: str, parent: str, start: int, end: int, said: dict[str, Any], error: str = "") -> None:
+        above = identity.span_id(made.rollout, made.execution, parent) if parent else made.root_id
+        shown, status = name.split("#")[0], ("error" if error else "unset")
+        made.add(
+            Span(
+                trace_id=made.trace_id,
+                span_id=identity.span_id(made.rollout, made.execution, name),
+                parent_span_id=above,
+                name=shown,
+                start_ns=at(start),
+                end_ns=at(end),
+                status=status,  # type: ignore[arg-type]
+                status_message=error,
+                scope="agent",
+                attributes=said,
+            )
+        )
+
+    def ask(turn: int, start: int, words: list[str]) -> None:
+        answer, kind = f"chatcmpl-{turn:032x}", "openinference.span.kind"
+        add(f"model#{turn}", "adder", start, start + 175, {kind: "CHAIN"})
+        said = {kind: "LLM", "output.value": json.dumps({"id": answer})}
+        add(f"ChatOpenAI#{turn}", f"model#{turn}", start + 5, start + 170, said)
+        part = changed(_part(list(range(30)), words, 1, "".join(words), chance), response_id=answer)
+        request = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "2+0?"}]})
+        times = {"started_ns": at(start + 15), "ended_ns": at(start + 165)}
+        made.add_call(part, node="node-0", role="", request=request, **times)
+
+    add("adder", "", 20, 500, {"openinference.span.kind": "AGENT"})
+    ask(0, 25, ["let ", "me ", "add"])
+    add("tools", "adder", 205, 310, {"openinference.span.kind": "CHAIN"})
+    asked = {"openinference.span.kind": "TOOL", "tool.name": "add", "input.value": '{"a": 2, "b": 0}'}
+    add("add", "tools", 210, 305, asked, error="b is zero")
+    ask(1, 315, ["I ", "cannot"])
+    add("agentlightning.message", "", 510, 510, {"agentlightning.message.body": "b was zero"})
+    link = {"link.0.key_match": "gen_ai.response.id", "link.0.value_match": f"chatcmpl-{0:032x}"}
+    rewards = {"reward.0.name": "task", "reward.0.value": 1.0, "reward.1.name": "speed", "reward.1.value": 0.5}
+    emitted = {f"agentlightning.{key}": value for key, value in {**link, **rewards}.items()}
+    add("agentlightning.annotation", "", 520, 520, emitted)
+    made.conclude("ok", 1.0, "", "null")
+    return _ended(made, at(530))
 
 
 def _said(chance: random.Random, words: int) -> str:

@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import unquote
 
 import aiohttp
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -54,8 +53,8 @@ async def _sleep(span: Span, most: float) -> None:
 async def _export(request: ExportTraceServiceRequest, endpoint: Any) -> None:
     if not SESSION:
         SESSION.append(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=256)))
-    key = unquote(endpoint.otlp_headers.partition("=")[2])
-    headers = {"Content-Type": "application/x-protobuf", "Authorization": key}
+    header, _, key = endpoint.otlp_headers.partition("=")
+    headers = {"Content-Type": "application/x-protobuf", header: key}
     url, body = f"{endpoint.otlp_endpoint}/v1/traces", request.SerializeToString()
     async with SESSION[0].post(url, data=body, headers=headers) as answer:
         await answer.read()

@@ -16,10 +16,12 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from schemas import identity
 from schemas.events import Heartbeat
 from store.ui import finding, queries
 from store.ui.reading import Reader, Row, Unanswered
 from store.ui.rollout import attempts_of, calls_of, chosen, requests_of
+from store.ui.tree import tree
 
 STATIC = Path(__file__).parent / "static"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -143,13 +145,14 @@ class Pages:
         mine["execution"] = attempt["execution"] if attempt else ""
         asked = (queries.SPANS, queries.CALLS, queries.CONTENTS, queries.USES)
         spans, calls, contents, uses = await self._each(mine, *asked)
+        root = identity.root_span_id(mine["rollout"], mine["execution"])
         return _json(
             {
                 **mine,
                 "task": task[0] if task else None,
                 "attempts": attempts,
                 "attempt": attempt,
-                "spans": spans,
+                "spans": await asyncio.to_thread(tree, spans, calls, contents, root),
                 "spans_cut": len(spans) == queries.MOST_SPANS,
                 "uses": [{name: value for name, value in use.items() if name != "credit"} for use in uses],
                 "calls": calls_of(calls, contents, uses),

@@ -149,6 +149,38 @@ def test_rules_reward_the_call_before_a_span_or_the_one_that_asked_for_the_tool(
     assert intermediate_rewards(spans, "", []) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        TOOL,  # opentelemetry-instrumentation-genai-langchain and -genai-openai-agents 1.3b0, AutoGen 0.7.5
+        {**TOOL, "traceloop.span.kind": "tool"},  # OpenLLMetry 0.62.4: -langchain and -openai-agents
+        {"openinference.span.kind": "TOOL"},  # openinference -langchain 0.1.80, -openai-agents 2.6.0
+        {**TOOL, "langsmith.span.kind": "tool"},  # langsmith 0.15.0
+    ],
+)
+def test_by_default_a_tool_that_failed_costs_its_call_something_whoever_made_its_span(said: dict[str, str]) -> None:
+    rules = CreditSettings(method="air").rules_in_force
+    failed = span("add", 12, 15, attributes=said, status="error")
+    assert intermediate_rewards([*CALLS, failed], "", rules) == (-0.1, 0.0)
+    fine = [replace(failed, status="ok"), span("chain", 12, 15, attributes={"openinference.span.kind": "CHAIN"})]
+    assert intermediate_rewards([*CALLS, *fine, replace(fine[1], status="error")], "", rules) == (0.0, 0.0)
+
+
+def test_a_reward_belongs_to_the_call_it_links() -> None:
+    """As agentlightning 0.3.0 links, by ``make_link_attributes``; of its dimensions the first counts."""
+    asked = [replace(one, attributes={"gen_ai.response.id": f"chatcmpl-{one.name}"}) for one in CALLS]
+    said = {
+        "agentlightning.reward.0.name": "task",
+        "agentlightning.reward.0.value": 0.5,
+        "agentlightning.reward.1.name": "speed",
+        "agentlightning.reward.1.value": 9.0,
+        "agentlightning.link.0.key_match": "gen_ai.response.id",
+        "agentlightning.link.0.value_match": "chatcmpl-c0",
+    }
+    late = span("agentlightning.annotation", 40, 40, attributes=said)
+    assert intermediate_rewards([*asked, late], "", []) == (0.5, 0.0)
+
+
 def test_reward_spans_are_intermediate_rewards_but_for_the_one_that_is_the_outcome() -> None:
     spans = [
         *CALLS,

@@ -76,7 +76,7 @@ class ScriptedEngine:
             said |= {"stop_reason": line.get("stop_reason"), "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}}
             event = {
                 "weight_version": self.version,
-                "id": f"chatcmpl-{len(self.requests)}",
+                "id": f"chatcmpl-{len(self.requests):032x}",
                 "model": "policy",
                 "created": 1,
             }

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 import pytest
@@ -83,6 +84,20 @@ async def test_spans_are_on_the_bus_when_they_are_answered(bus: Bus) -> None:
         assert status == 200 and not ExportTraceServiceResponse.FromString(body).HasField("partial_success")
         (batch,) = made.sent
         assert [span.name for span in batch.spans] == ["tool"] * 3 and batch.sequence == 0 and batch.end is None
+
+
+async def test_the_header_in_the_environment_means_the_same_read_as_it_is_and_unescaped(bus: Bus) -> None:
+    """OpenTelemetry's exporters unescape what stands there; langsmith 0.15.0 does not."""
+    async with bed(bus) as made:
+        said = made.slot.environment()["OTEL_EXPORTER_OTLP_HEADERS"]
+        assert unquote(said) == said
+        header, _, key = said.partition("=")
+        url = f"{made.slot.base_url}/otlp/v1/traces"
+        async with aiohttp.ClientSession() as http:
+            async with http.post(url, data=b"", headers={header: key, "Content-Type": PROTOBUF}) as answer:
+                assert answer.status == 200
+            async with http.post(url, data=b"", headers={header: "lb-guess", "Content-Type": PROTOBUF}) as answer:
+                assert answer.status == 401
 
 
 @pytest.mark.parametrize(("error", "expected"), [(StreamFull("full"), 429), (BusError("gone"), 503)])

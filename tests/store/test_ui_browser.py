@@ -210,8 +210,11 @@ def test_a_rollout_shows_its_trace_and_its_tokens_in_three_colours(page: Any, si
     bars = page.locator(".waterfall .bar .what").all_inner_texts()
     assert [re.sub("[└ !]+", "", name) for name in bars][:2] == ["sendlb.task.train.default", "invoke_agentdefault"]
     assert sum("execute_tool" in name for name in bars) == 3 and any("train" in name for name in bars)
-    page.locator(".bar.tool").first.click()
-    assert "gen_ai.tool.call.arguments" in page.locator(".span-detail").inner_text()
+    kinds = page.locator(".waterfall .bar .kind").all_inner_texts()
+    assert kinds[:4] == ["publish", "agent", "model", "tool"] and kinds[-1] == "train"
+    page.locator('.bar[data-what="tool"]').first.click()
+    shown = page.locator(".span-detail").inner_text()
+    assert "tool add" in shown and "call 0" in shown and "1+1" in shown
     picture(page, "rollout")
     seen = {}
     for name in ("advantage", "staleness", "probability"):
@@ -232,6 +235,36 @@ def test_a_rollout_shows_its_trace_and_its_tokens_in_three_colours(page: Any, si
     assert colours(page) == seen["probability"]
     page.get_by_text("whole request").first.click()
     page.get_by_text('"model": "policy:writer"').wait_for()
+
+
+def test_an_instrumented_rollout_is_one_tree(page: Any, site: str, store: StoreProcess) -> None:
+    filling.insert(store.sql, filling.instrumented("traced"), first=200_000)
+    page.goto(f"{site}/#/run/traced/rollout/t.0")
+    page.locator(".waterfall .bar").first.wait_for()
+    rows = page.locator(".waterfall .bar").evaluate_all(
+        """all => all.map(one => [one.querySelector(".kind").textContent, one.querySelector(".what").style.paddingLeft,
+            one.querySelector(".what").textContent])"""
+    )
+    assert [(kind, int(indent[:-2]) // 14, name) for kind, indent, name in rows] == [
+        ("agent", 0, "invoke_agent default"),
+        ("agent", 1, "└ adder"),
+        ("chain", 2, "└ model"),
+        ("model", 3, "└ ChatOpenAI"),
+        ("model", 4, "└ chat policy call 0"),
+        ("reward", 5, "└ task 1.0, speed 0.5"),
+        ("chain", 2, "└ tools"),
+        ("tool", 3, "└ add !"),
+        ("chain", 2, "└ model"),
+        ("model", 3, "└ ChatOpenAI"),
+        ("model", 4, "└ chat policy call 1"),
+        ("message", 1, "└ b was zero"),
+    ]
+    page.locator(".bar", has_text="call 0").click()
+    assert "it has the id of this answer" in page.locator(".span-detail").inner_text()
+    page.locator('.bar[data-what="tool"]').click()
+    expect(page.locator(".span-detail")).to_contain_text("of model call")
+    assert page.locator(".span-detail pre").inner_text() == '{\n  "a": 2,\n  "b": 0\n}'
+    picture(page, "tree")
 
 
 def test_what_comes_in_while_a_page_is_open_appears(page: Any, site: str, store: StoreProcess) -> None:

@@ -7,6 +7,9 @@ import { change } from "./place.js";
 const CUT = 0.15; // of the busy time: a longer gap is cut short
 const GAP = 0.05; // of the busy time is left of it
 const ROOM = 0.02;
+const INDENT = 14; // pixels a level
+const DEEPEST = 12; // levels that are drawn as such
+const EMITTED = new Set(["reward", "annotation", "message", "object", "exception"]);
 
 /** The waterfall and, under it, the chosen span: the one with that id, else none. */
 export function waterfall({ spans, attempt }, chosen) {
@@ -30,25 +33,17 @@ export function waterfall({ spans, attempt }, chosen) {
   return h("div", {}, list, detail);
 }
 
-/** Spans in the order of a tree read from the top, each with its depth; one whose parent is unknown is a root. */
+/** Spans in the order of a tree read from the top, each with its depth. */
 export function nested(spans) {
-  const known = new Set(spans.map((span) => span.span_id));
   const children = new Map();
-  for (const span of spans) {
-    const parent = known.has(span.parent_span_id) && span.parent_span_id !== span.span_id ? span.parent_span_id : "";
-    children.set(parent, [...(children.get(parent) ?? []), span]);
+  for (const span of spans) children.set(span.parent, [...(children.get(span.parent) ?? []), span]);
+  const rows = [];
+  const waiting = (children.get("") ?? []).map((span) => ({ span, depth: 0 })).reverse();
+  while (waiting.length) { // however deep it is
+    const row = waiting.pop();
+    rows.push(row);
+    waiting.push(...(children.get(row.span.span_id) ?? []).map((span) => ({ span, depth: row.depth + 1 })).reverse());
   }
-  const rows = [], seen = new Set();
-  const walk = (parent, depth) => {
-    for (const span of children.get(parent) ?? []) {
-      if (seen.has(span.span_id)) continue;
-      seen.add(span.span_id);
-      rows.push({ span, depth });
-      walk(span.span_id, depth + 1);
-    }
-  };
-  walk("", 0);
-  for (const span of spans) if (!seen.has(span.span_id)) rows.push({ span, depth: 0 }); // spans that are each other's parents
   return rows;
 }
 
@@ -88,7 +83,7 @@ function axis({ scale, pieces, start, work }) {
     class: "gap", style: { left: percent(scale(one.from)), width: percent(scale(one.to) - scale(one.from)) }, title: `${seconds((one.to - one.from) / 1000)} in which nothing happened`,
   }));
   const ticks = pieces.filter((one) => !one.cut && one.width > 0.12 * work).map((one) => h("span", { class: "tick", style: { left: percent(scale(one.from)) } }, `+${seconds((one.from - start) / 1000)}`));
-  return h("li", { class: "axis" }, h("span", {}, "span"), h("span", { class: "track" }, marks, ticks));
+  return h("li", { class: "axis" }, h("span", {}, "kind"), h("span", {}, "span"), h("span", { class: "track" }, marks, ticks));
 }
 
 const percent = (share) => `${(100 * share).toFixed(3)}%`;
@@ -98,10 +93,11 @@ function bar(span, depth, { scale, pieces }, choose) {
   const gaps = pieces.filter((one) => one.cut).map((one) => h("span", { class: "gap", style: { left: percent(scale(one.from)), width: percent(scale(one.to) - scale(one.from)) } }));
   const length = h("span", { class: "length", style: beside(left, width) }, seconds((span.end_ms - span.start_ms) / 1000));
   return h("button", {
-    type: "button", class: `bar ${kindOf(span)}`, data: { span: span.span_id }, "aria-pressed": "false", click: choose,
+    type: "button", class: span.status === "error" ? "bar error" : "bar", data: { span: span.span_id, what: span.what }, "aria-pressed": "false", click: choose,
     pointermove: (event) => showTip(pairs(inShort(span)), event.clientX, event.clientY), pointerleave: () => showTip(null),
   },
-  h("span", { class: "what", style: { paddingLeft: `${depth * 16}px` } }, depth ? h("span", { class: "elbow" }, "└ ") : null, span.name, span.status === "error" ? h("span", { class: "bad" }, " !") : null),
+  h("span", { class: "kind" }, span.what === "other" ? "" : span.what),
+  h("span", { class: "what", style: { paddingLeft: `${Math.min(depth, DEEPEST) * INDENT}px` } }, depth ? h("span", { class: "elbow" }, "└ ") : null, label(span)),
   h("span", { class: "track" }, gaps, h("span", { class: "fill", style: { left: percent(left), width: percent(width) } }), length));
 }
 
@@ -111,18 +107,20 @@ function beside(left, width) {
   return left > 0.15 ? { right: percent(1 - left + 0.006) } : { right: percent(1 - left - width + 0.006), color: "var(--card)" };
 }
 
-/** What a span is: of the agent's own instrumentation only what it calls itself is known. */
-function kindOf(span) {
-  const error = span.status === "error" ? " error" : "";
-  const operation = span.attributes["gen_ai.operation.name"] ?? "";
-  if (span.name.startsWith("train")) return `train-span${error}`;
-  if (span.kind === "producer") return `publish${error}`;
-  if (operation === "invoke_agent" || span.name.startsWith("invoke_agent")) return `agent${error}`;
-  if (operation === "execute_tool" || span.name.startsWith("execute_tool")) return `tool${error}`;
-  return (operation === "chat" || operation.endsWith("completion") || span.name.startsWith("chat") ? "model" : "other") + error;
+/** What a span is called; of what an agent emitted, what it says. */
+function label(span) {
+  const bad = span.status === "error" ? h("span", { class: "bad" }, " !") : null;
+  if (EMITTED.has(span.what) && span.gist) return [span.gist, bad];
+  const own = span.title && !span.name.includes(span.title) ? ` ${span.title}` : "";
+  return [span.name, own, isCall(span) ? h("span", { class: "quiet" }, ` call ${span.call}`) : null, bad];
 }
 
-const inShort = (span) => [["span", span.name], ["took", seconds((span.end_ms - span.start_ms) / 1000)], ["status", [span.status, span.status_message].filter(Boolean).join(": ")]];
+const isCall = (span) => span.call !== null && span.scope === "lightningbus.runners";
+const statusOf = (span) => [span.status, span.status_message].filter(Boolean).join(": ") || "unset";
+const inShort = (span) => [
+  ["span", span.name], ["kind", span.what], ...(span.gist ? [["says", span.gist]] : []),
+  ["took", seconds((span.end_ms - span.start_ms) / 1000)], ["status", statusOf(span)],
+];
 
 function described(span, attempt) {
   const from = attempt ? [["after the attempt began", seconds((span.start_ms - attempt.started_ms) / 1000)]] : [];
@@ -130,15 +128,31 @@ function described(span, attempt) {
   return h("div", {},
     h("h3", {}, span.name),
     pairs([
-      ["status", h("span", { class: span.status === "error" ? "bad" : "" }, [span.status, span.status_message].filter(Boolean).join(": ") || "unset")],
+      ["kind", [span.what, span.title].filter(Boolean).join(" ")],
+      ...(span.call === null ? [] : [[isCall(span) ? "model call" : "of model call", `call ${span.call}`]]),
+      ...(span.placed ? [["hangs here because", span.placed]] : []),
+      ["status", h("span", { class: span.status === "error" ? "bad" : "" }, statusOf(span))],
       ["took", seconds((span.end_ms - span.start_ms) / 1000)], ["began", clock(span.start_ms, true)],
-      ...(from.length && span.start_ms >= attempt.started_ms ? from : []), ["kind", span.kind], ["said by", span.scope || "–"], ["span", span.span_id],
+      ...(from.length && span.start_ms >= attempt.started_ms ? from : []), ["span kind", span.kind], ["said by", span.scope || "–"], ["span", span.span_id],
     ]),
-    attributes("Attributes", span.attributes), attributes("Resource", span.resource),
+    Object.entries(span.shown).map(([part, name]) => h("div", { class: "payload" }, h("h4", {}, part), h("pre", {}, pretty(span.attributes[name])))),
+    attributes("Attributes", without(span.attributes, Object.values(span.shown))), attributes("Resource", span.resource),
     events.length ? h("div", { class: "all-width" }, h("h4", {}, "Events"), table([
       { title: "event", cell: (one) => String(one.name ?? "") },
       { title: "says", class: "doing", cell: (one) => JSON.stringify(one.attributes ?? {}) },
     ], events)) : null);
+}
+
+const without = (found, names) => Object.fromEntries(Object.entries(found).filter(([name]) => !names.includes(name)));
+
+/** Text as it is, JSON on lines of its own. */
+function pretty(text) {
+  try {
+    const value = JSON.parse(text);
+    return typeof value === "object" ? JSON.stringify(value, null, 2) : text;
+  } catch {
+    return text;
+  }
 }
 
 function attributes(title, found) {
