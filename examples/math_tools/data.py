@@ -1,4 +1,4 @@
-"""Calc-X problems as task lines: ``python data.py --out DIR --train 512 --heldout 100 --seed 0 [--real FOLDER]``.
+"""Calc-X problems as task lines: ``python data.py --out DIR --train 4000 --heldout 100 --seed 0 [--real FOLDER]``.
 
 The real sets are MU-NLPC/Calc-gsm8k, Calc-ape210k, Calc-svamp, ... on Hugging Face, which have one format; ``--real``
 names a downloaded folder of one. Without it, a small stand-in is generated in that format and read back.
@@ -85,7 +85,7 @@ def write(path: Path, lines: Iterable[dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--train", type=int, default=512)
+    parser.add_argument("--train", type=int, default=4000)
     parser.add_argument("--heldout", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--real", type=Path, help="folder with the files of a real set; default: a stand-in is made")

@@ -1,4 +1,4 @@
-"""Conversations to learn from: what the agent asks, call by call, with the answers of a beginner.
+"""Conversations to learn from: what the agent asks, with the answers of a beginner.
 
 ``python demonstrations.py --records FOLDER --out demonstrations.jsonl``; ``data.py --out DIR`` leaves records of the
 stand-in in ``DIR/standin``.
@@ -6,7 +6,6 @@ stand-in in ``DIR/standin``.
 
 import argparse
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from arithmetic import calculate
@@ -19,17 +18,17 @@ FLAWS = {"stops": 0.65, "wrong_sign": 0.1, "no_form": 0.1, "guess": 0.05}
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {"properties": {"expression": {}}}}}]
 
 
-def conversations(question: str, policy: Policy) -> Iterator[dict]:
-    """One problem, as Chat Completions has it: what was said until each of the model's answers, and that answer."""
+def conversation(question: str, policy: Policy) -> dict:
+    """One problem, as Chat Completions has it."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     while messages[-1]["role"] != "assistant":
         said = policy.answer(messages)
-        yield {"messages": [*messages, said], "tools": TOOLS}
         results = [
             {"role": "tool", "tool_call_id": call["id"], "content": used(call["function"]["arguments"])}
             for call in said.get("tool_calls", ())
         ]
-        messages = [*messages, said, *results]
+        messages += [said, *results]
+    return {"messages": messages, "tools": TOOLS}
 
 
 def used(arguments: str) -> str:
@@ -44,12 +43,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--times", type=int, default=3, help="how often each problem is gone about")
+    parser.add_argument("--times", type=int, default=1, help="how often each problem is gone about")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     records = read_records(options.records, "train") * options.times
     policy = Policy(records, FLAWS, options.seed)
-    lines = [json.dumps(call) + "\n" for record in records for call in conversations(record["question"], policy)]
+    lines = [json.dumps(conversation(record["question"], policy)) + "\n" for record in records]
     options.out.write_text("".join(lines), encoding="utf-8")
 
 

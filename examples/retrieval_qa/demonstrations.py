@@ -1,8 +1,8 @@
 """Conversations to learn from: a beginner's, who mostly answers with what the first search gave.
 
 ``python demonstrations.py --records train_records.jsonl --corpus corpus --out demonstrations.jsonl``, in the agent's
-environment: its prompts and its searches are what the beginner answers. A line is a model call, as
-``{"messages", "tools"}`` of Chat Completions; the last message is what is learned.
+environment: its prompts and its searches are what the beginner answers. A line is a conversation, as
+``{"messages", "tools"}`` of Chat Completions; what the assistant says is learned.
 """
 
 import argparse
@@ -19,7 +19,7 @@ HABITS = {"stops": 0.7, "untagged": 0.3}
 
 
 def conversations(records: list[dict], policy: Policy, corpus: str) -> Iterator[dict]:
-    """Each question as the agent goes about it, call by call."""
+    """Each question as the agent goes about it."""
     index = load(corpus)
     function = {
         "name": search.name,
@@ -34,12 +34,12 @@ def conversations(records: list[dict], policy: Policy, corpus: str) -> Iterator[
             {"role": "user", "content": record["question"].strip()},
         ]
         while messages[-1]["role"] != "assistant":
-            messages = [*messages, policy.answer(messages)]
-            yield {"messages": messages, "tools": tools}
+            messages.append(policy.answer(messages))
             for call in messages[-1].get("tool_calls", ()):
                 query = json.loads(call["function"]["arguments"])["query"]
                 found = "\n".join(passage[:LENGTH] for passage in index.search(query, PASSAGES))
-                messages = [*messages, {"role": "tool", "tool_call_id": call["id"], "content": found}]
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": found})
+        yield {"messages": messages, "tools": tools}
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
 """A small chat model made from demonstrations: ``python model.py --demonstrations FILE --out DIR``.
 
-A Qwen2 with a tokenizer of its own, trained on prompts an agent's framework really sends and on answers to them. It
+A Llama with a tokenizer of its own, trained on prompts an agent's framework really sends and on answers to them. It
 stands in for a model that would have to be downloaded: what it can do, and what it does most of the time, is what the
 demonstrations say. A line of the file is a conversation as Chat Completions has it, ``{"messages": [...], "tools":
-[...]}``, tools only where there are some; its last message is what is learned. Tool calls are written as Hermes and
-Qwen write them, so an engine reads them with its parser ``hermes``.
+[...]}``, tools only where there are some; all that the assistant says in it is learned. Tool calls are written as
+Hermes and Qwen write them, so an engine reads them with its parser ``hermes``.
 """
 
 import argparse
@@ -13,10 +13,13 @@ import random
 import re
 import sys
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 PAD, END = "<|pad|>", "<|end|>"
 ROLES = [f"<|{role}|>" for role in ("system", "user", "assistant", "tool")]
@@ -35,9 +38,15 @@ CHAT_TEMPLATE = """\
     {%- endfor %}<|end|>
 {%- endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+WORDS = r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""What tokens do not reach across. Numbers are cut into threes, as by Llama 3: easier to copy than single digits."""
 IGNORE = -100
 PROMPT = 0.2
-"""How much a token of the prompt counts beside one of the answer: what it is about is learned sooner."""
+"""How much a token that is not the assistant's counts: what it is about is learned sooner."""
+Row = list[tuple[int, float]]
+"""Token ids of a conversation, and how much each counts."""
+MIXED = 4
+"""Batches that are drawn together: more would leave less padding, and batches more of one kind."""
 
 
 def conversation(line: str) -> dict:
@@ -49,22 +58,38 @@ def conversation(line: str) -> dict:
     return read
 
 
-def make_tokenizer(conversations: list[dict], vocabulary: int, context: int) -> Qwen2Tokenizer:
-    """Qwen2's kind of tokenizer (byte-level BPE), trained on the conversations, so that their boilerplate is short."""
-    blank = Qwen2Tokenizer(eos_token=END, pad_token=PAD)
-    blank.chat_template = CHAT_TEMPLATE
+def make_tokenizer(conversations: list[dict], vocabulary: int, context: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE trained on the conversations, so that their boilerplate is short."""
     marks = re.compile("|".join(map(re.escape, (*ROLES, END, CALL, CALLED))))
-    texts = (part for one in conversations for part in marks.split("".join(asked_and_answered(blank, one))))
-    tokenizer = blank.train_new_from_iterator(texts, vocabulary, new_special_tokens=ROLES, show_progress=False)
-    tokenizer.add_tokens([CALL, CALLED])
-    tokenizer.chat_template = CHAT_TEMPLATE
-    tokenizer.model_max_length = context
+    blank = chatting(Tokenizer(models.BPE()), context)
+    texts = (said for one in conversations for part, _ in parts(blank, one) for said in marks.split(part))
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(WORDS), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[PAD, END, *ROLES],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    tokenizer = chatting(backend, context)
+    tokenizer.add_tokens([CALL, CALLED])  # not special: they are part of what the model says
     return tokenizer
 
 
-def make_model(tokenizer: Qwen2Tokenizer, hidden: int, layers: int, context: int) -> Qwen2ForCausalLM:
-    """An untrained Qwen2, float32."""
-    config = Qwen2Config(
+def chatting(backend: Tokenizer, context: int) -> PreTrainedTokenizerFast:
+    """With the template that makes a text of a chat."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=END, pad_token=PAD, chat_template=CHAT_TEMPLATE, model_max_length=context
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, context: int) -> LlamaForCausalLM:
+    """An untrained Llama, float32."""
+    config = LlamaConfig(
         vocab_size=64 * -(-len(tokenizer) // 64),
         hidden_size=hidden,
         intermediate_size=3 * hidden,
@@ -78,48 +103,61 @@ def make_model(tokenizer: Qwen2Tokenizer, hidden: int, layers: int, context: int
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
     )
-    return Qwen2ForCausalLM(config)
+    return LlamaForCausalLM(config)
 
 
-def asked_and_answered(tokenizer: Qwen2Tokenizer, one: dict) -> tuple[str, str]:
-    """A conversation as text: what the model is given, and its last message with the token that ends it."""
-    messages, tools = one["messages"], one.get("tools")
-    asked = tokenizer.apply_chat_template(messages[:-1], tools=tools, tokenize=False, add_generation_prompt=True)
-    whole = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
-    return asked, whole.removeprefix(asked)
+def parts(tokenizer: PreTrainedTokenizerFast, one: dict) -> Iterator[tuple[str, bool]]:
+    """A conversation as text, in parts that the assistant is given and, if true, says, with the token that ends it."""
+    messages, tools, done = one["messages"], one.get("tools"), ""
+    for at, message in enumerate(messages):
+        if message["role"] == "assistant":
+            asked = tokenizer.apply_chat_template(
+                messages[:at], tools=tools, tokenize=False, add_generation_prompt=True
+            )
+            whole = tokenizer.apply_chat_template(messages[: at + 1], tools=tools, tokenize=False)
+            yield asked.removeprefix(done), False
+            yield whole.removeprefix(asked), True
+            done = whole
 
 
-def encoded(tokenizer: Qwen2Tokenizer, one: dict) -> tuple[list[int], int]:
-    """Token ids of a conversation, and where its last message begins."""
-    texts = asked_and_answered(tokenizer, one)
-    asked, answered = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
-    return asked + answered, len(asked)
+def encoded(tokenizer: PreTrainedTokenizerFast, one: dict) -> Row:
+    """A conversation up to the last that the assistant says."""
+    return [
+        (token, 1.0 if learned else PROMPT)
+        for text, learned in parts(tokenizer, one)
+        for token in tokenizer(text, add_special_tokens=False).input_ids
+    ]
 
 
-def batch(rows: list[tuple[list[int], int]], pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def batches(rows: list[Row], size: int, rng: random.Random) -> Iterator[list[Row]]:
+    """Rows by chance, without end; those of a batch are about as long as each other, which saves padding."""
+    while True:
+        drawn = sorted(rng.choices(rows, k=MIXED * size), key=len)
+        yield from rng.sample([drawn[first : first + size] for first in range(0, len(drawn), size)], MIXED)
+
+
+def batch(rows: list[Row], pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``[rows, longest]``, padded on the right: ids, labels, and how much each label counts."""
-    longest = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([ids + [pad] * (longest - len(ids)) for ids, _ in rows])
-    labels = torch.tensor([ids + [IGNORE] * (longest - len(ids)) for ids, _ in rows])
-    weights = torch.tensor([[PROMPT] * start + [1.0] * (longest - start) for _, start in rows])
+    longest = max(map(len, rows))
+    ids = torch.tensor([[token for token, _ in row] + [pad] * (longest - len(row)) for row in rows])
+    labels = torch.tensor([[token for token, _ in row] + [IGNORE] * (longest - len(row)) for row in rows])
+    weights = torch.tensor([[weight for _, weight in row] + [0.0] * (longest - len(row)) for row in rows])
     return ids, labels, weights
 
 
-def train(
-    model: Qwen2ForCausalLM, rows: list[tuple[list[int], int]], steps: int, size: int, rng: random.Random
-) -> float:
+def train(model: LlamaForCausalLM, rows: list[Row], steps: int, size: int, rng: random.Random) -> float:
     """Supervised steps; returns the last loss in nats per token."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps, pct_start=0.1)
     loss, started = torch.zeros(()), time.monotonic()
     model.train()
-    for step in range(1, steps + 1):
-        ids, labels, weights = batch(rng.choices(rows, k=size), model.config.pad_token_id)
+    for step, chosen in enumerate(islice(batches(rows, size, rng), steps), 1):
+        ids, labels, weights = batch(chosen, model.config.pad_token_id)
         logits = model(input_ids=ids).logits[:, :-1].flatten(0, 1)
         losses = torch.nn.functional.cross_entropy(
             logits, labels[:, 1:].flatten(), ignore_index=IGNORE, reduction="none"
         )
-        weights = weights[:, 1:].flatten() * (labels[:, 1:].flatten() != IGNORE)
+        weights = weights[:, 1:].flatten()
         loss = (losses * weights).sum() / weights.sum()
         optimizer.zero_grad()
         loss.backward()

@@ -40,8 +40,10 @@ LLAMA = LlamaConfig(
     [
         ("text_to_sql", "train.yaml", LLAMA, "llama, 28 layers, 3,212.7M parameters"),
         ("math_tools", "train.yaml", QWEN, "qwen2, 28 layers, 1,543.7M parameters"),
+        ("retrieval_qa", "train.yaml", LLAMA, "llama, 28 layers, 3,212.7M parameters"),
         ("text_to_sql", "small.yaml", QWEN, "qwen2"),
         ("math_tools", "small.yaml", QWEN, "qwen2"),
+        ("retrieval_qa", "small.yaml", QWEN, "qwen2"),
     ],
 )
 def test_a_job_can_be_run(

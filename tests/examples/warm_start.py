@@ -1,24 +1,29 @@
 """What a small model learned from is what it is asked: both, as the text its chat template makes of them."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
-from transformers import Qwen2Tokenizer
+from tokenizers import Tokenizer, models
 
 from tests.examples.endpoint import module
 
 model = module("small_model", "model")
+CHATTING = model.chatting(Tokenizer(models.BPE()), context=512)
 
 
-def prompts_of(conversations: Iterable[dict[str, Any]]) -> list[str]:
-    """The prompt of each demonstration: ``{"messages": [..., answer], "tools": [...]}``."""
-    tokenizer = Qwen2Tokenizer(eos_token=model.END)
-    tokenizer.chat_template = model.CHAT_TEMPLATE
-    return [model.asked_and_answered(tokenizer, model.conversation(json.dumps(one)))[0] for one in conversations]
+def prompts_shown(conversations: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """The prompts of demonstrations, as ``{"messages": [...], "tools": [...]}``: all before each of the answers."""
+    for one in conversations:
+        before = ""
+        for (asked, _), (said, _) in list(pairwise(model.parts(CHATTING, model.conversation(json.dumps(one)))))[::2]:
+            yield before + asked
+            before += asked + said
 
 
-def prompts_asked(requests: Iterable[dict[str, Any]]) -> list[str]:
+def prompts_asked(requests: Iterable[dict[str, Any]]) -> Iterator[str]:
     """The prompt of each request that an engine got."""
-    end = [{"role": "assistant", "content": ""}]
-    return prompts_of({"messages": one["messages"] + end, "tools": one.get("tools")} for one in requests)
+    for one in requests:
+        asked = {"messages": [*one["messages"], {"role": "assistant", "content": ""}], "tools": one.get("tools")}
+        yield list(prompts_shown([asked]))[-1]
