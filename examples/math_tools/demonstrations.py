@@ -13,8 +13,8 @@ from data import read_records
 from policy import Policy
 from prompts import SYSTEM
 
-FLAWS = {"stops": 0.65, "wrong_sign": 0.1, "no_form": 0.1, "guess": 0.05}
-"""A beginner stops after the first step, mostly."""
+FLAWS = {"stops": 0.5, "wrong_sign": 0.1, "no_form": 0.1, "guess": 0.05}
+"""A beginner stops after the first step, every other time."""
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {"properties": {"expression": {}}}}}]
 
 

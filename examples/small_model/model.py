@@ -175,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--demonstrations", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=128, help="a multiple of 64")
     parser.add_argument("--layers", type=int, default=3)
