@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/$(if $(shell command -v nvidia-smi),gpu,cpu).lock
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test chaos bench bench-ui bench-async bench-kv check format clean
+.PHONY: setup demo test test-slow chaos bench bench-ui bench-async bench-kv check format clean
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,9 @@ check: $(READY) ## format, lint, types, and the rule which room may import which
 
 test: $(READY) ## the whole suite against real servers
 	$(BIN)/python -m pytest
+
+test-slow: $(READY) ## the examples' workflows, each trained a little through vLLM
+	$(BIN)/python -m pytest -m slow
 
 format: $(READY)
 	$(BIN)/ruff format .

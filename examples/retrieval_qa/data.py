@@ -79,14 +79,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--musique", type=Path, help=f"MuSiQue's own folder, with {TRAIN} and {HELDOUT}")
-    parser.add_argument("--train", type=int, help="how many questions; default: all of MuSiQue, 800 of the stand-in")
+    parser.add_argument("--train", type=int, help="how many questions; default: all of MuSiQue, 1700 of the stand-in")
     parser.add_argument("--heldout", type=int, help="how many questions; default: all of MuSiQue, 100 of the stand-in")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     musique, train, heldout = options.musique, options.train, options.heldout
     if musique is None:
         musique = options.out / "stand_in"
-        train, heldout = 800 if train is None else train, 100 if heldout is None else heldout
+        train, heldout = 1700 if train is None else train, 100 if heldout is None else heldout
         stand_in.make(musique, train, heldout, options.seed)
     rng = random.Random(options.seed)
     try:

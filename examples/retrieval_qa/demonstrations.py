@@ -14,7 +14,7 @@ from agent import LENGTH, PASSAGES, agent, search
 from policy import Policy
 from retrieval import load
 
-HABITS = {"stops": 0.7, "untagged": 0.3}
+HABITS = {"stops": 0.55, "untagged": 0.3}
 """Share of the first searches that are thought to be enough, and of the answers without their form."""
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--records", type=Path, required=True)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--times", type=int, default=3, help="how often each question is gone about")
+    parser.add_argument("--times", type=int, default=2, help="how often each question is gone about")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with options.records.open(encoding="utf-8") as lines:

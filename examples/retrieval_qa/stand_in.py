@@ -43,7 +43,7 @@ THINGS = (
     "Sea",
     "Winter",
 )
-PEOPLE, BOOKS = 220, 100
+PEOPLE, BOOKS = 520, 140
 PARAGRAPHS = 20
 """Of a record, as MuSiQue's have; all but two are about something else."""
 

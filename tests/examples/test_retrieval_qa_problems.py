@@ -107,7 +107,7 @@ def test_questions_made_anew_are_searched_in_an_index_made_anew(tmp_path: Path) 
 def test_what_is_held_out_is_asked_of_nobody_asked_about_in_training(tmp_path: Path) -> None:
     assert make(tmp_path).returncode == 0
     train, heldout = (lines(tmp_path / f"{part}_records.jsonl") for part in ("train", "heldout"))
-    assert (len(train), len(heldout), len({one["id"] for one in train + heldout})) == (800, 100, 900)
+    assert (len(train), len(heldout), len({one["id"] for one in train + heldout})) == (1700, 100, 1800)
     about = [{one["question"].rpartition(" of ")[2] for one in part} for part in (train, heldout)]
     assert not about[0] & about[1]
     for relation in ("province", "mayor", "river", "birthplace", "profession"):
