@@ -13,8 +13,8 @@ from data import read_records
 from policy import Policy
 from prompts import SYSTEM
 
-FLAWS = {"stops": 0.5, "wrong_sign": 0.1, "no_form": 0.1, "guess": 0.05}
-"""A beginner stops after the first step, every other time."""
+FLAWS = {"stops": 0.7, "wrong_sign": 0.1, "no_form": 0.1, "guess": 0.05}
+"""A beginner stops after the first step, mostly."""
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {"properties": {"expression": {}}}}}]
 
 
@@ -43,11 +43,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--times", type=int, default=1, help="how often each problem is gone about")
+    parser.add_argument("--flawed", type=float, default=1.0, help="how much of the flaws is shown, from 0 to 1")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    records = read_records(options.records, "train") * options.times
-    policy = Policy(records, FLAWS, options.seed)
+    records = read_records(options.records, "train")
+    policy = Policy(records, {flaw: options.flawed * rate for flaw, rate in FLAWS.items()}, options.seed)
     lines = [json.dumps(conversation(record["question"], policy)) + "\n" for record in records]
     options.out.write_text("".join(lines), encoding="utf-8")
 

@@ -14,7 +14,7 @@ from agent import LENGTH, PASSAGES, agent, search
 from policy import Policy
 from retrieval import load
 
-HABITS = {"stops": 0.55, "untagged": 0.3}
+HABITS = {"stops": 0.7, "untagged": 0.3}
 """Share of the first searches that are thought to be enough, and of the answers without their form."""
 
 
@@ -47,12 +47,12 @@ def main() -> None:
     parser.add_argument("--records", type=Path, required=True)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--times", type=int, default=2, help="how often each question is gone about")
+    parser.add_argument("--flawed", type=float, default=1.0, help="how much of the habits is shown, from 0 to 1")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with options.records.open(encoding="utf-8") as lines:
-        records = [json.loads(line) for line in lines] * options.times
-    policy = Policy(records, HABITS, options.seed)
+        records = [json.loads(line) for line in lines]
+    policy = Policy(records, {flaw: options.flawed * rate for flaw, rate in HABITS.items()}, options.seed)
     with options.out.open("w", encoding="utf-8") as out:
         for line in conversations(records, policy, str(options.corpus.resolve())):
             out.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -1,10 +1,11 @@
-"""A small chat model made from demonstrations: ``python model.py --demonstrations FILE --out DIR``.
+"""A small chat model made from demonstrations: ``python model.py --demonstrations FILE [FILE ...] --out DIR``.
 
 A Llama with a tokenizer of its own, trained on prompts an agent's framework really sends and on answers to them. It
 stands in for a model that would have to be downloaded: what it can do, and what it does most of the time, is what the
-demonstrations say. A line of the file is a conversation as Chat Completions has it, ``{"messages": [...], "tools":
-[...]}``, tools only where there are some; all that the assistant says in it is learned. Tool calls are written as
-Hermes and Qwen write them, so an engine reads them with its parser ``hermes``.
+demonstrations say. Of several files one is learned after the other: what can be done, then what mostly is done. A line
+is a conversation as Chat Completions has it, ``{"messages": [...], "tools": [...]}``, tools only where there are some;
+all that the assistant says in it is learned. Tool calls are written as Hermes and Qwen write them, so an engine reads
+them with its parser ``hermes``.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -146,14 +147,16 @@ def batch(rows: list[Row], pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.
     return ids, labels, weights
 
 
-def train(model: LlamaForCausalLM, rows: list[Row], steps: int, size: int, rng: random.Random) -> float:
-    """Supervised steps; returns the last loss in nats per token."""
+def train(model: LlamaForCausalLM, lots: list[list[Row]], steps: list[int], size: int, rng: random.Random) -> float:
+    """So many supervised steps on each lot; returns the last loss in nats per token."""
+    last = sum(steps)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=LEARNING_RATE, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=LEARNING_RATE, total_steps=last, pct_start=0.1)
     loss, started = torch.zeros(()), time.monotonic()
     model.train()
-    for step, chosen in enumerate(islice(batches(rows, size, rng), steps), 1):
-        ids, labels, weights = batch(chosen, model.config.pad_token_id)
+    chosen = (islice(batches(rows, size, rng), count) for rows, count in zip(lots, steps, strict=True))
+    for step, rows in enumerate(chain.from_iterable(chosen), 1):
+        ids, labels, weights = batch(rows, model.config.pad_token_id)
         logits = model(input_ids=ids).logits[:, :-1].flatten(0, 1)
         losses = torch.nn.functional.cross_entropy(
             logits, labels[:, 1:].flatten(), ignore_index=IGNORE, reduction="none"
@@ -165,17 +168,17 @@ def train(model: LlamaForCausalLM, rows: list[Row], steps: int, size: int, rng: 
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if step % 100 == 0 or step == steps:
-            said = f"step {step}/{steps}, loss {loss.item():.3f}, {time.monotonic() - started:.0f} s"
+        if step % 100 == 0 or step == last:
+            said = f"step {step}/{last}, loss {loss.item():.3f}, {time.monotonic() - started:.0f} s"
             print(f"warm start: {said}", file=sys.stderr, flush=True)
     return float(loss.item())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--demonstrations", type=Path, required=True)
+    parser.add_argument("--demonstrations", type=Path, nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, nargs="+", default=[500, 250], help="on each file")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=128, help="a multiple of 64")
     parser.add_argument("--layers", type=int, default=3)
@@ -184,13 +187,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
+    if len(options.steps) != len(options.demonstrations):
+        parser.error(f"--steps: {len(options.steps)} numbers for {len(options.demonstrations)} files of demonstrations")
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    conversations = [conversation(line) for line in options.demonstrations.read_text(encoding="utf-8").splitlines()]
-    tokenizer = make_tokenizer(conversations, options.vocabulary, options.context)
+    files = [path.read_text(encoding="utf-8").splitlines() for path in options.demonstrations]
+    lots = [[conversation(line) for line in lines] for lines in files]
+    tokenizer = make_tokenizer([one for lot in lots for one in lot], options.vocabulary, options.context)
     model = make_model(tokenizer, options.hidden, options.layers, options.context)
     tokenizer.save_pretrained(options.out)
-    rows = [encoded(tokenizer, one) for one in conversations]
+    rows = [[encoded(tokenizer, one) for one in lot] for lot in lots]
     train(model, rows, options.steps, options.batch, random.Random(options.seed))
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True

@@ -36,7 +36,7 @@ async def test_nothing_is_lost_or_doubled_by_random_kills(place: Path) -> None:
 async def test_nothing_is_lost_or_doubled_when_links_break_and_clickhouse_and_streams_are_full(place: Path) -> None:
     report = Report(SEED)
     async with at_work(place, report, "network", steps_for(128), 0.1, server=True) as (made, log):
-        for name in set(made.proxies) - {"learner", "runner-0", "store", "clickhouse", "inference-0-gateway"}:
+        for name in set(made.proxies) - {"runner-0", "store", "clickhouse"}:  # `make chaos` breaks them all
             del made.proxies[name]
         await faults.links(made, log, ("half_open", "reset"))
         await faults.clickhouse_refuses(made, log)

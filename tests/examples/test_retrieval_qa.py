@@ -126,7 +126,7 @@ def demonstrations(tmp_path_factory: pytest.TempPathFactory, python: Path, quest
     """What a beginner shows about the questions held out."""
     out = tmp_path_factory.mktemp("shown") / "demonstrations.jsonl"
     files = ["--records", questions / "heldout_records.jsonl", "--corpus", questions / "corpus", "--out", out]
-    subprocess.run([python, RETRIEVAL / "demonstrations.py", *files, "--times", "1"], check=True)
+    subprocess.run([python, RETRIEVAL / "demonstrations.py", *files], check=True)
     return lines(out)
 
 
