@@ -16,8 +16,8 @@ from aiohttp import web
 
 from bus import Bus
 from runners.dialects.responses import Responses
-from runners.usage import is_tool
 from schemas.events import Span
+from schemas.instrumentation import kind_of
 from tests.examples.endpoint import Answer, Endpoint, Failed, talk
 from tests.examples.math_cases import NAMES_US, OURS, calls, imports_of, text
 from tests.examples.musique import RETRIEVAL, lines, make, policies
@@ -165,7 +165,7 @@ async def test_a_runner_records_calls_and_tools_in_one_tree(
 
     turn = ["turn", "solver", "Agent workflow", "Agent workflow", "invoke_agent default"]
     assert [above(span) for span in batch.spans if span.call is not None] == [["response", *turn]] * 3
-    tools = [span for span in batch.spans if is_tool(span)]
+    tools = [span for span in batch.spans if kind_of(span.name, span.attributes) == "tool"]
     assert [(span.name, span.status, above(span)) for span in tools] == [("search", "ok", turn)] * 2
     asked, (_, supported) = engine.requests[-1], policies.Policy(records).paragraphs(heldout[0]["question"])
     assert asked["messages"][-1]["content"].split("\n")[0] == supported
