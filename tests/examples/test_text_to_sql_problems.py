@@ -136,10 +136,10 @@ def test_a_record_that_is_not_spiders_is_named(
 
 def test_what_is_held_out_is_neither_asked_nor_answered_in_training(stand_in: Path) -> None:
     train, heldout = (tasks_of(stand_in / f"{part}.jsonl") for part in ("train", "heldout"))
-    assert (len(train), len(heldout)) == (800, 100)
+    assert (len(train), len(heldout)) == (1200, 100)
     for field in ("question", "gold"):
         asked, kept = ({(one["database"], one[field]) for one in part} for part in (train, heldout))
-        assert len(asked | kept) == 900 and not asked & kept
+        assert len(asked | kept) == 1300 and not asked & kept
     assert len({one["database"] for one in heldout}) == 8
     for kind in ("^SELECT [a-z]+ ", " WHERE ", "count", "max|min|avg", "ORDER BY .* LIMIT", "GROUP BY", "JOIN"):
         assert sum(bool(re.search(kind, one["gold"])) for one in heldout) >= 5, kind
