@@ -14,7 +14,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 
@@ -41,9 +41,10 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 WORDS = r" ?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """What tokens do not reach across. Numbers are cut into twos: fewer tokens to copy, and all of them common."""
-IGNORE = -100
 PROMPT = 0.1
 """How much a token that is not the assistant's counts: what it is about is learned sooner."""
+Told = list[tuple[str, bool]]
+"""A conversation as text, in parts that the assistant is given and, if true, says, with the token that ends it."""
 Row = list[tuple[int, float]]
 """Token ids of a conversation, and how much each counts."""
 LEARNING_RATE = 5e-3
@@ -60,11 +61,10 @@ def conversation(line: str) -> dict:
     return read
 
 
-def make_tokenizer(conversations: list[dict], vocabulary: int, context: int) -> PreTrainedTokenizerFast:
+def make_tokenizer(conversations: Iterable[Told], vocabulary: int, context: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE trained on the conversations, so that their boilerplate is short."""
     marks = re.compile("|".join(map(re.escape, (*ROLES, END, CALL, CALLED))))
-    blank = chatting(Tokenizer(models.BPE()), context)
-    texts = (said for one in conversations for part, _ in parts(blank, one) for said in marks.split(part))
+    texts = (said for told in conversations for part, _ in told for said in marks.split(part))
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(WORDS), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
@@ -108,25 +108,25 @@ def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, con
     return LlamaForCausalLM(config)
 
 
-def parts(tokenizer: PreTrainedTokenizerFast, one: dict) -> Iterator[tuple[str, bool]]:
-    """A conversation as text, in parts that the assistant is given and, if true, says, with the token that ends it."""
-    messages, tools, done = one["messages"], one.get("tools"), ""
+def parts(tokenizer: PreTrainedTokenizerFast, one: dict) -> Told:
+    """A conversation in its parts, up to the last the assistant says; of the tokenizer only the template counts."""
+    messages, tools, done, told = one["messages"], one.get("tools"), "", []
     for at, message in enumerate(messages):
         if message["role"] == "assistant":
             asked = tokenizer.apply_chat_template(
                 messages[:at], tools=tools, tokenize=False, add_generation_prompt=True
             )
             whole = tokenizer.apply_chat_template(messages[: at + 1], tools=tools, tokenize=False)
-            yield asked.removeprefix(done), False
-            yield whole.removeprefix(asked), True
+            told += [(asked.removeprefix(done), False), (whole.removeprefix(asked), True)]
             done = whole
+    return told
 
 
-def encoded(tokenizer: PreTrainedTokenizerFast, one: dict) -> Row:
-    """A conversation up to the last that the assistant says."""
+def encoded(tokenizer: PreTrainedTokenizerFast, told: Told) -> Row:
+    """Its tokens."""
     return [
         (token, 1.0 if learned else PROMPT)
-        for text, learned in parts(tokenizer, one)
+        for text, learned in told
         for token in tokenizer(text, add_special_tokens=False).input_ids
     ]
 
@@ -138,13 +138,12 @@ def batches(rows: list[Row], size: int, rng: random.Random) -> Iterator[list[Row
         yield from rng.sample([drawn[first : first + size] for first in range(0, len(drawn), size)], MIXED)
 
 
-def batch(rows: list[Row], pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``[rows, longest]``, padded on the right: ids, labels, and how much each label counts."""
+def batch(rows: list[Row], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[rows, longest]``, padded on the right: ids, and how much each counts, padding nothing."""
     longest = max(map(len, rows))
-    ids = torch.tensor([[token for token, _ in row] + [pad] * (longest - len(row)) for row in rows])
-    labels = torch.tensor([[token for token, _ in row] + [IGNORE] * (longest - len(row)) for row in rows])
-    weights = torch.tensor([[weight for _, weight in row] + [0.0] * (longest - len(row)) for row in rows])
-    return ids, labels, weights
+    padded = [row + [(pad, 0.0)] * (longest - len(row)) for row in rows]
+    ids, weights = ([[pair[part] for pair in row] for row in padded] for part in (0, 1))
+    return torch.tensor(ids), torch.tensor(weights)
 
 
 def train(model: LlamaForCausalLM, lots: list[list[Row]], steps: list[int], size: int, rng: random.Random) -> float:
@@ -156,11 +155,9 @@ def train(model: LlamaForCausalLM, lots: list[list[Row]], steps: list[int], size
     model.train()
     chosen = (islice(batches(rows, size, rng), count) for rows, count in zip(lots, steps, strict=True))
     for step, rows in enumerate(chain.from_iterable(chosen), 1):
-        ids, labels, weights = batch(rows, model.config.pad_token_id)
+        ids, weights = batch(rows, model.config.pad_token_id)
         logits = model(input_ids=ids).logits[:, :-1].flatten(0, 1)
-        losses = torch.nn.functional.cross_entropy(
-            logits, labels[:, 1:].flatten(), ignore_index=IGNORE, reduction="none"
-        )
+        losses = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
         weights = weights[:, 1:].flatten()
         loss = (losses * weights).sum() / weights.sum()
         optimizer.zero_grad()
@@ -192,11 +189,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     files = [path.read_text(encoding="utf-8").splitlines() for path in options.demonstrations]
-    lots = [[conversation(line) for line in lines] for lines in files]
-    tokenizer = make_tokenizer([one for lot in lots for one in lot], options.vocabulary, options.context)
+    blank = chatting(Tokenizer(models.BPE()), options.context)
+    lots = [[parts(blank, conversation(line)) for line in lines] for lines in files]
+    tokenizer = make_tokenizer(chain.from_iterable(lots), options.vocabulary, options.context)
     model = make_model(tokenizer, options.hidden, options.layers, options.context)
     tokenizer.save_pretrained(options.out)
-    rows = [[encoded(tokenizer, one) for one in lot] for lot in lots]
+    rows = [[encoded(tokenizer, told) for told in lot] for lot in lots]
     train(model, rows, options.steps, options.batch, random.Random(options.seed))
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True

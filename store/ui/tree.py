@@ -70,9 +70,10 @@ def _places(spans: Sequence[Row], kinds: Mapping[str, str], asking: Asking, root
     calls = {call.span_id for call in asking.calls}
     places = {row["span_id"]: _said(row, known, calls, top, root) for row in spans}
     twins = _twins(spans, kinds, asking.calls)
+    taken = set(twins.values())
     below: dict[str, list[Row]] = defaultdict(list)
     for row in spans:
-        if _theirs(row) and row["span_id"] not in twins.values():
+        if _theirs(row) and row["span_id"] not in taken:
             below[places[row["span_id"]][0]].append(row)
     for call in asking.calls:
         if places[call.span_id][0] != top:

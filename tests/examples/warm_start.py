@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from typing import Any
 
 from tokenizers import Tokenizer, models
@@ -17,9 +16,10 @@ def prompts_shown(conversations: Iterable[dict[str, Any]]) -> Iterator[str]:
     """The prompts of demonstrations, as ``{"messages": [...], "tools": [...]}``: all before each of the answers."""
     for one in conversations:
         before = ""
-        for (asked, _), (said, _) in list(pairwise(model.parts(CHATTING, model.conversation(json.dumps(one)))))[::2]:
-            yield before + asked
-            before += asked + said
+        for text, says in model.parts(CHATTING, model.conversation(json.dumps(one))):
+            before += text
+            if not says:
+                yield before
 
 
 def prompts_asked(requests: Iterable[dict[str, Any]]) -> Iterator[str]:
