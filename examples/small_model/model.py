@@ -48,6 +48,8 @@ Told = list[tuple[str, bool]]
 Row = list[tuple[int, float]]
 """Token ids of a conversation, and how much each counts."""
 LEARNING_RATE = 5e-3
+MATRIX_RATE = 0.02
+"""How far a step moves each singular value of a layer's matrix, about."""
 MIXED = 4
 """Batches that are drawn together: more would leave less padding, and batches more of one kind."""
 
@@ -146,11 +148,50 @@ def batch(rows: list[Row], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(ids), torch.tensor(weights)
 
 
+class Muon(torch.optim.Optimizer):
+    """Momentum made orthogonal, for the matrices of layers: copying is learned in a quarter of AdamW's steps.
+
+    After https://kellerjordan.github.io/posts/muon/. PyTorch's own computes in bfloat16, which many CPUs emulate.
+    """
+
+    def __init__(self, matrices: list[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
+        super().__init__(matrices, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                momentum = self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))
+                momentum.lerp_(matrix.grad, 1 - group["momentum"])
+                ahead = orthogonal(matrix.grad.lerp(momentum, group["momentum"]))
+                matrix.sub_(ahead, alpha=group["lr"] * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5)
+
+
+def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    """About the nearest matrix whose singular values are all 1: five Newton-Schulz iterations, coefficients thence."""
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    wide = wide / (wide.norm() + 1e-7)
+    for _ in range(5):
+        gram = wide @ wide.T
+        wide = 3.4445 * wide + (-4.7750 * gram + 2.0315 * gram @ gram) @ wide
+    return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
+
+
+def optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for the rest."""
+    matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
+    rest = [weight for weight in model.parameters() if not any(weight is matrix for matrix in matrices)]
+    return [Muon(matrices, MATRIX_RATE), torch.optim.AdamW(rest, LEARNING_RATE, (0.9, 0.98), weight_decay=0.01)]
+
+
 def train(model: LlamaForCausalLM, lots: list[list[Row]], steps: list[int], size: int, rng: random.Random) -> float:
     """So many supervised steps on each lot; returns the last loss in nats per token."""
     last = sum(steps)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=LEARNING_RATE, total_steps=last, pct_start=0.1)
+    stepping = optimizers(model)
+    schedules = [
+        torch.optim.lr_scheduler.OneCycleLR(one, one.defaults["lr"], last, pct_start=0.1, cycle_momentum=False)
+        for one in stepping
+    ]
     loss, started = torch.zeros(()), time.monotonic()
     model.train()
     chosen = (islice(batches(rows, size, rng), count) for rows, count in zip(lots, steps, strict=True))
@@ -160,12 +201,12 @@ def train(model: LlamaForCausalLM, lots: list[list[Row]], steps: list[int], size
         losses = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
         weights = weights[:, 1:].flatten()
         loss = (losses * weights).sum() / weights.sum()
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 100 == 0 or step == last:
+        for one in (*stepping, *schedules):
+            one.step()
+        if step % 50 == 0 or step == last:
             said = f"step {step}/{last}, loss {loss.item():.3f}, {time.monotonic() - started:.0f} s"
             print(f"warm start: {said}", file=sys.stderr, flush=True)
     return float(loss.item())
@@ -175,7 +216,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--demonstrations", type=Path, nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, nargs="+", default=[500, 250], help="on each file")
+    parser.add_argument("--steps", type=int, nargs="+", default=[300, 60], help="on each file")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=128, help="a multiple of 64")
     parser.add_argument("--layers", type=int, default=3)

@@ -19,10 +19,10 @@ MISJUDGED = 0.1
 """Share of the verdicts that are wrong."""
 
 
-def conversations(task: dict, rng: random.Random) -> Iterator[list[dict]]:
-    """One problem as the agent goes about it, call by call."""
+def conversations(task: dict, rng: random.Random, habit: float = HABIT) -> Iterator[list[dict]]:
+    """One problem as the agent goes about it, call by call; so many queries have the beginner's mistake."""
     about = {"question": task["question"], "schema": schema(task["database"])}
-    query = written(task, rng)
+    query = written(task, rng, habit)
     yield said(prompts.WRITER.format(**about), query)
     for _ in range(2):
         about |= {"query": query, "outcome": outcome(task["database"], query)[1]}
@@ -30,13 +30,13 @@ def conversations(task: dict, rng: random.Random) -> Iterator[list[dict]]:
         yield said(prompts.CHECKER.format(**about), verdict)
         if verdict == "yes":
             return
-        query = written(task, rng)
+        query = written(task, rng, habit)
         yield said(prompts.REWRITER.format(**about, verdict=verdict), query)
 
 
-def written(task: dict, rng: random.Random) -> str:
+def written(task: dict, rng: random.Random, habit: float) -> str:
     """The gold query, or the mistake that is always the same for a kind of problem."""
-    return policy.habit(task) if rng.random() < HABIT else task["gold"]
+    return policy.habit(task) if rng.random() < habit else task["gold"]
 
 
 def said(prompt: str, answer: str) -> list[dict]:
@@ -48,12 +48,13 @@ def main() -> None:
     parser.add_argument("--tasks", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--times", type=int, default=3, help="how often each problem is gone about")
+    parser.add_argument("--flawed", type=float, default=1.0, help="how much of the habit is shown, from 0 to 1")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = random.Random(options.seed)
     tasks = [json.loads(line)["input"] for line in options.tasks.read_text().splitlines()] * options.times
-    lines = [json.dumps({"messages": messages}) + "\n" for task in tasks for messages in conversations(task, rng)]
-    options.out.write_text("".join(lines))
+    told = (messages for task in tasks for messages in conversations(task, rng, options.flawed * HABIT))
+    options.out.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in told))
 
 
 if __name__ == "__main__":

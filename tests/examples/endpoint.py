@@ -33,6 +33,12 @@ def module(example: str, name: str) -> ModuleType:
                 del sys.modules[new]
 
 
+def made(example: str, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """An example's problems, as its reader makes them."""
+    script = [sys.executable, str(EXAMPLES / example / "data.py"), "--out", str(out), *options]
+    return subprocess.run(script, capture_output=True, text=True, check=False)
+
+
 class Failed(subprocess.CalledProcessError):
     """A program that failed, in its own words."""
 

@@ -1,22 +1,16 @@
 """The parts of the retrieval example that its tests share."""
 
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.examples.endpoint import EXAMPLES, module
+from tests.examples.endpoint import EXAMPLES, made, module
 
 RETRIEVAL = EXAMPLES / "retrieval_qa"
 data, scoring = module("retrieval_qa", "data"), module("retrieval_qa", "scoring")
 policies = module("retrieval_qa", "policy")
-
-
-def make(out: Path, *options: str) -> subprocess.CompletedProcess:
-    """Makes questions, as a reader does."""
-    script = [sys.executable, str(RETRIEVAL / "data.py"), "--out", str(out), *options]
-    return subprocess.run(script, capture_output=True, text=True, check=False)
+make = partial(made, "retrieval_qa")
 
 
 def lines(path: Path) -> list[Any]:

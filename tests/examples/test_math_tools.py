@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from bus.tasks import read_problems
 from learner.settings import CreditSettings
 from learner.signals import intermediate_rewards
 from schemas import attributes
-from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, module, talk
+from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, made, module, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, Policy, imports_of, problem, records, scripted
 from tests.examples.warm_start import prompts_asked, prompts_shown
 from tests.runners.conftest import calls_of, ended, running, task
@@ -51,7 +49,7 @@ REAL = [
 
 
 def make(directory: Path, *options: str) -> list[list[dict]]:
-    subprocess.run([sys.executable, str(MATH / "data.py"), "--out", str(directory), *options], check=True)
+    assert made("math_tools", directory, *options).returncode == 0
     files = [directory / "train.jsonl", directory / "heldout.jsonl"]
     return [[{"id": one.id, "input": one.input} for one in read_problems(file)] for file in files]
 
@@ -73,8 +71,7 @@ def test_the_real_files_are_read_split_by_split(tmp_path: Path, kind: str) -> No
 
 
 def test_too_few_real_problems_are_one_sentence(tmp_path: Path) -> None:
-    script = [sys.executable, str(MATH / "data.py"), "--out", str(tmp_path), "--real", str(tmp_path)]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    done = made("math_tools", tmp_path, "--real", str(tmp_path))
     assert done.returncode == 1 and "has 0 problems in its train split; asked for 4000" in done.stderr
     assert "Traceback" not in done.stderr
 

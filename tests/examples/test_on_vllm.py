@@ -1,18 +1,16 @@
 """Each workflow through the whole system: a model of its demonstrations, vLLM, its framework, a learner."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.commands import python
 from tests.examples.endpoint import EXAMPLES
 
-ROOT = EXAMPLES.parent
 GROUPS, SAMPLES, HELDOUT = 3, 4, 3
 WARM_START = ["--steps", "150"]
 """Enough to say what looks like a call of a tool, mostly with the wrong words in it."""
@@ -21,32 +19,18 @@ CALLED = "SELECT countIf(response LIKE '%tool_calls%') AS called, count() AS cal
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTNINGBUS")}
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=cwd,
-        env={**kept, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 def warm_started(example: Path, work: Path) -> None:
     """Problems, demonstrations and a model, as the example's Makefile makes them."""
     ours = {"text_to_sql": ["--tasks", work / "train.jsonl"], "math_tools": ["--records", work / "standin"]}
     theirs = ["--records", work / "train_records.jsonl", "--corpus", work / "corpus"]
-    run("data.py", "--out", work, cwd=example)
+    python("data.py", "--out", work, cwd=example)
     demonstrations = [example / "demonstrations.py", "--out", work / "demonstrations.jsonl"]
     if example.name in ours:
-        run(*demonstrations, *ours[example.name], cwd=example)
+        python(*demonstrations, *ours[example.name], cwd=example)
     else:
         subprocess.run([example / ".venv/bin/python", *demonstrations, *theirs], cwd=example, check=True)
     model = EXAMPLES / "small_model" / "model.py"
-    run(model, "--demonstrations", work / "demonstrations.jsonl", "--out", work / "model", *WARM_START, cwd=example)
+    python(model, "--demonstrations", work / "demonstrations.jsonl", "--out", work / "model", *WARM_START, cwd=example)
 
 
 @pytest.mark.parametrize("name", ["text_to_sql", "math_tools", "retrieval_qa"])
@@ -59,9 +43,9 @@ def test_a_workflow_is_trained_on_vllm(name: str, environment: Callable[[str], P
     job["runs"] = str(tmp_path / "runs")
     job["learner"] |= {"steps": 1, "groups_per_step": GROUPS, "samples": SAMPLES}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    figures = json.loads(run("-m", "lightningbus", "train", "-c", tmp_path / "job.yaml", cwd=example))
+    figures = json.loads(python("-m", "lightningbus", "train", "-c", tmp_path / "job.yaml", cwd=example))
     assert figures["rollouts"] >= GROUPS * SAMPLES + 2 * HELDOUT * (1 + job["heldout"]["samples"])
     assert (figures["weight_versions"], figures["rollouts_lost"], figures["rollouts_trained_twice"]) == (2, 0, 0)
-    (seen,) = json.loads(run("-m", "lightningbus", "query", "--json", CALLED, cwd=tmp_path))
+    (seen,) = json.loads(python("-m", "lightningbus", "query", "--json", CALLED, cwd=tmp_path))
     assert seen["calls"] >= figures["rollouts"]
     assert seen["called"] > 0 or name == "text_to_sql", "vLLM's parser reads calls of tools"

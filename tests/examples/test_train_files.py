@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen2Tokenizer
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 
 from lightningbus.checking import job, looked_at
 from lightningbus.settings import RunSettings, checked
 from tests.examples.endpoint import EXAMPLES
+from tests.learner.conftest import tiny_tokenizer
 
 QWEN = Qwen2Config(
     hidden_size=1536,
@@ -63,9 +64,7 @@ def brought(fields: dict[str, Any], config: PretrainedConfig, directory: Path) -
     """The job with what its reader downloads or makes: tasks, and a model's folder, here without weights."""
     tasks, model = directory / "tasks.jsonl", directory / "model"
     tasks.write_text('{"id": "a", "input": {}}\n')
-    tokenizer = Qwen2Tokenizer().train_new_from_iterator(["a"], 300, show_progress=False)
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    tokenizer.save_pretrained(model)
+    tiny_tokenizer(model)
     config.save_pretrained(model)
     fields["learner"] |= {"tasks": str(tasks), "model_path": str(model)}
     fields["heldout"]["tasks"] = str(tasks)

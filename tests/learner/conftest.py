@@ -29,8 +29,16 @@ def tiny_model(path: Path) -> Path:
         dtype="float32",
     )
     Qwen2ForCausalLM(config).save_pretrained(path)
-    Qwen2Tokenizer().train_new_from_iterator(["a"], 300, show_progress=False).save_pretrained(path)
+    tiny_tokenizer(path)
     return path
+
+
+def tiny_tokenizer(path: Path) -> Qwen2Tokenizer:
+    """Bytes, and a chat template, in a model's folder."""
+    tokenizer = Qwen2Tokenizer().train_new_from_iterator(["a"], 300, show_progress=False)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(path)
+    return tokenizer
 
 
 def settings_for(model_path: Path, **changes: Any) -> LearnerSettings:

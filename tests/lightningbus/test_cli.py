@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import shutil
 import signal
 import socket
@@ -13,11 +12,13 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import Qwen2Config, Qwen2Tokenizer
+from transformers import Qwen2Config
 
 from bus import Bus
 from bus.embedded import NatsServer
 from schemas import subjects
+from tests.commands import environment
+from tests.learner.conftest import tiny_tokenizer
 from tests.limits import limit
 
 COMMAND = str(Path(sys.executable).with_name("lightningbus"))
@@ -27,10 +28,9 @@ COMMANDS = [*ROLES, "provision", "publish", "query", "report", "status", "dead",
 
 def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
     """``lightningbus …`` to its end."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTNINGBUS")}
     return subprocess.run(
         [COMMAND, *map(str, arguments)],
-        cwd=cwd, capture_output=True, text=True, timeout=90, check=False, env={**kept, "COLUMNS": "120"},
+        cwd=cwd, capture_output=True, text=True, timeout=90, check=False, env={**environment(), "COLUMNS": "120"},
     )  # fmt: skip
 
 
@@ -163,9 +163,7 @@ async def test_publishing_into_a_full_queue_waits_and_says_for_whom(bus: Bus, na
 
 
 def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
-    tokenizer = Qwen2Tokenizer().train_new_from_iterator(["a"], 300, show_progress=False)
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    tokenizer.save_pretrained(tmp_path / "model")
+    tokenizer = tiny_tokenizer(tmp_path / "model")
     Qwen2Config(num_hidden_layers=3, vocab_size=320).save_pretrained(tmp_path / "model")
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n')
     (tmp_path / "agent.py").write_text("import os\nassert os.environ['OPENAI_API_KEY']\ndef solve(task): return 1.0\n")

@@ -1,8 +1,6 @@
 """`lightningbus train`: a job from its first evaluation to its last, with a real learner and the stand-in for vLLM."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.commands import ROOT, python
 from tests.learner.conftest import tiny_model
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS, GROUPS, SAMPLES, HELDOUT = 2, 2, 2, 3
 
 
@@ -44,17 +42,7 @@ def job(directory: Path) -> dict[str, Any]:
 def test_a_job_ends_with_figures_and_a_picture(tmp_path: Path) -> None:
     tiny_model(tmp_path / "model")
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(job(tmp_path)))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTNINGBUS")}
-    done = subprocess.run(
-        [sys.executable, "-m", "lightningbus", "train", "-c", "train.yaml"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**kept, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    figures = json.loads(done.stdout)
+    figures = json.loads(python("-m", "lightningbus", "train", "-c", "train.yaml", cwd=tmp_path))
     run = tmp_path / "runs" / "small"
     assert json.loads((run / "results.json").read_text()) == figures
     assert all(0 <= figures[f"{how}_{when}"] <= 1 for how in ("greedy", "sampled") for when in ("before", "after"))
