@@ -27,7 +27,7 @@ check: $(READY) ## format, lint, types, and the rule which room may import which
 	$(BIN)/lint-imports
 
 test: $(READY) ## the whole suite against real servers
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(READY) ## the examples' workflows, each trained a little through vLLM
 	$(BIN)/python -m pytest -m slow

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.examples.endpoint import EXAMPLES
 from tests.examples.sql import make as make_problems
@@ -33,9 +34,10 @@ def environment() -> Callable[[str], Path]:
             pytest.skip(
                 f"the environment of {example} is {LARGE[example]} and not made: make -C examples/{example} env"
             )
-        make = subprocess.run(
-            ["make", "-C", str(EXAMPLES / example), "env"], capture_output=True, text=True, check=False
-        )
+        with FileLock(EXAMPLES / example / ".venv.lock"):  # files of tests run side by side
+            make = subprocess.run(
+                ["make", "-C", str(EXAMPLES / example), "env"], capture_output=True, text=True, check=False
+            )
         if make.returncode and any(sign in make.stderr for sign in UNREACHABLE):
             pytest.skip(f"no package index is reachable to make the environment of {example}")
         assert make.returncode == 0, make.stdout + make.stderr
