@@ -13,6 +13,7 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 
@@ -37,6 +38,7 @@ REGISTRIES: dict[Kind, CollectorRegistry] = {
     role: CollectorRegistry() for role in ("every role", "runner", "store", "learner", "inference")
 }
 ENTRIES: list[Entry] = []
+disable_created_metrics()  # type: ignore[no-untyped-call]
 ProcessCollector(registry=REGISTRIES["every role"])
 PlatformCollector(registry=REGISTRIES["every role"])
 

@@ -86,6 +86,7 @@ def inference(
     model: Annotated[str | None, typer.Option(help="name agents ask for [default: policy]")] = None,
     port: Annotated[int | None, typer.Option(help="port of the gateway [default: a free one]")] = None,
     host: Annotated[str | None, typer.Option(help="address of the gateway [default: 127.0.0.1]")] = None,
+    advertise: Annotated[str | None, typer.Option(help="URL runners reach it at [default: http://host:port]")] = None,
     health: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
@@ -94,7 +95,7 @@ def inference(
         from inference import engine, node
         from inference.settings import InferenceSettings
 
-    given = {"model_path": model_path, "model": model, "port": port, "host": host}
+    given = {"model_path": model_path, "model": model, "port": port, "host": host, "advertise": advertise}
     checked = settings_of(InferenceSettings, settings, **given, health=health)
     run_role(bus_url(bus), "inference", node.run, checked, engine.EngineFailed, node.PortInUse)
 
