@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import typer
 
@@ -34,12 +33,11 @@ class Commands:
         ``settings`` has the text of each mounted settings file by its path.
         """
         words = [self._local(word, settings) for word in words]
-        command = parser()
-        assert isinstance(command, click.Group)
+        command = typer.main.get_group(app).commands[words[0]]
         if words[0] not in ROLES:
-            command.commands[words[0]].make_context(words[0], words[1:])
+            command.make_context(words[0], words[1:])
             return None
-        command.commands[words[0]].main(words[1:], standalone_mode=False)
+        command.main(words[1:], standalone_mode=False)
         name, checked = self._begun.pop()
         assert name == words[0]
         return checked
@@ -51,8 +49,3 @@ class Commands:
         path = self._directory / Path(word).name
         path.write_text(settings[word])
         return str(path)
-
-
-def parser() -> click.Command:
-    """The parser of the whole command line."""
-    return typer.main.get_command(app)
