@@ -39,6 +39,7 @@ class Role:
     process: asyncio.subprocess.Process
     log: Path
     url: str = ""
+    asked: bool = False
 
     async def get(self, path: str) -> tuple[int, str]:
         """Status and body."""
@@ -69,10 +70,15 @@ class Role:
                 await asyncio.sleep(0.05)
         return found
 
-    async def stopped(self) -> int:
-        """Ask it to end, if it has not yet; its exit code."""
-        if self.process.returncode is None:
+    def ask_to_stop(self) -> None:
+        """SIGTERM, once: a second one would stop it at once."""
+        if not self.asked and self.process.returncode is None:
             self.process.terminate()
+        self.asked = True
+
+    async def stopped(self) -> int:
+        """Its exit code, asked to stop."""
+        self.ask_to_stop()
         return await asyncio.wait_for(self.process.wait(), 60)
 
     def lines(self) -> list[dict[str, Any]]:
@@ -104,7 +110,7 @@ async def start(nats_url: str, tmp_path: Path) -> AsyncIterator[Start]:
         return role
 
     yield start
-    for role in running:
+    for role in reversed(running):
         assert await role.stopped() == 0, role.log.read_text()[-2000:]
 
 
@@ -178,7 +184,7 @@ async def test_a_runner_asked_to_stop_is_not_ready_and_finishes_what_it_has(
     await runner.becomes(200)
     await bus.publish_task(Task(id="t", run="run", agent="default", input=1))
     await runner.moves("lightningbus_slots_busy")
-    runner.process.send_signal(signal.SIGTERM)
+    runner.ask_to_stop()
     assert await runner.becomes(503) == "runner is draining"
     (tmp_path / "go").touch()
     (end,) = await ended(bus)
@@ -211,7 +217,7 @@ async def test_a_node_asked_to_stop_answers_what_it_has_begun(bus: Bus, start: S
         asked = {"model": "policy", "prompt": [1, 2, 3], "max_tokens": 16, "stream": True}
         async with session.post(f"{beat.address}/v1/completions", json=asked) as answer:
             await answer.content.readuntil(b"\n\n")
-            node.process.send_signal(signal.SIGTERM)
+            node.ask_to_stop()
             rest = await answer.read()
     assert rest.rstrip().endswith(b"[DONE]")
 
