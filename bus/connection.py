@@ -212,9 +212,9 @@ class Bus:
             payload=delivery.data,
             dead_ns=time.time_ns(),
         )
-        metrics.dead_letters.labels(delivery.stream).inc()
         log.warning("dead letter %s/%d: %s", delivery.stream, delivery.sequence, reason)
         await self.publish(subjects.dead(delivery.stream), letter, msg_id=f"dead:{delivery.stream}:{delivery.sequence}")
+        metrics.dead_letters.labels(delivery.stream).inc()
         await delivery.term(sync=True)
 
     @asynccontextmanager

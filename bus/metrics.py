@@ -62,7 +62,7 @@ calls_held = made(
 )  # fmt: skip
 calls_asked_again = made(
     Counter, "runner", "calls_asked_again_total", "A node refused a call, broke off or was not reached.",
-    "The call is asked again. Rising steadily: a node is in trouble; the runner's log names it.",
+    "The call is asked again. Rising steadily: a node is in trouble; see the nodes' own counts.",
 )  # fmt: skip
 agent_requests = made(
     Counter, "runner", "agent_requests_total", "The runner's gateway answers an agent; 499: the agent went away.",
