@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -222,14 +223,14 @@ async def test_a_node_asked_to_stop_answers_what_it_has_begun(bus: Bus, start: S
     assert rest.rstrip().endswith(b"[DONE]")
 
 
-async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str, start: Start, tmp_path: Path) -> None:
-    first = await start("runner", command=["true"], path=tmp_path)
-    port = first.url.rpartition(":")[2]
+async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str) -> None:
     command = [sys.executable, "-m", "lightningbus", "--log-format", "json", "runner", "--bus", nats_url]
-    done = await asyncio.to_thread(
-        subprocess.run, [*command, "--command", "true", "--health", port], capture_output=True, text=True, timeout=60
-    )
-    (line,) = map(json.loads, done.stderr.splitlines())
-    assert (done.returncode, line["level"], line["role"]) == (2, "critical", "runner")
-    assert line["message"] == f"health: cannot listen on {port}: Address already in use"
-    assert logs.words_of(done.stderr.splitlines()[-1]) == line["message"], "which is what a supervisor repeats"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        asked = [*command, "--command", "true", "--health", port]
+        done = await asyncio.to_thread(subprocess.run, asked, capture_output=True, text=True, timeout=60)
+    (line,) = done.stderr.splitlines()
+    said = json.loads(line)
+    assert (done.returncode, said["level"], said["role"]) == (2, "critical", "runner")
+    assert said["message"] == f"health: cannot listen on {port}: Address already in use"
+    assert logs.words_of(line) == said["message"], "which is what a supervisor repeats"
