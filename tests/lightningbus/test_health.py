@@ -21,7 +21,9 @@ from safetensors.numpy import save_file
 
 from bus import Bus, measuring
 from bus.embedded import NatsServer
+from bus.health import address
 from lightningbus import logs
+from runners.settings import RunnerSettings
 from schemas import subjects
 from schemas.events import Task, WeightVersion
 from tests.learner.conftest import tiny_model
@@ -234,3 +236,17 @@ async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str) ->
     assert (done.returncode, said["level"], said["role"]) == (2, "critical", "runner")
     assert said["message"] == f"health: cannot listen on {port}: Address already in use"
     assert logs.words_of(line) == said["message"], "which is what a supervisor repeats"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (9464, ("127.0.0.1", 9464)),
+        ("0", ("127.0.0.1", 0)),
+        ("0.0.0.0:9464", ("0.0.0.0", 9464)),
+        ("[::]:9464", ("::", 9464)),
+    ],
+)
+def test_where_probes_are_answered_is_a_port_or_an_address(given: object, expected: tuple[str, int]) -> None:
+    health = RunnerSettings.model_validate({"command": ["true"], "health": given}).health
+    assert health is not None and address(health) == expected
