@@ -14,7 +14,7 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import NotFoundError, ServiceUnavailableError
 
-from bus import streams
+from bus import metrics, streams
 from bus.blobs import Blobs
 from bus.delivery import Delivery
 from bus.errors import BusError
@@ -51,6 +51,8 @@ class Bus:
         """Set when the connection is closed for good; the process should end."""
         self.reconnected = asyncio.Event()
         """Set at each reconnect, for whoever waits for one; they clear it."""
+        self.pulse: Pulse | None = None
+        """The heartbeat of the role this process is; None before it has begun."""
         self._publisher = Publisher(nc)
         self._pullers: set[Puller] = set()
         self.blobs = Blobs(nc, self.js, self._publisher)
@@ -212,12 +214,14 @@ class Bus:
         )
         log.warning("dead letter %s/%d: %s", delivery.stream, delivery.sequence, reason)
         await self.publish(subjects.dead(delivery.stream), letter, msg_id=f"dead:{delivery.stream}:{delivery.sequence}")
+        metrics.dead_letters.labels(delivery.stream).inc()
         await delivery.term(sync=True)
 
     @asynccontextmanager
     async def beat(self, role: str, id: str, describe: Callable[[], dict[str, Any]]) -> AsyncIterator[Pulse]:
         """Heartbeat each second while the block runs; ``describe`` gives `Heartbeat`'s other fields."""
-        async with beating(Pulse(self.nc, role, id, describe)) as pulse:
+        self.pulse = Pulse(self.nc, role, id, describe)
+        async with beating(self.pulse) as pulse:
             yield pulse
 
     def fleet(self, role: str) -> Fleet:
@@ -236,6 +240,7 @@ class Bus:
 
     async def _on_reconnect(self) -> None:
         self._last_error = ""
+        metrics.reconnects.inc()
         log.warning("bus: connected again")
         self.reconnected.set()
         for puller in self._pullers:

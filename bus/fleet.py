@@ -33,10 +33,14 @@ class Pulse:
     def __init__(self, nc: Client, role: str, id: str, describe: Callable[[], dict[str, Any]]) -> None:
         self._nc, self._role, self._id, self._describe = nc, role, id, describe
 
+    def said(self) -> Heartbeat:
+        """What the heartbeat says now."""
+        said = {"pid": os.getpid(), "sent_ns": time.time_ns(), **self._describe()}
+        return Heartbeat(role=self._role, id=self._id, **said)  # type: ignore[arg-type]
+
     async def now(self) -> None:
         """Send the heartbeat; while disconnected it is skipped, a stale one is worth nothing."""
-        said = {"pid": os.getpid(), "sent_ns": time.time_ns(), **self._describe()}
-        beat = Heartbeat(role=self._role, id=self._id, **said)  # type: ignore[arg-type]
+        beat = self.said()
         if self._nc.is_connected:
             try:
                 await self._nc.publish(subjects.heartbeat(self._role, self._id), encode(beat))

@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
 
+from bus import metrics
 from bus.errors import BusError, Fenced, PublishTimeout, StreamFull, Verdict, classify
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,8 @@ class Publisher:
         except TimeoutError:
             raise PublishTimeout(f"{subject}: the publish pipeline stayed full for {timeout:g} s") from None
         try:
-            return await self._publish_until(deadline, subject, payload, dict(headers), timeout)
+            with metrics.publish_seconds.time():
+                return await self._publish_until(deadline, subject, payload, dict(headers), timeout)
         finally:
             self._slots.release()
 
@@ -94,6 +96,7 @@ class Publisher:
     def _count_full(self, subject: str, change: int) -> None:
         before, now = self.full[subject], self.full[subject] + change
         self.full[subject] = now
+        metrics.waiting_for_room.inc(change)
         if before == 0:
             log.warning("%s: the stream is full; waiting until its readers have made room", subject)
         elif now == 0:

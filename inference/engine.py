@@ -8,6 +8,7 @@ from pathlib import Path
 
 import aiohttp
 
+from bus import metrics
 from bus.children import end, spawn
 from bus.embedded import free_port
 from inference.plugin import BACKEND
@@ -46,6 +47,7 @@ class Engine:
         """Start and wait until it answers; raises `EngineFailed`."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         port = free_port()
+        metrics.engine_starts.inc()
         self.url = f"http://127.0.0.1:{port}"
         with self.log_path.open("ab") as out:
             self._process = await spawn(
@@ -143,7 +145,7 @@ def command(settings: InferenceSettings, port: int) -> list[str]:
     if settings.tool_parser is not None:
         arguments["tool-call-parser"] = settings.tool_parser
     flat = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
-    quiet = ["--disable-uvicorn-access-log", "--disable-log-stats"]
+    quiet = ["--disable-uvicorn-access-log"]
     tools = [] if settings.tool_parser is None else ["--enable-auto-tool-choice"]
     eager = [] if _has_gpu() else ["--enforce-eager"]
     # -P: a directory of the user's may have the name of a package that vLLM's processes import.
@@ -156,6 +158,7 @@ def environment(settings: InferenceSettings) -> dict[str, str]:
     told = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOG_STATS_INTERVAL": "600",  # in its log; `--disable-log-stats` would empty its /metrics too
         "VLLM_DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
     }

@@ -14,6 +14,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from bus import metrics
+from bus.measuring import counted
 from bus.nodes import State, serves
 
 log = logging.getLogger(__name__)
@@ -53,11 +55,13 @@ class Gateway:
         self.state: State = "starting"
         self.inflight = 0
         self.address = ""
-        app = web.Application(client_max_size=MAX_REQUEST_BYTES)
+        counting = counted(metrics.node_requests, metrics.node_inflight)
+        app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[counting])
         app.router.add_post("/v1/chat/completions", self._forward)
         app.router.add_post("/v1/completions", self._forward)
         app.router.add_post("/tokenize", self._pass_on)
         app.router.add_get("/v1/models", self._pass_on)
+        app.router.add_get("/metrics", self._pass_on)  # vLLM's own
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=5)
 

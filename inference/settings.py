@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from bus.health import RoleSettings
 
 
-class InferenceSettings(BaseModel):
+class InferenceSettings(RoleSettings):
     """One vLLM engine and the gateway in front of it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model_path: Path = Field(description="model directory: architecture and tokenizer; the weights come from the bus")
     model: str = Field(

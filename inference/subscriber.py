@@ -10,7 +10,7 @@ from typing import Protocol
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError
+from bus import Bus, BusError, metrics
 from schemas import subjects
 from schemas.events import WeightApplied, WeightVersion
 
@@ -78,11 +78,15 @@ class Subscriber:
             files = await self._fetch(manifest)
             fetched = time.monotonic() - started
         except (BusError, NatsError, OSError, ValueError) as error:
+            metrics.fetch_failures.inc()
             self.problem = f"weights not fetched: {error}"
             log.warning("%s; version %s goes on serving", self.problem, self.version)
             return False
         paused = await self._swap(files, manifest.version)
         self.version, self.problem = manifest.version, ""
+        metrics.node_version.set(manifest.version)
+        metrics.fetch_seconds.observe(fetched)
+        metrics.swap_pause_seconds.observe(paused)
         log.info("version %d: fetched in %.3f s, paused for %.3f s", manifest.version, fetched, paused)
         await self._announce(manifest, fetched, paused)
         for old in self._work.glob("*.safetensors"):

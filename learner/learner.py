@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from bus import Bus, own_id
+from bus import Bus, metrics, own_id
 from bus.cancelling import cancel
 from bus.tasks import read_problems
 from learner.account import Account
@@ -109,6 +109,7 @@ class Learner:
         self._dispatcher = Dispatcher(self._bus, problems, settings, state.groups_dispatched)
         path = found[0] if found else await self._saver.first(self._covering(state))
         self._state = state = await self._saver.claim(path, found, state)
+        metrics.learner_version.set(state.version)
         if state.event:
             await self._announce(decode(TrainingStep, state.event))
         if found is not None:
@@ -137,6 +138,7 @@ class Learner:
             left = self._intake.expire()
             self._drop(self._account.settle())
             groups = self._intake.groups.take(self._settings.groups_per_step, self._choose)
+            metrics.groups_ready.set(len(self._intake.groups.ready))
             if groups:
                 return groups
             self._intake.news.clear()
@@ -179,7 +181,7 @@ class Learner:
             self._account.add(batch.uses, rollouts.values())
             self._drop(len(groups))
             return
-        metrics = await self._in_thread(self._trainer.step, batch)
+        said = await self._in_thread(self._trainer.step, batch)
         state = replace(self._state, step=self._state.step + 1, version=self._state.version + 1)
         event = TrainingStep(
             run=state.run,
@@ -190,7 +192,7 @@ class Learner:
             started_ns=started_ns,
             ended_ns=time.time_ns(),
             uses=(*batch.uses, *self._account.take()),
-            metrics={**batch.metrics, **metrics, "seconds/idle": idle},
+            metrics={**batch.metrics, **said, "seconds/idle": idle},
             digest=await self._in_thread(batch.digest),
             settings=self._settings.model_dump_json(),
             spans=(),
@@ -203,6 +205,7 @@ class Learner:
             state = self._covering(replace(state, event=encode(event)))
         await self._saver.save(state)
         self._state = state
+        _moved(event)
         if written:
             await self._intake.acknowledge(state.position)
         await self._announce(event)
@@ -241,3 +244,16 @@ class Learner:
             "version": self._state.version,
             "detail": detail,
         }
+
+
+def _moved(event: TrainingStep) -> None:
+    """What a step did, as metrics."""
+    metrics.steps.inc()
+    metrics.step_seconds.observe((event.ended_ns - event.started_ns) / 1e9)
+    metrics.learner_wait_seconds.inc(event.metrics["seconds/idle"])
+    metrics.learner_version.set(event.version)
+    metrics.reward_mean.set(event.metrics["reward/mean"])
+    metrics.staleness.set(event.metrics["staleness/mean"])
+    metrics.tokens_trained.inc(event.metrics["tokens"])
+    for use in event.uses:
+        metrics.rollouts_used.labels("trained" if use.trained else "left out").inc()

@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from bus.health import RoleSettings
 from schemas.instrumentation import Kind
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
@@ -160,10 +161,8 @@ class LoraSettings(BaseModel):
     target_modules: str | list[str] = Field("all-linear", description="modules that get adapters")
 
 
-class LearnerSettings(BaseModel):
+class LearnerSettings(RoleSettings):
     """One learner: which model it trains, on which tasks, how, and how far behind a rollout may be."""
-
-    model_config = ConfigDict(extra="forbid")
 
     run: str = Field("run", description="name of the run; only its rollouts are used", pattern=NAME)
     model_path: Path = Field(description="Hugging Face model directory to start from")

@@ -1,11 +1,12 @@
 """The ``lightningbus`` command."""
 
+import os
 from typing import Annotated
 
 import typer
 
 from lightningbus import asking, dead, repeating, reporting, serving, starting
-from lightningbus.roles import set_up_logging
+from lightningbus.logs import FORMAT_VARIABLE, LogFormat, set_up_logging
 
 app = typer.Typer(
     help="Train any LLM agent by reinforcement learning, over an event bus.",
@@ -25,8 +26,14 @@ app.add_typer(dead.app, name="dead")
 
 
 @app.callback()
-def _main(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="more log lines")] = False) -> None:
-    set_up_logging(verbose)
+def _main(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="more log lines")] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option(envvar=FORMAT_VARIABLE, help="log lines for people, or one JSON object each")
+    ] = LogFormat.human,
+) -> None:
+    os.environ[FORMAT_VARIABLE] = log_format  # for the roles that `up`, `train` and `demo` start
+    set_up_logging(verbose, log_format)
 
 
 def main() -> None:

@@ -25,6 +25,10 @@ BusOption = Annotated[
 SqlOption = Annotated[
     str | None, typer.Option("--sql", help="ClickHouse URL [default: $LIGHTNINGBUS_SQL, else the running store's]")
 ]
+HealthOption = Annotated[
+    str | None,
+    typer.Option(help="answer /healthz, /readyz and /metrics at this port or address:port; 0: any [default: nowhere]"),
+]
 SettingsOption = Annotated[
     Path | None, typer.Option("--settings", help="YAML or JSON with any field of this role; options win over it")
 ]

@@ -1,19 +1,19 @@
 """Running one role in this process: connect, obey signals, end with one sentence when something is wrong."""
 
 import asyncio
-import logging
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from typing import NoReturn, TypeVar
 
 import uvloop
 from nats.errors import Error as NatsError
-from pydantic import BaseModel
 
 from bus import Bus, BusError, PoisonFlood
+from bus.health import RoleSettings
+from lightningbus.health import CannotListen, Health
+from lightningbus.logs import say_last, this_process
 
-S = TypeVar("S", bound=BaseModel)
+S = TypeVar("S", bound=RoleSettings)
 Role = Callable[[Bus, S, asyncio.Event], Awaitable[None]]
 
 
@@ -27,22 +27,8 @@ class UserError(Exception):
 
 def fail(sentence: object, code: int = 2) -> NoReturn:
     """Say what is wrong on standard error and exit; 2 tells a supervisor not to try again."""
-    print(f"lightningbus: {sentence}", file=sys.stderr, flush=True)
+    say_last(sentence)
     raise SystemExit(code)
-
-
-def set_up_logging(verbose: bool = False) -> None:
-    """Log lines on standard error, one per event."""
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
-    # verl names its loggers by file, and says at every checkpoint what it wrote where.
-    logging.getLogger().handlers[0].addFilter(lambda line: line.levelno >= logging.WARNING or line.name[0] != "/")
-    for noisy in ("asyncio", "urllib3", "httpx", "filelock", "nats"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 def on_stop_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
@@ -61,7 +47,9 @@ async def serve(url: str, name: str, role: Role[S], settings: S) -> None:
     """Run a role until it is done, asked to stop, or cut off from the bus for good."""
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
-    async with Bus.connect(url, name=name) as bus:
+    health = Health(name)
+    async with health.serving(settings.health), Bus.connect(url, name=name) as bus:
+        health.bus = bus
         work = asyncio.ensure_future(role(bus, settings, stop))
         lost = asyncio.ensure_future(bus.failed.wait())
         await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -75,11 +63,12 @@ async def serve(url: str, name: str, role: Role[S], settings: S) -> None:
 
 def run_role(url: str, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
     """`serve` to the end; errors a user can act on become one sentence and exit code 2, a lost bus 75."""
+    this_process(role=name, run=getattr(settings, "run", None))
     try:
         uvloop.run(serve(url, name, role, settings))  # most of a runner's time is sockets: a third less of it
     except (BusError, NatsError) as error:
         fail(str(error) or type(error).__name__, TRY_AGAIN)
     except Exception as error:
-        if not isinstance(error, (UserError, PoisonFlood, *expected)):
+        if not isinstance(error, (UserError, PoisonFlood, CannotListen, *expected)):
             raise
         fail(error)

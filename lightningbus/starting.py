@@ -11,7 +11,7 @@ import typer
 
 from bus import Bus
 from bus.tasks import TaskFileError
-from lightningbus.options import BusOption, SettingsOption, extra, finish, or_fail, settings_of
+from lightningbus.options import BusOption, HealthOption, SettingsOption, extra, finish, or_fail, settings_of
 from lightningbus.places import bus_url
 from lightningbus.roles import UserError, on_stop_signals, run_role
 
@@ -66,6 +66,7 @@ def store(
     url: Annotated[str | None, typer.Option(help="ClickHouse server [default: an embedded engine]")] = None,
     path: Annotated[Path | None, typer.Option(help="data of the embedded engine [default: runs/store]")] = None,
     http_port: Annotated[int | None, typer.Option(help="its HTTP port; 0 takes a free one [default: 8123]")] = None,
+    health: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
     """Write every event into ClickHouse, and answer SQL over ClickHouse's HTTP interface."""
@@ -74,7 +75,7 @@ def store(
         from store import store as room
         from store.settings import StoreSettings
 
-    checked = settings_of(StoreSettings, settings, url=url, path=path, http_port=http_port)
+    checked = settings_of(StoreSettings, settings, url=url, path=path, http_port=http_port, health=health)
     expected = (http.PortInUse, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
     run_role(bus_url(bus), "store", room.run, checked, *expected)
 
@@ -85,6 +86,8 @@ def inference(
     model: Annotated[str | None, typer.Option(help="name agents ask for [default: policy]")] = None,
     port: Annotated[int | None, typer.Option(help="port of the gateway [default: a free one]")] = None,
     host: Annotated[str | None, typer.Option(help="address of the gateway [default: 127.0.0.1]")] = None,
+    advertise: Annotated[str | None, typer.Option(help="URL runners reach it at [default: http://host:port]")] = None,
+    health: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
     """Run vLLM behind a gateway, and swap each new weight version in while requests are in flight."""
@@ -92,8 +95,8 @@ def inference(
         from inference import engine, node
         from inference.settings import InferenceSettings
 
-    given = {"model_path": model_path, "model": model, "port": port, "host": host}
-    checked = settings_of(InferenceSettings, settings, **given)
+    given = {"model_path": model_path, "model": model, "port": port, "host": host, "advertise": advertise}
+    checked = settings_of(InferenceSettings, settings, **given, health=health)
     run_role(bus_url(bus), "inference", node.run, checked, engine.EngineFailed, node.PortInUse)
 
 
@@ -104,6 +107,7 @@ def learner(
     run: Annotated[str | None, typer.Option(help="name of the run [default: run]")] = None,
     bus: BusOption = None,
     checkpoints: Annotated[Path | None, typer.Option(help="where to keep them [default: runs/checkpoints]")] = None,
+    health: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
     """Train on finished rollouts with verl, and publish every step as a weight version.
@@ -116,7 +120,7 @@ def learner(
         from learner.settings import LearnerSettings
 
     given = {"model_path": model_path, "tasks": tasks, "steps": steps, "run": run, "checkpoints": checkpoints}
-    checked = settings_of(LearnerSettings, settings, **given)
+    checked = settings_of(LearnerSettings, settings, **given, health=health)
     if ranks.is_follower():
         room.follow(checked)
         return
@@ -136,6 +140,7 @@ def runner(
     reward: Annotated[str | None, typer.Option(help="reward function as module:function(input, result)")] = None,
     name: Annotated[str | None, typer.Option(help="agent name whose tasks it takes [default: default]")] = None,
     bus: BusOption = None,
+    health: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
     """Take tasks from the bus, run the agent on each, and publish what happened."""
@@ -145,7 +150,7 @@ def runner(
 
     words = shlex.split(command) if command is not None else None
     given = {"agent": agent, "python": python, "path": path, "concurrency": concurrency, "command": words}
-    checked = settings_of(RunnerSettings, settings, **given, reward=reward, name=name)
+    checked = settings_of(RunnerSettings, settings, **given, reward=reward, name=name, health=health)
     run_role(bus_url(bus), "runner", room.run, checked, host.CannotStart)
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from bus.cancelling import cancel
 from bus.children import end, spawn
+from lightningbus.logs import words_of
 from lightningbus.roles import TRY_AGAIN, UserError
 from lightningbus.rundir import RunDirectory
 
@@ -158,5 +159,5 @@ class Supervisor:
     def _last_words(self, name: str, code: int) -> str:
         path = self._directory.log(name)
         lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-        words = lines[-1].removeprefix("lightningbus: ") if lines else "no output"
+        words = words_of(lines[-1]) if lines else "no output"
         return f"{name} ended with {code}: {words} (log: {path})"

@@ -16,7 +16,8 @@ import aiohttp
 from aiohttp import web
 from nats.errors import Error as NatsError
 
-from bus import BusError, Fleet, StreamFull
+from bus import BusError, Fleet, StreamFull, metrics
+from bus.measuring import counted
 from runners import otlp
 from runners.answering import PATIENCE_SECONDS, Answering, Send
 from runners.dialects.apis import APIS, Api, api_of, passed_on
@@ -52,7 +53,8 @@ class Gateway:
         self._fleet = fleet
         self._host = host
         self._token_in_token_out = token_in_token_out
-        self._app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[_in_its_words])
+        counting = counted(metrics.agent_requests)
+        self._app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[counting, _in_its_words])
         for path, api in APIS.items():
             self._app.router.add_post(f"/slot/{{k}}/v1/{path}", partial(self._call, api))
         self._app.router.add_post("/slot/{k}/v1/messages/count_tokens", self._count)

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from bus import metrics
 from runners.history import History
 from runners.part import Part
 from runners.usage import Meter
@@ -68,6 +69,11 @@ class Attempt:
     def calls(self) -> int:
         """Model calls so far."""
         return self._meter.calls
+
+    @property
+    def named(self) -> dict[str, str]:
+        """What log lines about this attempt say beside their words."""
+        return {"run": self.task.run, "rollout": self.rollout}
 
     def add(self, span: Span) -> bool:
         """Keep a span, if there is room for it; one that an exporter sends again is kept once."""
@@ -149,6 +155,8 @@ class Attempt:
             call=call,
         )
         self._meter.add_call(call, prompt_tokens, span)
+        metrics.tokens.labels("prompt").inc(prompt_tokens)
+        metrics.tokens.labels("response").inc(response_tokens)
         if not self._keep(span):
             self.unrecordable = (
                 f"model call {index} of {prompt_tokens} + {response_tokens} tokens cannot be recorded: "
@@ -174,6 +182,8 @@ class Attempt:
         ``final`` is false where another attempt follows; ``reward_span`` is the span the reward was read from, if any.
         """
         ended_ns = max(time.time_ns(), self.started_ns)  # a clock may be set back meanwhile
+        metrics.attempts.labels(outcome).inc()
+        metrics.attempt_seconds.observe((ended_ns - self.started_ns) / 1e9)
         if self._pending_bytes > BATCH_BYTES:
             self.cut()
         self._pending.append(self._root(outcome, reward, error, ended_ns))

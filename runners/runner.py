@@ -10,7 +10,7 @@ from typing import Any
 
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased, own_id, runner_tasks
+from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased, metrics, own_id, runner_tasks
 from bus.cancelling import cancel
 from runners import attempts
 from runners.attempts import Decision
@@ -82,6 +82,8 @@ class Runner:
                         slot = await self._free.get()
                         work = asyncio.create_task(self._serve(slot, delivery))
                         self._running.add(work)
+                        metrics.tasks_leased.inc()
+                        metrics.slots_busy.set(len(self._running))
                         work.add_done_callback(self._ended)
                     stopping.cancel()
                     await self._drain()
@@ -98,6 +100,7 @@ class Runner:
         await asyncio.gather(*(self._hosts[slot.number].start() for slot in others))
         for slot in self._gateway.slots:
             self._free.put_nowait(slot)
+        metrics.slots.set(len(slots))
 
     async def _drain(self) -> None:
         self._state = "draining"
@@ -109,6 +112,7 @@ class Runner:
 
     def _ended(self, work: asyncio.Task[None]) -> None:
         self._running.discard(work)
+        metrics.slots_busy.set(len(self._running))
         if not work.cancelled() and work.exception() is not None:
             log.error("a rollout could not be handled", exc_info=work.exception())
 
@@ -130,6 +134,7 @@ class Runner:
 
     async def _give_back(self, delivery: Delivery, delay: float) -> None:
         self._given_back += 1
+        metrics.tasks_given_back.inc()
         with contextlib.suppress(NatsError):  # cut off from the bus: its lease runs out
             await delivery.nak(delay)
 
@@ -156,7 +161,9 @@ class Runner:
                     await self._send(attempt, GIVE_BACK_SECONDS)
             raise
         if not lease.held(asyncio.get_running_loop().time()):
-            log.warning("rollout %s: its lease ran out, so another runner may have it too", attempt.rollout)
+            log.warning(
+                "rollout %s: its lease ran out, so another runner may have it too", attempt.rollout, extra=attempt.named
+            )
         await self._conclude(attempt, delivery, attempts.decide(task, delivery.deliveries, end.outcome), end)
 
     async def _refuse(self, delivery: Delivery, reason: str) -> None:
@@ -178,7 +185,8 @@ class Runner:
         """Publish how an attempt ended, then settle its task accordingly."""
         if end.outcome != "ok":
             self._problem = end.error
-            log.warning("rollout %s attempt %d: %s: %s", attempt.rollout, attempt.number, end.outcome, end.error)
+            said = (attempt.rollout, attempt.number, end.outcome, end.error)
+            log.warning("rollout %s attempt %d: %s: %s", *said, extra=attempt.named)
         final = decision.retry_after is None
         attempt.conclude(end.outcome, end.reward, end.error, end.result, final, end.reward_span)
         await self._send(attempt)

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from bus.health import RoleSettings
 
 
-class RunnerSettings(BaseModel):
+class RunnerSettings(RoleSettings):
     """One runner: which agent it runs, how many rollouts at once, in which interpreter."""
-
-    model_config = ConfigDict(extra="forbid")
 
     agent: str | None = Field(
         None, description="the agent as module:function, sync or async", pattern=r"^[\w.]+:[\w.]+$"

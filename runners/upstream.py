@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from bus import Fleet
+from bus import Fleet, metrics
 from runners import routing
 from runners.record import Attempt
 from schemas.events import Heartbeat
@@ -106,6 +106,7 @@ class Upstream:
                 self._fleet.suspect("inference", node.id)
             finally:
                 self._open[node.id] -= 1
+            metrics.calls_asked_again.inc()
             await self._change(errand, problem)
 
     async def rendered(self, errand: Errand, body: dict[str, Any]) -> list[int] | None:
@@ -133,6 +134,7 @@ class Upstream:
 
     async def _change(self, errand: Errand, problem: str) -> None:
         errand.attempt.held += 1
+        metrics.calls_held.inc()
         try:
             async with asyncio.timeout_at(errand.deadline):
                 try:
@@ -145,6 +147,7 @@ class Upstream:
             raise NoAnswer(f"{problem} until the rollout's deadline") from None
         finally:
             errand.attempt.held -= 1
+            metrics.calls_held.dec()
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:

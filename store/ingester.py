@@ -6,7 +6,7 @@ import logging
 from contextlib import AsyncExitStack
 from typing import Any
 
-from bus import STORE_DEAD, STORE_SPANS, STORE_WEIGHTS, Bus, Consumer, PoisonLimit, Puller
+from bus import STORE_DEAD, STORE_SPANS, STORE_WEIGHTS, Bus, Consumer, PoisonLimit, Puller, metrics
 from bus.cancelling import cancel
 from schemas.codec import DecodeError
 from store.batch import Held
@@ -82,6 +82,7 @@ class Ingester:
         async for delivery in puller:
             if consumer is STORE_SPANS:
                 self.pending = delivery.pending
+                metrics.store_backlog.set(delivery.pending)
             size = max(len(delivery.data), (1 - FORGOTTEN) * size + FORGOTTEN * len(delivery.data))
             if abs((wanted := slots_for(size, self._settings.batch_bytes)) - slots) > slots // 4:
                 slots = wanted

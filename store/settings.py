@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from bus.health import RoleSettings
 
 
-class StoreSettings(BaseModel):
+class StoreSettings(RoleSettings):
     """One ingester and, unless ``url`` names a server, the embedded ClickHouse engine it owns."""
-
-    model_config = ConfigDict(extra="forbid")
 
     url: str | None = Field(
         None,

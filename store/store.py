@@ -25,6 +25,7 @@ from store.writer import Insert, Writer, by_client
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
+LOOK_SECONDS = 2.0
 
 
 async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
@@ -86,6 +87,14 @@ async def _ingest(
     types = await asyncio.to_thread(types_of, client, settings.database)
     writer = Writer(bus, insert or by_client(client), settings.database, types)
     ingester = Ingester(bus, writer, settings)
+    silent = asyncio.Event()
+
+    async def look() -> None:
+        """Whether ClickHouse answers, for there may be nothing to insert."""
+        while True:
+            answers = await asyncio.to_thread(client.ping, LOOK_SECONDS)
+            silent.clear() if answers else silent.set()
+            await asyncio.sleep(LOOK_SECONDS)
 
     def describe() -> dict[str, Any]:
         detail: dict[str, Any] = {
@@ -94,12 +103,13 @@ async def _ingest(
             "backlog": ingester.pending,
             "database": settings.database,
         }
-        if writer.problem:
-            detail["problem"] = writer.problem
+        problem = writer.problem or ("it does not answer" if silent.is_set() else "")
+        if problem:
+            detail["problem"] = problem
         if watchdog.alarm:
             detail["alarm"] = watchdog.alarm
         return {
-            "state": "inserting" if not writer.problem else "waiting",
+            "state": "inserting" if not problem else "waiting",
             "address": without_secrets(url),
             "detail": detail,
         }
@@ -109,8 +119,8 @@ async def _ingest(
     async with bus.fleet("*") as fleet:
         watchdog = Watchdog(bus, fleet, ingester, writer, settings.stall_seconds)
         async with bus.beat("store", name, describe):
-            watching = asyncio.create_task(watchdog.run())
+            watching, looking = asyncio.create_task(watchdog.run()), asyncio.create_task(look())
             try:
                 await ingester.run(stop)
             finally:
-                await cancel(watching)
+                await cancel(watching, looking)

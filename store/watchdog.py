@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nats.errors import Error as NatsError
 
-from bus import Bus, Fleet
+from bus import Bus, Fleet, metrics
 from bus.nodes import serves
 from schemas import subjects
 from schemas.events import Alarm, Heartbeat
@@ -101,6 +101,7 @@ class Watchdog:
                 tasks = (await self._bus.js.stream_info(subjects.TASKS)).state.messages
             except NatsError:
                 continue  # without a bus nobody could be told either
+            metrics.tasks_queued.set(tasks)
             found = diagnose(self._facts(tasks), self._stall_seconds)
             self.alarm = found.reason if found else ""
             if (found and found.role) != (self._raised and self._raised.role):
@@ -130,6 +131,7 @@ class Watchdog:
             log.info("over: %s", finding.reason)
         else:
             log.warning("ALARM: %s", finding.reason)
+        metrics.alarm.labels(finding.role).set(not over)
         alarm = Alarm(role=finding.role, reason=finding.reason, over=over, raised_ns=time.time_ns())  # type: ignore[arg-type]
         msg_id = f"alarm:{alarm.role}:{alarm.raised_ns}"
         await self._bus.publish(subjects.ALARM_SPANS, alarm, msg_id=msg_id, timeout=math.inf)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -12,7 +12,7 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError, DataError
 from nats.errors import Error as NatsError
 
-from bus import Bus
+from bus import Bus, metrics
 from store.batch import Columns, Held, Types, columns_of
 
 log = logging.getLogger(__name__)
@@ -65,12 +65,14 @@ class Writer:
     async def _inserted(self, columns: Columns, pause: float) -> bool:
         """False: the database is not well; raises what says that a value is at fault."""
         try:
-            await asyncio.to_thread(self._insert, columns)
+            with metrics.insert_seconds.time():
+                await asyncio.to_thread(self._insert, columns)
         except DataError:
             raise
         except (ClickHouseError, OSError) as error:
             if isinstance(error, DatabaseError) and _code(error) in POISON_CODES:
                 raise
+            metrics.insert_failures.inc()
             self.problem = " ".join(str(error).split())[:200] or type(error).__name__
             log.warning("not inserted, trying again in %.1f s: %s", pause, self.problem)
             return False
@@ -92,9 +94,12 @@ class Writer:
             await self.write(half, self.columns(half))
 
     def _note(self, batch: Sequence[Held]) -> None:
-        now, rows = time.monotonic(), sum(len(held.rows) for held in batch)
-        tables = {table for held in batch for table, _ in held.rows}
+        tables = Counter(table for held in batch for table, _ in held.rows)
+        now, rows = time.monotonic(), tables.total()
         self.rows += rows
+        for table, count in tables.items():
+            metrics.store_rows.labels(table.removeprefix("raw_")).inc(count)
+        metrics.store_bytes.inc(sum(len(held.delivery.data) for held in batch))
         self._written.append((now, rows))
         if "raw_attempts" in tables:
             self.last_rollout = now

@@ -17,6 +17,7 @@ from clickhouse_connect.driver.client import Client
 from bus import Bus, Fleet
 from bus.cancelling import cancel
 from bus.embedded import NatsServer, free_port
+from bus.health import WORKING
 from inference.settings import InferenceSettings
 from learner.settings import LearnerSettings
 from lightningbus.rundir import RunDirectory
@@ -33,7 +34,6 @@ STAND_IN = [sys.executable, str(ROOT / "tests" / "chaos" / "vllm.py")]
 CLICKHOUSE = [sys.executable, "-P", "-m", "tests.chaos.clickhouse"]
 RUN, SAMPLES, GROUPS = "chaos", 8, 8
 LEASE_SECONDS = 5.0
-WORKING = {"runner": {"running"}, "store": {"inserting"}, "learner": {"waiting", "training"}, "inference": {"ready"}}
 
 
 @dataclass

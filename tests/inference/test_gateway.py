@@ -11,6 +11,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bus.measuring import REGISTRIES
 from bus.nodes import NEXT, Happening, State, serves, step
 from inference.gateway import VERSION_HEADER, Gateway, marked, salted
 
@@ -53,6 +54,7 @@ async def vllm() -> AsyncIterator[ScriptedVllm]:
 async def serving(vllm: ScriptedVllm) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
     app = web.Application()
     app.router.add_post("/v1/completions", vllm.completions)
+    app.router.add_get("/metrics", lambda _: web.Response(text="vllm:num_requests_running 1.0\n"))
     app.router.add_post("/pause", lambda _: web.Response(text="never from outside"))
     runner = web.AppRunner(app)
     await runner.setup()
@@ -81,6 +83,21 @@ async def test_tokens_before_a_swap_are_the_old_versions_and_after_it_the_new(vl
     assert rest.endswith(b"data: [DONE]\n\n")
     assert vllm.bodies == [{**body, "cache_salt": "v3"}]
     assert gateway.inflight == 0
+
+
+async def test_what_vllm_measures_is_passed_on_and_answers_are_counted(vllm: ScriptedVllm) -> None:
+    async with serving(vllm) as (gateway, http):
+        before = refusals()
+        async with http.get(gateway.address + "/metrics") as answer:
+            assert (answer.status, await answer.text()) == (200, "vllm:num_requests_running 1.0\n")
+        async with http.post(f"{gateway.address}/v1/completions", json={}, headers={VERSION_HEADER: "2"}) as answer:
+            assert answer.status == 409
+        assert refusals() == before + 1
+
+
+def refusals() -> float:
+    """Requests answered by 409 so far, in this process."""
+    return REGISTRIES["inference"].get_sample_value("lightningbus_node_requests_total", {"status": "409"}) or 0.0
 
 
 async def test_who_is_turned_away(vllm: ScriptedVllm) -> None:

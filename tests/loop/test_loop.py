@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from bus import Bus
 from learner.publish import blob_name
@@ -87,6 +88,15 @@ def test_no_answer_waits_for_a_compiler(loop: Loop) -> None:
     compiled = [path.stat().st_mtime for path in (loop.directory / COMPILED).rglob("*.so")]
     applied = loop.one("SELECT toFloat64(min(applied)) FROM raw_weight_applied")
     assert compiled and max(compiled) < applied
+
+
+async def test_what_vllm_measures_is_seen_through_its_node(loop: Loop) -> None:
+    async with Bus.connect(loop.bus, name="test") as bus:
+        node = await node_at(bus, STEPS)
+    async with aiohttp.ClientSession() as http, http.get(f"{node.address}/metrics") as answer:
+        families = {family.name: family for family in text_string_to_metric_families(await answer.text())}
+    sampled = loop.one("SELECT sum(length(response_ids)) FROM answers WHERE run = 'small'")
+    assert sum(sample.value for sample in families["vllm:generation_tokens"].samples) >= sampled > 0
 
 
 def test_every_token_has_its_version_and_probability(loop: Loop) -> None:

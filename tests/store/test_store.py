@@ -52,6 +52,22 @@ async def test_what_was_acknowledged_survives_a_kill_and_what_was_not_comes_agai
     await drained(bus)
 
 
+async def test_a_store_asked_to_stop_writes_what_it_has_collected(bus: Bus, nats_url: str, start_store: Start) -> None:
+    store = await asyncio.to_thread(start_store, nats_url, batch_seconds=2.0)
+    parts = batches("a", 0)
+    for part in parts:
+        await send(bus, part, f"{part.sequence}")
+    async with asyncio.timeout(30):
+        while (await bus.js.consumer_info(subjects.SPANS, subjects.STORE)).num_ack_pending < len(parts):
+            await asyncio.sleep(0.02)
+    store.process.terminate()
+    assert await asyncio.to_thread(store.process.wait, 30) == 0
+    info = await bus.js.consumer_info(subjects.SPANS, subjects.STORE)
+    assert (info.num_ack_pending, info.num_pending) == (0, 0)
+    again = await asyncio.to_thread(start_store, nats_url)
+    assert again.one("SELECT count() FROM rollouts") == 1
+
+
 async def test_an_event_delivered_three_times_is_one_row(bus: Bus, nats_url: str, start_store: Start) -> None:
     store = await asyncio.to_thread(start_store, nats_url)
     for turn in range(3):

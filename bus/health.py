@@ -1,0 +1,48 @@
+"""What a role can say of itself when a probe asks: whether it can do its work now, and if not, why."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from schemas.events import Heartbeat
+
+WORKING = {"runner": {"running"}, "store": {"inserting"}, "learner": {"waiting", "training"}, "inference": {"ready"}}
+"""The states in which a role does its work, as its heartbeats call them."""
+MEANING = {
+    ("inference", "starting"): "its engine has not started yet",
+    ("inference", "stale"): "it holds no verified weight version yet",
+    ("learner", "starting"): "its trainer is not made yet",
+    ("learner", "done"): "its last step is made",
+    ("runner", "starting"): "its agent is not loaded yet",
+    ("store", "waiting"): "ClickHouse takes nothing",
+}
+
+
+class RoleSettings(BaseModel):
+    """What the settings of all roles have in common."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    health: Annotated[str | None, BeforeValidator(lambda given: str(given) if isinstance(given, int) else given)] = (
+        Field(
+            None,
+            pattern=r"^(\S+:)?\d{1,5}$",
+            description="where /healthz, /readyz and /metrics are answered, as 9464 (on loopback) or 0.0.0.0:9464; 0 "
+            "takes a free port, which the log names; default: nowhere",
+        )
+    )
+
+
+def address(health: str) -> tuple[str, int]:
+    """Host and port of `RoleSettings.health`."""
+    host, _, port = health.rpartition(":")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def unready(beat: Heartbeat) -> str:
+    """Why a role cannot do its work now, as a sentence; empty: it can. Pure."""
+    if beat.state in WORKING.get(beat.role, {beat.state}):
+        return ""
+    meaning = MEANING.get((beat.role, beat.state))
+    problem = beat.detail.get("problem")
+    return ": ".join(str(part) for part in (f"{beat.role} is {beat.state}", meaning, problem) if part)

@@ -1,0 +1,94 @@
+"""What metrics are made of: each is entered with its words, belongs to a role, and is answered at ``/metrics``."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+
+Kind = Literal["every role", "runner", "store", "learner", "inference"]
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+GONE = 499
+"""Status of a request whose client went away before it was answered, as nginx counts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A metric as operators meet it."""
+
+    name: str
+    role: Kind
+    moves: str
+    act: str
+
+
+REGISTRIES: dict[Kind, CollectorRegistry] = {
+    role: CollectorRegistry() for role in ("every role", "runner", "store", "learner", "inference")
+}
+ENTRIES: list[Entry] = []
+disable_created_metrics()  # type: ignore[no-untyped-call]
+ProcessCollector(registry=REGISTRIES["every role"])
+PlatformCollector(registry=REGISTRIES["every role"])
+
+
+def made(
+    kind: Callable[..., M], role: Kind, name: str, moves: str, act: str, labels: Sequence[str] = (), **more: Any
+) -> M:
+    """A metric of a role; ``moves`` and ``act`` say when it moves and what to do, ``more`` goes to its class."""
+    name = f"lightningbus_{name}"
+    shown = f"{name}{{{','.join(labels)}}}" if labels else name
+    ENTRIES.append(Entry(shown, role, moves, act))
+    return kind(name, moves, labels, registry=REGISTRIES[role], **more)
+
+
+def exposition(role: str) -> bytes:
+    """What a role answers ``/metrics`` with, in Prometheus' text format."""
+    own = [generate_latest(registry) for kind, registry in REGISTRIES.items() if kind in ("every role", role)]
+    return b"".join(own)
+
+
+def counted(requests: Counter, inflight: Gauge | None = None) -> Middleware:
+    """Middleware that counts a gateway's answers by status, and those that are being made."""
+
+    @web.middleware
+    async def count(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        status = GONE
+        if inflight is not None:
+            inflight.inc()
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        except web.HTTPException as error:
+            status = error.status
+            raise
+        except Exception:
+            status = 500
+            raise
+        finally:
+            requests.labels(str(status)).inc()
+            if inflight is not None:
+                inflight.dec()
+
+    return count
+
+
+def table() -> str:
+    """The registry as Markdown."""
+    lines = ["| metric | role | when it moves | what to do |", "|---|---|---|---|"]
+    lines += [f"| `{entry.name}` | {entry.role} | {entry.moves} | {entry.act} |" for entry in ENTRIES]
+    return "\n".join(lines)

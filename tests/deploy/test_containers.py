@@ -1,0 +1,136 @@
+"""Dockerfile, Compose file and the broker's settings: valid, and true to the command line and ports here."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import dockerfile
+import pytest
+import yaml
+
+from bus.embedded import find_server, server_config
+from bus.health import address
+from inference.settings import InferenceSettings
+from runners.runner import GIVE_BACK_SECONDS
+from runners.settings import RunnerSettings
+from tests.deploy.commands import DEPLOY, ROLES, ROOT, Commands, Document
+
+COMPOSE: Document = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICES: dict[str, Document] = COMPOSE["services"]
+TARGETS = {"runner", "calculator", "store", "learner", "inference"}
+VARIABLE = re.compile(r"\$\{\w+(:[?-][^}]*)?\}")
+SECRET = re.compile(r"PASSWORD|TOKEN|SECRET|API_KEY")
+
+
+def stages() -> dict[str, list[Any]]:
+    """The Dockerfile's stages by name, each a list of parsed commands; the first says what it is made from."""
+    found: dict[str, list[Any]] = {}
+    for command in dockerfile.parse_file(str(DEPLOY / "Dockerfile")):
+        if command.cmd == "FROM":
+            name = command.value[2]
+            found[name] = [command]
+        elif found:
+            found[name].append(command)
+    return found
+
+
+def settings_of(service: Document) -> dict[str, str]:
+    """Text of the settings files a service has mounted, by their paths."""
+    return {one["target"]: COMPOSE["configs"][one["source"]].get("content", "") for one in service.get("configs", [])}
+
+
+def begun(commands: Commands, name: str) -> Any:
+    """The settings a service's role begins with."""
+    service = SERVICES[name]
+    return commands.begun([VARIABLE.sub("secret", word) for word in service["command"]], settings_of(service))
+
+
+def test_the_compose_files_are_valid() -> None:
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    files = [DEPLOY / "compose.yaml", DEPLOY / "compose.gpu.yaml"]
+    done = subprocess.run([*check, *files], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(yaml.safe_load(files[1].read_text())["services"]) <= set(SERVICES)
+
+
+@pytest.mark.parametrize("name", sorted(ROLES))
+def test_a_services_command_is_one_of_ours_and_its_health_is_asked_where_it_answers(
+    commands: Commands, name: str
+) -> None:
+    settings = begun(commands, name)
+    host, port = address(settings.health)
+    (question,) = (word for word in SERVICES[name]["healthcheck"]["test"] if "urlopen" in word)
+    assert host == "0.0.0.0" and f"127.0.0.1:{port}/readyz" in question
+    (scraping, vllm) = yaml.safe_load((DEPLOY / "otel.yaml").read_text())["receivers"]["prometheus"]["config"][
+        "scrape_configs"
+    ]
+    (found,) = scraping["dns_sd_configs"]
+    assert found["port"] == port and set(found["names"]) == ROLES
+    if isinstance(settings, InferenceSettings):
+        assert settings.advertise == f"http://inference:{settings.port}"
+        assert vllm["static_configs"] == [{"targets": [f"inference:{settings.port}"]}]
+    if isinstance(settings, RunnerSettings):
+        grace = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
+        assert grace >= settings.drain_seconds + 2 * GIVE_BACK_SECONDS + 10
+
+
+def test_the_other_commands_are_ours_too_and_nothing_is_open_to_others(commands: Commands) -> None:
+    assert begun(commands, "provision") is begun(commands, "ui") is None
+    published = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert published and all(port.startswith("127.0.0.1:") for port in published)
+    assert f":{4222}" in SERVICES["store"]["environment"]["LIGHTNINGBUS_BUS"]
+
+
+def test_every_file_image_and_password_of_the_compose_file_comes_from_somewhere() -> None:
+    for name, service in SERVICES.items():
+        if service["image"].startswith("lightningbus-"):
+            assert service["build"]["target"] == service["image"].removeprefix("lightningbus-"), name
+            assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert (DEPLOY / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], volume
+        for variable, value in service.get("environment", {}).items():
+            assert not SECRET.search(variable) or VARIABLE.fullmatch(value), f"{name} holds {variable}"
+    assert all((DEPLOY / one["file"]).exists() for one in COMPOSE["configs"].values() if "file" in one)
+
+
+@pytest.mark.parametrize("path", [DEPLOY / "nats.conf", DEPLOY / "kubernetes" / "settings" / "nats.conf"], ids=str)
+def test_a_server_in_a_container_is_set_up_as_our_own(path: Path) -> None:
+    env = {**os.environ, "POD_NAME": "nats-0"}
+    done = subprocess.run(
+        [find_server(), "-t", "-c", path], env=env, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    own = server_config("0.0.0.0", 4222, Path("/data"), Path("/ports"))
+    stated = re.compile(
+        r"^ *(max_payload|max_memory_store|max_file_store|sync_interval|feature_flags|store_dir)\b(.*)$", re.M
+    )
+    assert stated.findall(path.read_text()) == stated.findall(own)
+
+
+def test_each_target_is_built_of_what_is_there_and_runs_as_nobody_in_particular() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    found = stages()
+    assert set(found) >= TARGETS
+    for target in TARGETS:
+        assert [command.value for command in found[target] if command.cmd == "USER"][-1] == ("10001:10001",)
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    copied = set()
+    for commands in found.values():
+        for command in commands:
+            assert not (command.cmd in ("ENV", "ARG") and SECRET.search(" ".join(command.value)))
+            if command.cmd == "COPY" and not command.flags:
+                copied |= set(command.value[:-1])
+    assert all((ROOT / source).exists() and f"!{source}" in ignored for source in copied)
+    assert {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]} <= copied
+    said = (DEPLOY / "Dockerfile").read_text()
+    extras = set(re.findall(r"\.\[(\w+)\]", said))
+    assert extras <= set(project["project"]["optional-dependencies"])
+    assert re.findall(r"torch==[\d.]+", said) == re.findall(r"torch==[\d.]+", (ROOT / "Makefile").read_text())
+    assert {f"requirements/{name}.lock" for name in ("cpu", "gpu")} <= {
+        str(p.relative_to(ROOT)) for p in ROOT.glob("requirements/*")
+    }

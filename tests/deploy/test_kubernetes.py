@@ -1,0 +1,185 @@
+"""The Kustomize base: valid by Kubernetes' own schemas, and true to the command line, the ports and the times here."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from bus.health import address
+from inference.settings import InferenceSettings
+from runners.runner import GIVE_BACK_SECONDS
+from runners.settings import RunnerSettings
+from schemas import subjects
+from tests.deploy.commands import DEPLOY, ROLES, ROOT, Commands, Document
+
+BASE = DEPLOY / "kubernetes"
+KUSTOMIZATION: Document = yaml.safe_load((BASE / "kustomization.yaml").read_text())
+DOCUMENTS = [
+    document
+    for path in sorted(BASE.glob("*.yaml"))
+    if path.name != "kustomization.yaml"
+    for document in yaml.safe_load_all(path.read_text())
+]
+KUBERNETES = "1.37"
+EXPANDED = {"CLICKHOUSE_URL": "http://user:secret@clickhouse:8123", "POD_IP": "10.0.0.1"}
+KEDA = {
+    "spec": {
+        "scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod", "advanced",
+        "triggers",
+    },
+    "metadata": {"natsServerMonitoringEndpoint", "account", "stream", "consumer", "lagThreshold"},
+}  # fmt: skip
+"""The fields used here, as https://keda.sh/docs/2.19/scalers/nats-jetstream and its page on ScaledObjects name them."""
+
+
+def of(kind: str) -> dict[str, Document]:
+    """The documents of a kind, by name."""
+    return {document["metadata"]["name"]: document for document in DOCUMENTS if document["kind"] == kind}
+
+
+def pods() -> Iterator[tuple[str, Document]]:
+    """Every pod template, with the name of what makes it."""
+    for kind in ("Deployment", "StatefulSet", "Job"):
+        for name, document in of(kind).items():
+            yield name, document["spec"]["template"]["spec"]
+
+
+def container(name: str) -> Document:
+    """The one container of a pod."""
+    ((found,),) = [pod["containers"] for other, pod in pods() if other == name]
+    return dict(found)
+
+
+def ports(found: Document) -> dict[str, int]:
+    """A container's ports by name."""
+    return {port["name"]: port["containerPort"] for port in found.get("ports", [])}
+
+
+def begun(commands: Commands, name: str) -> Any:
+    """The settings a container's role begins with."""
+    found = container(name)
+    known = {entry["name"] for entry in found["env"]}
+    words = []
+    for word in found["args"]:
+        for variable in re.findall(r"\$\((\w+)\)", word):
+            assert variable in known
+            word = word.replace(f"$({variable})", EXPANDED[variable])
+        words.append(word)
+    mounted = BASE / "settings" / f"{name}.yaml"
+    return commands.begun(words, {f"/etc/lightningbus/{name}.yaml": mounted.read_text()} if mounted.exists() else {})
+
+
+@pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=lambda document: f"{document['kind']}-{document['metadata']['name']}"
+)
+def test_each_document_is_valid(document: Document) -> None:
+    if document["kind"] == "ScaledObject":
+        assert document["apiVersion"] == "keda.sh/v1alpha1" and set(document["spec"]) <= KEDA["spec"]
+        return
+    assert kubernetes_validate.validate(document, KUBERNETES, strict=True) == KUBERNETES
+
+
+def test_the_base_names_every_file_once_and_every_name_leads_somewhere() -> None:
+    files = {path.name for path in BASE.glob("*.yaml")} - {"kustomization.yaml"}
+    assert sorted(KUSTOMIZATION["resources"]) == sorted(files)
+    generated = {entry["name"]: entry["files"] for entry in KUSTOMIZATION["configMapGenerator"]}
+    assert all((BASE / file).exists() for listed in generated.values() for file in listed)
+    for _, pod in pods():
+        volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
+        assert {v["configMap"]["name"] for v in volumes.values() if "configMap" in v} <= set(generated)
+        claimed = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
+        assert claimed <= set(of("PersistentVolumeClaim"))
+    used = {container["image"] for _, pod in pods() for container in pod["containers"]}
+    assert {image["name"] for image in KUSTOMIZATION["images"]} == {name for name in used if ":" not in name}
+
+
+def test_kustomize_builds_the_base(tmp_path: Path) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed, and nothing else builds a Kustomize base")
+    done = subprocess.run(["kubectl", "kustomize", BASE], capture_output=True, text=True, timeout=60, check=True)
+    built = [document for document in yaml.safe_load_all(done.stdout) if document["kind"] != "ScaledObject"]
+    assert len(built) > len(DOCUMENTS)
+    for document in built:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("role", sorted(ROLES))
+def test_a_roles_command_is_one_of_ours_and_its_probes_ask_where_it_answers(commands: Commands, role: str) -> None:
+    found, settings = container(role), begun(commands, role)
+    host, port = address(settings.health)
+    assert (host, port) == ("0.0.0.0", ports(found)["health"])
+    asked = {probe: found[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert {get["port"] for get in asked.values()} == {"health"}
+    assert asked["livenessProbe"]["path"] == asked["startupProbe"]["path"] == "/healthz"
+    assert asked["readinessProbe"]["path"] == "/readyz"
+    template = {**of("Deployment"), **of("StatefulSet")}[role]["spec"]["template"]
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == str(port)
+    gpus = found["resources"]["limits"].get("nvidia.com/gpu")
+    assert gpus == ("1" if role in ("learner", "inference") else None)
+
+
+def test_the_job_provisions_and_the_nodes_listen_where_runners_are_let_through(commands: Commands) -> None:
+    assert begun(commands, "provision") is None
+    node = begun(commands, "inference")
+    assert isinstance(node, InferenceSettings)
+    assert (node.host, node.port) == (EXPANDED["POD_IP"], ports(container("inference"))["gateway"])
+    (rule,) = of("NetworkPolicy")["inference"]["spec"]["ingress"]
+    assert [port["port"] for port in rule["ports"]] == [node.port]
+
+
+def test_a_runner_has_the_time_it_says_it_needs_and_is_scaled_by_its_queue(commands: Commands) -> None:
+    settings = begun(commands, "runner")
+    assert isinstance(settings, RunnerSettings)
+    (grace,) = (pod["terminationGracePeriodSeconds"] for name, pod in pods() if name == "runner")
+    assert grace >= settings.drain_seconds + 2 * GIVE_BACK_SECONDS + 10
+    scaled = of("ScaledObject")["runner"]["spec"]
+    assert scaled["scaleTargetRef"]["name"] in of("Deployment") and "replicas" not in of("Deployment")["runner"]["spec"]
+    (trigger,) = scaled["triggers"]
+    assert trigger["type"] == "nats-jetstream" and set(trigger["metadata"]) == KEDA["metadata"]
+    asked = trigger["metadata"]
+    assert (asked["stream"], asked["consumer"]) == (subjects.TASKS, subjects.runner_durable(settings.name))
+    assert int(asked["lagThreshold"]) == settings.concurrency, "a runner for as many tasks as it has slots"
+    monitor = ports(container("nats"))["monitor"]
+    assert asked["natsServerMonitoringEndpoint"] == f"nats.{KUSTOMIZATION['namespace']}.svc.cluster.local:{monitor}"
+
+
+def test_no_pod_runs_as_root_or_holds_a_secret_of_its_own() -> None:
+    assert not of("Secret")
+    documented = (ROOT / "docs" / "deployment.md").read_text()
+    for _, pod in pods():
+        assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
+        for found in pod["containers"]:
+            assert found["securityContext"]["allowPrivilegeEscalation"] is False
+            for entry in found.get("env", []):
+                source = entry["valueFrom"]
+                assert "value" not in entry and ("secretKeyRef" in source or "fieldRef" in source)
+                if "secretKeyRef" in source:
+                    secret = source["secretKeyRef"]
+                    assert f"secret generic {secret['name']} " in documented and f"={secret['key']}=" not in documented
+
+
+def test_policies_and_budgets_select_pods_that_exist_and_ports_they_have() -> None:
+    names = {name for name, _ in pods()}
+    for policy in of("NetworkPolicy").values():
+        text = yaml.safe_dump(policy)
+        assert set(re.findall(r"app\.kubernetes\.io/name: (\w+)", text)) <= names
+    open_to = {port for name in names for port in ports(container(name)).values()}
+    for policy in of("NetworkPolicy").values():
+        for rule in policy["spec"].get("ingress", []):
+            assert {port["port"] for port in rule["ports"]} <= open_to
+    assert of("NetworkPolicy")["nothing"]["spec"]["podSelector"] == {}
+    many = {
+        name
+        for name in names
+        if (of("Deployment") | of("StatefulSet")).get(name, {}).get("spec", {}).get("replicas") != 1
+    }
+    assert set(of("PodDisruptionBudget")) == many - {"provision"}
+    for service in of("Service").values():
+        (label,) = service["spec"]["selector"].values()
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= set(ports(container(label)))

@@ -1,0 +1,252 @@
+"""The probes and metrics of real roles: ready, cut off from the bus, back again, draining; their log as objects."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from safetensors.numpy import save_file
+
+from bus import Bus, measuring
+from bus.embedded import NatsServer
+from bus.health import address
+from lightningbus import logs
+from runners.settings import RunnerSettings
+from schemas import subjects
+from schemas.events import Task, WeightVersion
+from tests.learner.conftest import tiny_model
+from tests.runners.conftest import AGENTS, ended
+from tests.store.conftest import prepared
+
+ROOT = Path(__file__).resolve().parents[2]
+STAND_IN = [sys.executable, str(ROOT / "tests" / "chaos" / "vllm.py")]
+
+
+@dataclass(eq=False)
+class Role:
+    """A role's process, and where its probes are answered."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+    url: str = ""
+    asked: bool = False
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Status and body."""
+        timeout = aiohttp.ClientTimeout(total=10)
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(self.url + path) as answer:
+            return answer.status, (await answer.text()).strip()
+
+    async def becomes(self, status: int, seconds: float = 90.0) -> str:
+        """Wait until ``/readyz`` has a status; returns what it says."""
+        async with asyncio.timeout(seconds):
+            while (found := await self.get("/readyz"))[0] != status:
+                await asyncio.sleep(0.05)  # a probe asks; nobody tells it
+        return found[1]
+
+    async def metrics(self) -> dict[str, float]:
+        """Every sample by name, those of all labels together."""
+        _, body = await self.get("/metrics")
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(body):
+            for sample in family.samples:
+                found[sample.name] = found.get(sample.name, 0) + sample.value
+        return found
+
+    async def moves(self, name: str, seconds: float = 90.0) -> dict[str, float]:
+        """Wait until a metric is above 0."""
+        async with asyncio.timeout(seconds):
+            while not (found := await self.metrics()).get(name):
+                await asyncio.sleep(0.05)
+        return found
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, once: a second one would stop it at once."""
+        if not self.asked and self.process.returncode is None:
+            self.process.terminate()
+        self.asked = True
+
+    async def stopped(self) -> int:
+        """Its exit code, asked to stop."""
+        self.ask_to_stop()
+        return await asyncio.wait_for(self.process.wait(), 60)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Its log; raises where a line is no object."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+Start = Callable[..., Awaitable[Role]]
+
+
+@pytest.fixture
+async def start(nats_url: str, tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts a role by the command line, as users do; its settings by name."""
+    running: list[Role] = []
+
+    async def start(name: str, **settings: Any) -> Role:
+        file, log = tmp_path / f"{name}.json", tmp_path / f"{name}.log"
+        file.write_text(json.dumps({"id": name, "health": "0", **settings}, default=str))
+        command = [sys.executable, "-m", "lightningbus", name, "--bus", nats_url, "--settings", str(file)]
+        with log.open("wb") as out:
+            env = {**os.environ, logs.FORMAT_VARIABLE: "json"}
+            process = await asyncio.create_subprocess_exec(*command, stderr=out, stdout=out, cwd=tmp_path, env=env)
+        running.append(role := Role(name, process, log))
+        async with asyncio.timeout(60):
+            while "health at " not in (said := log.read_text()):
+                assert process.returncode is None, said
+                await asyncio.sleep(0.05)
+        role.url = said.partition("health at ")[2].partition('"')[0]
+        return role
+
+    yield start
+    for role in reversed(running):
+        assert await role.stopped() == 0, role.log.read_text()[-2000:]
+
+
+async def served(bus: Bus, directory: Path) -> None:
+    """A first version on the bus, where no learner publishes one."""
+    save_file({"x": np.zeros(4, np.float32)}, directory / "w.safetensors")
+    blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, "policy-0", directory / "w.safetensors")
+    manifest = WeightVersion(run="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_ns=1)
+    await bus.publish(subjects.weights("policy"), manifest, msg_id="w0")
+
+
+async def test_every_role_says_whether_it_can_work_and_what_it_has_done(
+    bus: Bus, nats: NatsServer, start: Start, tmp_path: Path
+) -> None:
+    model = tiny_model(tmp_path / "model")
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"id": "t{n}", "input": {n}}}\n' for n in range(8)))
+    node = await start("inference", model_path=model, command=STAND_IN, work=tmp_path / "work", max_model_len=128)
+    assert (await node.get("/healthz"))[0] == 200
+    assert "inference is st" in await node.becomes(503), "nobody has published weights"
+    small = {"samples": 2, "groups_per_step": 1, "steps": 100_000, "threads": 1, "max_row_tokens": 128}
+    learner = await start("learner", model_path=model, tasks=tmp_path / "tasks.jsonl", **small)
+    assert await learner.becomes(503) in ("learner is starting", "learner is starting: its trainer is not made yet")
+    store = await start("store", path=tmp_path / "store", http_port=0)
+    runner = await start("runner", agent="plain:asks", path=AGENTS, concurrency=2)
+    roles = [node, learner, store, runner]
+    for role in roles:
+        assert await role.becomes(200) == "ok", role.name
+
+    moved = {
+        runner: ["tasks_leased_total", "attempts_total", "attempt_seconds_count", "agent_requests_total", "slots"],
+        learner: ["learner_steps_total", "learner_tokens_total", "learner_rollouts_total", "bus_publish_seconds_count"],
+        node: ["node_requests_total", "node_swap_pause_seconds_count", "node_fetch_seconds_sum", "node_version"],
+        store: ["store_rows_total", "store_bytes_total", "store_insert_seconds_count", "ready"],
+    }
+    for role, names in moved.items():
+        for name in names:
+            await role.moves(f"lightningbus_{name}")
+    assert (await runner.moves("lightningbus_tokens_total"))["lightningbus_slots"] == 2
+    entered = {entry.name.partition("{")[0]: entry.role for entry in measuring.ENTRIES}
+    for role in roles:
+        found = {name for name in await role.metrics() if name.startswith("lightningbus_")}
+        of = {entered[re.sub("_(bucket|count|sum)$", "", name)] for name in found}
+        assert of == {"every role", role.name}, "each has its own, and all are entered"
+
+    await nats.kill()
+    for role in roles:
+        assert await role.becomes(503) == f"{role.name} is not connected to the bus"
+        assert (await role.get("/healthz"))[0] == 200, "that is nothing a restart would mend"
+    await nats.start()
+    for role in roles:
+        await role.becomes(200)
+        assert (await role.metrics())["lightningbus_bus_reconnects_total"] >= 1
+
+    for role in (node, store, runner):
+        for line in role.lines():
+            assert {"time", "level", "role", "logger", "message"} <= line.keys() and line["role"] == role.name
+    steps = [line for line in map(words, learner.log.read_text().splitlines()) if "step 1/" in line.get("message", "")]
+    assert [(line["role"], line["run"]) for line in steps] == [("learner", "run")]
+
+
+def words(line: str) -> dict[str, Any]:
+    """A line of ours, or nothing: verl's libraries print what they like."""
+    return dict(json.loads(line)) if line.startswith("{") else {}
+
+
+async def test_a_runner_asked_to_stop_is_not_ready_and_finishes_what_it_has(
+    bus: Bus, start: Start, tmp_path: Path
+) -> None:
+    program = "while [ ! -e go ]; do sleep 0.05; done; echo '{\"reward\": 1}'"
+    runner = await start("runner", command=["sh", "-c", program], path=tmp_path, concurrency=1, drain_seconds=50)
+    await runner.becomes(200)
+    await bus.publish_task(Task(id="t", run="run", agent="default", input=1))
+    await runner.moves("lightningbus_slots_busy")
+    runner.ask_to_stop()
+    assert await runner.becomes(503) == "runner is draining"
+    (tmp_path / "go").touch()
+    (end,) = await ended(bus)
+    assert end.end is not None and (end.end.outcome, end.end.reward) == ("ok", 1.0)
+
+
+async def test_a_store_whose_clickhouse_is_silent_is_not_ready(bus: Bus, start: Start, tmp_path: Path) -> None:
+    with prepared(tmp_path / "clickhouse") as clickhouse:
+        store = await start("store", url=clickhouse.url)
+        await store.becomes(200)
+        clickhouse.process.send_signal(signal.SIGSTOP)
+        try:
+            said = await store.becomes(503)
+        finally:
+            clickhouse.process.send_signal(signal.SIGCONT)
+        assert said == "store is waiting: ClickHouse takes nothing: it does not answer"
+        await store.becomes(200)
+        assert await store.stopped() == 0
+
+
+async def test_a_node_asked_to_stop_answers_what_it_has_begun(bus: Bus, start: Start, tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    await served(bus, tmp_path)
+    command = [*STAND_IN, "--token-seconds", "0.1"]
+    node = await start("inference", model_path=model, command=command, work=tmp_path / "work", max_model_len=128)
+    await node.becomes(200)
+    async with bus.fleet("inference") as fleet, aiohttp.ClientSession() as session:
+        await fleet.changed()
+        (beat,) = fleet.members()
+        asked = {"model": "policy", "prompt": [1, 2, 3], "max_tokens": 16, "stream": True}
+        async with session.post(f"{beat.address}/v1/completions", json=asked) as answer:
+            await answer.content.readuntil(b"\n\n")
+            node.ask_to_stop()
+            rest = await answer.read()
+    assert rest.rstrip().endswith(b"[DONE]")
+
+
+async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str) -> None:
+    command = [sys.executable, "-m", "lightningbus", "--log-format", "json", "runner", "--bus", nats_url]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        asked = [*command, "--command", "true", "--health", port]
+        done = await asyncio.to_thread(subprocess.run, asked, capture_output=True, text=True, timeout=60)
+    (line,) = done.stderr.splitlines()
+    said = json.loads(line)
+    assert (done.returncode, said["level"], said["role"]) == (2, "critical", "runner")
+    assert said["message"] == f"health: cannot listen on {port}: Address already in use"
+    assert logs.words_of(line) == said["message"], "which is what a supervisor repeats"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (9464, ("127.0.0.1", 9464)),
+        ("0", ("127.0.0.1", 0)),
+        ("0.0.0.0:9464", ("0.0.0.0", 9464)),
+        ("[::]:9464", ("::", 9464)),
+    ],
+)
+def test_where_probes_are_answered_is_a_port_or_an_address(given: object, expected: tuple[str, int]) -> None:
+    health = RunnerSettings.model_validate({"command": ["true"], "health": given}).health
+    assert health is not None and address(health) == expected
