@@ -1,10 +1,13 @@
 """The ``lightningbus`` command."""
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lightningbus import asking, dead, repeating, reporting, serving, starting
+from lightningbus.places import ACCESS_VARIABLE
 from lightningbus.roles import set_up_logging
 
 app = typer.Typer(
@@ -15,18 +18,27 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 COMMANDS = (
-    starting.demo, starting.train, starting.up, starting.bus, starting.provision, starting.store, starting.inference,
+    starting.demo, starting.train, starting.up, starting.provision, starting.store, starting.inference,
     starting.learner, starting.runner, asking.publish, asking.query, asking.status,
     reporting.report, reporting.transcript, reporting.tail, serving.ui, repeating.replay, repeating.export,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(starting.bus_app, name="bus")
 app.add_typer(dead.app, name="dead")
 
 
 @app.callback()
-def _main(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="more log lines")] = False) -> None:
+def _main(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="more log lines")] = False,
+    access: Annotated[
+        Path | None,
+        typer.Option(help=f"keys for the bus, made by `lightningbus bus users` [default: ${ACCESS_VARIABLE}]"),
+    ] = None,
+) -> None:
     set_up_logging(verbose)
+    if access is not None:
+        os.environ[ACCESS_VARIABLE] = str(access.resolve())
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ import uvloop
 from nats.errors import Error as NatsError
 from pydantic import BaseModel
 
-from bus import Bus, BusError, PoisonFlood
+from bus import AccessError, Bus, BusError, PoisonFlood
+from lightningbus.places import Place
 
 S = TypeVar("S", bound=BaseModel)
 Role = Callable[[Bus, S, asyncio.Event], Awaitable[None]]
@@ -41,6 +42,8 @@ def set_up_logging(verbose: bool = False) -> None:
     )
     # verl names its loggers by file, and says at every checkpoint what it wrote where.
     logging.getLogger().handlers[0].addFilter(lambda line: line.levelno >= logging.WARNING or line.name[0] != "/")
+    # nats-py reads TLS by asyncio's streams, of which asyncio itself complains at each close.
+    logging.getLogger("asyncio").addFilter(lambda line: "eof_received()" not in str(line.msg))
     for noisy in ("asyncio", "urllib3", "httpx", "filelock", "nats"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
@@ -57,11 +60,11 @@ def on_stop_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Non
         loop.add_signal_handler(number, handle, number)
 
 
-async def serve(url: str, name: str, role: Role[S], settings: S) -> None:
+async def serve(at: Place, name: str, role: Role[S], settings: S) -> None:
     """Run a role until it is done, asked to stop, or cut off from the bus for good."""
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
-    async with Bus.connect(url, name=name) as bus:
+    async with Bus.connect(at.url, name, access=at.access) as bus:
         work = asyncio.ensure_future(role(bus, settings, stop))
         lost = asyncio.ensure_future(bus.failed.wait())
         await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -73,10 +76,12 @@ async def serve(url: str, name: str, role: Role[S], settings: S) -> None:
         await work
 
 
-def run_role(url: str, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
+def run_role(at: Place, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
     """`serve` to the end; errors a user can act on become one sentence and exit code 2, a lost bus 75."""
     try:
-        uvloop.run(serve(url, name, role, settings))  # most of a runner's time is sockets: a third less of it
+        uvloop.run(serve(at, name, role, settings))  # most of a runner's time is sockets: a third less of it
+    except AccessError as error:
+        fail(error)
     except (BusError, NatsError) as error:
         fail(str(error) or type(error).__name__, TRY_AGAIN)
     except Exception as error:
