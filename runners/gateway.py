@@ -44,9 +44,19 @@ class Gateway:
     """Serves all slots of a runner on one loopback port."""
 
     def __init__(
-        self, fleet: Fleet, send: Send, slots: int, host: str = "127.0.0.1", token_in_token_out: bool = True
+        self,
+        fleet: Fleet,
+        send: Send,
+        slots: int,
+        host: str = "127.0.0.1",
+        token_in_token_out: bool = True,
+        cluster_key: str = "",
     ) -> None:
-        """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`."""
+        """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`.
+
+        ``cluster_key`` is for the inference nodes alone: agents have keys of their own.
+        """
+        self._cluster_key = cluster_key
         self._send = send
         self.slots = [Slot(number) for number in range(slots)]
         self._fleet = fleet
@@ -64,7 +74,7 @@ class Gateway:
 
     async def __aenter__(self) -> "Gateway":
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=WAITS)
-        self.upstream = Upstream(self._fleet, self._session)
+        self.upstream = Upstream(self._fleet, self._session, self._cluster_key)
         self._answering = Answering(self.upstream, self._send, self._token_in_token_out)
         # A client that goes away cancels its handler, and with it the engine's work.
         self._runner = web.AppRunner(self._app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
