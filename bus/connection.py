@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from nats.js.errors import NotFoundError, ServiceUnavailableError
 from bus import streams
 from bus.access import Access, refusal
 from bus.blobs import Blobs
+from bus.cancelling import cancel
 from bus.delivery import Delivery
 from bus.errors import AccessError, BusError
 from bus.fleet import Fleet, Pulse, beating
@@ -65,7 +66,8 @@ class Bus:
         self.reconnected = asyncio.Event()
         """Set at each reconnect, for whoever waits for one; they clear it."""
         self.denied: deque[str] = deque(maxlen=DENIALS_KEPT)
-        """What the server said last of what this user may not do; a request to JetStream only times out."""
+        """What the server said last of what this user may not do."""
+        self._said_no = asyncio.Event()
         self._publisher = Publisher(nc)
         self._pullers: set[Puller] = set()
         self.blobs = Blobs(nc, self.js, self._publisher)
@@ -138,10 +140,8 @@ class Bus:
         deadline = asyncio.get_running_loop().time() + PROVISION_SECONDS
         while True:
             try:
-                return await streams.provision(self.js, replicas)
+                return await self._allowed(streams.provision(self.js, replicas))
             except (NatsTimeoutError, NoRespondersError, ServiceUnavailableError) as error:
-                if self.denied:
-                    raise AccessError(f"the streams cannot be made: {self.denied[-1]}") from error
                 if asyncio.get_running_loop().time() > deadline:
                     raise BusError(f"the streams cannot be made: {error or type(error).__name__}") from error
             await asyncio.sleep(PROVISION_PAUSE_SECONDS)
@@ -149,11 +149,7 @@ class Bus:
     async def ensure(self, consumer: Consumer) -> None:
         """Make one durable; safe to repeat."""
         try:
-            await streams.ensure_consumer(self.js, consumer)
-        except NatsTimeoutError as error:
-            if not self.denied:
-                raise
-            raise AccessError(f"{consumer.durable} cannot be made: {self.denied[-1]}") from error
+            await self._allowed(streams.ensure_consumer(self.js, consumer))
         except NotFoundError as error:
             raise BusError(f"stream {consumer.stream} is missing: run `lightningbus provision` once") from error
 
@@ -259,6 +255,18 @@ class Bus:
         """Live view of who is alive in a role (``*``: in any); an async context manager."""
         return Fleet(self.nc, role)
 
+    async def _allowed(self, request: Coroutine[Any, Any, None]) -> None:
+        """A request to JetStream; raises `AccessError` when the server says no, of which the request does not hear."""
+        self._said_no.clear()
+        asking, refused = asyncio.ensure_future(request), asyncio.ensure_future(self._said_no.wait())
+        try:
+            await asyncio.wait({asking, refused}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise AccessError(f"this user has no right to do that: {self.denied[-1]}")
+            await asking
+        finally:
+            await cancel(asking, refused)
+
     async def _on_error(self, error: Exception) -> None:
         said = str(error) or type(error).__name__
         if self._connecting:
@@ -268,6 +276,7 @@ class Bus:
                 raise AccessError(self._refused)  # nats-py would ask again for ever
         if denied := DENIED.search(said):
             self.denied.append(said)
+            self._said_no.set()
             self._publisher.refuse(denied[1])
         if self._settled and said != self._last_error:  # while it reconnects, once is enough
             self._last_error = said

@@ -35,7 +35,12 @@ def bearer(key: str) -> dict[str, str]:
 def holds(key: str, authorization: str) -> bool:
     """Whether an ``Authorization`` header has the key, compared in constant time."""
     scheme, _, given = authorization.partition(" ")
-    return scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), key.encode())
+    return scheme.lower() == "bearer" and same(key, given.strip())
+
+
+def same(key: str, given: str) -> bool:
+    """Whether a key is what was given, in constant time; a header may hold bytes that are no text (aiohttp)."""
+    return secrets.compare_digest(given.encode(errors="surrogateescape"), key.encode())
 
 
 def write_secret(path: Path, content: str | bytes) -> None:

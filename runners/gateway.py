@@ -5,7 +5,6 @@
 
 import json
 import logging
-import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from aiohttp import web
 from nats.errors import Error as NatsError
 
 from bus import BusError, Fleet, StreamFull
+from bus.doors import same
 from runners import otlp
 from runners.answering import PATIENCE_SECONDS, Answering, Send
 from runners.dialects.apis import APIS, Api, api_of, passed_on
@@ -155,7 +155,7 @@ class Gateway:
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
         # Anthropic's clients have a header of their own for the key, and may send another's token beside it.
         keys = [bearer if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
-        known = [slot is not None and secrets.compare_digest(slot.key.encode(), key.encode()) for key in keys]
+        known = [slot is not None and same(slot.key, key) for key in keys]
         if slot is None or not slot.key or not any(known):
             raise TurnedAway(401, "invalid_api_key", "this key is not valid here")
         return slot

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nats.aio.client import Client
 
 from bus import AccessError, Bus
-from bus.doors import bearer
+from bus.doors import bearer, holds
 from bus.nodes import NEXT, Happening, State, serves, step
 from inference.gateway import VERSION_HEADER, Gateway, marked, salted
 from inference.node import run
@@ -134,6 +134,10 @@ async def test_without_the_cluster_key_nothing_is_answered(vllm: ScriptedVllm, s
         async with http.get(gateway.address + "/health") as answer:
             assert answer.status == 200
     assert vllm.bodies == []
+
+
+def test_a_header_that_is_no_text_is_no_key() -> None:
+    assert not holds(KEY, "Bearer \udcff") and holds(KEY, f"bearer  {KEY} ")
 
 
 async def test_with_the_cluster_key_the_engine_answers_and_is_not_told_it(vllm: ScriptedVllm) -> None:
