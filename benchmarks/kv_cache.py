@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from bus.doors import bearer, read_key
 from inference.settings import InferenceSettings
 from learner.rows import Row, Shape, rows_of
 from learner.transitions import transitions_of
@@ -66,7 +67,8 @@ async def swapped_amid(
     """Streams that are under way while a version is published; what they were, and the longest gap in a stream."""
     blob = await put(at, path, weights, version)
     begun = asyncio.Event()
-    async with aiohttp.ClientSession() as http:
+    assert at.keys.cluster_key is not None, "a run with a bus of its own has one"
+    async with aiohttp.ClientSession(headers=bearer(read_key(at.keys.cluster_key))) as http:
         asked = [asyncio.create_task(streamed(http, node, number, begun)) for number in range(STREAMS)]
         await begun.wait()
         after = await announce(at, blob, version)

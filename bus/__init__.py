@@ -1,9 +1,10 @@
 """JetStream as this project uses it: publish with deadlines, pull by free slots, leases, blobs, heartbeats."""
 
+from bus.access import Access
 from bus.connection import DEFAULT_URL, Bus
 from bus.dead import DeadLetters
 from bus.delivery import Delivery
-from bus.errors import BlobCorrupt, BusError, Fenced, PoisonFlood, PublishTimeout, StreamFull
+from bus.errors import AccessError, BlobCorrupt, BusError, Fenced, PoisonFlood, PublishTimeout, StreamFull
 from bus.fleet import Fleet, Pulse, own_id
 from bus.leases import Lease, leased
 from bus.poison import PoisonLimit
@@ -23,6 +24,8 @@ __all__ = [
     "STORE_DEAD",
     "STORE_SPANS",
     "STORE_WEIGHTS",
+    "Access",
+    "AccessError",
     "BlobCorrupt",
     "Bus",
     "BusError",

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from nats.aio.client import Client
+from nats.errors import NoRespondersError
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, ObjectStoreConfig
+from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError, ObjectNotFoundError
 
 from bus.errors import BlobCorrupt, BusError
 from bus.publisher import Publisher
 from bus.puller import Puller
-from bus.streams import replicas_of
-from schemas import subjects
 from schemas.events import Blob
 
 _META = "$O.{bucket}.M.{name}"
@@ -37,17 +36,15 @@ READ_SECONDS = 60.0
 
 
 class Blobs:
-    """Puts and gets blobs; buckets are made on first use."""
+    """Puts and gets blobs, in the buckets provisioning has made."""
 
     def __init__(self, nc: Client, js: JetStreamContext, publisher: Publisher) -> None:
         self._nc = nc
         self._js = js
         self._publisher = publisher
-        self._buckets: set[str] = set()
 
     async def put(self, bucket: str, name: str, source: Path | bytes) -> Blob:
         """Store an object under a name, replacing an older one; returns its manifest."""
-        await self._ensure(bucket)
         old = await self._info(bucket, name)
         nuid = self._nc._nuid.next().decode()
         digest, size, count = hashlib.sha256(), 0, 0
@@ -105,7 +102,6 @@ class Blobs:
 
     async def names(self, bucket: str) -> list[str]:
         """Names of all blobs of a bucket."""
-        await self._ensure(bucket)
         found = await self._js.stream_info(f"OBJ_{bucket}", subjects_filter=_META.format(bucket=bucket, name=">"))
         names = [
             base64.urlsafe_b64decode(subject.rpartition(".")[2]).decode() for subject in found.state.subjects or ()
@@ -115,7 +111,6 @@ class Blobs:
 
     async def delete(self, bucket: str, name: str) -> None:
         """Remove a blob; one that is not there is no error."""
-        await self._ensure(bucket)
         info = await self._info(bucket, name)
         if info is None:
             return
@@ -127,13 +122,15 @@ class Blobs:
         if left == 0:
             return digest.hexdigest()
         stream = f"OBJ_{blob.bucket}"
+        name = self._nc._nuid.next().decode()  # a name, so that the filter is part of the request's subject
         config = ConsumerConfig(
+            name=name,
             ack_policy=AckPolicy.NONE,
             filter_subject=f"$O.{blob.bucket}.C.{info['nuid']}",
             inactive_threshold=READ_SECONDS,
             mem_storage=True,
         )
-        name = (await self._js.add_consumer(stream, config)).name
+        await self._js.add_consumer(stream, config)
         try:
             async with Puller(self._nc, stream, name, CHUNKS_IN_FLIGHT, lambda _: None) as puller:
                 while left:
@@ -154,17 +151,13 @@ class Blobs:
             raise BlobCorrupt(f"blob {blob.bucket}/{blob.name} has {size} bytes or more, not {blob.size}")
         return digest.hexdigest()
 
-    async def _ensure(self, bucket: str) -> None:
-        if bucket not in self._buckets:
-            replicas = await replicas_of(self._js, subjects.WEIGHTS)
-            await self._js.create_object_store(bucket, config=ObjectStoreConfig(replicas=replicas))
-            self._buckets.add(bucket)
-
     async def _info(self, bucket: str, name: str) -> dict[str, Any] | None:
         try:
             message = await self._js.get_last_msg(f"OBJ_{bucket}", _meta_subject(bucket, name), direct=True)
         except (NotFoundError, ObjectNotFoundError):
             return None
+        except NoRespondersError as error:
+            raise BusError(f"bucket {bucket} does not answer: `lightningbus provision` makes it") from error
         info: dict[str, Any] = json.loads(message.data or b"{}")
         return None if info.get("deleted") else info
 

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -15,9 +17,11 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import NotFoundError, ServiceUnavailableError
 
 from bus import metrics, streams
+from bus.access import Access, refusal
 from bus.blobs import Blobs
+from bus.cancelling import cancel
 from bus.delivery import Delivery
-from bus.errors import BusError
+from bus.errors import AccessError, BusError
 from bus.fleet import Fleet, Pulse, beating
 from bus.publisher import Publisher
 from bus.puller import Puller
@@ -36,16 +40,26 @@ PROVISION_PAUSE_SECONDS = 0.5
 PUBLISH_SECONDS = 30.0
 PING_SECONDS = 5
 """A connection over which two pings in a row are not answered is dead, though nobody has said so."""
+POLL_SECONDS = 0.02
+DENIALS_KEPT = 16
+DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "(.+?)"')
+"""nats-py hands on what the server says in lower case."""
+NO_GREETING = "empty response from server"
+ASKS_FOR_TLS = " (something listens there that says nothing of itself: if it wants TLS, give --access)"
 DEFAULT_URL = "nats://127.0.0.1:4222"
 
 
 class Bus:
     """A connection to NATS JetStream; make one with `Bus.connect`."""
 
-    def __init__(self, nc: Client) -> None:
+    def __init__(self, nc: Client, known: bool = False) -> None:
         self.nc = nc
+        self._known = known
+        self._refused = ""
+        self._hint = ""
         self.js = nc.jetstream(timeout=10)
         self._last_error = ""
+        self._connecting = True
         self._settled = False  # connected once, and not being closed: only then is losing the connection news
         self.failed = asyncio.Event()
         """Set when the connection is closed for good; the process should end."""
@@ -53,6 +67,9 @@ class Bus:
         """Set at each reconnect, for whoever waits for one; they clear it."""
         self.pulse: Pulse | None = None
         """The heartbeat of the role this process is; None before it has begun."""
+        self.denied: deque[str] = deque(maxlen=DENIALS_KEPT)
+        """What the server said last of what this user may not do."""
+        self._said_no = asyncio.Event()
         self._publisher = Publisher(nc)
         self._pullers: set[Puller] = set()
         self.blobs = Blobs(nc, self.js, self._publisher)
@@ -60,14 +77,20 @@ class Bus:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, url: str = DEFAULT_URL, name: str = "lightningbus", wait: float = CONNECT_SECONDS
+        cls,
+        url: str = DEFAULT_URL,
+        name: str = "lightningbus",
+        wait: float = CONNECT_SECONDS,
+        access: Access | None = None,
     ) -> AsyncIterator["Bus"]:
         """Connect, and reconnect for ever; raises `BusError` when nobody answers within ``wait`` seconds at first.
 
-        ``url`` may name several servers of a cluster, with commas between them.
+        ``url`` may name several servers of a cluster, with commas between them. Raises `AccessError` when a server
+        does not let us in, or we do not believe it.
         """
         nc = Client()
-        bus = cls(nc)
+        bus = cls(nc, known=access is not None and access.has_user)
+        options = access.options() if access is not None else {}
         try:
             async with asyncio.timeout(wait):
                 await nc.connect(
@@ -82,14 +105,22 @@ class Bus:
                     disconnected_cb=bus._on_disconnect,
                     reconnected_cb=bus._on_reconnect,
                     closed_cb=bus._on_closed,
+                    **options,
                 )
-        except (TimeoutError, OSError, NatsError) as error:
+                # nats-py takes a connection that ended at once for one, and makes another behind our back.
+                while not nc.is_connected and not bus._refused:  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_SECONDS)
+        except (TimeoutError, OSError, NatsError, AccessError) as error:
             await nc.close()
-            raise BusError(
-                f"no NATS server answers at {_without_secrets(url)}: start one with `lightningbus bus`"
-            ) from error
+            if not bus._refused:
+                raise BusError(
+                    f"no NATS server answers at {_without_secrets(url)}: start one with `lightningbus bus`{bus._hint}"
+                ) from error
+        if bus._refused:
+            await nc.close()
+            raise AccessError(f"the bus at {_without_secrets(url)} cannot be used: {bus._refused}")
         try:
-            bus._settled = True
+            bus._connecting, bus._settled = False, True
             await bus._publisher.start()
             yield bus
         finally:
@@ -111,7 +142,7 @@ class Bus:
         deadline = asyncio.get_running_loop().time() + PROVISION_SECONDS
         while True:
             try:
-                return await streams.provision(self.js, replicas)
+                return await self._allowed(streams.provision(self.js, replicas))
             except (NatsTimeoutError, NoRespondersError, ServiceUnavailableError) as error:
                 if asyncio.get_running_loop().time() > deadline:
                     raise BusError(f"the streams cannot be made: {error or type(error).__name__}") from error
@@ -120,7 +151,7 @@ class Bus:
     async def ensure(self, consumer: Consumer) -> None:
         """Make one durable; safe to repeat."""
         try:
-            await streams.ensure_consumer(self.js, consumer)
+            await self._allowed(streams.ensure_consumer(self.js, consumer))
         except NotFoundError as error:
             raise BusError(f"stream {consumer.stream} is missing: run `lightningbus provision` once") from error
 
@@ -228,8 +259,29 @@ class Bus:
         """Live view of who is alive in a role (``*``: in any); an async context manager."""
         return Fleet(self.nc, role)
 
+    async def _allowed(self, request: Coroutine[Any, Any, None]) -> None:
+        """A request to JetStream; raises `AccessError` when the server says no, of which the request does not hear."""
+        self._said_no.clear()
+        asking, refused = asyncio.ensure_future(request), asyncio.ensure_future(self._said_no.wait())
+        try:
+            await asyncio.wait({asking, refused}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise AccessError(f"this user has no right to do that: {self.denied[-1]}")
+            await asking
+        finally:
+            await cancel(asking, refused)
+
     async def _on_error(self, error: Exception) -> None:
         said = str(error) or type(error).__name__
+        if self._connecting:
+            self._hint = ASKS_FOR_TLS if NO_GREETING in said and not self._known else ""
+            self._refused = self._refused or refusal(error, self._known)
+            if self._refused:
+                raise AccessError(self._refused)  # nats-py would ask again for ever
+        if denied := DENIED.search(said):
+            self.denied.append(said)
+            self._said_no.set()
+            self._publisher.refuse(denied[1])
         if self._settled and said != self._last_error:  # while it reconnects, once is enough
             self._last_error = said
             log.warning("bus: %s", said)

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 
 from msgspec.structs import replace
-from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError
 
 from bus.connection import Bus
@@ -22,15 +21,15 @@ class DeadLetters:
         self._bus = bus
 
     async def all(self) -> AsyncIterator[tuple[int, DeadLetter]]:
-        """Every letter, oldest first."""
-        config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=30, mem_storage=True)
-        made = await self._bus.js.add_consumer(subjects.DEAD, config)
-        left = made.num_pending or 0
-        async with self._bus.pull_named(subjects.DEAD, made.name, slots=64) as puller:
-            for _ in range(left):
-                delivery = await anext(puller)
-                yield delivery.sequence, delivery.as_(DeadLetter)
-                delivery.release()
+        """Every letter, oldest first, one at a time: who may only look needs no consumer."""
+        sequence = 1
+        while True:
+            try:
+                found = await self._bus.js.get_msg(subjects.DEAD, sequence, subjects.ALL_DEAD, next=True)
+            except NotFoundError:
+                return
+            sequence = int(found.seq or 0) + 1
+            yield sequence - 1, decode(DeadLetter, found.data or b"")
 
     async def get(self, sequence: int) -> DeadLetter:
         """One letter; raises `BusError` if there is none of that number."""

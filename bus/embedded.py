@@ -16,6 +16,7 @@ import aiohttp
 
 from bus.cancelling import cancel
 from bus.children import end, spawn
+from bus.doors import has_tls, included, is_loopback, reachable
 from bus.errors import BusError
 from schemas.codec import MAX_BYTES
 
@@ -86,16 +87,24 @@ class NatsServer:
     """A running nats-server child process; ``url`` is where it listens."""
 
     def __init__(
-        self, directory: Path, host: str = "127.0.0.1", port: int = 0, sync: str = SYNC, more: str = ""
+        self,
+        directory: Path,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        sync: str = SYNC,
+        more: str = "",
+        users: Path | None = None,
     ) -> None:
+        """``users``: a directory `bus.users` wrote; None: whoever reaches the port may do anything."""
         self.directory, self.host, self.port, self._sync, self._more = directory, host, port, sync, more
+        self._users = users
         self.process: asyncio.subprocess.Process | None = None
         self._monitor = ""
 
     @property
     def url(self) -> str:
         """Address for clients."""
-        return f"nats://{self.host}:{self.port}"
+        return f"nats://{reachable(self.host)}:{self.port}"
 
     async def start(self) -> None:
         """Start and wait until it answers; raises `BusError` with the server's own last words if it does not."""
@@ -107,7 +116,8 @@ class NatsServer:
         ports_dir.mkdir()
         config = self.directory / "nats.conf"
         store_dir = self.directory / "jetstream"
-        config.write_text(server_config(self.host, self.port or -1, store_dir, ports_dir, self._sync, self._more))
+        more = self._more + (included(self._users, self.directory) if self._users is not None else "")
+        config.write_text(server_config(self.host, self.port or -1, store_dir, ports_dir, self._sync, more))
         log_path = self.directory / "nats.log"
         with log_path.open("ab") as log:
             self.process = await spawn(find_server(), "-c", str(config), stdout=log, stderr=subprocess.STDOUT)
@@ -189,12 +199,31 @@ class NatsServer:
 
 @asynccontextmanager
 async def nats_server(
-    directory: Path, host: str = "127.0.0.1", port: int = 0, sync: str = SYNC
+    directory: Path,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    sync: str = SYNC,
+    users: Path | None = None,
+    open: bool = False,
 ) -> AsyncIterator[NatsServer]:
-    """A nats-server while the block runs."""
-    server = NatsServer(directory, host, port, sync)
+    """A nats-server while the block runs; raises `BusError` unless who can reach it is known, or it is to be open."""
+    _guard(host, users, open)
+    server = NatsServer(directory, host, port, sync, users=users)
     await server.start()
     try:
         yield server
     finally:
         await server.stop()
+
+
+def _guard(host: str, users: Path | None, open: bool) -> None:
+    if is_loopback(host):
+        return
+    if users is None and not open:
+        raise BusError(
+            f"{host} is reached from other machines, and there are no users: anybody might read and do anything. "
+            "Make some by `lightningbus bus users --out secrets --tls` and give --access secrets; or say --open, "
+            "in a run file `open: true`"
+        )
+    if users is None or not has_tls(users):
+        log.warning("bus: %s is reached from other machines, and what is said there can be read on the way", host)

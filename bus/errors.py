@@ -8,6 +8,10 @@ class BusError(Exception):
     """The bus refused, or could not be reached; the message says what to do."""
 
 
+class AccessError(BusError):
+    """A file of keys cannot be used, the server does not let us in or not do this, or is not the one it should be."""
+
+
 class PublishTimeout(BusError):
     """No acknowledgement before the deadline; the message may or may not be stored."""
 

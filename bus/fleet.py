@@ -105,6 +105,8 @@ class Fleet:
             beat = decode(Heartbeat, message.data)
         except DecodeError:
             return  # a newer or foreign writer; its absence from the fleet says so
+        if message.subject != subjects.heartbeat(beat.role, beat.id):
+            return  # a right to speak is a right to a subject: nobody speaks for another role there
         now = self._clock()
         self._heard[(beat.role, beat.id)] = (beat, now)
         self._heard = {key: last for key, last in self._heard.items() if now - last[1] < DEAD_SECONDS}

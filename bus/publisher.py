@@ -19,7 +19,7 @@ from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
 
 from bus import metrics
-from bus.errors import BusError, Fenced, PublishTimeout, StreamFull, Verdict, classify
+from bus.errors import AccessError, BusError, Fenced, PublishTimeout, StreamFull, Verdict, classify
 
 log = logging.getLogger(__name__)
 
@@ -37,21 +37,22 @@ class Publisher:
     def __init__(self, nc: Client, in_flight: int = IN_FLIGHT) -> None:
         self._nc = nc
         self._slots = asyncio.Semaphore(in_flight)
-        self._inbox = nc.new_inbox()
-        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._inbox = ""
+        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
         self._tokens = itertools.count()
         self.full: Counter[str] = Counter()
         """Messages that wait for room, by subject."""
 
     async def start(self) -> None:
-        """Listen for acknowledgements."""
+        """Listen for acknowledgements; under the connection's own prefix, so once it is made."""
+        self._inbox = self._nc.new_inbox()
         await self._nc.subscribe(f"{self._inbox}.*", cb=self._on_ack)
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str], timeout: float) -> int:
         """Stream sequence of the stored message.
 
-        Raises `StreamFull`, `Fenced`, `PublishTimeout` or `BusError`; ``timeout`` is in seconds, includes waiting for
-        a free place in the pipeline, and may be infinite.
+        Raises `StreamFull`, `Fenced`, `AccessError`, `PublishTimeout` or `BusError`; ``timeout`` is in seconds,
+        includes waiting for a free place in the pipeline, and may be infinite.
         """
         deadline = asyncio.get_running_loop().time() + timeout
         try:
@@ -108,7 +109,8 @@ class Publisher:
     ) -> int | dict[str, Any] | None:
         """The sequence, the server's error, or None when nothing useful came back in time."""
         token = str(next(self._tokens))
-        future = self._waiting[token] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = subject, future
         try:
             async with asyncio.timeout(timeout):  # the sending too: on a connection that is dead it may wait as well
                 await self._nc.publish(subject, payload, reply=f"{self._inbox}.{token}", headers=headers)
@@ -127,6 +129,12 @@ class Publisher:
         return int(answer["seq"])
 
     async def _on_ack(self, message: Msg) -> None:
-        future = self._waiting.get(message.subject.rpartition(".")[2])
+        _, future = self._waiting.get(message.subject.rpartition(".")[2], ("", None))
         if future is not None and not future.done():
             future.set_result(message)
+
+    def refuse(self, subject: str) -> None:
+        """The server says that we may not publish there; ``subject`` is in lower case, as nats-py hands it on."""
+        for wanted, future in self._waiting.values():
+            if wanted.lower() == subject and not future.done():
+                future.set_exception(AccessError(f"{wanted}: this user has no right to publish there"))

@@ -19,6 +19,8 @@ MAX_MESSAGES = 2_000_000
 DEDUPLICATION_SECONDS = 600.0
 """Longer than the worst retry of any publisher, so that a retry is never a second message."""
 UNLIMITED = -1
+BUCKET = f"OBJ_{subjects.WEIGHT_BUCKET}"
+"""The stream the weights' blobs lie in."""
 
 
 def _stream(
@@ -45,6 +47,16 @@ STREAMS = (
         subjects.WEIGHTS, [subjects.ALL_WEIGHTS, subjects.ALL_APPLIED], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 256
     ),
     _stream(subjects.DEAD, [subjects.ALL_DEAD], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 512),
+    # A bucket, as nats-py's Object Store makes one: who writes weights then needs no right to make streams.
+    StreamConfig(
+        name=BUCKET,
+        subjects=[f"$O.{subjects.WEIGHT_BUCKET}.{part}.>" for part in "CM"],
+        discard=DiscardPolicy.NEW,
+        max_bytes=UNLIMITED,
+        storage=StorageType.FILE,
+        allow_rollup_hdrs=True,
+        allow_direct=True,
+    ),
 )
 
 
@@ -61,6 +73,7 @@ class Consumer:
     def config(self) -> ConsumerConfig:
         """The whole configuration: nats-py drops what it does not know when it reads one back."""
         return ConsumerConfig(
+            name=self.durable,  # with a name the filter is part of the request's subject, so rights can say which
             durable_name=self.durable,
             filter_subject=self.filter,
             ack_policy=self.ack,

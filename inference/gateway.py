@@ -8,19 +8,25 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 from bus import metrics
+from bus.doors import holds
 from bus.measuring import counted
 from bus.nodes import State, serves
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 * 1024 * 1024
+MOST_REQUESTS = 4096
+HEALTH = "/health"
+"""The one route that asks for no key: it tells a load balancer the state and the version, and nothing else."""
+AGAIN = {"Retry-After": "1"}
 VERSION_HEADER = "X-Lightningbus-Version"
 EVENT_START = b"data: {"
 EVENT_END = b"\n\n"
@@ -47,8 +53,18 @@ def salted(body: bytes, version: int) -> bytes:
 class Gateway:
     """Serves the node's public routes; `version` and `state` decide what it answers."""
 
-    def __init__(self, engine_url: Callable[[], str], session: aiohttp.ClientSession, host: str, port: int) -> None:
+    def __init__(
+        self,
+        engine_url: Callable[[], str],
+        session: aiohttp.ClientSession,
+        host: str,
+        port: int,
+        cluster_key: str = "",
+        most: int = MOST_REQUESTS,
+    ) -> None:
+        """``cluster_key``: what a request must bring, none if empty; ``most``: how many are answered at once."""
         self._engine_url = engine_url
+        self._cluster_key, self._most, self._held = cluster_key, most, 0
         self._session = session
         self._host, self._port = host, port
         self.version: int | None = None
@@ -56,13 +72,13 @@ class Gateway:
         self.inflight = 0
         self.address = ""
         counting = counted(metrics.node_requests, metrics.node_inflight)
-        app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[counting])
+        app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[counting, self._let_in])
         app.router.add_post("/v1/chat/completions", self._forward)
         app.router.add_post("/v1/completions", self._forward)
         app.router.add_post("/tokenize", self._pass_on)
         app.router.add_get("/v1/models", self._pass_on)
         app.router.add_get("/metrics", self._pass_on)  # vLLM's own
-        app.router.add_get("/health", self._health)
+        app.router.add_get(HEALTH, self._health)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=5)
 
     async def __aenter__(self) -> "Gateway":
@@ -79,6 +95,23 @@ class Gateway:
         """Let every chunk that has reached this process be marked; call between pause and resume."""
         for _ in range(4):  # a turn of the loop each: socket read, stream fed, reader woken, chunk marked
             await asyncio.sleep(0)
+
+    @web.middleware
+    async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Before anything of a request but its headers is read."""
+        if request.path == HEALTH:
+            return await handler(request)
+        if self._cluster_key and not holds(self._cluster_key, request.headers.get("Authorization", "")):
+            return _error(401, "this node answers who holds the cluster key: set cluster_key_file")
+        if self._held >= self._most:
+            return _error(429, f"this node answers {self._most} requests at once", AGAIN)
+        self._held += 1
+        try:
+            return await handler(request)
+        except web.HTTPRequestEntityTooLarge:
+            return _error(413, f"a request may have {MAX_REQUEST_BYTES} bytes")
+        finally:
+            self._held -= 1
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response(
@@ -150,7 +183,7 @@ class Gateway:
             events.put_nowait(None)
 
     def _not_ready(self) -> web.Response:
-        return _error(503, f"this node is {self.state}", {"Retry-After": "1"})
+        return _error(503, f"this node is {self.state}", AGAIN)
 
 
 async def _next(events: asyncio.Queue[bytes | None]) -> bytes | None:

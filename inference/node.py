@@ -9,8 +9,9 @@ from typing import Any
 
 import aiohttp
 
-from bus import Bus, own_id
+from bus import AccessError, Bus, own_id
 from bus.cancelling import cancel
+from bus.doors import is_loopback, read_key
 from bus.fleet import Pulse
 from bus.nodes import Happening, step
 from inference.engine import Engine, EngineFailed, EngineKilled
@@ -28,10 +29,21 @@ class PortInUse(Exception):
 
 
 async def run(bus: Bus, settings: InferenceSettings, stop: asyncio.Event) -> None:
-    """Serve until asked to stop; raises `EngineFailed` if vLLM cannot start at all, `PortInUse`."""
+    """Serve until asked to stop; raises `EngineFailed` if vLLM cannot start at all, `PortInUse`, `bus.AccessError`."""
     if not (settings.model_path / "config.json").exists():
         raise EngineFailed(f"model_path: {settings.model_path} holds no model (no config.json)")
     await Node(bus, settings).run(stop)
+
+
+def _cluster_key(settings: InferenceSettings) -> str:
+    if settings.cluster_key_file is not None:
+        return read_key(settings.cluster_key_file)
+    if not is_loopback(settings.host):
+        raise AccessError(
+            f"host: {settings.host} is reached from other machines, where anybody might use the model: set "
+            "cluster_key_file, to a file of a long random word that runners are given too"
+        )
+    return ""
 
 
 class Node:
@@ -41,6 +53,7 @@ class Node:
         self._bus = bus
         self._settings = settings
         self.id = own_id(settings.id)
+        self._key = _cluster_key(settings)
         self._swaps = 0
         self._engine: Engine
         self._gateway: Gateway
@@ -53,12 +66,13 @@ class Node:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             self._engine = Engine(self._settings, session)
-            self._gateway = Gateway(lambda: self._engine.url, session, self._settings.host, self._settings.port)
+            host, port, most = self._settings.host, self._settings.port, self._settings.max_requests
+            self._gateway = Gateway(lambda: self._engine.url, session, host, port, self._key, most)
             try:
                 await self._gateway.__aenter__()
             except OSError as error:
-                at = f"{self._settings.host}:{self._settings.port}"
-                raise PortInUse(f"port: cannot listen on {at}: {error.strerror}; set another port, or 0") from error
+                why = f"port: cannot listen on {host}:{port}: {error.strerror}; set another port, or 0"
+                raise PortInUse(why) from error
             try:
                 async with self._bus.beat("inference", self.id, self._describe) as self._pulse:
                     await self._keep_alive(stop)

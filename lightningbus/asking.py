@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from bus import Bus
 from bus.tasks import read_problems
 from lightningbus.answers import answer_of, show
 from lightningbus.options import (
@@ -20,7 +19,7 @@ from lightningbus.options import (
     or_fail,
     with_sql,
 )
-from lightningbus.places import bus_url
+from lightningbus.places import connected
 from lightningbus.roles import fail, on_stop_signals
 
 
@@ -52,10 +51,10 @@ def publish(
 
         from lightningbus.view import console
 
-        async with Bus.connect(bus_url(bus), name="publish") as connected:
+        async with connected(bus, "publish") as at:
             with Progress(console=console(), transient=True) as progress:
                 bar = progress.add_task("publishing", total=len(problems) * samples)
-                return await publish_all(connected, made, timeout, lambda: progress.advance(bar))
+                return await publish_all(at, made, timeout, lambda: progress.advance(bar))
 
     count = finish(send())
     print(f"{count} rollouts of {len(problems)} tasks published")
@@ -82,7 +81,7 @@ def status(
     from lightningbus.view import View, alarms, console, members_table
 
     async def look() -> None:
-        async with Bus.connect(bus_url(bus), name="status") as connected, connected.fleet("*") as fleet:
+        async with connected(bus, "status") as at, at.fleet("*") as fleet:
             if watch:
                 stop = asyncio.Event()
                 on_stop_signals(asyncio.get_running_loop(), stop)

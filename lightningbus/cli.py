@@ -1,12 +1,14 @@
 """The ``lightningbus`` command."""
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lightningbus import asking, dead, repeating, reporting, serving, starting
 from lightningbus.logs import FORMAT_VARIABLE, LogFormat, set_up_logging
+from lightningbus.places import ACCESS_VARIABLE
 
 app = typer.Typer(
     help="Train any LLM agent by reinforcement learning, over an event bus.",
@@ -16,12 +18,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 COMMANDS = (
-    starting.demo, starting.train, starting.up, starting.bus, starting.provision, starting.store, starting.inference,
+    starting.demo, starting.train, starting.up, starting.provision, starting.store, starting.inference,
     starting.learner, starting.runner, asking.publish, asking.query, asking.status,
     reporting.report, reporting.transcript, reporting.tail, serving.ui, repeating.replay, repeating.export,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(starting.bus_app, name="bus")
 app.add_typer(dead.app, name="dead")
 
 
@@ -31,9 +34,15 @@ def _main(
     log_format: Annotated[
         LogFormat, typer.Option(envvar=FORMAT_VARIABLE, help="log lines for people, or one JSON object each")
     ] = LogFormat.human,
+    access: Annotated[
+        Path | None,
+        typer.Option(help=f"keys for the bus, made by `lightningbus bus users` [default: ${ACCESS_VARIABLE}]"),
+    ] = None,
 ) -> None:
     os.environ[FORMAT_VARIABLE] = log_format  # for the roles that `up`, `train` and `demo` start
     set_up_logging(verbose, log_format)
+    if access is not None:
+        os.environ[ACCESS_VARIABLE] = str(access.resolve())
 
 
 def main() -> None:

@@ -8,10 +8,10 @@ from typing import Annotated
 import msgpack
 import typer
 
-from bus import Bus, DeadLetters
+from bus import DeadLetters
 from lightningbus.answers import show
 from lightningbus.options import BusOption, JsonOption, finish
-from lightningbus.places import bus_url
+from lightningbus.places import connected
 from lightningbus.roles import fail
 from schemas.events import DeadLetter
 
@@ -27,8 +27,8 @@ def list_(stream: StreamOption = None, as_json: JsonOption = False, bus: BusOpti
     """One line per letter: number, where it came from, how often it was delivered, and the reason."""
 
     async def look() -> list[tuple[int, DeadLetter]]:
-        async with Bus.connect(bus_url(bus), name="dead") as connected:
-            return [found async for found in DeadLetters(connected).all() if stream in (None, found[1].stream)]
+        async with connected(bus, "dead") as at:
+            return [found async for found in DeadLetters(at).all() if stream in (None, found[1].stream)]
 
     letters = finish(look())
     columns = ["number", "dead_since", "stream", "sequence", "deliveries", "reason"]
@@ -41,8 +41,8 @@ def show_(number: Annotated[int, typer.Argument(help="as `list` shows it")], bus
     """All of one letter, with its headers, and what can be read of it, as JSON."""
 
     async def look() -> DeadLetter:
-        async with Bus.connect(bus_url(bus), name="dead") as connected:
-            return await DeadLetters(connected).get(number)
+        async with connected(bus, "dead") as at:
+            return await DeadLetters(at).get(number)
 
     letter = finish(look())
     shown = {**_fields(number, letter), "subject": letter.subject, "headers": letter.headers}
@@ -78,8 +78,8 @@ def _each(
         fail("give the numbers of letters, or --all, or --stream: see `lightningbus dead list`")
 
     async def work() -> int:
-        async with Bus.connect(bus_url(bus), name="dead") as connected:
-            letters = DeadLetters(connected)
+        async with connected(bus, "dead", "admin") as at:
+            letters = DeadLetters(at)
             chosen = numbers or [number async for number, letter in letters.all() if stream in (None, letter.stream)]
             for number in chosen:
                 await act(letters, number)

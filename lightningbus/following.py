@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 from rich.console import Console
 from rich.text import Text
 
-from bus import Bus
+from lightningbus.places import connected
 from lightningbus.roles import on_stop_signals
 from schemas import subjects
 from schemas.codec import DecodeError, decode
@@ -19,8 +19,8 @@ from schemas.events import SpanBatch
 COLOURS = {"ok": "green", "cancelled": "dim"}
 
 
-async def follow(url: str, run: str, outcome: str, as_json: bool, count: int | None) -> None:
-    """Print until asked to stop, or until ``count`` have been printed."""
+async def follow(given: str | None, run: str, outcome: str, as_json: bool, count: int | None) -> None:
+    """Print until asked to stop, or until ``count`` have been printed; ``given`` is where the bus is, if said."""
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 400)
@@ -44,7 +44,7 @@ async def follow(url: str, run: str, outcome: str, as_json: bool, count: int | N
         if count is not None and len(seen) >= count:
             stop.set()
 
-    async with Bus.connect(url, name="tail") as bus:
+    async with connected(given, "tail") as bus:
         for mode in ("train", "eval"):
             await bus.nc.subscribe(subjects.spans(mode), cb=heard)
         await bus.nc.flush()

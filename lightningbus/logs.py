@@ -54,6 +54,8 @@ def set_up_logging(verbose: bool = False, form: LogFormat = LogFormat.human) -> 
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
+    # nats-py reads TLS by asyncio's streams, of which asyncio itself complains at each close.
+    logging.getLogger("asyncio").addFilter(lambda line: "eof_received()" not in str(line.msg))
     for noisy in NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from bus import BusError
 from bus.tasks import TaskFileError
+from lightningbus.places import Place
 from lightningbus.roles import UserError, fail
 from lightningbus.settings import checked, fields_of
 
@@ -44,6 +45,12 @@ def settings_of(kind: type[S], file: Path | None, /, **given: Any) -> S:
     fields = or_fail(fields_of, file) if file is not None else {}
     fields |= {name: value for name, value in given.items() if value is not None}
     return or_fail(checked, kind, fields, str(file) if file is not None else "settings")
+
+
+def with_key(settings: S, at: Place) -> S:
+    """Settings of a role, with the place's cluster key unless they name their own."""
+    given = getattr(settings, "cluster_key_file", None) or at.cluster_key
+    return settings.model_copy(update={"cluster_key_file": given})
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from lightningbus.options import (
     or_fail,
     with_sql,
 )
-from lightningbus.places import bus_url
 from lightningbus.roles import UserError, fail
 
 NEXT = """
@@ -104,7 +103,7 @@ def tail(
     """Attempts as they end, a line each, until Ctrl-C."""
     from lightningbus.following import follow
 
-    finish(follow(bus_url(bus), run, outcome, as_json, count))
+    finish(follow(bus, run, outcome, as_json, count))
 
 
 def _told(parameters: Any) -> list[str]:

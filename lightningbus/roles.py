@@ -8,10 +8,11 @@ from typing import NoReturn, TypeVar
 import uvloop
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError, PoisonFlood
+from bus import AccessError, Bus, BusError, PoisonFlood
 from bus.health import RoleSettings
 from lightningbus.health import CannotListen, Health
 from lightningbus.logs import say_last, this_process
+from lightningbus.places import Place
 
 S = TypeVar("S", bound=RoleSettings)
 Role = Callable[[Bus, S, asyncio.Event], Awaitable[None]]
@@ -43,12 +44,12 @@ def on_stop_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Non
         loop.add_signal_handler(number, handle, number)
 
 
-async def serve(url: str, name: str, role: Role[S], settings: S) -> None:
+async def serve(at: Place, name: str, role: Role[S], settings: S) -> None:
     """Run a role until it is done, asked to stop, or cut off from the bus for good."""
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
     health = Health(name)
-    async with health.serving(settings.health), Bus.connect(url, name=name) as bus:
+    async with health.serving(settings.health), Bus.connect(at.url, name, access=at.access) as bus:
         health.bus = bus
         work = asyncio.ensure_future(role(bus, settings, stop))
         lost = asyncio.ensure_future(bus.failed.wait())
@@ -61,11 +62,13 @@ async def serve(url: str, name: str, role: Role[S], settings: S) -> None:
         await work
 
 
-def run_role(url: str, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
+def run_role(at: Place, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
     """`serve` to the end; errors a user can act on become one sentence and exit code 2, a lost bus 75."""
     this_process(role=name, run=getattr(settings, "run", None))
     try:
-        uvloop.run(serve(url, name, role, settings))  # most of a runner's time is sockets: a third less of it
+        uvloop.run(serve(at, name, role, settings))  # most of a runner's time is sockets: a third less of it
+    except AccessError as error:
+        fail(error)
     except (BusError, NatsError) as error:
         fail(str(error) or type(error).__name__, TRY_AGAIN)
     except Exception as error:

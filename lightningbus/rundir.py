@@ -13,11 +13,13 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a running ``up`` can be reached; ``pid`` tells whether it still runs."""
+    """Where a running ``up`` can be reached; ``pid`` tells whether it still runs. Keys are said by where they lie."""
 
     pid: int
     bus: str
     sql: str = ""
+    access: str = ""
+    cluster_key: str = ""
     roles: dict[str, int] = field(default_factory=dict)
 
 
@@ -59,6 +61,7 @@ class RunDirectory:
     def write_endpoints(self, endpoints: Endpoints) -> None:
         """Say where the servers are."""
         temporary = self.path / ".endpoints.json"
+        temporary.touch(mode=0o600)  # an address may hold a password
         temporary.write_text(json.dumps(asdict(endpoints), indent=2))
         temporary.replace(self.path / "endpoints.json")
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from bus import Bus, BusError, Fleet
+from bus import BusError, Fleet
 from bus.cancelling import cancel
 from lightningbus.options import BusOption, DatabaseOption, SqlOption, extra, finish
-from lightningbus.places import bus_url
+from lightningbus.places import connected
 from lightningbus.roles import UserError, fail, on_stop_signals
 from schemas.events import Heartbeat
 
@@ -21,8 +21,8 @@ BUS_SECONDS = 5.0
 class Listener:
     """Hears the heartbeats of whichever bus answers, now or later; the pages do without one."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, bus: str | None) -> None:
+        self._bus = bus
         self._fleet: Fleet | None = None
         self._problem = "looking for the bus"
 
@@ -34,7 +34,7 @@ class Listener:
         """For ever; a bus that is lost is looked for again."""
         while True:
             try:
-                async with Bus.connect(self._url, name="ui", wait=2.0) as bus, bus.fleet("*") as self._fleet:
+                async with connected(self._bus, "ui", wait=2.0) as bus, bus.fleet("*") as self._fleet:
                     await bus.failed.wait()
             except BusError as error:
                 self._problem = str(error)
@@ -60,7 +60,7 @@ def ui(
     async def serve() -> None:
         stop = asyncio.Event()
         on_stop_signals(asyncio.get_running_loop(), stop)
-        listener = Listener(bus_url(bus))
+        listener = Listener(bus)
         async with sql_client(sql, database) as client:
             try:
                 reader = await Reader.of(client)

@@ -29,6 +29,13 @@ class BusSettings(BaseModel):
     sync: str = Field(
         "2m", description="how long what was written may wait for the disk; 'always' survives a power loss"
     )
+    access: Path | None = Field(
+        None,
+        description="directory `lightningbus bus users` wrote: the server's users and TLS, and the keys of each role",
+    )
+    open: bool = Field(
+        False, description="listen beyond loopback though there are no users: for a network nobody else is on"
+    )
 
 
 class HeldOut(BaseModel):

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from clickhouse_connect.driver.client import Client
 
-from bus import Bus, BusError
-from lightningbus.places import bus_url
+from bus import AccessError, BusError
+from lightningbus.places import connected
 from lightningbus.roles import UserError
 from lightningbus.rundir import RunDirectory
 from store.client import connect
@@ -43,10 +43,12 @@ async def _running_store() -> str | None:
     if endpoints is not None and endpoints.sql:
         return endpoints.sql
     try:
-        async with Bus.connect(bus_url(None), name="query", wait=1.0) as bus, bus.fleet("store") as stores:
+        async with connected(None, "query", wait=1.0) as bus, bus.fleet("store") as stores:
             async with asyncio.timeout(LISTEN_SECONDS):
                 while not stores.members():
                     await stores.changed()
             return stores.members()[0].address
+    except AccessError:
+        raise
     except (BusError, TimeoutError):
         return None

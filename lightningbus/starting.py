@@ -11,29 +11,38 @@ import typer
 
 from bus import Bus
 from bus.tasks import TaskFileError
-from lightningbus.options import BusOption, HealthOption, SettingsOption, extra, finish, or_fail, settings_of
-from lightningbus.places import bus_url
+from lightningbus.options import BusOption, HealthOption, SettingsOption, extra, finish, or_fail, settings_of, with_key
+from lightningbus.places import access_directory, access_of, connected, place
 from lightningbus.roles import UserError, on_stop_signals, run_role
 
+bus_app = typer.Typer(rich_markup_mode=None)
 
+
+@bus_app.callback(invoke_without_command=True)
 def bus(
+    context: typer.Context,
     port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one")] = 4222,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     dir: Annotated[Path, typer.Option(help="where the streams are kept")] = Path("runs/bus"),
     sync: Annotated[
         str, typer.Option(help="how long a write may wait for the disk; always: survives a power loss")
     ] = "2m",
+    open: Annotated[bool, typer.Option("--open", help="let in whoever reaches it, beyond loopback too")] = False,
 ) -> None:
     """Run a nats-server with all streams made, until Ctrl-C; one that dies is started again."""
     from bus.cancelling import cancel
     from bus.embedded import nats_server
 
+    if context.invoked_subcommand is not None:
+        return
+    users = access_directory()
+
     async def serve() -> None:
         stop = asyncio.Event()
         on_stop_signals(asyncio.get_running_loop(), stop)
-        async with nats_server(dir, host, port, sync) as server:
-            async with Bus.connect(server.url, name="provision") as connected:
-                await connected.provision()
+        async with nats_server(dir, host, port, sync, users, open) as server:
+            async with Bus.connect(server.url, name="provision", access=access_of("admin")) as own:
+                await own.provision()
             print(f"bus: {server.url}", flush=True)
             alive = asyncio.ensure_future(server.keep_alive())
             stopping = asyncio.ensure_future(stop.wait())
@@ -43,6 +52,35 @@ def bus(
             await cancel(alive)
 
     finish(serve())
+
+
+@bus_app.command()
+def users(
+    out: Annotated[Path, typer.Option(help="directory for what is made; keep it to yourself")],
+    tls: Annotated[
+        bool, typer.Option("--tls", help="certificates too: the bus speaks TLS, to clients with one")
+    ] = False,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="name or address the server is reached under, for its certificate; repeat it"),
+    ] = None,
+) -> None:
+    """Make a user of the bus for each role, with no more rights than it needs, and the server's configuration."""
+    with extra("bus"):
+        from bus.users import make_users
+
+    def make() -> None:
+        for line in make_users(out, tls, host or ()):
+            print(line)
+
+    or_fail(make)
+    print(
+        "next, a server that knows them:\n"
+        f"  lightningbus --access {out} bus{' --host ADDRESS' if tls else ''}"
+        f"        # or `include` {out}/users.conf in your own\n"
+        "and each role with its own directory, which is all that has to go to its machine:\n"
+        f"  lightningbus --access {out}/runner runner --bus nats://ADDRESS:4222 ..."
+    )
 
 
 def provision(
@@ -55,8 +93,8 @@ def provision(
     """Make the streams and consumers on a NATS server or cluster of your own; safe to repeat."""
 
     async def make() -> None:
-        async with Bus.connect(bus_url(bus), name="provision") as connected:
-            await connected.provision(replicas)
+        async with connected(bus, "provision", "admin") as at:
+            await at.provision(replicas)
 
     finish(make())
 
@@ -77,7 +115,7 @@ def store(
 
     checked = settings_of(StoreSettings, settings, url=url, path=path, http_port=http_port, health=health)
     expected = (http.PortInUse, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
-    run_role(bus_url(bus), "store", room.run, checked, *expected)
+    run_role(or_fail(place, bus, "store"), "store", room.run, checked, *expected)
 
 
 def inference(
@@ -97,7 +135,8 @@ def inference(
 
     given = {"model_path": model_path, "model": model, "port": port, "host": host, "advertise": advertise}
     checked = settings_of(InferenceSettings, settings, **given, health=health)
-    run_role(bus_url(bus), "inference", node.run, checked, engine.EngineFailed, node.PortInUse)
+    at = or_fail(place, bus, "node")
+    run_role(at, "inference", node.run, with_key(checked, at), engine.EngineFailed, node.PortInUse)
 
 
 def learner(
@@ -124,7 +163,8 @@ def learner(
     if ranks.is_follower():
         room.follow(checked)
         return
-    run_role(bus_url(bus), "learner", room.run, checked, publish.CannotLearn, checkpoint.CheckpointError, TaskFileError)
+    expected = (publish.CannotLearn, checkpoint.CheckpointError, TaskFileError)
+    run_role(or_fail(place, bus, "learner"), "learner", room.run, checked, *expected)
 
 
 def runner(
@@ -151,7 +191,8 @@ def runner(
     words = shlex.split(command) if command is not None else None
     given = {"agent": agent, "python": python, "path": path, "concurrency": concurrency, "command": words}
     checked = settings_of(RunnerSettings, settings, **given, reward=reward, name=name, health=health)
-    run_role(bus_url(bus), "runner", room.run, checked, host.CannotStart)
+    at = or_fail(place, bus, "runner")
+    run_role(at, "runner", room.run, with_key(checked, at), host.CannotStart)
 
 
 def up(

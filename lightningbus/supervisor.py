@@ -3,9 +3,10 @@
 import asyncio
 import json
 import logging
+import os
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 from bus.cancelling import cancel
 from bus.children import end, spawn
 from lightningbus.logs import words_of
+from lightningbus.places import BUS_VARIABLE
 from lightningbus.roles import TRY_AGAIN, UserError
 from lightningbus.rundir import RunDirectory
 
@@ -57,9 +59,11 @@ class Restarts:
 class Supervisor:
     """Starts children, starts them again when they die, stops them all in order."""
 
-    def __init__(self, directory: RunDirectory, bus_url: str) -> None:
+    def __init__(self, directory: RunDirectory, bus_url: str, environment: Mapping[str, str] | None = None) -> None:
+        """``environment``: what children are told beside their settings; never a secret, only where it lies."""
         self._directory = directory
         self._bus_url = bus_url
+        self._environment = dict(environment or {})
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._watchers: dict[str, asyncio.Task[int]] = {}
         self._stopping: set[str] = set()
@@ -124,14 +128,13 @@ class Supervisor:
             "-m",
             "lightningbus",
             child.role,
-            "--bus",
-            self._bus_url,
             "--settings",
             str(settings),
         ]
+        environment = os.environ | self._environment | {BUS_VARIABLE: self._bus_url}  # it may hold a password
         with self._directory.log(child.name).open("ab") as out:
             self._processes[child.name] = await spawn(
-                *command, stdout=out, stderr=asyncio.subprocess.STDOUT, cwd=Path.cwd()
+                *command, stdout=out, stderr=asyncio.subprocess.STDOUT, cwd=Path.cwd(), env=environment
             )
 
     async def _watch(self, child: Child) -> int:

@@ -10,9 +10,11 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from bus import Bus, Fleet
+from bus import Access, Bus, Fleet
 from bus.cancelling import cancel
+from bus.doors import CLUSTER_KEY, new_key, write_secret
 from bus.embedded import free_port, nats_server
+from lightningbus.places import ACCESS_VARIABLE, KEY_VARIABLE, access_directory, cluster_key_of
 from lightningbus.roles import UserError, on_stop_signals
 from lightningbus.rundir import Endpoints, RunDirectory
 from lightningbus.settings import BusSettings, RunSettings
@@ -25,6 +27,30 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class Keys:
+    """Where they lie: the directory with every role's access, and the file with the cluster key."""
+
+    access: Path | None = None
+    cluster_key: Path | None = None
+
+    @classmethod
+    def of(cls, directory: RunDirectory, settings: BusSettings) -> "Keys":
+        """As the settings or the environment say; the cluster key of a bus of our own is made here if there is none."""
+        access = settings.access or access_directory()
+        key = cluster_key_of("node", access)
+        if key is None and settings.url is None:
+            key = directory.path / CLUSTER_KEY
+            if not key.exists():
+                write_secret(key, new_key() + "\n")
+        return cls(access and access.resolve(), key and key.resolve())
+
+    def environment(self) -> dict[str, str]:
+        """What children are told of them."""
+        told = {ACCESS_VARIABLE: self.access, KEY_VARIABLE: self.cluster_key}
+        return {name: str(path) for name, path in told.items() if path is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """A bus with its supervisor: what `up` and the demo stand on."""
 
@@ -34,6 +60,7 @@ class Stack:
     fleet: Fleet
     supervisor: Supervisor
     view: View
+    keys: Keys
 
     async def member(self, fits: Callable[[Heartbeat], bool], what: str, seconds: float) -> Heartbeat:
         """Wait for a process that fits; raises `UserError` when a child fails or nobody comes in time."""
@@ -65,27 +92,32 @@ class Stack:
 
     def announce(self, sql: str = "") -> None:
         """Say in the run's directory where the servers are, so that other terminals find them."""
-        self.directory.write_endpoints(Endpoints(os.getpid(), self.url, sql, self.supervisor.pids()))
+        roles, access, key = self.supervisor.pids(), str(self.keys.access or ""), str(self.keys.cluster_key or "")
+        self.directory.write_endpoints(Endpoints(os.getpid(), self.url, sql, access, key, roles))
 
 
 @asynccontextmanager
 async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> AsyncIterator[Stack]:
     """Bus, supervisor and view while the block runs; children are stopped in order at its end."""
     async with AsyncExitStack() as exits:
+        keys = Keys.of(directory, settings)
         url, server = settings.url, None
         if url is None:
             where = directory.path / "bus"
-            server = await exits.enter_async_context(nats_server(where, settings.host, settings.port, settings.sync))
+            server = await exits.enter_async_context(
+                nats_server(where, settings.host, settings.port, settings.sync, keys.access, settings.open)
+            )
             url = server.url
-        bus = await exits.enter_async_context(Bus.connect(url, name="supervisor"))
+        access = Access.read(keys.access, "admin") if keys.access is not None else None
+        bus = await exits.enter_async_context(Bus.connect(url, name="supervisor", access=access))
         await bus.provision()
         fleet = await exits.enter_async_context(bus.fleet("*"))
-        supervisor = Supervisor(directory, url)
+        supervisor = Supervisor(directory, url, keys.environment())
         if server is not None:
             supervisor.also(server.keep_alive())
         exits.push_async_callback(supervisor.stop_all)
         view = await exits.enter_async_context(View(fleet, title, console()).showing())
-        made = Stack(directory, bus, url, fleet, supervisor, view)
+        made = Stack(directory, bus, url, fleet, supervisor, view, keys)
         made.announce()
         yield made
 

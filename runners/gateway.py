@@ -5,7 +5,6 @@
 
 import json
 import logging
-import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from aiohttp import web
 from nats.errors import Error as NatsError
 
 from bus import BusError, Fleet, StreamFull, metrics
+from bus.doors import same
 from bus.measuring import counted
 from runners import otlp
 from runners.answering import PATIENCE_SECONDS, Answering, Send
@@ -45,9 +45,19 @@ class Gateway:
     """Serves all slots of a runner on one loopback port."""
 
     def __init__(
-        self, fleet: Fleet, send: Send, slots: int, host: str = "127.0.0.1", token_in_token_out: bool = True
+        self,
+        fleet: Fleet,
+        send: Send,
+        slots: int,
+        host: str = "127.0.0.1",
+        token_in_token_out: bool = True,
+        cluster_key: str = "",
     ) -> None:
-        """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`."""
+        """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`.
+
+        ``cluster_key`` is for the inference nodes alone: agents have keys of their own.
+        """
+        self._cluster_key = cluster_key
         self._send = send
         self.slots = [Slot(number) for number in range(slots)]
         self._fleet = fleet
@@ -66,7 +76,7 @@ class Gateway:
 
     async def __aenter__(self) -> "Gateway":
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=WAITS)
-        self.upstream = Upstream(self._fleet, self._session)
+        self.upstream = Upstream(self._fleet, self._session, self._cluster_key)
         self._answering = Answering(self.upstream, self._send, self._token_in_token_out)
         # A client that goes away cancels its handler, and with it the engine's work.
         self._runner = web.AppRunner(self._app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
@@ -147,7 +157,7 @@ class Gateway:
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
         # Anthropic's clients have a header of their own for the key, and may send another's token beside it.
         keys = [bearer if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
-        known = [slot is not None and secrets.compare_digest(slot.key.encode(), key.encode()) for key in keys]
+        known = [slot is not None and same(slot.key, key) for key in keys]
         if slot is None or not slot.key or not any(known):
             raise TurnedAway(401, "invalid_api_key", "this key is not valid here")
         return slot

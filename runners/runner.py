@@ -12,6 +12,7 @@ from nats.errors import Error as NatsError
 
 from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased, metrics, own_id, runner_tasks
 from bus.cancelling import cancel
+from bus.doors import read_key
 from runners import attempts
 from runners.attempts import Decision
 from runners.ending import Ending, run_agent
@@ -35,7 +36,8 @@ RATE_SECONDS = 10.0
 async def run(bus: Bus, settings: RunnerSettings, stop: asyncio.Event) -> None:
     """Serve until asked to stop, then let running rollouts finish or give them back.
 
-    Raises `CannotStart` when the agent cannot be started as configured, `PoisonFlood` when most tasks are unreadable.
+    Raises `CannotStart` when the agent cannot be started as configured, `bus.AccessError` when the cluster key cannot
+    be read, `PoisonFlood` when most tasks are unreadable.
     """
     await Runner(bus, settings).run(stop)
 
@@ -62,12 +64,14 @@ class Runner:
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
-        consumer = runner_tasks(self._settings.name, self._settings.ack_wait)
+        settings = self._settings
+        key = read_key(settings.cluster_key_file) if settings.cluster_key_file is not None else ""
+        consumer = runner_tasks(settings.name, settings.ack_wait)
         await self._bus.ensure(consumer)
         async with (
             self._bus.fleet("inference") as fleet,
             Gateway(
-                fleet, self._send, self._settings.concurrency, self._settings.host, self._settings.token_in_token_out
+                fleet, self._send, settings.concurrency, settings.host, settings.token_in_token_out, key
             ) as self._gateway,
             self._bus.beat("runner", self.id, self._describe),
         ):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from bus import Fleet, metrics
+from bus.doors import bearer
 from runners import routing
 from runners.record import Attempt
 from schemas.events import Heartbeat
@@ -63,9 +64,10 @@ class MakeRequest(Protocol):
 class Upstream:
     """The inference nodes, as one: chooses a node, holds a call, asks again elsewhere."""
 
-    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession) -> None:
+    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, cluster_key: str = "") -> None:
         self._fleet = fleet
         self._session = session
+        self._own = bearer(cluster_key)
         self._open: Counter[str] = Counter()
         self._served: set[str] = set()
 
@@ -82,7 +84,7 @@ class Upstream:
         Raises `Refused`, `UnknownModel` or `NoAnswer`.
         """
         attempt = errand.attempt
-        headers = {"X-Lightningbus-Rollout": attempt.rollout, "Content-Type": "application/json"}
+        headers = {"X-Lightningbus-Rollout": attempt.rollout, "Content-Type": "application/json", **self._own}
         if errand.pinned is not None:
             headers["X-Lightningbus-Version"] = str(errand.pinned)
         problem = "no inference node is ready"
@@ -92,11 +94,15 @@ class Upstream:
             payload = json.dumps(body).encode()
             self._open[node.id] += 1
             try:
-                async with self._session.post(node.address + path, data=payload, headers=headers) as response:
+                async with self._session.post(
+                    node.address + path, data=payload, headers=headers, allow_redirects=False
+                ) as response:
                     if response.status == 200:
                         attempt.node = node.id
                         yield node, _events(response)
                         problem = f"{node.id} broke off its answer"
+                    elif response.status == 401:  # between us and the node; the agent has nothing to do with it
+                        problem = f"{node.id} asks for another cluster key than this runner's"
                     elif response.status in RETRY_STATUS:
                         problem = f"{node.id} answered {response.status}"
                     else:
@@ -113,7 +119,9 @@ class Upstream:
         """The tokens of a chat as a node renders them; None if it does not say."""
         node = await self._node(errand, "no inference node is ready")
         try:
-            async with self._session.post(f"{node.address}/tokenize", json=body) as response:
+            async with self._session.post(
+                f"{node.address}/tokenize", json=body, headers=self._own, allow_redirects=False
+            ) as response:
                 return list((await response.json())["tokens"]) if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
             return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
-from bus import Bus, own_id
+from bus import STORE_DEAD, STORE_SPANS, STORE_WEIGHTS, Bus, own_id
 from bus.cancelling import cancel
 from store import migrations
 from store.batch import types_of
@@ -76,7 +76,8 @@ async def _reached(url: str, stop: asyncio.Event) -> Client | None:
 async def _ingest(
     bus: Bus, settings: StoreSettings, url: str, stop: asyncio.Event, insert: Insert | None = None
 ) -> None:
-    await bus.provision()
+    for consumer in (STORE_SPANS, STORE_WEIGHTS, STORE_DEAD):
+        await bus.ensure(consumer)
     bare = await _reached(url, stop)
     if bare is None:
         return

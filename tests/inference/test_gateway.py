@@ -2,18 +2,25 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from nats.aio.client import Client
 
+from bus import AccessError, Bus
+from bus.doors import bearer, holds
 from bus.measuring import REGISTRIES
 from bus.nodes import NEXT, Happening, State, serves, step
 from inference.gateway import VERSION_HEADER, Gateway, marked, salted
+from inference.node import run
+from inference.settings import InferenceSettings
 
 
 class ScriptedVllm:
@@ -22,11 +29,13 @@ class ScriptedVllm:
     def __init__(self) -> None:
         self.gate = asyncio.Semaphore(0)
         self.bodies: list[dict[str, object]] = []
+        self.headers: Mapping[str, str] = {}
         self.events = 3
         self.breaks = False
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
+        self.headers = request.headers
         if not self.bodies[-1].get("stream"):
             return web.json_response({"error": "not a stream"}, status=400)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -51,7 +60,7 @@ async def vllm() -> AsyncIterator[ScriptedVllm]:
 
 
 @asynccontextmanager
-async def serving(vllm: ScriptedVllm) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
+async def serving(vllm: ScriptedVllm, **door: Any) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
     app = web.Application()
     app.router.add_post("/v1/completions", vllm.completions)
     app.router.add_get("/metrics", lambda _: web.Response(text="vllm:num_requests_running 1.0\n"))
@@ -61,7 +70,7 @@ async def serving(vllm: ScriptedVllm) -> AsyncIterator[tuple[Gateway, aiohttp.Cl
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     engine = f"http://127.0.0.1:{runner.addresses[0][1]}"
     async with aiohttp.ClientSession() as http:
-        async with Gateway(lambda: engine, http, "127.0.0.1", 0) as gateway:
+        async with Gateway(lambda: engine, http, "127.0.0.1", 0, **door) as gateway:
             gateway.state, gateway.version = "ready", 3
             yield gateway, http
         await runner.cleanup()
@@ -119,6 +128,73 @@ async def test_who_is_turned_away(vllm: ScriptedVllm) -> None:
             assert answer.status == 400, "what the engine says is passed on"
         async with http.post(gateway.address + "/pause") as answer:
             assert answer.status == 404, "the engine's control routes are out of reach"
+
+
+KEY = "a-cluster-key-of-a-test"
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", KEY, "Bearer", "Bearer ", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Bearer {KEY.upper()}"],
+)
+async def test_without_the_cluster_key_nothing_is_answered(vllm: ScriptedVllm, said: str) -> None:
+    """On no route, and before a word of the body reaches the engine; only the health has no secrets."""
+    async with serving(vllm, cluster_key=KEY) as (gateway, http):
+        headers = {"Authorization": said} if said else {}
+        for method, route in (
+            ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("POST", "/tokenize"), ("GET", "/v1/models"),
+        ):  # fmt: skip
+            async with http.request(method, gateway.address + route, data=b"{}", headers=headers) as answer:
+                error = (await answer.json())["error"]
+            assert (answer.status, error["code"]) == (401, 401)
+            assert "who holds the cluster key" in error["message"] and KEY not in error["message"]
+        async with http.get(gateway.address + "/health") as answer:
+            assert answer.status == 200
+    assert vllm.bodies == []
+
+
+def test_a_header_that_is_no_text_is_no_key() -> None:
+    assert not holds(KEY, "Bearer \udcff") and holds(KEY, f"bearer  {KEY} ")
+
+
+async def test_with_the_cluster_key_the_engine_answers_and_is_not_told_it(vllm: ScriptedVllm) -> None:
+    async with serving(vllm, cluster_key=KEY) as (gateway, http):
+        for _ in range(vllm.events):
+            vllm.gate.release()
+        address = gateway.address + "/v1/completions"
+        async with http.post(address, json={"stream": True}, headers=bearer(KEY)) as answer:
+            assert answer.status == 200 and (await answer.read()).endswith(b"data: [DONE]\n\n")
+    assert "Authorization" not in vllm.headers
+
+
+async def test_too_many_and_too_much_are_one_sentence(vllm: ScriptedVllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.gateway.MAX_REQUEST_BYTES", 1000)
+    async with serving(vllm, most=1) as (gateway, http):
+        address = gateway.address + "/v1/completions"
+        async with http.post(address, json={"stream": True, "prompt": "x" * 1000}) as answer:
+            assert (answer.status, (await answer.json())["error"]["message"]) == (413, "a request may have 1000 bytes")
+        async with http.post(address, json={"stream": True}) as first:
+            async with http.post(address, json={"stream": True}) as answer:
+                assert answer.status == 429 and answer.headers["Retry-After"] == "1"
+            for _ in range(vllm.events):
+                vllm.gate.release()
+            assert (await first.read()).endswith(b"data: [DONE]\n\n")
+        async with http.get(gateway.address + "/v1/models") as answer:
+            assert answer.status == 404, "there is room again, for the engine to say that it has no such route"
+
+
+async def test_beyond_loopback_a_node_has_a_key(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    settings = InferenceSettings(model_path=tmp_path, host="0.0.0.0")
+    with pytest.raises(AccessError, match=r"host: 0\.0\.0\.0 is reached from other machines.*set cluster_key_file"):
+        await run(Bus(Client()), settings, asyncio.Event())
+    for content, sentence in (("short", "holds no cluster key"), ("two words of a key", "holds no cluster key")):
+        (tmp_path / "key").write_text(content)
+        with pytest.raises(AccessError, match=sentence) as caught:
+            await run(
+                Bus(Client()), settings.model_copy(update={"cluster_key_file": tmp_path / "key"}), asyncio.Event()
+            )
+        assert content not in str(caught.value)
 
 
 async def test_a_stream_the_engine_breaks_off_is_broken_off_here(vllm: ScriptedVllm) -> None:

@@ -20,6 +20,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bus import Bus
+from bus.doors import CLUSTER_KEY, bearer, read_key
 from learner.publish import blob_name
 from schemas import identity, subjects
 from schemas.codec import schema_of
@@ -205,10 +206,13 @@ async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **f
         return await node_at(bus, version)
 
 
-async def sampled(node: Heartbeat, route: str, **body: Any) -> tuple[list[int], list[int], list[float], set[int]]:
+async def sampled(
+    loop: Loop, node: Heartbeat, route: str, **body: Any
+) -> tuple[list[int], list[int], list[float], set[int]]:
     """Prompt, answer, log-probabilities and versions of one model call, as a node streams them."""
     asked = {"model": "policy", "max_tokens": 24, "ignore_eos": True, "stream": True, "return_token_ids": True, **body}
-    async with aiohttp.ClientSession() as http, http.post(f"{node.address}/v1/{route}", json=asked) as answer:
+    address, own = f"{node.address}/v1/{route}", bearer(read_key(loop.directory / "runs" / "test" / CLUSTER_KEY))
+    async with aiohttp.ClientSession() as http, http.post(address, json=asked, headers=own) as answer:
         text = await answer.text()
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     choices = [event["choices"][0] for event in events if event["choices"]]
@@ -258,7 +262,7 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
         for sampling in ({"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7}, {"top_p": 0.8}):
             body = {"seed": 1, "temperature": 1.0, **asked, **sampling}
             prompt, ids, told, versions = await sampled(
-                node, "completions" if asked is text else "chat/completions", **body
+                loop, node, "completions" if asked is text else "chat/completions", **body
             )
             assert versions == {version} and len(ids) == len(told) > 0
             warm = body["temperature"] or 1.0  # a greedy answer's probabilities are those at temperature 1
@@ -289,7 +293,7 @@ async def test_adapters_answer_as_the_weights_they_make(loop: Loop) -> None:
     node = await publish_weights(
         loop, version, adapters, kind="lora", base=[loop.directory / "base.safetensors"], metadata={"scale": "0.5"}
     )
-    prompt, ids, told, versions = await sampled(node, "completions", prompt=list(range(10, 40)), logprobs=0)
+    prompt, ids, told, versions = await sampled(loop, node, "completions", prompt=list(range(10, 40)), logprobs=0)
     assert versions == {version}
     model = AutoModelForCausalLM.from_pretrained(loop.directory / "model", dtype=torch.float32)
     model.load_state_dict(weights, strict=False)

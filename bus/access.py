@@ -1,0 +1,94 @@
+"""Who a client says it is on the bus, and whom it believes: keys and certificates of one role, from a directory."""
+
+import json
+import ssl
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import nkeys
+
+from bus.doors import read_secret
+from bus.errors import AccessError
+
+FILE = "access.json"
+HELP = "a directory that `lightningbus bus users` wrote"
+HOPELESS_TLS = ("ALERT", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What `nats` needs beside an address. Only paths: what the files hold is read when it is needed, and never kept.
+
+    ``nkey`` is a file with a seed, ``credentials`` one with a JWT and its seed, as operators of accounts hand them out.
+    """
+
+    inbox: str = "_INBOX"
+    nkey: Path | None = None
+    credentials: Path | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    @property
+    def has_user(self) -> bool:
+        """Whether it says who we are."""
+        return self.nkey is not None or self.credentials is not None
+
+    @classmethod
+    def read(cls, directory: Path, role: str) -> "Access":
+        """A role's access: its own directory, or one of all roles'; raises `AccessError` in one sentence."""
+        place = next((one for one in (directory, directory / role) if (one / FILE).exists()), None)
+        if place is None:
+            raise AccessError(f"{directory} has no access for role {role}: it is not {HELP}")
+        try:
+            said = json.loads(read_secret(place / FILE, "access"))
+            access = cls(**{name: value if name == "inbox" else place / value for name, value in said.items()})
+        except (ValueError, TypeError, AttributeError) as error:
+            known = ", ".join(field.name for field in fields(cls))
+            raise AccessError(f"{place / FILE} is not an access file: a JSON object of {known}") from error
+        access.options()
+        return access
+
+    def options(self) -> dict[str, Any]:
+        """Arguments for nats-py's ``connect``; every file is looked into, so that a bad one is said by name."""
+        options: dict[str, Any] = {"inbox_prefix": self.inbox}
+        if self.nkey is not None:
+            try:
+                nkeys.from_seed(read_secret(self.nkey, "nkey").strip().encode()).wipe()
+            except (nkeys.NkeysError, ValueError):
+                raise AccessError(f"{self.nkey} holds no nkey seed") from None
+            options["nkeys_seed"] = str(self.nkey)
+        if self.credentials is not None:
+            read_secret(self.credentials, "credentials")
+            options["user_credentials"] = str(self.credentials)
+        if self.ca is not None or self.cert is not None:
+            # TLS before the first word: a server, or somebody in between, could else say that it wants none.
+            options |= {"tls": self._tls(), "tls_handshake_first": True}
+        return options
+
+    def _tls(self) -> ssl.SSLContext:
+        for path in filter(None, (self.ca, self.cert, self.key)):
+            read_secret(path, "certificate or its key")
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+        except ssl.SSLError as error:
+            raise AccessError(f"{self.ca} holds no certificate") from error
+        if self.cert is not None:
+            try:
+                context.load_cert_chain(self.cert, self.key)
+            except ssl.SSLError as error:
+                raise AccessError(f"{self.cert} and {self.key} are not a certificate and its key") from error
+        return context
+
+
+def refusal(error: Exception, known: bool) -> str:
+    """What to do about an error that another try will not mend; empty if one might. ``known``: an access was given."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not to be trusted ({error.verify_message})"
+    if isinstance(error, ssl.SSLError) and any(mark in (error.reason or "") for mark in HOPELESS_TLS):
+        return f"TLS with it fails ({error.reason}): are server and client of the same `lightningbus bus users`?"
+    if "authorization violation" in str(error).lower():
+        who = "it has no user of this key" if known else f"it asks who is there: give --access, {HELP}"
+        return f"it lets nobody in whom it does not know, and {who}"
+    return ""

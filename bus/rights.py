@@ -1,0 +1,119 @@
+"""Who may do what on the bus: one table, from which a server's users are written. Pure.
+
+A role may publish and subscribe to what stands here and to nothing else; requests to JetStream are subjects too. Each
+role has an inbox prefix of its own, so that no role hears what another is answered.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bus.streams import BUCKET, LEARNER_SPANS, STORE_DEAD, STORE_SPANS, STORE_WEIGHTS, Consumer
+from schemas import subjects
+
+API = "$JS.API"
+EVERYTHING = ">"
+CHUNKS, META = f"$O.{subjects.WEIGHT_BUCKET}.C.*", f"$O.{subjects.WEIGHT_BUCKET}.M.*"
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Subjects, with wildcards."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def inbox(role: str) -> str:
+    """Prefix of the subjects a role is answered on."""
+    return f"_INBOX_{role}"
+
+
+def _pulls(stream: str, durable: str) -> tuple[str, ...]:
+    """Ask a consumer for messages, and settle them."""
+    return f"{API}.CONSUMER.MSG.NEXT.{stream}.{durable}", f"$JS.ACK.{stream}.{durable}.>"
+
+
+def _makes(consumer: Consumer) -> str:
+    """Make or bring up to date exactly such a consumer: its filter is part of the request's subject."""
+    own = f"{API}.CONSUMER.CREATE.{consumer.stream}.{consumer.durable}"
+    return own if consumer.filter == EVERYTHING else f"{own}.{consumer.filter}"
+
+
+def _reads(consumer: Consumer) -> tuple[str, ...]:
+    return _makes(consumer), *_pulls(consumer.stream, consumer.durable)
+
+
+_LOOKS_AT_WEIGHTS = (
+    f"{API}.DIRECT.GET.{subjects.WEIGHTS}.{subjects.ALL_WEIGHTS}",
+    f"{API}.DIRECT.GET.{BUCKET}.{META}",
+)
+_READS_BLOBS = (
+    *_reads(Consumer(BUCKET, "*", CHUNKS)),
+    f"{API}.CONSUMER.DELETE.{BUCKET}.*",
+)
+_WRITES_BLOBS = (CHUNKS, META, f"{API}.STREAM.INFO.{BUCKET}", f"{API}.STREAM.PURGE.{BUCKET}")
+
+RIGHTS: Mapping[str, Rights] = {
+    "runner": Rights(
+        publish=(
+            *_reads(Consumer(subjects.TASKS, "*", subjects.task("*", "*"))),
+            subjects.spans("train"),
+            subjects.spans("eval"),
+            subjects.dead(subjects.TASKS),
+            subjects.heartbeats("runner"),
+        ),
+        subscribe=(subjects.heartbeats("inference"),),
+    ),
+    "store": Rights(
+        publish=(
+            *_reads(STORE_SPANS),
+            *_reads(STORE_WEIGHTS),
+            *_reads(STORE_DEAD),
+            f"{API}.STREAM.INFO.{subjects.TASKS}",
+            subjects.ALARM_SPANS,
+            subjects.ALL_DEAD,
+            subjects.heartbeats("store"),
+        ),
+        subscribe=(subjects.heartbeats("*"),),
+    ),
+    "learner": Rights(
+        publish=(
+            *_pulls(LEARNER_SPANS.stream, LEARNER_SPANS.durable),
+            f"{API}.CONSUMER.RESET.{LEARNER_SPANS.stream}.{LEARNER_SPANS.durable}",
+            subjects.ALL_TASKS,
+            subjects.TASK_SPANS,
+            subjects.STEP_SPANS,
+            subjects.ALL_WEIGHTS,
+            *_LOOKS_AT_WEIGHTS,
+            *_WRITES_BLOBS,
+            subjects.heartbeats("learner"),
+        ),
+        subscribe=(subjects.ALL_WEIGHTS,),
+    ),
+    "node": Rights(
+        publish=(*_LOOKS_AT_WEIGHTS, *_READS_BLOBS, subjects.ALL_APPLIED, subjects.heartbeats("inference")),
+        subscribe=(subjects.ALL_WEIGHTS,),
+    ),
+    "client": Rights(
+        publish=(subjects.ALL_TASKS, subjects.TASK_SPANS, f"{API}.STREAM.MSG.GET.{subjects.DEAD}"),
+        subscribe=(subjects.heartbeats("*"), subjects.spans("train"), subjects.spans("eval")),
+    ),
+    "admin": Rights(publish=(EVERYTHING,), subscribe=(EVERYTHING,)),
+}
+"""``client`` puts tasks in and looks on; ``admin`` makes the streams and may do anything in them."""
+
+
+def authorization(public_keys: Mapping[str, str]) -> str:
+    """The server's ``authorization`` block for users by role; each key is an nkey of the form ``U…``."""
+    users = ",\n".join(f"    {_user(key, RIGHTS[role], inbox(role))}" for role, key in public_keys.items())
+    return f"authorization {{\n  users: [\n{users}\n  ]\n}}\n"
+
+
+def _user(key: str, rights: Rights, prefix: str) -> str:
+    # JSON is read by the server's configuration too.
+    permissions = {
+        "publish": {"allow": list(rights.publish)},
+        "subscribe": {"allow": [*rights.subscribe, f"{prefix}.>"]},
+    }
+    return json.dumps({"nkey": key, "permissions": permissions})

@@ -1,0 +1,70 @@
+"""Users of the bus, made: a key for each role, certificates if wanted, and what the server is told of them."""
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import nkeys
+
+from bus.access import FILE
+from bus.certificates import CA, CERT, CLIENT, KEY, SERVER, Authority
+from bus.doors import CLUSTER_KEY, CONF, SERVER_PLACE, new_key, write_secret
+from bus.errors import AccessError
+from bus.rights import RIGHTS, authorization, inbox
+
+NKEY = "nkey"
+HERE = ("localhost", "127.0.0.1", "::1")
+HOLDERS = ("runner", "node")
+"""Who holds the cluster key of the nodes' gateways."""
+
+
+def make_users(out: Path, tls: bool, hosts: Sequence[str] = ()) -> Iterator[str]:
+    """Write everything below ``out``; says line by line what. Raises `AccessError` rather than write over keys.
+
+    ``hosts``: more names and addresses the server is reached under, for its certificate.
+    """
+    out.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if taken := next((name for name in (CONF, *RIGHTS) if (out / name).exists()), None):
+        raise AccessError(f"{out / taken} exists: give another --out, or remove it, and with it what was let in by it")
+    authority = Authority.new() if tls else None
+    cluster_key = new_key()
+    public_keys = {}
+    for role in RIGHTS:
+        place = out / role
+        place.mkdir(mode=0o700)
+        public_keys[role] = _new_nkey(place / NKEY)
+        said = {"inbox": inbox(role), "nkey": NKEY}
+        if authority is not None:
+            authority.write(place)
+            authority.issue(place, f"lightningbus {role}", CLIENT)
+            said |= {"ca": CA, "cert": CERT, "key": KEY}
+        if role in HOLDERS:
+            write_secret(place / CLUSTER_KEY, cluster_key + "\n")
+        (place / FILE).write_text(json.dumps(said, indent=2) + "\n")
+        yield f"{place}: what {role} is let in by"
+    fragment = authorization(public_keys)
+    if authority is not None:
+        place = out / SERVER_PLACE
+        place.mkdir(mode=0o700)
+        authority.write(place)
+        names = list(dict.fromkeys([*HERE, socket.gethostname(), *hosts]))
+        authority.issue(place, "lightningbus bus", SERVER, names)
+        fragment += _tls(place.resolve())
+        yield f"{place}: the server's certificate, for {', '.join(names)}"
+    (out / CONF).write_text(f"# Users of a nats-server: `include` this file in its configuration.\n{fragment}")
+    yield f"{out / CONF}: who may do what, for the server; it holds no secret"
+
+
+def _new_nkey(path: Path) -> str:
+    seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
+    write_secret(path, seed + b"\n")
+    return str(nkeys.from_seed(seed).public_key.decode())
+
+
+def _tls(place: Path) -> str:
+    files = {"cert_file": CERT, "key_file": KEY, "ca_file": CA}
+    lines = "".join(f"  {name}: {json.dumps(str(place / file))}\n" for name, file in files.items())
+    checks = "  verify: true\n  handshake_first: true\n"
+    return f"# Before its first word, and to clients with a certificate only.\ntls {{\n{lines}{checks}}}\n"

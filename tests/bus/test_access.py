@@ -1,0 +1,352 @@
+"""Users of the bus: what each role needs it may do, and nothing else; who is none of them is not let in."""
+
+import asyncio
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus import (
+    LEARNER_SPANS,
+    STORE_DEAD,
+    STORE_SPANS,
+    STORE_WEIGHTS,
+    Access,
+    AccessError,
+    Bus,
+    BusError,
+    Consumer,
+    DeadLetters,
+    Delivery,
+    leased,
+    runner_tasks,
+)
+from bus.cancelling import cancel
+from bus.rights import RIGHTS, inbox
+from bus.users import make_users
+from inference.subscriber import Subscriber
+from learner.publish import WeightPublisher
+from learner.settings import LearnerSettings
+from schemas import subjects
+from schemas.codec import encode
+from schemas.events import Heartbeat, SpanBatch, Task, TasksPublished, WeightApplied, WeightVersion
+from tests.making import batches
+
+LIGHTNINGBUS = [sys.executable, "-m", "lightningbus"]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTNINGBUS")}
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A server with users and mutual TLS, and the directory they were made in."""
+
+    url: str
+    users: Path
+
+    @asynccontextmanager
+    async def as_(self, role: str, **changes: Any) -> AsyncIterator[Bus]:
+        """A connection of a role; ``changes`` are of its access."""
+        access = replace(Access.read(self.users, role), **changes)
+        async with Bus.connect(self.url, name=role, wait=5, access=access) as bus:
+            yield bus
+
+
+def lightningbus(*arguments: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    command = [*LIGHTNINGBUS, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """Made and started as a user would: one server for every test here."""
+    place = tmp_path_factory.mktemp("secured")
+    made = lightningbus("bus", "users", "--out", "secrets", "--tls", "--host", "bus.example.org", cwd=place)
+    assert made.returncode == 0, made.stderr
+    command = [*LIGHTNINGBUS, "--access", "secrets", "bus", "--port", "0", "--dir", "bus"]
+    with (place / "bus.log").open("w") as log:
+        server = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=log, text=True)
+    assert server.stdout is not None
+    try:
+        said = server.stdout.readline()
+        assert said.startswith("bus: nats://127.0.0.1:"), (place / "bus.log").read_text()
+        yield Secured(said.removeprefix("bus: ").strip(), place / "secrets")
+    finally:
+        server.terminate()
+        server.wait(20)
+        server.stdout.close()
+
+
+async def one(bus: Bus, consumer: Consumer) -> Delivery:
+    """The next message of a consumer, acknowledged for certain."""
+    async with bus.pull(consumer, slots=1) as puller, asyncio.timeout(10):
+        delivery = await anext(puller)
+        await delivery.ack(sync=True)
+        return delivery
+
+
+async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, tmp_path: Path) -> None:
+    """The whole wire, over TLS: tasks, leases, spans, versions with their blobs, heartbeats, dead letters."""
+    async with AsyncExitStack() as exits:
+        roles = {role: await exits.enter_async_context(secured.as_(role)) for role in RIGHTS}
+        runner, store, learner, node, client = (roles[r] for r in ("runner", "store", "learner", "node", "client"))
+        await roles["admin"].provision()
+        fleet = await exits.enter_async_context(store.fleet("*"))
+        nodes = await exits.enter_async_context(runner.fleet("inference"))
+        for role, name in (("runner", "runner"), ("node", "inference"), ("store", "store"), ("learner", "learner")):
+            await exits.enter_async_context(roles[role].beat(name, "one", lambda: {"state": "ready"}))
+        async with asyncio.timeout(10):
+            while len(fleet.members()) < 4:
+                await fleet.changed()
+            while not nodes.members():
+                await nodes.changed()
+        for consumer in (STORE_SPANS, STORE_WEIGHTS, STORE_DEAD):
+            await store.ensure(consumer)
+
+        tasks = runner_tasks("calc", ack_wait=1.0)
+        await runner.ensure(tasks)
+        await client.publish_tasks([Task(id=name, run="r", agent="calc", input=1) for name in ("good", "bad")])
+        assert (await store.js.stream_info(subjects.TASKS)).state.messages == 2
+        async with runner.pull(tasks, slots=2) as puller, asyncio.timeout(20):
+            good, bad = await anext(puller), await anext(puller)
+            async with leased(good, ack_wait=1.0) as lease:
+                renewed = lease.renewed
+                while lease.renewed == renewed:
+                    await asyncio.sleep(0.05)
+            (batch,) = batches("good", 0, parts=1)
+            await runner.publish(subjects.spans("train"), batch, msg_id="b")
+            await good.ack(sync=True)
+            await runner.bury(bad, "nobody could use it")
+        found = [type((await one(store, STORE_SPANS)).event()) for _ in range(2)]
+        assert found == [TasksPublished, SpanBatch]
+        assert (await one(learner, LEARNER_SPANS)).event() == batch
+        await learner.reset(LEARNER_SPANS, 1)
+
+        ((number, letter),) = [each async for each in DeadLetters(client).all()]
+        assert letter.reason == "nobody could use it" and (await DeadLetters(client).get(number)) == letter
+        assert (await one(store, STORE_DEAD)).event() == letter
+        await DeadLetters(roles["admin"]).drop(number)
+
+        weights = tmp_path / "w.safetensors"
+        weights.write_bytes(os.urandom(300_000))
+        publisher = WeightPublisher(learner, LearnerSettings(model_path=tmp_path, keep_versions=1))
+        assert await publisher.look() is None
+        for version in range(2):  # the second purges the first
+            await publisher.publish(weights, version=version, epoch=1, step=version)
+        held: list[bytes] = []
+
+        async def swap(files: Any, version: int) -> float:
+            held.extend(path.read_bytes() for path in files)
+            return 0.0
+
+        async def applied() -> None:
+            done.set()
+
+        done = asyncio.Event()
+        following = asyncio.create_task(Subscriber(node, "node", "policy", tmp_path / "node", swap).run(applied))
+        async with asyncio.timeout(20):
+            await done.wait()
+        await cancel(following)
+        assert held == [weights.read_bytes()]
+        kinds = [type((await one(store, STORE_WEIGHTS)).event()) for _ in range(3)]
+        assert kinds == [WeightVersion, WeightVersion, WeightApplied]
+        assert {role: list(bus.denied) for role, bus in roles.items()} == {role: [] for role in roles}
+
+
+API = "$JS.API"
+ADMINISTRATION = [
+    f"{API}.{request}"
+    for request in (
+        "INFO", "STREAM.LIST", "STREAM.CREATE.MINE", "STREAM.UPDATE.TASKS", "STREAM.DELETE.TASKS", "STREAM.PURGE.TASKS",
+        "STREAM.PURGE.SPANS", "STREAM.PURGE.WEIGHTS", "STREAM.MSG.GET.SPANS", "STREAM.MSG.DELETE.WEIGHTS",
+        "STREAM.SNAPSHOT.SPANS", "DIRECT.GET.SPANS", "CONSUMER.CREATE.SPANS.mine.lb.span.train",
+        "CONSUMER.CREATE.SPANS", "CONSUMER.CREATE.TASKS", "CONSUMER.DURABLE.CREATE.TASKS.mine",
+        "CONSUMER.DELETE.TASKS.runner-calc",        "CONSUMER.PAUSE.TASKS.runner-calc", "CONSUMER.LIST.TASKS",
+    )
+]  # fmt: skip
+"""What only ``admin`` may ask of JetStream."""
+SPANS_OF_OTHERS = (f"{API}.CONSUMER.MSG.NEXT.SPANS.store", "$JS.ACK.SPANS.store.1.1.1.1.1")
+LEARNERS = (f"{API}.CONSUMER.MSG.NEXT.SPANS.learner", f"{API}.CONSUMER.RESET.SPANS.learner")
+TASK_READERS = (f"{API}.CONSUMER.MSG.NEXT.TASKS.runner-calc", "$JS.ACK.TASKS.runner-calc.1.1.1.1.1")
+WEIGHT_WRITERS = ("lb.weights.policy", "$O.weights.C.x", "$O.weights.M.x", f"{API}.STREAM.PURGE.OBJ_weights")
+ROLLOUTS, TASKS = ("lb.span.train", "lb.span.eval"), ("lb.task.train.calc", "lb.span.task")
+STEPS, ALARMS, NODES = ("lb.span.step",), ("lb.span.alarm",), ("lb.applied.node", "lb.heartbeat.inference.evil")
+HEARTBEATS = ("lb.heartbeat.store.evil", "lb.heartbeat.learner.evil", "lb.heartbeat.runner.evil")
+MAY_NOT_SAY = {
+    "runner": (
+        *SPANS_OF_OTHERS, *LEARNERS, *WEIGHT_WRITERS, *TASKS, *STEPS, *ALARMS, *NODES, *HEARTBEATS[:2], "lb.dead.SPANS",
+        f"{API}.DIRECT.GET.WEIGHTS.lb.weights.policy", f"{API}.CONSUMER.CREATE.OBJ_weights.mine.$O.weights.C.x",
+    ),
+    "store": (*LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *STEPS, *NODES, *HEARTBEATS[1:]),
+    "learner": (
+        *SPANS_OF_OTHERS, *TASK_READERS, *ROLLOUTS, *ALARMS, *NODES, HEARTBEATS[0], HEARTBEATS[2], "lb.dead.SPANS",
+        f"{API}.CONSUMER.CREATE.SPANS.learner.lb.span.train",
+    ),
+    "node": (
+        *SPANS_OF_OTHERS, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *STEPS, *ALARMS, *HEARTBEATS,
+        "lb.dead.TASKS",
+    ),
+    "client": (
+        *SPANS_OF_OTHERS, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *STEPS, *ALARMS, *NODES, *HEARTBEATS,
+        "lb.dead.TASKS", f"{API}.STREAM.MSG.DELETE.DEAD", f"{API}.CONSUMER.CREATE.DEAD",
+    ),
+}  # fmt: skip
+HEARD = (
+    "lb.task.>",
+    "lb.span.train",
+    "lb.span.>",
+    "lb.weights.policy",
+    "lb.dead.*",
+    "lb.heartbeat.*.*",
+    "$JS.API.>",
+    ">",
+)
+MAY_HEAR = {"learner": {"lb.weights.policy"}, "node": {"lb.weights.policy"}, "store": {"lb.heartbeat.*.*"}}
+MAY_HEAR["client"] = {"lb.heartbeat.*.*", "lb.span.train"}
+
+
+async def denial(bus: Bus) -> str:
+    """What the server says next that this user may not do."""
+    async with asyncio.timeout(5):
+        while not bus.denied:
+            await asyncio.sleep(0.002)
+    return bus.denied.pop()
+
+
+@pytest.mark.parametrize("role", MAY_NOT_SAY)
+async def test_what_a_role_does_not_need_is_refused(secured: Secured, role: str) -> None:
+    """Each forbidden word, one after the other; the server says no to each, and to listening."""
+    async with secured.as_(role) as bus:
+        for subject in (*ADMINISTRATION, *MAY_NOT_SAY[role]):
+            await bus.nc.publish(subject, b"{}", reply=bus.nc.new_inbox())
+            assert f'publish to "{subject.lower()}"' in await denial(bus)
+        others = [f"{inbox(other)}.>" for other in RIGHTS if other != role]
+        for subject in (*(set(HEARD) - MAY_HEAR.get(role, set())), *others, "_INBOX.>"):
+            await bus.nc.subscribe(subject)
+            assert f'subscription to "{subject.lower()}"' in await denial(bus)
+
+
+async def test_a_word_that_is_refused_is_an_error_at_once(secured: Secured) -> None:
+    """No publisher waits for the acknowledgement of what the server will not take; provisioning neither."""
+    async with secured.as_("runner") as bus, asyncio.timeout(4):
+        with pytest.raises(AccessError, match=r"lb\.task\.train\.calc: this user has no right"):
+            await bus.publish_task(Task(id="mine", run="r", agent="calc", input=1))
+        with pytest.raises(AccessError, match=r"no right to do that: .*stream\.info\.tasks"):
+            await bus.provision()
+
+
+async def test_no_role_speaks_for_another_on_its_own_subject(secured: Secured) -> None:
+    """A heartbeat counts for whom its subject names."""
+    own = subjects.heartbeat("runner", "one")
+    async with secured.as_("runner") as runner, secured.as_("client") as client, client.fleet("*") as fleet:
+        for role in ("inference", "runner"):
+            beat = Heartbeat(role=role, id="one", state="ready", pid=1, sent_ns=1)
+            await runner.nc.publish(own, encode(beat))
+        async with asyncio.timeout(10):
+            while not fleet.members():
+                await fleet.changed()
+        assert [beat.role for beat in fleet.members()] == ["runner"]
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Users of another server."""
+    place = tmp_path_factory.mktemp("strangers")
+    assert len(list(make_users(place, tls=True))) == len(RIGHTS) + 2
+    return place
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"nkey": None}, "lets nobody in"),
+        ({"nkey": "runner/nkey"}, "has no user of this key"),
+        ({"cert": None, "key": None}, "CERTIFICATE_REQUIRED"),
+        ({"cert": "runner/cert.pem", "key": "runner/key.pem"}, "TLS with it fails"),
+        ({"ca": "runner/ca.pem"}, "certificate is not to be trusted"),
+    ],
+    ids=["no user", "wrong key", "no certificate", "another's certificate", "another's server"],
+)
+async def test_a_stranger_is_refused_in_one_sentence(
+    secured: Secured, strangers: Path, changes: dict[str, str | None], sentence: str
+) -> None:
+    """Whatever is missing or wrong is said at once, and not tried again and again."""
+    wrong = {name: value and strangers / value for name, value in changes.items()}
+    with pytest.raises(AccessError, match=f"the bus at {secured.url} cannot be used: .*{sentence}"):
+        async with asyncio.timeout(4), secured.as_("runner", **wrong):
+            pass
+
+
+async def test_nothing_is_said_in_the_clear(secured: Secured) -> None:
+    """Not a word comes before TLS, so nobody in between can say that there is none; and none is taken without."""
+    with pytest.raises(BusError, match="if it wants TLS, give --access"):
+        async with Bus.connect(secured.url, wait=5):
+            pass
+    with socket.create_connection(("127.0.0.1", int(secured.url.rpartition(":")[2])), timeout=10) as plain:
+        plain.sendall(b'CONNECT {"verbose": true}\r\nPING\r\n')
+        said = b""
+        try:
+            while more := plain.recv(4096):
+                said += more
+        except ConnectionResetError:
+            pass
+    assert b"INFO" not in said and b"PONG" not in said
+
+
+def test_secrets_are_for_their_owner_and_are_not_written_over(secured: Secured) -> None:
+    """Seeds and private keys have mode 0600, the server's file holds neither, and no second run replaces them."""
+    secret = [path for path in secured.users.rglob("*") if path.name in ("nkey", "key.pem", "cluster.key")]
+    assert len(secret) == len(RIGHTS) + len(RIGHTS) + 1 + 2
+    assert {path.stat().st_mode & 0o777 for path in secret} == {0o600}
+    written = [path.read_text() for path in secured.users.rglob("*.conf")]
+    logs = [path.read_text() for path in (secured.users.parent / "bus").glob("nats.*")]
+    seeds = [path.read_text().strip() for path in secret if path.name == "nkey"]
+    assert all(re.fullmatch(r"SU[A-Z2-7]{56}", seed) for seed in seeds)
+    assert not any(seed in text for seed in seeds for text in (*written, *logs))
+    again = lightningbus("bus", "users", "--out", secured.users, cwd=secured.users.parent)
+    assert again.returncode == 2 and "users.conf exists: give another --out" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("nkey", None, "the nkey cannot be read: .*nkey: No such file"),
+        ("nkey", "SUNOTASEED", "nkey holds no nkey seed"),
+        ("ca.pem", "no certificate", "ca.pem holds no certificate"),
+        ("key.pem", "no key", "are not a certificate and its key"),
+        ("access.json", "{", "access.json is not an access file"),
+        ("access.json", '{"seed": "x"}', "access.json is not an access file: a JSON object of inbox, nkey"),
+        (
+            "access.json",
+            None,
+            "has no access for role runner: it is not a directory that `lightningbus bus users` wrote",
+        ),
+    ],
+)
+def test_a_bad_file_is_one_sentence(tmp_path: Path, file: str, content: str | None, sentence: str) -> None:
+    """By the file's name, never by what it holds."""
+    list(make_users(tmp_path, tls=True))
+    path = tmp_path / "runner" / file
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(AccessError, match=sentence) as caught:
+        Access.read(tmp_path, "runner")
+    assert "SUNOTASEED" not in str(caught.value)
+
+
+def test_a_bus_without_users_stays_on_loopback(tmp_path: Path) -> None:
+    """Unless that is what is asked for by name."""
+    refused = lightningbus("bus", "--host", "0.0.0.0", "--port", "0", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "0.0.0.0 is reached from other machines, and there are no users" in refused.stderr
+    (tmp_path / "run.yaml").write_text("bus: {host: 0.0.0.0, port: 0}\n")
+    refused = lightningbus("up", "-c", "run.yaml", cwd=tmp_path)
+    assert refused.returncode == 2 and "there are no users" in refused.stderr

@@ -1,0 +1,76 @@
+"""The keys of a run: where they lie, who finds them, and that nobody says them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bus import Access, Bus
+from bus.doors import read_key
+from bus.users import make_users
+from lightningbus.places import place
+from lightningbus.rundir import RunDirectory
+from lightningbus.settings import BusSettings
+from lightningbus.supervisor import Child
+from lightningbus.up import Stack, stack
+from runners.settings import RunnerSettings
+
+AGENTS = Path(__file__).resolve().parents[1] / "agents"
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal in an empty directory, with none of our variables."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("BUS", "ACCESS", "CLUSTER_KEY_FILE"):
+        monkeypatch.delenv(f"LIGHTNINGBUS_{name}", raising=False)
+
+
+async def runs(made: Stack) -> str:
+    """Start a runner and wait until it takes tasks; its command line, environment and settings."""
+    settings = RunnerSettings(agent="plain:asks", path=AGENTS, concurrency=1, id="one")
+    await made.supervisor.start(Child("runner-0", "runner", settings))
+    await made.member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 60)
+    process = Path(f"/proc/{made.supervisor.pids()['runner-0']}")
+    told = [process / "cmdline", process / "environ", made.directory.path / "work" / "runner-0.json"]
+    return "\n".join(path.read_text() for path in told)
+
+
+async def test_a_run_has_a_cluster_key_that_only_files_hold(tmp_path: Path) -> None:
+    """Made once, for its owner, found by other terminals, and said by its path alone."""
+    directory = RunDirectory(Path("runs/one")).create()
+    async with stack(directory, BusSettings(port=0), "test") as made:
+        key = directory.path.resolve() / "cluster.key"
+        assert key.stat().st_mode & 0o777 == 0o600
+        for given in (None, made.url):
+            found = place(given, "runner")
+            assert (found.url, found.access, found.cluster_key) == (made.url, None, key)
+        assert place("nats://elsewhere:4222", "runner").cluster_key is None
+        told = await runs(made)
+    first = read_key(key)
+    assert str(key) in told
+    said = [told, *(path.read_text(errors="replace") for path in directory.path.glob("logs/*"))]
+    assert not any(first in text for text in [*said, (directory.path / "endpoints.json").read_text()])
+    async with stack(directory, BusSettings(port=0), "test"):
+        assert read_key(key) == first, "a run that goes on keeps its key: nodes elsewhere may have it"
+
+
+async def test_a_run_with_users_gives_each_role_its_own(tmp_path: Path) -> None:
+    """The server asks for users and TLS; a runner is let in as one and finds its key, and so does another terminal."""
+    list(make_users(tmp_path / "secrets", tls=True))
+    directory = RunDirectory(Path("runs/one")).create()
+    async with stack(directory, BusSettings(port=0, access=Path("secrets")), "test") as made:
+        told = await runs(made)
+        assert not (directory.path / "cluster.key").exists()
+        assert json.loads((directory.path / "endpoints.json").read_text())["access"] == str(tmp_path / "secrets")
+        at = place(None, "client")
+        assert at.access == Access.read(tmp_path / "secrets", "client")
+        assert place(None, "runner").cluster_key == tmp_path / "secrets" / "runner" / "cluster.key"
+        async with Bus.connect(at.url, access=at.access) as bus, bus.fleet("*") as fleet:
+            while not fleet.members():
+                await fleet.changed()
+    secret = [path for path in (tmp_path / "secrets").rglob("*") if path.name in ("nkey", "key.pem", "cluster.key")]
+    logs = [path.read_text(errors="replace") for path in directory.path.rglob("*.log")]
+    assert len(secret) == 15 and "permissions violation" not in "".join(logs).lower()
+    for line in (line for path in secret for line in path.read_text().splitlines() if "-----" not in line):
+        assert not any(line in text for text in (told, *logs))
