@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from bus import Bus
-from learner.publish import blob_name
+from learner.chain import blob_name
 from schemas import identity, subjects
 from schemas.codec import schema_of
 from schemas.events import Heartbeat, SpanBatch, Task, WeightVersion
