@@ -29,7 +29,8 @@ STEP = 0.8e-6
 """Largest change of a weight in fp32, as Adam's at a learning rate of about 1e-6: 1.8 % of N(0, 0.02) become others."""
 SEVERAL = 100_000_000
 """Parameters up to which each figure is the best of three."""
-PEER_SECONDS = 600.0
+PEER_SECONDS, PEER_RATE = 30.0, 5e6
+"""nats-py's Object Store is given up after so long, and a second more for so many bytes."""
 
 
 def written(place: Path, parameters: int) -> tuple[Path, Path, float]:
@@ -177,7 +178,7 @@ async def object_store(bus: Bus, source: Path, arrived: Path, times: int) -> flo
         assert arrived.stat().st_size == source.stat().st_size
 
     try:
-        async with asyncio.timeout(PEER_SECONDS):
+        async with asyncio.timeout(times * (PEER_SECONDS + source.stat().st_size / PEER_RATE)):
             return await best(sent, times)
     except Exception as error:  # of whatever kind: it is the peer's figure that is missing
         print(f"nats-py's Object Store: {error!r}")
