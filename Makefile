@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/$(if $(shell command -v nvidia-smi),gpu,cpu).lock
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow chaos bench bench-ui bench-async bench-kv check format clean
+.PHONY: setup demo test test-slow chaos bench bench-ui bench-async bench-kv bench-weights check format clean
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -53,3 +53,6 @@ bench-async: $(READY) ## synchronous against asynchronous training, to a target 
 
 bench-kv: $(READY) ## what a swap amid an answer does to log-probabilities, by kv_cache policy
 	$(BIN)/python -m benchmarks.kv_cache
+
+bench-weights: $(READY) ## a weight version by each transport, whole and as a delta; SIZES=0.5M,5M and MODELS=0.6M measure some
+	$(BIN)/python -m benchmarks.weights $(if $(SIZES),--sizes $(SIZES)) $(if $(MODELS),--models $(MODELS))

@@ -10,18 +10,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import kv_cache
-from benchmarks.kv_cache import EXAMPLE, announce, moved, put, swapped_amid
+from benchmarks import kv_cache, transfer
+from benchmarks.kv_cache import EXAMPLE, moved, swapped_amid
 from benchmarks.results import Result, machine, table, write
 from inference.settings import InferenceSettings
+from learner.publish import WeightPublisher
+from learner.settings import LearnerSettings
 from lightningbus.rundir import RunDirectory
 from lightningbus.settings import BusSettings
 from lightningbus.supervisor import Child
-from lightningbus.up import stack
+from lightningbus.up import Stack, stack
 
-SIZES = {"0.6M": {}, "26M": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}}
+SERVED = {"0.6M": {}, "26M": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}}
 """What is changed in the calculator model's configuration."""
-SWAPS = 3
+ROUNDS = 3
+STEP = 0.8e-6
+"""See `transfer.STEP`."""
 
 
 def made(place: Path, changes: dict[str, int]) -> Path:
@@ -46,46 +50,92 @@ def made(place: Path, changes: dict[str, int]) -> Path:
     return model
 
 
-async def measure(name: str, model: Path, place: Path) -> list[Result]:
-    """Versions published while a node answers streams."""
-    from safetensors.torch import load_file
+class Steps:
+    """A model that moves by small steps, written in bf16 as it would be published."""
 
-    weights = load_file(model / "model.safetensors")
-    size = (model / "model.safetensors").stat().st_size
+    def __init__(self, model: Path, place: Path) -> None:
+        from safetensors.torch import load_file
+
+        self.weights = load_file(model / "model.safetensors")
+        self._place, self._made = place, -1
+
+    def next(self) -> tuple[Path, int]:
+        """The file of the next version, and its number."""
+        import torch
+        from safetensors.torch import save_file
+
+        self._made += 1
+        torch.manual_seed(self._made)
+        self.weights = {name: one + STEP * (2 * torch.rand_like(one) - 1) for name, one in self.weights.items()}
+        path = self._place / f"made-{self._made % 2}.safetensors"
+        path.unlink(missing_ok=True)
+        save_file({name: one.to(torch.bfloat16) for name, one in self.weights.items()}, path)
+        return path, self._made
+
+
+async def measure(name: str, model: Path, place: Path) -> list[Result]:
+    """Versions published by each transport, whole and as deltas, while a node serves."""
     directory = RunDirectory(place / f"run-{name}").create(fresh=True)
-    found: list[tuple[float, float, float]] = []
-    async with stack(directory, BusSettings(port=0), f"bench weights {name}") as at:
-        settings = InferenceSettings(
-            model_path=model, id="node", dtype="float32", max_model_len=kv_cache.CONTEXT,
-            max_num_seqs=kv_cache.STREAMS, threads=1, work=directory.path / "node",
-        )  # fmt: skip
-        await at.supervisor.start(Child("node", "inference", settings))
-        node = await announce(at, await put(at, directory.path, weights, 0), 0)
-        for version in range(1, SWAPS + 1):
-            weights = moved(weights, 1e-4, version)
+    with transfer.s3_server() as s3:
+        async with stack(directory, BusSettings(port=0), f"bench weights {name}") as at:
+            settings = InferenceSettings(
+                model_path=model, id="node", dtype="float32", max_model_len=kv_cache.CONTEXT,
+                max_num_seqs=kv_cache.STREAMS, threads=1, work=directory.path / "node",
+            )  # fmt: skip
+            await at.supervisor.start(Child("node", "inference", settings))
+            steps = Steps(model, directory.path)
+            results = []
+            for way, where in {"blob": "", "file": str(directory.path / "shared"), "s3": s3}.items():
+                results += await served(at, name, steps, {"transport": way, "place": where}, directory.path / "learner")
+            node = await at.member(lambda beat: beat.role == "inference", "node", 60)
+            _, last = steps.next()
+            _, _, pause = await swapped_amid(at, directory.path, node, moved(steps.weights, 1e-4, 99), last)
+    return [*results, Result(f"{name} parameters: longest gap in {kv_cache.STREAMS} streams", 1e3 * pause, "ms")]
+
+
+async def served(at: Stack, name: str, steps: Steps, weights: dict[str, str], checkpoints: Path) -> list[Result]:
+    """Seconds from a version's file being there to a node that serves it, by one transport; the best of some."""
+    checkpoints.mkdir(exist_ok=True)
+    settings = LearnerSettings.model_validate({"model_path": "-", "checkpoints": checkpoints, "weights": weights})
+    took: dict[str, list[float]] = {"full": [], "delta": []}
+    size: dict[str, int] = {}
+    copied = []
+    for _ in range(ROUNDS):
+        publisher = WeightPublisher(at.bus, settings)  # whose first version is whole, and the next a delta
+        await publisher.look()
+        for _ in range(2):
+            path, version = steps.next()
             started = time.monotonic()
-            await announce(at, await put(at, directory.path, weights, version), version)
-            served = time.monotonic() - started
-            copied = time.monotonic()
-            await asyncio.to_thread(shutil.copy, directory.path / "published.safetensors", directory.path / "copy")
-            found.append((served, time.monotonic() - copied, 0.0))
-        _, _, pause = await swapped_amid(at, directory.path, node, moved(weights, 1e-4, 99), SWAPS + 1)
-    served, copied = min(one[0] for one in found), min(one[1] for one in found)
+            await publisher.publish(path, version=version, epoch=1, step=version)
+            await at.member(lambda beat, version=version: beat.version == version, f"version {version}", 300)  # type: ignore[misc]
+            assert publisher.last is not None
+            kind = publisher.last.kind
+            took[kind].append(time.monotonic() - started)
+            size[kind] = publisher.last.blobs[0].size
+            started = time.monotonic()
+            await asyncio.to_thread(shutil.copyfile, path, checkpoints / "copy")
+            copied.append(time.monotonic() - started)
     return [
-        Result(f"{name} parameters, blob: size", size / 1e6, "MB"),
         Result(
-            f"{name} parameters, blob: written to served", served, "s", copied, note="ceiling: a plain copy of the file"
-        ),
-        Result(f"{name} parameters, blob: longest gap in {kv_cache.STREAMS} streams", 1e3 * pause, "ms"),
+            f"{name} parameters, {settings.weights.transport}, {kind}: written to served",
+            min(took[kind]) if took[kind] else None,
+            "s",
+            min(copied),
+            note=f"{size.get(kind, 0) / 1e6:.3g} MB; ceiling: a plain copy of the whole file",
+        )
+        for kind in took
     ]
 
 
-def main(place: Path) -> list[Result]:
-    """Measure and write."""
+def main(place: Path, sizes: list[str] | None = None, models: list[str] | None = None) -> list[Result]:
+    """Measure and write; ``sizes`` of `transfer.SIZES` and ``models`` of `SERVED`, None: all."""
     results: list[Result] = []
-    for name, changes in SIZES.items():
-        results += asyncio.run(measure(name, made(place, changes), place))
-    write("weights", results)
+    for name in transfer.SIZES if sizes is None else sizes:
+        results += asyncio.run(transfer.measure(name, place / "transfer"))
+        print(table(one.as_json() for one in results), flush=True)
+    for name in SERVED if models is None else models:
+        results += asyncio.run(measure(name, made(place, SERVED[name]), place))
+    write("weights", results, whole=sizes is None and models is None)
     print(table(one.as_json() for one in results))
     return results
 
@@ -94,9 +144,19 @@ def options() -> Any:
     """Of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("runs/bench-weights"))
+    parser.add_argument("--sizes", help=f"some of {', '.join(transfer.SIZES)}, with commas: disk to disk, no engine")
+    parser.add_argument("--models", help=f"some of {', '.join(SERVED)}: up to a vLLM that serves them")
     return parser.parse_args()
 
 
+def _some(given: str | None) -> list[str] | None:
+    return None if given is None else [name for name in given.split(",") if name]
+
+
 if __name__ == "__main__":
+    from benchmarks.__main__ import PAGE, rewrite
+
     print(machine())
-    main(options().work.resolve())
+    asked = options()
+    main(asked.work.resolve(), _some(asked.sizes), _some(asked.models))
+    PAGE.write_text(rewrite(PAGE.read_text()))

@@ -8,8 +8,6 @@ import asyncio
 import base64
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +19,8 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError, ObjectNotFoundError
 
-from bus.errors import BlobCorrupt, BusError
+from bus.arriving import arriving
+from bus.errors import BusError
 from bus.publisher import Publisher
 from bus.puller import Puller
 from schemas.events import Blob
@@ -88,17 +87,8 @@ class Blobs:
         info = await self._info(blob.bucket, blob.name)
         if info is None:
             raise BusError(f"blob {blob.bucket}/{blob.name} is not on the bus (expired or deleted)")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                digest = await self._read(blob, info, file.write)
-            if digest != blob.sha256:
-                raise BlobCorrupt(f"blob {blob.bucket}/{blob.name} hashes to {digest[:12]}…, not {blob.sha256[:12]}…")
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with arriving(blob, path) as take:
+            await self._read(blob, info, take)
 
     async def names(self, bucket: str) -> list[str]:
         """Names of all blobs of a bucket."""
@@ -117,10 +107,10 @@ class Blobs:
         await self._write_info(bucket, name, {**info, "size": 0, "chunks": 0, "digest": "", "deleted": True})
         await self._purge(bucket, info["nuid"])
 
-    async def _read(self, blob: Blob, info: dict[str, Any], write: Callable[[bytes], object]) -> str:
-        digest, size, left = hashlib.sha256(), 0, int(info["chunks"])
+    async def _read(self, blob: Blob, info: dict[str, Any], take: Callable[[bytes], None]) -> None:
+        left = int(info["chunks"])
         if left == 0:
-            return digest.hexdigest()
+            return
         stream = f"OBJ_{blob.bucket}"
         name = self._nc._nuid.next().decode()  # a name, so that the filter is part of the request's subject
         config = ConsumerConfig(
@@ -136,20 +126,13 @@ class Blobs:
                 while left:
                     async with asyncio.timeout(READ_SECONDS):
                         delivery = await anext(puller)
-                    size += len(delivery.data)
-                    if size > blob.size:
-                        break  # a swapped object must not fill the disk
-                    digest.update(delivery.data)
-                    write(delivery.data)
+                    take(delivery.data)
                     left -= 1
                     delivery.release()
         except TimeoutError:
             raise BusError(f"blob {blob.bucket}/{blob.name}: no chunk came for {READ_SECONDS:g} s") from None
         finally:
             await self._js.delete_consumer(stream, name)
-        if size != blob.size:
-            raise BlobCorrupt(f"blob {blob.bucket}/{blob.name} has {size} bytes or more, not {blob.size}")
-        return digest.hexdigest()
 
     async def _info(self, bucket: str, name: str) -> dict[str, Any] | None:
         try:

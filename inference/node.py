@@ -151,7 +151,7 @@ class Node:
         await self._pulse.now()
 
     def _describe(self) -> dict[str, Any]:
-        problem = getattr(getattr(self, "_subscriber", None), "problem", "")
+        subscriber: Subscriber | None = getattr(self, "_subscriber", None)
         return {
             "state": self._gateway.state,
             "address": self._settings.advertise or self._gateway.address,
@@ -161,6 +161,7 @@ class Node:
                 "inflight": self._gateway.inflight,
                 "swaps": self._swaps,
                 "max_model_len": self._engine.max_model_len,
-                "problem": problem[:120],
+                "problem": subscriber.problem[:120] if subscriber else "",
+                "wants_whole": subscriber is not None and subscriber.wants_whole,
             },
         }

@@ -1,4 +1,4 @@
-"""Follows the versions of a model on the bus: fetches and verifies while the old one serves, then swaps."""
+"""Follows the versions of a model on the bus: gets their files while the old one serves, then swaps."""
 
 import asyncio
 import logging
@@ -11,6 +11,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from bus import Bus, BusError, metrics
+from inference.files import VersionFiles
 from schemas import subjects
 from schemas.events import WeightApplied, WeightVersion
 
@@ -37,10 +38,12 @@ class Subscriber:
 
     def __init__(self, bus: Bus, node: str, model: str, work: Path, swap: Swap) -> None:
         self._bus, self._node, self._model, self._work, self._swap = bus, node, model, work, swap
+        self._files = VersionFiles(bus, model, work)
         self._news = asyncio.Event()
-        self._bases: set[Path] = set()  # fetched and verified by this process
         self.version: int | None = None
         self.problem = ""
+        self.wants_whole = False
+        """The newest version is a delta that cannot be put together here, not even from the whole one before it."""
 
     async def run(self, on_applied: Callable[[], Awaitable[None]]) -> None:
         """Follow for ever; ``on_applied`` is called after each swap. An engine's failure is raised."""
@@ -69,43 +72,30 @@ class Subscriber:
 
     async def _catch_up(self) -> bool:
         """Apply the newest version if it is not held yet; a bad or missing blob leaves the old one serving."""
+        offered = ""
         try:
             found = await self._bus.last(subjects.WEIGHTS, subjects.weights(self._model), WeightVersion)
             if found is None or (self.version is not None and found[0].version <= self.version):
                 return False
             manifest = found[0]
+            offered = manifest.kind
             started = time.monotonic()
-            files = await self._fetch(manifest)
+            files = await self._files.get(manifest)
             fetched = time.monotonic() - started
         except (BusError, NatsError, OSError, ValueError) as error:
             metrics.fetch_failures.inc()
-            self.problem = f"weights not fetched: {error}"
+            self.problem, self.wants_whole = f"weights not fetched: {error}", self.wants_whole or offered == "delta"
             log.warning("%s; version %s goes on serving", self.problem, self.version)
             return False
         paused = await self._swap(files, manifest.version)
-        self.version, self.problem = manifest.version, ""
+        self.version, self.problem, self.wants_whole = manifest.version, "", False
         metrics.node_version.set(manifest.version)
         metrics.fetch_seconds.observe(fetched)
         metrics.swap_pause_seconds.observe(paused)
         log.info("version %d: fetched in %.3f s, paused for %.3f s", manifest.version, fetched, paused)
         await self._announce(manifest, fetched, paused)
-        for old in self._work.glob("*.safetensors"):
-            if old not in files:
-                old.unlink(missing_ok=True)
+        self._files.drop_all_but(files)
         return True
-
-    async def _fetch(self, manifest: WeightVersion) -> list[Path]:
-        if manifest.transport != "blob" or len(manifest.blobs) != {"full": 1, "lora": 2}.get(manifest.kind):
-            raise ValueError(f"version {manifest.version} is of a kind this node cannot read")
-        *base, own = manifest.blobs
-        files = [self._work / f"{self._model}-base-{blob.sha256[:16]}.safetensors" for blob in base]
-        for blob, path in zip(base, files, strict=True):
-            if path not in self._bases or not path.exists():
-                await self._bus.blobs.get(blob, path)
-                self._bases.add(path)
-        path = self._work / f"{self._model}-{manifest.version:08d}.safetensors"
-        await self._bus.blobs.get(own, path)
-        return [*files, path]
 
     async def _announce(self, manifest: WeightVersion, fetched: float, paused: float) -> None:
         applied = WeightApplied(

@@ -21,7 +21,7 @@ from learner.checkpoint import TRAINER, Checkpoints, LearnerState
 from learner.dispatch import Dispatcher
 from learner.groups import Group
 from learner.intake import Intake
-from learner.publish import CannotLearn, WeightPublisher
+from learner.publish import CannotLearn, WeightPublisher, wants_whole
 from learner.resume import resumed
 from learner.saving import Saver
 from learner.settings import LearnerSettings
@@ -63,7 +63,8 @@ class Learner:
         self._bus = bus
         self._settings = settings
         self._checkpoints = Checkpoints(settings.checkpoints, settings.keep_checkpoints)
-        self._publisher = WeightPublisher(bus, settings)
+        self._nodes = bus.fleet("inference")
+        self._publisher = WeightPublisher(bus, settings, self._whole_wanted)
         self._thread = ThreadPoolExecutor(1, "trainer")  # one, because torch's thread count belongs to a thread
         self._intake: Intake
         self._account: Account
@@ -74,7 +75,7 @@ class Learner:
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
         name = own_id(self._settings.id)
-        async with self._bus.beat("learner", name, self._describe) as pulse:
+        async with self._nodes, self._bus.beat("learner", name, self._describe) as pulse:
             try:
                 await self._begin()
                 fenced = self._publisher.superseded(self._state.epoch)
@@ -229,6 +230,9 @@ class Learner:
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    def _whole_wanted(self) -> bool:
+        return any(wants_whole(beat, self._settings.model) for beat in self._nodes.members())
 
     def _describe(self) -> dict[str, Any]:
         detail: dict[str, Any] = {"step": self._state.step, "steps": self._settings.steps}

@@ -1,17 +1,21 @@
-"""Weight versions onto the bus: the bytes as a blob, then the manifest, by compare-and-set."""
+"""Weight versions to whoever serves them: the bytes by a transport, then the manifest, by compare-and-set."""
 
 import asyncio
-import re
 import time
-from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from nats.aio.msg import Msg
 
-from bus import Bus
+from bus import Bus, BusError
+from bus.transports import transport
+from learner.chain import SUFFIX, Chain, blob_name, expired, of_model
 from learner.settings import LearnerSettings
 from schemas import identity, subjects
-from schemas.events import Blob, WeightVersion
+from schemas.delta import fingerprint
+from schemas.events import Blob, Heartbeat, Link, WeightVersion
+
+BUCKET = subjects.WEIGHT_BUCKET
 
 
 class CannotLearn(Exception):
@@ -21,11 +25,17 @@ class CannotLearn(Exception):
 class WeightPublisher:
     """The one writer of a model's versions; a second one is fenced off by the stream."""
 
-    def __init__(self, bus: Bus, settings: LearnerSettings) -> None:
-        self._bus, self._settings = bus, settings
+    def __init__(self, bus: Bus, settings: LearnerSettings, whole_wanted: Callable[[], bool] = lambda: False) -> None:
+        """``whole_wanted``: whether some node waits for a version that it can fetch by itself."""
+        self._bus, self._settings, self._whole_wanted = bus, settings, whole_wanted
         self._subject = subjects.weights(settings.model)
         self._last_sequence = 0
-        self._kept: deque[str] = deque()
+        try:
+            self._transport = transport(bus, settings.weights.transport, settings.weights.place)
+        except BusError as error:
+            raise CannotLearn(f"weights: {error}") from error
+        self._chain = Chain(settings.checkpoints, settings.weights.anchor_every)
+        self._kept: list[str] = []
         self._base: tuple[Blob, ...] = ()
         self.last: WeightVersion | None = None
 
@@ -33,8 +43,7 @@ class WeightPublisher:
         """The newest version on the bus; what is published from now on replaces exactly that one."""
         found = await self._bus.last(subjects.WEIGHTS, self._subject, WeightVersion)
         self.last, self._last_sequence = found or (None, 0)
-        names = await self._bus.blobs.names(subjects.WEIGHT_BUCKET)
-        self._kept = deque(name for name in names if re.fullmatch(rf"{self._settings.model}-\d+-\d+", name))
+        self._kept = of_model(self._settings.model, await self._transport.names(BUCKET))
         return self.last
 
     async def superseded(self, epoch: int) -> None:
@@ -58,20 +67,31 @@ class WeightPublisher:
                 await watching.unsubscribe()
 
     async def share_base(self, path: Path) -> None:
-        """What the adapters of every version from now on are added to; it stays on the bus."""
-        self._base = (await self._bus.blobs.put(subjects.WEIGHT_BUCKET, f"{self._settings.model}-base", path),)
+        """What the adapters of every version from now on are added to; it stays where versions are."""
+        self._base = (await self._transport.put(BUCKET, f"{self._settings.model}-base", path),)
 
     async def publish(self, path: Path, *, version: int, epoch: int, step: int) -> None:
-        """A safetensors file as a version; raises `Fenced` when another learner has published since the last look."""
-        model = self._settings.model
-        blob = await self._bus.blobs.put(subjects.WEIGHT_BUCKET, blob_name(model, version, epoch), path)
+        """A safetensors file as a version, whole or as what changed since the last one that this learner published.
+
+        The file is only ever replaced, not written to again. Raises `Fenced` when another learner has published since
+        the last look.
+        """
+        model, weights = self._settings.model, self._settings.weights
+        delta = None if self._base or self._whole_wanted() else await self._chain.delta_to(path)
+        name = blob_name(model, version, epoch) + (SUFFIX if delta else "")
+        blob = await self._transport.put(BUCKET, name, delta or path)
+        content = "" if self._base else await asyncio.to_thread(fingerprint, path)
         manifest = WeightVersion(
             run=self._settings.run,
             model=model,
             version=version,
             parent=self.last.version if self.last is not None and self.last.version < version else None,
-            kind="lora" if self._base else "full",
+            kind="lora" if self._base else "delta" if delta else "full",
+            transport=weights.transport,
+            place=weights.place,
             blobs=(*self._base, blob),
+            chain=self._chain.links if delta else (),
+            content=content,
             epoch=epoch,
             step=step,
             created_ns=time.time_ns(),
@@ -83,10 +103,16 @@ class WeightPublisher:
             expect_last=self._last_sequence,
         )
         self.last = manifest
-        if blob.name not in self._kept:
-            self._kept.append(blob.name)
-        while len(self._kept) > self._settings.keep_versions:
-            await self._bus.blobs.delete(subjects.WEIGHT_BUCKET, self._kept.popleft())
+        if not self._base:
+            await self._chain.published(Link(version=version, content=content, blob=blob), path, whole=delta is None)
+        await self._expire(blob.name)
+
+    async def _expire(self, newest: str) -> None:
+        self._kept = [*(name for name in self._kept if name != newest), newest]
+        gone = expired(self._kept, self._settings.keep_versions)
+        for name in gone:
+            await self._transport.delete(BUCKET, name)
+        self._kept = self._kept[len(gone) :]
 
 
 def another_learner(model: str, epoch: int) -> CannotLearn:
@@ -94,6 +120,6 @@ def another_learner(model: str, epoch: int) -> CannotLearn:
     return CannotLearn(f"another learner has published model {model!r} since: this one, of epoch {epoch}, stops")
 
 
-def blob_name(model: str, version: int, epoch: int) -> str:
-    """Name of a version's blob; the epoch keeps two learners from writing the same one."""
-    return f"{model}-{version:06d}-{epoch}"
+def wants_whole(beat: Heartbeat, model: str) -> bool:
+    """Whether a node can make nothing of the deltas of a model it was offered."""
+    return beat.role == "inference" and beat.model == model and bool(beat.detail.get("wants_whole"))

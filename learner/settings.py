@@ -1,14 +1,17 @@
 """Settings of the learner. What verl calls by a name is called by that name here."""
 
+import re
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from bus.health import RoleSettings
+from schemas.events import TransportName
 from schemas.instrumentation import Kind
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
+S3_PLACE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._-]+)*/?")
 OffPolicy = Literal["wait", "drop", "mask_tokens", "ready_first"]
 
 
@@ -161,6 +164,40 @@ class LoraSettings(BaseModel):
     target_modules: str | list[str] = Field("all-linear", description="modules that get adapters")
 
 
+class WeightSettings(BaseModel):
+    """How weight versions reach the nodes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    transport: TransportName = Field(
+        "blob",
+        description="blob: over the bus; file: in a directory that learner and nodes see under the same path; s3: "
+        "S3-compatible storage, where both take credentials, region and endpoint from AWS_* of their environment",
+    )
+    place: str = Field("", description="file: the directory; s3: s3://bucket/prefix")
+    anchor_every: int = Field(
+        10,
+        ge=1,
+        description="versions from one whole file to the next; those between are sent as what changed, to the bit, "
+        "where that is less than half; 1: all whole",
+    )
+
+    @model_validator(mode="after")
+    def _place(self) -> Self:
+        if self.transport == "blob" and self.place:
+            raise ValueError("place is for the transports file and s3: the bus has its own")
+        if self.transport == "file":
+            if not self.place or "://" in self.place:
+                raise ValueError("transport file needs place: a directory that learner and nodes see")
+            self.place = str(Path(self.place).absolute())
+        if self.transport == "s3" and not S3_PLACE.fullmatch(self.place):
+            raise ValueError(
+                "transport s3 needs place: s3://bucket/prefix, and nothing else in it: credentials and endpoint "
+                "are taken from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL of the environment"
+            )
+        return self
+
+
 class LearnerSettings(RoleSettings):
     """One learner: which model it trains, on which tasks, how, and how far behind a rollout may be."""
 
@@ -207,7 +244,10 @@ class LearnerSettings(RoleSettings):
         None, ge=1, description="steps between checkpoints, a multiple of publish_every; none: as often as that"
     )
     keep_checkpoints: int = Field(2, ge=1, description="checkpoints kept; a step is replayed from the one before it")
-    keep_versions: int = Field(4, ge=1, description="weight versions kept on the bus")
+    keep_versions: int = Field(
+        4, ge=1, description="weight versions kept for nodes to fetch, with those that the deltas among them build on"
+    )
+    weights: WeightSettings = WeightSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     actor: ActorSettings = ActorSettings()
     critic: CriticSettings = CriticSettings()

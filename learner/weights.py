@@ -9,17 +9,22 @@ BASE = "base.safetensors"
 
 def write_weights(trainer: Any, path: Path) -> None:
     """What the trainer trains, as nodes load it: see `inference.weight_engine`."""
-    from safetensors.torch import save_file
-
     if (adapters := trainer.adapters()) is not None:
         tensors, scale = adapters
-        save_file(tensors, path, {"scale": str(scale)})
+        _save(tensors, path, {"scale": str(scale)})
     else:
         write_base(trainer, path)
 
 
 def write_base(trainer: Any, path: Path) -> None:
     """All weights: without adapters the version itself, with them what they are added to."""
+    _save(trainer.weights(), path)
+
+
+def _save(tensors: dict[str, Any], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Replaces an older file instead of writing into it: that one may be served, or linked, under another name."""
     from safetensors.torch import save_file
 
-    save_file(trainer.weights(), path)
+    temporary = path.with_name(f".{path.name}")
+    save_file(tensors, temporary, metadata)
+    temporary.replace(path)

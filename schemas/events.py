@@ -17,6 +17,8 @@ Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+TransportName = Literal["blob", "file", "s3"]
 Mode = Literal["train", "eval"]
 Outcome = Literal["ok", "agent_error", "timeout", "infra", "poisoned", "cancelled"]
 
@@ -205,16 +207,34 @@ class Blob(Event, frozen=True, kw_only=True):
     sha256: Digest
 
 
+class Link(Event, frozen=True, kw_only=True):
+    """One version of a chain: the whole file it begins with, or what changed since the version before."""
+
+    version: Count
+    content: Fingerprint
+    blob: Blob
+
+
 class WeightVersion(Event, frozen=True, kw_only=True):
-    """Manifest of one version of a model's weights; the bytes are in its blobs."""
+    """Manifest of one version of a model's weights; the bytes are in its blobs.
+
+    A delta is what changed since ``parent``. Its ``chain`` leads there from a whole file, so that whoever has just
+    come, or missed some versions, can put this one together.
+    """
 
     run: Name
     model: Name
     version: Count
     parent: Count | None = None
     kind: Literal["full", "delta", "lora"] = "full"
-    transport: Literal["blob", "file"] = "blob"
+    transport: TransportName = "blob"
+    place: str = ""
+    """Where the blobs are, unless on the bus: a directory, or ``s3://bucket/prefix``."""
     blobs: tuple[Blob, ...]
+    chain: tuple[Link, ...] = ()
+    """Of a delta: the versions before it, oldest first, from a whole one on."""
+    content: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$")] = ""
+    """Of the whole file that holds the weights, see `schemas.delta.fingerprint`: the same, however they were sent."""
     epoch: Count
     """Which life of the learner wrote it; a learner of an older epoch is fenced off."""
     step: Count

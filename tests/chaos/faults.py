@@ -157,8 +157,9 @@ async def corrupt_blobs(world: World, log: Log) -> None:
     found = await world.bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
     assert found is not None
     last, sequence = found
+    whole = last.chain[0].blob if last.chain else last.blobs[0]
     path = world.directory / "good"
-    await world.bus.blobs.get(last.blobs[0], path)
+    await world.bus.blobs.get(whole, path)
     good = path.read_bytes()
     middle = len(good) // 2
     for number, bad in enumerate(
@@ -167,7 +168,8 @@ async def corrupt_blobs(world: World, log: Log) -> None:
         version = last.version + number
         name = f"policy-{version:06d}-{last.epoch}"
         await world.bus.blobs.put(subjects.WEIGHT_BUCKET, name, bad)
-        manifest = replace(last, version=version, parent=version - 1, blobs=(replace(last.blobs[0], name=name),))
+        fields = {"kind": "full", "chain": (), "content": "", "blobs": (replace(whole, name=name),)}
+        manifest = replace(last, version=version, parent=version - 1, **fields)
         sequence = await world.bus.publish(
             subjects.weights("policy"), manifest, msg_id=f"chaos:{version}", expect_last=sequence
         )

@@ -22,8 +22,12 @@ class Engine:
     def __init__(self) -> None:
         self.held: list[tuple[int, bytes]] = []
         self.changed = asyncio.Event()
+        self.gate = asyncio.Event()
+        """Closed: it does not come to an end with the next one."""
+        self.gate.set()
 
     async def swap(self, files: Sequence[Path], version: int) -> float:
+        await self.gate.wait()
         self.held.append((version, b"+".join(path.read_bytes() for path in files)))
         return 0.0
 

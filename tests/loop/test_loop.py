@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bus import Bus
 from bus.doors import CLUSTER_KEY, bearer, read_key
-from learner.publish import blob_name
+from learner.chain import blob_name
 from schemas import identity, subjects
 from schemas.codec import schema_of
 from schemas.events import Heartbeat, SpanBatch, Task, WeightVersion

@@ -1,0 +1,133 @@
+"""How large files travel beside the events: over the bus, in a directory both sides see, or by S3.
+
+The manifest of a file names transport and place, so a reader follows whatever the writer chose.
+"""
+
+import asyncio
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from bus.arriving import check
+from bus.errors import BusError
+from schemas.events import Blob, TransportName
+
+if TYPE_CHECKING:
+    from bus.connection import Bus
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class Transport(Protocol):
+    """Named objects in buckets; `bus.blobs.Blobs` is one."""
+
+    async def put(self, bucket: str, name: str, source: Path) -> Blob:
+        """Store a file whole, replacing an older object; nobody sees half of it. It must never be written to again."""
+        ...
+
+    async def get(self, blob: Blob, path: Path) -> None:
+        """Write a blob to ``path``, all of it or nothing.
+
+        Raises `BlobCorrupt` if its bytes are not what the manifest says, `BusError` if it is not there.
+        """
+        ...
+
+    async def names(self, bucket: str) -> list[str]:
+        """Names of all objects of a bucket."""
+        ...
+
+    async def delete(self, bucket: str, name: str) -> None:
+        """Remove an object; one that is not there is no error."""
+        ...
+
+
+def transport(bus: "Bus", kind: TransportName, place: str) -> Transport:
+    """The one a manifest or the settings name; raises `BusError` where it cannot be used here."""
+    if kind == "file":
+        return Directory(Path(place))
+    if kind == "s3":
+        try:
+            from bus.s3 import S3
+        except ImportError as error:
+            raise BusError("transport s3 needs obstore: pip install 'lightningbus[s3]'") from error
+        return S3(place)
+    return bus.blobs
+
+
+def key(bucket: str, name: str) -> str:
+    """``bucket/name``; raises `BusError` for names that could lead elsewhere."""
+    if not _NAME.fullmatch(bucket) or not _NAME.fullmatch(name):
+        raise BusError(f"{bucket}/{name} is no name of a blob outside the bus")
+    return f"{bucket}/{name}"
+
+
+class Directory:
+    """Files under ``directory/bucket``, which all see: one host, or a file system they share.
+
+    Where links are possible nothing is copied, so what was put is not to be written to again, only replaced.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def put(self, bucket: str, name: str, source: Path) -> Blob:
+        """See `Transport`."""
+        path = self._directory / key(bucket, name)
+        try:
+            size, digest = await asyncio.to_thread(_copied, source, path, None)
+        except OSError as error:
+            raise BusError(f"{path} cannot be written: {error.strerror}") from error
+        return Blob(bucket=bucket, name=name, size=size, sha256=digest)
+
+    async def get(self, blob: Blob, path: Path) -> None:
+        """See `Transport`."""
+        source = self._directory / key(blob.bucket, blob.name)
+        try:
+            await asyncio.to_thread(_copied, source, path, blob)
+        except FileNotFoundError:
+            raise BusError(f"{source} is not there (expired, or a directory this host does not see)") from None
+
+    async def names(self, bucket: str) -> list[str]:
+        """See `Transport`."""
+        directory = self._directory / bucket
+        return sorted(path.name for path in directory.glob("[!.]*")) if directory.exists() else []
+
+    async def delete(self, bucket: str, name: str) -> None:
+        """See `Transport`."""
+        (self._directory / key(bucket, name)).unlink(missing_ok=True)
+
+
+def link_or_copy(source: Path, path: Path) -> None:
+    """``source`` under another name, replacing what is there: without a copy where the file system allows it."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    try:
+        try:
+            temporary.hardlink_to(source)
+        except FileNotFoundError:
+            raise
+        except OSError:  # another file system, or somebody else's file
+            shutil.copyfile(source, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)  # the same file already: then a rename does nothing
+
+
+def _copied(source: Path, path: Path, expected: Blob | None) -> tuple[int, str]:
+    """Size and SHA-256 of a file put under another name; if it is not what is expected it is not put there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrived = path.with_name(f".arriving-{path.name}")
+    try:
+        link_or_copy(source, arrived)
+        with arrived.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = arrived.stat().st_size
+        if expected is not None:
+            check(expected, size, digest)
+        arrived.replace(path)
+    finally:
+        arrived.unlink(missing_ok=True)
+    return size, digest

@@ -1,0 +1,59 @@
+"""Which versions go out whole and which as what changed, and which nobody needs any more."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from bus.transports import link_or_copy
+from schemas.delta import make_delta
+from schemas.events import Link
+
+PARENT = ".parent.safetensors"
+DELTA = ".delta"
+WORTH = 0.5
+"""A delta is sent if it takes at most this share of the whole file: a node has to put it together, too."""
+SUFFIX = "-delta"
+
+
+class Chain:
+    """The versions since the last whole one, and on disk the file of the newest: what the next may be a delta of."""
+
+    def __init__(self, directory: Path, longest: int) -> None:
+        self._parent, self._delta, self._longest = directory / PARENT, directory / DELTA, longest
+        self.links: tuple[Link, ...] = ()
+
+    async def delta_to(self, path: Path) -> Path | None:
+        """A file of what changed since the last version; None if this one is better sent whole."""
+        if not 0 < len(self.links) < self._longest:
+            return None
+        at_most = int(WORTH * path.stat().st_size)
+        worth = await asyncio.to_thread(make_delta, self._parent, path, self._delta, at_most)
+        return self._delta if worth else None
+
+    async def published(self, link: Link, path: Path, whole: bool) -> None:
+        """A version is out: the next one may be told from it."""
+        self._delta.unlink(missing_ok=True)
+        links, self.links = (link,) if whole else (*self.links, link), ()
+        if self._longest > 1:
+            await asyncio.to_thread(link_or_copy, path, self._parent)
+            self.links = links  # not before the file they end with is there
+
+
+def blob_name(model: str, version: int, epoch: int) -> str:
+    """Name of a version's blob; the epoch keeps two learners from writing the same one."""
+    return f"{model}-{version:06d}-{epoch}"
+
+
+def of_model(model: str, names: Sequence[str]) -> list[str]:
+    """Those that are versions of a model, oldest first."""
+    found = [(match, name) for name in names if (match := re.fullmatch(rf"{model}-(\d+)-(\d+)({SUFFIX})?", name))]
+    return [name for match, name in sorted(found, key=lambda one: (int(one[0][1]), int(one[0][2]), one[1]))]
+
+
+def expired(names: Sequence[str], kept: int) -> Sequence[str]:
+    """Of versions, oldest first, those that neither are among the last ``kept`` nor are built upon by them."""
+    begin = max(len(names) - kept, 0)
+    while begin > 0 and names[begin].endswith(SUFFIX):
+        begin -= 1
+    return names[:begin]

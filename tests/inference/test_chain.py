@@ -1,0 +1,228 @@
+"""Versions from a learner's publisher to nodes, by each transport: whole ones, and between them what changed."""
+
+import asyncio
+import urllib.request
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+
+from bus import BlobCorrupt, Bus, BusError
+from bus.transports import key, transport
+from inference import subscriber as subscriber_module
+from inference.subscriber import Subscriber
+from learner.publish import BUCKET, WeightPublisher, wants_whole
+from learner.settings import LearnerSettings
+from schemas.events import Blob, Heartbeat, WeightVersion
+from tests.inference.test_subscriber import Engine, following
+from tests.tensorfiles import stepped, weights, write
+
+
+@pytest.fixture(params=["blob", "file", "s3"])
+def by(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """The settings of each transport, with a server that speaks S3 where one is needed."""
+    if request.param != "s3":
+        yield {"transport": request.param, "place": str(tmp_path / "shared") if request.param == "file" else ""}
+        return
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        url = "http://{}:{}".format(*server.get_host_and_port())
+        for name, value in {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "somebody",
+            "AWS_SECRET_ACCESS_KEY": "very-secret",
+        }.items():
+            monkeypatch.setenv(name, value)
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/storage", method="PUT")) as made:
+            assert made.status == 200
+        yield {"transport": "s3", "place": f"s3://storage/{tmp_path.name}"}
+    finally:
+        server.stop()
+
+
+class Learner:
+    """Publishes a model that changes a little with each version, and remembers what each was."""
+
+    def __init__(self, bus: Any, directory: Path, by: dict[str, str], **changes: Any) -> None:
+        self.settings = LearnerSettings.model_validate(
+            {
+                "model_path": "model",
+                "checkpoints": directory / "learner",
+                "weights": {**by, "anchor_every": 4},
+                **changes,
+            }
+        )
+        self.settings.checkpoints.mkdir(exist_ok=True)
+        self.transport = transport(bus, self.settings.weights.transport, self.settings.weights.place)
+        self._bus, self._directory, self._weights, self.files = bus, directory, weights(0), list[Path]()
+        self.sent = list[WeightVersion]()
+        self.wanted = False
+        self.starts()
+
+    def starts(self) -> None:
+        """A publisher that knows of no version, as after a restart."""
+        self._publisher = WeightPublisher(self._bus, self.settings, lambda: self.wanted)
+
+    async def publish(self, epoch: int = 1, again: bool = False) -> Path:
+        """The next version, or the last one again; returns its file."""
+        if not again:
+            self._weights = stepped(self._weights, len(self.files))
+            self.files.append(write(self._directory / f"{len(self.files)}.safetensors", self._weights))
+        version = len(self.files) - 1
+        await self._publisher.look()
+        await self._publisher.publish(self.files[-1], version=version, epoch=epoch, step=version)
+        assert self._publisher.last is not None
+        self.sent.append(self._publisher.last)
+        return self.files[-1]
+
+    def right(self, engine: Engine) -> bool:
+        """Whether all an engine was given are the versions it was told, to the bit."""
+        return all(content == self.files[version].read_bytes() for version, content in engine.held)
+
+
+async def says(node: Subscriber, words: str) -> None:
+    """Wait until a node says what is wrong."""
+    async with asyncio.timeout(30):
+        while words not in node.problem:
+            await asyncio.sleep(0.02)
+
+
+async def test_followers_late_joiners_and_those_who_skip_hold_every_version_to_the_bit(
+    bus: Bus, tmp_path: Path, by: dict[str, str]
+) -> None:
+    learner = Learner(bus, tmp_path, by, keep_versions=2)
+    async with AsyncExitStack() as nodes:
+        _, follows = await nodes.enter_async_context(following(bus, tmp_path / "follows"))
+        _, skips = await nodes.enter_async_context(following(bus, tmp_path / "skips"))
+        _, naps = await nodes.enter_async_context(following(bus, tmp_path / "naps"))
+        for version in range(8):
+            await learner.publish()
+            await follows.holds(version)
+            for one, busy_after in ((skips, 0), (naps, 4)):
+                if version == busy_after:
+                    await one.holds(version)
+                    one.gate.clear()  # busy with the next one until the last is out
+        for one in (skips, naps):
+            one.gate.set()
+            await one.holds(7)
+        _, joins = await nodes.enter_async_context(following(bus, tmp_path / "joins"))
+        await joins.holds(7)
+    assert [manifest.kind for manifest in learner.sent] == ["full", *["delta"] * 3, "full", *["delta"] * 3]
+    assert [len(manifest.chain) for manifest in learner.sent] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert all(one.blobs[0].size < 0.1 * learner.files[0].stat().st_size for one in learner.sent if one.chain)
+    held = [[version for version, _ in one.held] for one in (follows, skips, naps, joins)]
+    assert (held[0], held[3]) == (list(range(8)), [7])
+    assert held[1][0] == 0 and held[1][-1] == 7 and len(held[1]) < 5, "from a chain that is over into the next"
+    assert {4, 7} < set(held[2]) and len(set(held[2]) & {5, 6}) == 1, "two links of a chain at once"
+    assert all(map(learner.right, (follows, skips, naps, joins)))
+    kept = [f"policy-00000{name}" for name in ("4-1", "5-1-delta", "6-1-delta", "7-1-delta")]
+    assert await learner.transport.names(BUCKET) == kept, "the last two, and what they are built upon"
+    (left,) = (tmp_path / "joins" / "node").iterdir()
+    assert left.read_bytes() == learner.files[7].read_bytes(), "nothing but the file that is served"
+    assert "secret" not in repr(learner.sent)
+
+
+async def test_who_holds_the_version_before_needs_no_whole_one_even_from_a_learner_that_has_begun_anew(
+    bus: Bus, tmp_path: Path
+) -> None:
+    learner = Learner(bus, tmp_path, {})
+    async with following(bus, tmp_path) as (_, engine):
+        for version in range(2):
+            await learner.publish()
+            await engine.holds(version)
+        learner.starts()
+        await learner.publish(epoch=2, again=True)
+        assert learner.sent[-1].kind == "full", "what a learner claims can be had by itself"
+        await learner.transport.delete(BUCKET, learner.sent[-1].blobs[0].name)
+        await learner.publish(epoch=2)
+        assert learner.sent[-1].kind == "delta" and learner.sent[-1].chain[0].version == 1
+        await engine.holds(2)
+    assert learner.right(engine)
+
+
+async def test_a_node_whose_own_file_is_not_what_it_was_starts_from_the_whole_one(bus: Bus, tmp_path: Path) -> None:
+    learner = Learner(bus, tmp_path, {})
+    async with following(bus, tmp_path) as (node, engine):
+        for version in range(2):
+            await learner.publish()
+            await engine.holds(version)
+        held = tmp_path / "node" / "policy-00000001.safetensors"
+        held.write_bytes(write(tmp_path / "other", weights(7)).read_bytes())
+        await learner.publish()
+        await engine.holds(2)
+        assert learner.sent[-1].kind == "delta" and node.problem == ""
+    assert learner.right(engine)
+
+
+@pytest.mark.parametrize("damage", ["missing", "other bytes", "other anchor"])
+async def test_of_a_broken_chain_nothing_is_served_and_a_whole_version_is_asked_for(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    monkeypatch.setattr(subscriber_module, "RECHECK_SECONDS", 0.1)
+    learner = Learner(bus, tmp_path, {})
+    for _ in range(3):
+        await learner.publish()
+    name = learner.sent[1].blobs[0].name
+    if damage == "missing":
+        await bus.blobs.delete(BUCKET, name)
+    elif damage == "other bytes":
+        await bus.blobs.put(BUCKET, name, b"x" * learner.sent[1].blobs[0].size)
+    else:
+        await bus.blobs.put(BUCKET, learner.sent[0].blobs[0].name, tmp_path / "2.safetensors")
+    words = {"missing": "is not on the bus", "other bytes": "hashes to", "other anchor": "hashes to"}[damage]
+    async with following(bus, tmp_path) as (node, engine):
+        await says(node, words)
+        assert engine.held == [] and node.wants_whole and node.version is None
+        detail = {"wants_whole": node.wants_whole}
+        learner.wanted = wants_whole(
+            Heartbeat(role="inference", id="node", state="stale", model="policy", detail=detail, sent_ns=1), "policy"
+        )
+        await learner.publish()
+        await engine.holds(3)
+        assert learner.sent[-1].kind == "full" and not node.wants_whole and node.problem == ""
+    assert learner.right(engine)
+
+
+async def test_a_file_outside_the_bus_is_verified_and_stays_in_its_place(
+    bus: Bus, tmp_path: Path, by: dict[str, str]
+) -> None:
+    via = transport(bus, by["transport"], by["place"])  # type: ignore[arg-type]
+    source = tmp_path / "source"
+    source.write_bytes(bytes(range(256)) * 80_000)  # several parts of an upload
+    blob = await via.put(BUCKET, "policy-1", source)
+    await via.get(blob, tmp_path / "got")
+    assert (tmp_path / "got").read_bytes() == source.read_bytes()
+    wrong = Blob(bucket=BUCKET, name="policy-1", size=blob.size, sha256="0" * 64)
+    short = Blob(bucket=BUCKET, name="policy-1", size=100, sha256=blob.sha256)
+    for bad, words in ((wrong, "hashes to"), (short, "not 100")):
+        with pytest.raises(BlobCorrupt, match=words):
+            await via.get(bad, tmp_path / "bad")
+    await via.delete(BUCKET, "policy-1")
+    await via.delete(BUCKET, "policy-1")
+    with pytest.raises(BusError, match="expired"):
+        await via.get(blob, tmp_path / "bad")
+    assert await via.names(BUCKET) == [] and not (tmp_path / "bad").exists()
+    assert not list(tmp_path.glob(".*")), "nothing half-written is left"
+    with pytest.raises(BusError, match="no name of a blob"):
+        key(BUCKET, "../policy-1")
+
+
+@pytest.mark.parametrize(
+    ("weights", "sentence"),
+    [
+        ({"transport": "file"}, "needs place: a directory"),
+        ({"transport": "file", "place": "s3://b/p"}, "needs place: a directory"),
+        ({"transport": "s3", "place": "somewhere"}, "needs place: s3://bucket/prefix"),
+        ({"transport": "s3", "place": "s3://key:secret@bucket/p"}, "AWS_ACCESS_KEY_ID"),
+        ({"place": "somewhere"}, "the bus has its own"),
+    ],
+)
+def test_a_transport_that_is_set_wrongly_is_one_sentence(weights: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        LearnerSettings.model_validate({"model_path": "model", "weights": weights})
