@@ -89,7 +89,7 @@ RIGHTS: Mapping[str, Rights] = {
             *_WRITES_BLOBS,
             subjects.heartbeats("learner"),
         ),
-        subscribe=(subjects.ALL_WEIGHTS,),
+        subscribe=(subjects.ALL_WEIGHTS, subjects.heartbeats("inference")),
     ),
     "node": Rights(
         publish=(*_LOOKS_AT_WEIGHTS, *_READS_BLOBS, subjects.ALL_APPLIED, subjects.heartbeats("inference")),

@@ -1,7 +1,6 @@
 """Users of the bus: what each role needs it may do, and nothing else; who is none of them is not let in."""
 
 import asyncio
-import os
 import re
 import socket
 import subprocess
@@ -34,14 +33,16 @@ from bus.rights import RIGHTS, inbox
 from bus.users import make_users
 from inference.subscriber import Subscriber
 from learner.publish import WeightPublisher
-from learner.settings import LearnerSettings
+from learner.settings import LearnerSettings, WeightSettings
 from schemas import subjects
 from schemas.codec import encode
 from schemas.events import Heartbeat, SpanBatch, Task, TasksPublished, WeightApplied, WeightVersion
+from tests import tensorfiles
+from tests.commands import environment
 from tests.making import batches
 
 LIGHTNINGBUS = [sys.executable, "-m", "lightningbus"]
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("LIGHTNINGBUS")}
+ENVIRONMENT = environment()
 
 
 @dataclass(frozen=True)
@@ -99,14 +100,15 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         runner, store, learner, node, client = (roles[r] for r in ("runner", "store", "learner", "node", "client"))
         await roles["admin"].provision()
         fleet = await exits.enter_async_context(store.fleet("*"))
-        nodes = await exits.enter_async_context(runner.fleet("inference"))
+        watching = [await exits.enter_async_context(role.fleet("inference")) for role in (runner, learner)]
         for role, name in (("runner", "runner"), ("node", "inference"), ("store", "store"), ("learner", "learner")):
             await exits.enter_async_context(roles[role].beat(name, "one", lambda: {"state": "ready"}))
         async with asyncio.timeout(10):
             while len(fleet.members()) < 4:
                 await fleet.changed()
-            while not nodes.members():
-                await nodes.changed()
+            for nodes in watching:
+                while not nodes.members():
+                    await nodes.changed()
         for consumer in (STORE_SPANS, STORE_WEIGHTS, STORE_DEAD):
             await store.ensure(consumer)
 
@@ -135,11 +137,17 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         await DeadLetters(roles["admin"]).drop(number)
 
         weights = tmp_path / "w.safetensors"
-        weights.write_bytes(os.urandom(300_000))
-        publisher = WeightPublisher(learner, LearnerSettings(model_path=tmp_path, keep_versions=1))
+        contents = tensorfiles.weights(0, 200_000)
+        settings = LearnerSettings(
+            model_path=tmp_path, checkpoints=tmp_path, keep_versions=1, weights=WeightSettings(anchor_every=2)
+        )
+        publisher = WeightPublisher(learner, settings)
         assert await publisher.look() is None
-        for version in range(2):  # the second purges the first
+        for version in range(4):  # whole, a delta, whole, which purges both, and a delta
+            contents = tensorfiles.stepped(contents, version)
+            tensorfiles.write(weights, contents)
             await publisher.publish(weights, version=version, epoch=1, step=version)
+        assert publisher.last is not None and publisher.last.kind == "delta"
         held: list[bytes] = []
 
         async def swap(files: Any, version: int) -> float:
@@ -155,8 +163,8 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
             await done.wait()
         await cancel(following)
         assert held == [weights.read_bytes()]
-        kinds = [type((await one(store, STORE_WEIGHTS)).event()) for _ in range(3)]
-        assert kinds == [WeightVersion, WeightVersion, WeightApplied]
+        kinds = [type((await one(store, STORE_WEIGHTS)).event()) for _ in range(5)]
+        assert kinds == [*4 * [WeightVersion], WeightApplied]
         assert {role: list(bus.denied) for role, bus in roles.items()} == {role: [] for role in roles}
 
 
