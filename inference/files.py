@@ -46,6 +46,12 @@ class VersionFiles:
             self._held = (manifest.content, path)
         return [*files, path]
 
+    def clear(self) -> None:
+        """Make the directory, without what an earlier life left half-written."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for left in self._directory.glob(".*"):
+            left.unlink(missing_ok=True)
+
     def drop_all_but(self, files: Sequence[Path]) -> None:
         """Older versions are not needed any more."""
         for old in self._directory.glob("*.safetensors"):

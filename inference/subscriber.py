@@ -37,7 +37,7 @@ class Subscriber:
     """Keeps the engine at the newest version the bus holds."""
 
     def __init__(self, bus: Bus, node: str, model: str, work: Path, swap: Swap) -> None:
-        self._bus, self._node, self._model, self._work, self._swap = bus, node, model, work, swap
+        self._bus, self._node, self._model, self._swap = bus, node, model, swap
         self._files = VersionFiles(bus, model, work)
         self._news = asyncio.Event()
         self.version: int | None = None
@@ -47,7 +47,7 @@ class Subscriber:
 
     async def run(self, on_applied: Callable[[], Awaitable[None]]) -> None:
         """Follow for ever; ``on_applied`` is called after each swap. An engine's failure is raised."""
-        self._work.mkdir(parents=True, exist_ok=True)
+        self._files.clear()
         hint = await self._bus.nc.subscribe(subjects.weights(self._model), cb=self._on_news)
         try:
             pauses = iter(HINT_PAUSES)

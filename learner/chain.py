@@ -1,6 +1,7 @@
 """Which versions go out whole and which as what changed, and which nobody needs any more."""
 
 import asyncio
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,9 @@ from pathlib import Path
 from bus.transports import link_or_copy
 from schemas.delta import make_delta
 from schemas.events import Link
+from schemas.tensorfile import BadTensorFile
+
+log = logging.getLogger(__name__)
 
 PARENT = ".parent.safetensors"
 DELTA = ".delta"
@@ -28,7 +32,11 @@ class Chain:
         if not 0 < len(self.links) < self._longest:
             return None
         at_most = int(WORTH * path.stat().st_size)
-        worth = await asyncio.to_thread(make_delta, self._parent, path, self._delta, at_most)
+        try:
+            worth = await asyncio.to_thread(make_delta, self._parent, path, self._delta, at_most)
+        except (OSError, BadTensorFile) as error:
+            log.warning("the next version goes out whole: %s", error)
+            return None
         return self._delta if worth else None
 
     async def published(self, link: Link, path: Path, whole: bool) -> None:

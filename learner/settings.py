@@ -178,6 +178,7 @@ class WeightSettings(BaseModel):
     anchor_every: int = Field(
         10,
         ge=1,
+        le=1000,
         description="versions from one whole file to the next; those between are sent as what changed, to the bit, "
         "where that is less than half; 1: all whole",
     )
