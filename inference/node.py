@@ -162,6 +162,6 @@ class Node:
                 "swaps": self._swaps,
                 "max_model_len": self._engine.max_model_len,
                 "problem": subscriber.problem[:120] if subscriber else "",
-                "wants_whole": subscriber is not None and subscriber.wants_whole,
+                **({"wants_whole": True} if subscriber and subscriber.wants_whole else {}),
             },
         }
