@@ -207,7 +207,7 @@ async def nats_server(
     open: bool = False,
 ) -> AsyncIterator[NatsServer]:
     """A nats-server while the block runs; raises `BusError` unless who can reach it is known, or it is to be open."""
-    _guard(host, users, open)
+    may_listen(host, users, open)
     server = NatsServer(directory, host, port, sync, users=users)
     await server.start()
     try:
@@ -216,7 +216,8 @@ async def nats_server(
         await server.stop()
 
 
-def _guard(host: str, users: Path | None, open: bool) -> None:
+def may_listen(host: str, users: Path | None, open: bool) -> None:
+    """Raises `BusError` beyond loopback without users, unless ``open``; warns where they come without TLS."""
     if is_loopback(host):
         return
     if users is None and not open:

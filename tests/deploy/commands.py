@@ -2,14 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import typer
+from typer.core import TyperGroup
 
+from bus import Bus
+from bus.embedded import may_listen
 from bus.health import RoleSettings
+from inference.node import Node
+from inference.settings import InferenceSettings
 from lightningbus import starting
 from lightningbus.cli import app
+from lightningbus.places import ACCESS_VARIABLE, KEY_VARIABLE, Place
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -18,28 +24,45 @@ ROLES = {"store", "learner", "inference", "runner"}
 
 
 class Commands:
-    """Reads command lines as ``lightningbus`` does; starts nothing."""
+    """Reads command lines as ``lightningbus`` does; starts nothing. ``secrets`` is what `bus users` made."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-        self._directory = directory
-        self._begun: list[tuple[str, RoleSettings]] = []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path, secrets: Path) -> None:
+        self.secrets = secrets
+        self._monkeypatch, self._directory = monkeypatch, directory
+        self._begun: list[tuple[Place, str, RoleSettings]] = []
         monkeypatch.setattr(
-            starting, "run_role", lambda url, name, role, checked, *_: self._begun.append((name, checked))
+            starting, "run_role", lambda at, name, role, checked, *_: self._begun.append((at, name, checked))
         )
 
-    def begun(self, words: Sequence[str], settings: Mapping[str, str]) -> RoleSettings | None:
+    def begun(
+        self, words: Sequence[str], settings: Mapping[str, str], access: Path | None = None, key: Path | None = None
+    ) -> RoleSettings | None:
         """The checked settings a role would begin with; None: it is no role, but its options are right.
 
-        ``settings`` has the text of each mounted settings file by its path.
+        ``settings`` has the text of each mounted settings file by its path; ``access`` and the cluster ``key`` are what
+        the environment names. Raises `bus.BusError` where the bus or a node would not listen for want of them.
         """
         words = [self._local(word, settings) for word in words]
-        command = typer.main.get_group(app).commands[words[0]]
-        if words[0] not in ROLES:
-            command.make_context(words[0], words[1:])
+        if words[0] == "--access":
+            access, words = self.secrets.parent / words[1], words[2:]
+        for variable, path in ((ACCESS_VARIABLE, access), (KEY_VARIABLE, key)):
+            if path is None:
+                self._monkeypatch.delenv(variable, raising=False)
+            else:
+                self._monkeypatch.setenv(variable, str(path))
+        command: Any = typer.main.get_group(app)
+        while isinstance(command, TyperGroup) and words and words[0] in command.commands:
+            name, command, words = words[0], command.commands[words[0]], words[1:]
+        if name not in ROLES:
+            given = command.make_context(name, list(words)).params
+            if name == "bus":
+                may_listen(given["host"], access, given["open"])
             return None
-        command.main(words[1:], standalone_mode=False)
-        name, checked = self._begun.pop()
-        assert name == words[0]
+        command.main(words, standalone_mode=False)
+        at, begun, checked = self._begun.pop()
+        assert begun == name and (at.access is not None) == (access is not None)
+        if isinstance(checked, InferenceSettings):
+            Node(cast("Bus", None), checked)  # asks for the cluster key before anything else
         return checked
 
     def _local(self, word: str, settings: Mapping[str, str]) -> str:

@@ -4,11 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from bus.users import make_users
 from tests.deploy.commands import Commands
 
 
+@pytest.fixture(scope="session")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `lightningbus bus users --out secrets --tls` makes."""
+    place = tmp_path_factory.mktemp("users") / "secrets"
+    assert list(make_users(place, tls=True))
+    return place
+
+
 @pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Commands:
-    """Reads command lines, starts nothing."""
+def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, secrets: Path) -> Commands:
+    """Reads command lines, starts nothing; no run that is up here has a say."""
     monkeypatch.delenv("RANK", raising=False)
-    return Commands(monkeypatch, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return Commands(monkeypatch, tmp_path, secrets)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -12,9 +13,11 @@ import dockerfile
 import pytest
 import yaml
 
+from bus.doors import CLUSTER_KEY, CONF, SERVER_PLACE
 from bus.embedded import find_server, server_config
 from bus.health import address
 from inference.settings import InferenceSettings
+from lightningbus.places import KEY_VARIABLE
 from runners.runner import GIVE_BACK_SECONDS
 from runners.settings import RunnerSettings
 from tests.deploy.commands import DEPLOY, ROLES, ROOT, Commands, Document
@@ -43,10 +46,20 @@ def settings_of(service: Document) -> dict[str, str]:
     return {one["target"]: COMPOSE["configs"][one["source"]].get("content", "") for one in service.get("configs", [])}
 
 
+def secrets_of(service: Document) -> set[str]:
+    """Where a service finds its secrets."""
+    return {f"/run/secrets/{name}" for name in service.get("secrets", [])}
+
+
 def begun(commands: Commands, name: str) -> Any:
     """The settings a service's role begins with."""
     service = SERVICES[name]
-    return commands.begun([VARIABLE.sub("secret", word) for word in service["command"]], settings_of(service))
+    key = None
+    if KEY_VARIABLE in service["environment"]:
+        assert service["environment"][KEY_VARIABLE] in secrets_of(service)
+        key = commands.secrets / "node" / CLUSTER_KEY
+    words = [VARIABLE.sub("secret", word) for word in service["command"]]
+    return commands.begun(words, settings_of(service), key=key)
 
 
 def test_the_compose_files_are_valid() -> None:
@@ -73,6 +86,9 @@ def test_a_services_command_is_one_of_ours_and_its_health_is_asked_where_it_answ
     if isinstance(settings, InferenceSettings):
         assert settings.advertise == f"http://inference:{settings.port}"
         assert vllm["static_configs"] == [{"targets": [f"inference:{settings.port}"]}]
+        assert vllm["authorization"]["credentials_file"] in secrets_of(SERVICES["otel"])
+    if isinstance(settings, InferenceSettings | RunnerSettings):
+        assert settings.cluster_key_file is not None
     if isinstance(settings, RunnerSettings):
         grace = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
         assert grace >= settings.drain_seconds + 2 * GIVE_BACK_SECONDS + 10
@@ -96,15 +112,30 @@ def test_every_file_image_and_password_of_the_compose_file_comes_from_somewhere(
         for variable, value in service.get("environment", {}).items():
             assert not SECRET.search(variable) or VARIABLE.fullmatch(value), f"{name} holds {variable}"
     assert all((DEPLOY / one["file"]).exists() for one in COMPOSE["configs"].values() if "file" in one)
+    assert {name for name, service in SERVICES.items() if "secrets" in service} == {"inference", "runner", "otel"}
+    ((secret, source),) = COMPOSE["secrets"].items()
+    for said in ((DEPLOY / "compose.yaml").read_text(), (ROOT / "docs" / "deployment.md").read_text()):
+        assert f"{source['environment']}=$(openssl rand -hex 32)" in said, secret
 
 
 @pytest.mark.parametrize("path", [DEPLOY / "nats.conf", DEPLOY / "kubernetes" / "settings" / "nats.conf"], ids=str)
-def test_a_server_in_a_container_is_set_up_as_our_own(path: Path) -> None:
+def test_a_server_in_a_container_is_set_up_as_our_own(path: Path, secrets: Path, tmp_path: Path) -> None:
+    """With what the Secret of the server has beside it, and nothing else of where that was made."""
+    for file in (secrets / SERVER_PLACE).iterdir():
+        shutil.copy(file, tmp_path)
+    users = (secrets / CONF).read_text()
+    (tmp_path / CONF).write_text(users.replace(str(secrets), "/nowhere"))
+    config = tmp_path / path.name
+    config.write_text(path.read_text().replace("/etc/nats", str(tmp_path)))
     env = {**os.environ, "POD_NAME": "nats-0"}
     done = subprocess.run(
-        [find_server(), "-t", "-c", path], env=env, capture_output=True, text=True, timeout=30, check=False
+        [find_server(), "-t", "-c", config], env=env, capture_output=True, text=True, timeout=30, check=False
     )
     assert done.returncode == 0, done.stderr
+    (tls,) = re.findall(r"^tls \{.*?^\}$", users, re.M | re.S)
+    if path.parent.name == "settings":
+        assert f'include "{CONF}"' in path.read_text()
+        assert tls.replace(str(secrets / SERVER_PLACE), "/etc/nats") in path.read_text()
     own = server_config("0.0.0.0", 4222, Path("/data"), Path("/ports"))
     stated = re.compile(
         r"^ *(max_payload|max_memory_store|max_file_store|sync_interval|feature_flags|store_dir)\b(.*)$", re.M

@@ -2,12 +2,16 @@
 
 import re
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from prometheus_client import Counter, Gauge, Histogram
 
 from bus import measuring, metrics
 from bus.measuring import ENTRIES
+from tests.commands import environment
 from tests.deploy.commands import ROOT, Commands
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
@@ -45,3 +49,42 @@ def test_every_command_of_a_page_is_ours_or_says_what_it_needs(page: str, comman
             commands.begun(words[1:], {})
             ours += 1
     assert ours >= 2
+
+
+def test_the_bus_is_reached_under_names_its_certificate_has() -> None:
+    named = set(re.findall(r"bus users .*--host (\S+)", DEPLOYMENT)) | {"localhost"}
+    assert set(re.findall(r"nats://([\w.]+):4222", DEPLOYMENT)) == named
+
+
+def test_the_bus_of_several_machines_lets_in_whom_the_page_says(tmp_path: Path) -> None:
+    block = re.search(r"## Several machines\n.*?```sh\n(.*?)```", DEPLOYMENT, re.S)
+    assert block is not None
+    made, served, *_, asked = (shlex.split(line) for line in block[1].splitlines())
+
+    def start(words: list[str]) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", *words]
+        return subprocess.Popen(
+            command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def end(words: list[str]) -> tuple[int, str]:
+        process = start(words)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out + err
+
+    code, said = end(made)
+    assert code == 0, said
+    server = start([*served[: served.index("--dir")], "--dir", "bus", "--port", "0"])
+    assert server.stdout is not None
+    try:
+        url = server.stdout.readline().removeprefix("bus: ").strip()
+        assert url.startswith("nats://127.0.0.1:"), server.communicate()[1]
+        asked = [url if word.startswith("nats://") else word for word in asked]
+        code, said = end(asked)
+        assert code == 0, said
+        assert asked[1] == "--access"
+        code, said = end([asked[0], *asked[3:]])
+        assert code != 0, said
+    finally:
+        server.terminate()
+        server.communicate(timeout=20)

@@ -13,6 +13,7 @@ import yaml
 
 from bus.health import address
 from inference.settings import InferenceSettings
+from lightningbus.places import ACCESS_VARIABLE
 from runners.runner import GIVE_BACK_SECONDS
 from runners.settings import RunnerSettings
 from schemas import subjects
@@ -28,6 +29,11 @@ DOCUMENTS = [
 ]
 KUBERNETES = "1.37"
 EXPANDED = {"CLICKHOUSE_URL": "http://user:secret@clickhouse:8123", "POD_IP": "10.0.0.1"}
+USERS = {
+    "nats": "server", "provision": "admin", "store": "store", "learner": "learner", "inference": "node",
+    "runner": "runner",
+}  # fmt: skip
+"""Whose directory of `bus users` each pod is given."""
 KEDA = {
     "spec": {
         "scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod", "advanced",
@@ -61,9 +67,33 @@ def ports(found: Document) -> dict[str, int]:
     return {port["name"]: port["containerPort"] for port in found.get("ports", [])}
 
 
+def sources(volume: Document) -> list[Document]:
+    """What a volume is made of."""
+    return list(volume["projected"]["sources"]) if "projected" in volume else [volume]
+
+
+def secrets_of(pod: Document) -> dict[str, Document]:
+    """The volumes with secrets in them, by the name of the Secret."""
+    return {
+        source["secret"].get("secretName") or source["secret"]["name"]: volume
+        for volume in pod.get("volumes", [])
+        for source in sources(volume)
+        if "secret" in source
+    }
+
+
+def mounted_at(found: Document, volume: Document) -> str:
+    """Where a container has a volume."""
+    (mount,) = (mount for mount in found["volumeMounts"] if mount["name"] == volume["name"])
+    return str(mount["mountPath"])
+
+
 def begun(commands: Commands, name: str) -> Any:
-    """The settings a container's role begins with."""
+    """The settings a container's role begins with, let in by the Secret it has mounted."""
     found = container(name)
+    ((secret, volume),) = [entry for other, pod in pods() if other == name for entry in secrets_of(pod).items()]
+    assert {"name": ACCESS_VARIABLE, "value": mounted_at(found, volume)} in found["env"]
+    access = commands.secrets / secret.removeprefix("lightningbus-")
     known = {entry["name"] for entry in found["env"]}
     words = []
     for word in found["args"]:
@@ -72,7 +102,8 @@ def begun(commands: Commands, name: str) -> Any:
             word = word.replace(f"$({variable})", EXPANDED[variable])
         words.append(word)
     mounted = BASE / "settings" / f"{name}.yaml"
-    return commands.begun(words, {f"/etc/lightningbus/{name}.yaml": mounted.read_text()} if mounted.exists() else {})
+    settings = {f"/etc/lightningbus/{name}.yaml": mounted.read_text()} if mounted.exists() else {}
+    return commands.begun(words, settings, access)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +123,8 @@ def test_the_base_names_every_file_once_and_every_name_leads_somewhere() -> None
     assert all((BASE / file).exists() for listed in generated.values() for file in listed)
     for _, pod in pods():
         volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
-        assert {v["configMap"]["name"] for v in volumes.values() if "configMap" in v} <= set(generated)
+        parts = [source for volume in volumes.values() for source in sources(volume)]
+        assert {part["configMap"]["name"] for part in parts if "configMap" in part} <= set(generated)
         claimed = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
         assert claimed <= set(of("PersistentVolumeClaim"))
     used = {container["image"] for _, pod in pods() for container in pod["containers"]}
@@ -127,7 +159,7 @@ def test_a_roles_command_is_one_of_ours_and_its_probes_ask_where_it_answers(comm
 def test_the_job_provisions_and_the_nodes_listen_where_runners_are_let_through(commands: Commands) -> None:
     assert begun(commands, "provision") is None
     node = begun(commands, "inference")
-    assert isinstance(node, InferenceSettings)
+    assert isinstance(node, InferenceSettings) and node.cluster_key_file is not None
     assert (node.host, node.port) == (EXPANDED["POD_IP"], ports(container("inference"))["gateway"])
     (rule,) = of("NetworkPolicy")["inference"]["spec"]["ingress"]
     assert [port["port"] for port in rule["ports"]] == [node.port]
@@ -135,7 +167,7 @@ def test_the_job_provisions_and_the_nodes_listen_where_runners_are_let_through(c
 
 def test_a_runner_has_the_time_it_says_it_needs_and_is_scaled_by_its_queue(commands: Commands) -> None:
     settings = begun(commands, "runner")
-    assert isinstance(settings, RunnerSettings)
+    assert isinstance(settings, RunnerSettings) and settings.cluster_key_file is not None
     (grace,) = (pod["terminationGracePeriodSeconds"] for name, pod in pods() if name == "runner")
     assert grace >= settings.drain_seconds + 2 * GIVE_BACK_SECONDS + 10
     scaled = of("ScaledObject")["runner"]["spec"]
@@ -151,17 +183,29 @@ def test_a_runner_has_the_time_it_says_it_needs_and_is_scaled_by_its_queue(comma
 
 def test_no_pod_runs_as_root_or_holds_a_secret_of_its_own() -> None:
     assert not of("Secret")
-    documented = (ROOT / "docs" / "deployment.md").read_text()
     for _, pod in pods():
         assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
         for found in pod["containers"]:
             assert found["securityContext"]["allowPrivilegeEscalation"] is False
-            for entry in found.get("env", []):
-                source = entry["valueFrom"]
-                assert "value" not in entry and ("secretKeyRef" in source or "fieldRef" in source)
-                if "secretKeyRef" in source:
-                    secret = source["secretKeyRef"]
-                    assert f"secret generic {secret['name']} " in documented and f"={secret['key']}=" not in documented
+            assert {entry["name"] for entry in found.get("env", []) if "value" in entry} <= {ACCESS_VARIABLE}
+
+
+def test_each_pod_has_the_secrets_of_its_role_and_no_other() -> None:
+    documented = (ROOT / "docs" / "deployment.md").read_text()
+    for name, pod in pods():
+        user = USERS[name]
+        ((secret, volume),) = secrets_of(pod).items()
+        assert secret == f"lightningbus-{user}"
+        assert f"secret generic {secret} --from-file=secrets/{user}" in documented
+        content = volume.get("secret") or volume["projected"]
+        assert content["defaultMode"] == 0o440 and pod["securityContext"]["fsGroup"] == 10001
+        (found,) = pod["containers"]
+        references = [entry.get("valueFrom", {}).get("secretKeyRef") for entry in found["env"]]
+        named = {reference["name"] for reference in references if reference}
+        assert named <= {"lightningbus-bus", *(["lightningbus-clickhouse"] if name == "store" else [])}
+        assert all(f"secret generic {one} --from-literal url=" in documented for one in named)
+        if name == "nats":
+            assert mounted_at(found, volume) == "/etc/nats"
 
 
 def test_policies_and_budgets_select_pods_that_exist_and_ports_they_have() -> None:
