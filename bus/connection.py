@@ -41,6 +41,7 @@ PUBLISH_SECONDS = 30.0
 PING_SECONDS = 5
 """A connection over which two pings in a row are not answered is dead, though nobody has said so."""
 POLL_SECONDS = 0.02
+GIVE_UP_SECONDS = 1.0
 DENIALS_KEPT = 16
 DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "(.+?)"')
 """nats-py hands on what the server says in lower case."""
@@ -111,13 +112,13 @@ class Bus:
                 while not nc.is_connected and not bus._refused:  # noqa: ASYNC110
                     await asyncio.sleep(POLL_SECONDS)
         except (TimeoutError, OSError, NatsError, AccessError) as error:
-            await nc.close()
+            await bus._give_up()
             if not bus._refused:
                 raise BusError(
                     f"no NATS server answers at {_without_secrets(url)}: start one with `lightningbus bus`{bus._hint}"
                 ) from error
         if bus._refused:
-            await nc.close()
+            await bus._give_up()
             raise AccessError(f"the bus at {_without_secrets(url)} cannot be used: {bus._refused}")
         try:
             bus._connecting, bus._settled = False, True
@@ -258,6 +259,13 @@ class Bus:
     def fleet(self, role: str) -> Fleet:
         """Live view of who is alive in a role (``*``: in any); an async context manager."""
         return Fleet(self.nc, role)
+
+    async def _give_up(self) -> None:
+        """Close what was never connected; after a failed TLS handshake asyncio waits for its end for ever."""
+        self._connecting = False
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(GIVE_UP_SECONDS):
+                await self.nc.close()
 
     async def _allowed(self, request: Coroutine[Any, Any, None]) -> None:
         """A request to JetStream; raises `AccessError` when the server says no, of which the request does not hear."""

@@ -41,7 +41,7 @@ from tests import tensorfiles
 from tests.commands import environment
 from tests.making import batches
 
-LIGHTNINGBUS = [sys.executable, "-m", "lightningbus"]
+LIGHTNINGBUS = [sys.executable, "-P", "-m", "lightningbus"]
 ENVIRONMENT = environment()
 
 
@@ -136,7 +136,6 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         assert (await one(store, STORE_DEAD)).event() == letter
         await DeadLetters(roles["admin"]).drop(number)
 
-        weights = tmp_path / "w.safetensors"
         contents = tensorfiles.weights(0, 200_000)
         settings = LearnerSettings(
             model_path=tmp_path, checkpoints=tmp_path, keep_versions=1, weights=WeightSettings(anchor_every=2)
@@ -145,7 +144,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         assert await publisher.look() is None
         for version in range(4):  # whole, a delta, whole, which purges both, and a delta
             contents = tensorfiles.stepped(contents, version)
-            tensorfiles.write(weights, contents)
+            weights = tensorfiles.write(tmp_path / f"{version}.safetensors", contents)
             await publisher.publish(weights, version=version, epoch=1, step=version)
         assert publisher.last is not None and publisher.last.kind == "delta"
         held: list[bytes] = []

@@ -94,7 +94,7 @@ def test_no_answer_waits_for_a_compiler(loop: Loop) -> None:
 async def test_what_vllm_measures_is_seen_through_its_node(loop: Loop) -> None:
     async with Bus.connect(loop.bus, name="test") as bus:
         node = await node_at(bus, STEPS)
-    async with aiohttp.ClientSession() as http, http.get(f"{node.address}/metrics") as answer:
+    async with aiohttp.ClientSession() as http, http.get(f"{node.address}/metrics", headers=key_of(loop)) as answer:
         families = {family.name: family for family in text_string_to_metric_families(await answer.text())}
     sampled = loop.one("SELECT sum(length(response_ids)) FROM answers WHERE run = 'small'")
     assert sum(sample.value for sample in families["vllm:generation_tokens"].samples) >= sampled > 0
@@ -206,13 +206,18 @@ async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **f
         return await node_at(bus, version)
 
 
+def key_of(loop: Loop) -> dict[str, str]:
+    """The header a node asks for."""
+    return bearer(read_key(loop.directory / "runs" / "test" / CLUSTER_KEY))
+
+
 async def sampled(
     loop: Loop, node: Heartbeat, route: str, **body: Any
 ) -> tuple[list[int], list[int], list[float], set[int]]:
     """Prompt, answer, log-probabilities and versions of one model call, as a node streams them."""
     asked = {"model": "policy", "max_tokens": 24, "ignore_eos": True, "stream": True, "return_token_ids": True, **body}
-    address, own = f"{node.address}/v1/{route}", bearer(read_key(loop.directory / "runs" / "test" / CLUSTER_KEY))
-    async with aiohttp.ClientSession() as http, http.post(address, json=asked, headers=own) as answer:
+    address = f"{node.address}/v1/{route}"
+    async with aiohttp.ClientSession() as http, http.post(address, json=asked, headers=key_of(loop)) as answer:
         text = await answer.text()
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     choices = [event["choices"][0] for event in events if event["choices"]]

@@ -135,6 +135,7 @@ async def test_poison_goes_to_dead_and_its_neighbours_into_the_tables(
     assert (b"\xc1 not MessagePack",) in payloads
 
 
+@pytest.mark.usefixtures("bus")
 def test_an_edited_migration_is_refused_and_a_new_one_applied_once(nats_url: str, start_store: Start) -> None:
     bare = client(start_store(nats_url).url, "default")
     first = Migration("0001_a.sql", "CREATE TABLE {database}.a (n UInt8) ENGINE = MergeTree ORDER BY n;\n")
@@ -148,6 +149,7 @@ def test_an_edited_migration_is_refused_and_a_new_one_applied_once(nats_url: str
     assert [migration.name for migration in migrations.shipped()] == ["0001_tables.sql", "0002_views.sql"]
 
 
+@pytest.mark.usefixtures("bus")
 def test_a_port_in_use_and_a_directory_in_use_are_one_sentence(
     nats_url: str, start_store: Start, tmp_path: Path
 ) -> None:
@@ -164,6 +166,7 @@ def test_a_port_in_use_and_a_directory_in_use_are_one_sentence(
     assert "is in use by another process" in fails("--path", tmp_path / "store", "--http-port", 0)
 
 
+@pytest.mark.usefixtures("bus")
 def test_a_clickhouse_that_is_down_is_waited_for_and_said_so(nats_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         nobody = f"http://user:secret@127.0.0.1:{silent.getsockname()[1]}"
