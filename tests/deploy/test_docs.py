@@ -62,7 +62,7 @@ def test_the_bus_of_several_machines_lets_in_whom_the_page_says(tmp_path: Path) 
     made, served, *_, asked = (shlex.split(line) for line in block[1].splitlines())
 
     def start(words: list[str]) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", *words]
+        command = [sys.executable, "-P", "-m", *words]
         return subprocess.Popen(
             command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
