@@ -42,6 +42,8 @@ PING_SECONDS = 5
 """A connection over which two pings in a row are not answered is dead, though nobody has said so."""
 POLL_SECONDS = 0.02
 GIVE_UP_SECONDS = 1.0
+GREETING_SECONDS = 3.0
+"""For a server's first words. One that waits for TLS says none and hangs up after 2 s, by which we know it."""
 DENIALS_KEPT = 16
 DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "(.+?)"')
 """nats-py hands on what the server says in lower case."""
@@ -97,6 +99,7 @@ class Bus:
                 await nc.connect(
                     url.split(","),
                     name=name,
+                    connect_timeout=GREETING_SECONDS,  # type: ignore[arg-type]
                     ping_interval=PING_SECONDS,
                     max_outstanding_pings=2,
                     allow_reconnect=True,
@@ -282,7 +285,8 @@ class Bus:
     async def _on_error(self, error: Exception) -> None:
         said = str(error) or type(error).__name__
         if self._connecting:
-            self._hint = ASKS_FOR_TLS if NO_GREETING in said and not self._known else ""
+            if NO_GREETING in said and not self._known:
+                self._hint = ASKS_FOR_TLS
             self._refused = self._refused or refusal(error, self._known)
             if self._refused:
                 raise AccessError(self._refused)  # nats-py would ask again for ever
