@@ -24,8 +24,6 @@ from lightningbus.up import Stack, stack
 SERVED = {"0.6M": {}, "26M": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}}
 """What is changed in the calculator model's configuration."""
 ROUNDS = 3
-STEP = 0.8e-6
-"""See `transfer.STEP`."""
 
 
 def made(place: Path, changes: dict[str, int]) -> Path:
@@ -66,7 +64,9 @@ class Steps:
 
         self._made += 1
         torch.manual_seed(self._made)
-        self.weights = {name: one + STEP * (2 * torch.rand_like(one) - 1) for name, one in self.weights.items()}
+        self.weights = {
+            name: one + transfer.STEP * (2 * torch.rand_like(one) - 1) for name, one in self.weights.items()
+        }
         path = self._place / f"made-{self._made % 2}.safetensors"
         path.unlink(missing_ok=True)
         save_file({name: one.to(torch.bfloat16) for name, one in self.weights.items()}, path)

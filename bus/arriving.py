@@ -40,6 +40,12 @@ def arriving(blob: Blob, path: Path) -> Iterator[Callable[[bytes], None]]:
         raise
 
 
+def sha256_of(path: Path) -> str:
+    """A file's SHA-256, as manifests have it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def check(blob: Blob, size: int, digest: str) -> None:
     """Raises `BlobCorrupt` unless size and SHA-256 are the manifest's."""
     if size != blob.size:

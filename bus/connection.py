@@ -114,15 +114,15 @@ class Bus:
                 # nats-py takes a connection that ended at once for one, and makes another behind our back.
                 while not nc.is_connected and not bus._refused:  # noqa: ASYNC110
                     await asyncio.sleep(POLL_SECONDS)
+            if bus._refused:
+                raise AccessError(bus._refused)
         except (TimeoutError, OSError, NatsError, AccessError) as error:
             await bus._give_up()
-            if not bus._refused:
-                raise BusError(
-                    f"no NATS server answers at {_without_secrets(url)}: start one with `lightningbus bus`{bus._hint}"
-                ) from error
-        if bus._refused:
-            await bus._give_up()
-            raise AccessError(f"the bus at {_without_secrets(url)} cannot be used: {bus._refused}")
+            where = _without_secrets(url)
+            if bus._refused:
+                raise AccessError(f"the bus at {where} cannot be used: {bus._refused}") from error
+            sentence = f"no NATS server answers at {where}: start one with `lightningbus bus`{bus._hint}"
+            raise BusError(sentence) from error
         try:
             bus._connecting, bus._settled = False, True
             await bus._publisher.start()

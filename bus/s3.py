@@ -5,7 +5,6 @@ itself. Incomplete uploads of a writer that was killed are for a lifecycle rule 
 """
 
 import asyncio
-import hashlib
 from collections import deque
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from bus.arriving import arriving
+from bus.arriving import arriving, sha256_of
 from bus.errors import BusError
 from bus.transports import key
 from schemas.events import Blob
@@ -42,7 +41,7 @@ class S3:
             sending = obstore.put_async(
                 self._store, key(bucket, name), source, chunk_size=PART_BYTES, max_concurrency=IN_FLIGHT
             )
-            digest, _ = await asyncio.gather(asyncio.to_thread(_sha256, source), sending)
+            digest, _ = await asyncio.gather(asyncio.to_thread(sha256_of, source), sending)
         return Blob(bucket=bucket, name=name, size=source.stat().st_size, sha256=digest)
 
     async def get(self, blob: Blob, path: Path) -> None:
@@ -75,11 +74,6 @@ class S3:
         """See `Transport`."""
         with _sentence(f"{self._url}: {bucket}/{name} cannot be deleted"):
             await obstore.delete_async(self._store, key(bucket, name))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

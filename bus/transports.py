@@ -4,14 +4,13 @@ The manifest of a file names transport and place, so a reader follows whatever t
 """
 
 import asyncio
-import hashlib
 import os
 import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from bus.arriving import check
+from bus.arriving import check, sha256_of
 from bus.errors import BusError
 from schemas.events import Blob, TransportName
 
@@ -122,9 +121,7 @@ def _copied(source: Path, path: Path, expected: Blob | None) -> tuple[int, str]:
     arrived = path.with_name(f".arriving-{path.name}")
     try:
         link_or_copy(source, arrived)
-        with arrived.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        size = arrived.stat().st_size
+        size, digest = arrived.stat().st_size, sha256_of(arrived)
         if expected is not None:
             check(expected, size, digest)
         arrived.replace(path)

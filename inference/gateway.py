@@ -18,12 +18,12 @@ from bus import metrics
 from bus.doors import holds
 from bus.measuring import counted
 from bus.nodes import State, serves
+from inference.settings import MOST_REQUESTS
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 * 1024 * 1024
-MOST_REQUESTS = 4096
 HEALTH = "/health"
 """The one route that asks for no key: it tells a load balancer the state and the version, and nothing else."""
 AGAIN = {"Retry-After": "1"}

@@ -7,6 +7,9 @@ from pydantic import Field
 
 from bus.health import RoleSettings
 
+MOST_REQUESTS = 4096
+"""What a gateway answers at once."""
+
 
 class InferenceSettings(RoleSettings):
     """One vLLM engine and the gateway in front of it."""
@@ -21,7 +24,9 @@ class InferenceSettings(RoleSettings):
     cluster_key_file: Path | None = Field(
         None, description="file with the key a request must bring; without one the gateway stays on loopback"
     )
-    max_requests: int = Field(4096, gt=0, description="requests the gateway answers at once; others come again")
+    max_requests: int = Field(
+        MOST_REQUESTS, gt=0, description="requests the gateway answers at once; others come again"
+    )
     advertise: str | None = Field(None, description="URL runners reach the gateway at; default: http://host:port")
     dtype: str = Field("auto", description="vLLM's --dtype")
     max_model_len: int | None = Field(None, gt=0, description="vLLM's --max-model-len, in tokens")
