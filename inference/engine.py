@@ -12,6 +12,7 @@ from bus import metrics
 from bus.children import end, spawn
 from bus.embedded import free_port
 from inference.plugin import BACKEND
+from inference.residents import places
 from inference.settings import InferenceSettings
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.25
 ADMIN_SECONDS = 120.0
 STOP_SECONDS = 10.0
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as its largest."""
 WARMING: tuple[list[list[int]], ...] = ([[0]], [[0], [0]])
 """Prompts of tokens: what is compiled for one is compiled again for more, and then for any number."""
 
@@ -140,17 +143,21 @@ def command(settings: InferenceSettings, port: int) -> list[str]:
     }
     if settings.max_model_len is not None:
         arguments["max-model-len"] = settings.max_model_len
+    if settings.lora is not None:
+        arguments["max-loras"] = places(settings.lora.versions)
+        arguments["max-lora-rank"] = next(rank for rank in LORA_RANKS if rank >= settings.lora.rank)
     if settings.reasoning_parser is not None:
         arguments["reasoning-parser"] = settings.reasoning_parser
     if settings.tool_parser is not None:
         arguments["tool-call-parser"] = settings.tool_parser
     flat = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
     quiet = ["--disable-uvicorn-access-log"]
+    adapters = [] if settings.lora is None else ["--enable-lora"]
     tools = [] if settings.tool_parser is None else ["--enable-auto-tool-choice"]
     eager = [] if _has_gpu() else ["--enforce-eager"]
     # -P: a directory of the user's may have the name of a package that vLLM's processes import.
     server = settings.command or [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
-    return [*server, *flat, *quiet, *eager, *tools, *settings.extra_args]
+    return [*server, *flat, *quiet, *eager, *adapters, *tools, *settings.extra_args]
 
 
 def environment(settings: InferenceSettings) -> dict[str, str]:
@@ -162,6 +169,8 @@ def environment(settings: InferenceSettings) -> dict[str, str]:
         "VLLM_DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
     }
+    if settings.lora is not None:
+        told["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if not _has_gpu():
         told["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.kv_cache_gb)))
     if settings.threads is not None:

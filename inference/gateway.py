@@ -8,7 +8,8 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import aiohttp
@@ -18,9 +19,11 @@ from bus import metrics
 from bus.doors import holds
 from bus.measuring import counted
 from bus.nodes import State, serves
+from inference.residents import Residents, chosen
 from inference.settings import MOST_REQUESTS
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Mark = Callable[[bytes], bytes]
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 * 1024 * 1024
@@ -28,6 +31,9 @@ HEALTH = "/health"
 """The one route that asks for no key: it tells a load balancer the state and the version, and nothing else."""
 AGAIN = {"Retry-After": "1"}
 VERSION_HEADER = "X-Lightningbus-Version"
+"""This version or none."""
+PREFERRED_HEADER = "X-Lightningbus-Prefers"
+"""This version where it is held, else the newest."""
 EVENT_START = b"data: {"
 EVENT_END = b"\n\n"
 QUIET_SECONDS = 10.0
@@ -35,19 +41,28 @@ STILL_HERE = b": still here\n\n"
 """Said on a stream that has been quiet for so long, so that a slow answer is told from a dead connection."""
 
 
-def marked(event: bytes, version: int) -> bytes:
-    """A server-sent event with ``weight_version`` as the first field of its JSON object."""
+def marked(event: bytes, version: int, inside: str = "", asked: str = "") -> bytes:
+    """A server-sent event with ``weight_version`` as the first field of its JSON object.
+
+    Of a model that has another name ``inside`` it says the one it was ``asked`` by.
+    """
     if not event.startswith(EVENT_START):
         return event
+    if inside:  # quotes within a string are escaped, so this is the field and nothing the model said
+        event = event.replace(b'"model":"%b"' % inside.encode(), b'"model":"%b"' % asked.encode(), 1)
     return b'%b"weight_version":%d,%b' % (EVENT_START, version, event[len(EVENT_START) :])
 
 
-def salted(body: bytes, version: int) -> bytes:
-    """The request with a cache salt: a prefix computed by other weights is never reused."""
+def salted(body: bytes, version: int, inside: str = "") -> bytes:
+    """The request with a cache salt: a prefix computed by other weights is never reused.
+
+    With ``inside`` it is one to the model of that name: of two fields of a name the last one counts.
+    """
     closing = body.rstrip()
     if not closing.endswith(b"}") or len(closing) < 3:
         return body
-    return b'%b,"cache_salt":"v%d"}' % (closing[:-1], version)
+    model = b',"model":"%b"' % inside.encode() if inside else b""
+    return b'%b,"cache_salt":"v%d"%b}' % (closing[:-1], version, model)
 
 
 class Gateway:
@@ -61,15 +76,21 @@ class Gateway:
         port: int,
         cluster_key: str = "",
         most: int = MOST_REQUESTS,
+        residents: Residents | None = None,
     ) -> None:
-        """``cluster_key``: what a request must bring, none if empty; ``most``: how many are answered at once."""
+        """``cluster_key``: what a request must bring, none if empty; ``most``: how many are answered at once.
+
+        ``residents``: versions the engine holds beside one another.
+        """
         self._engine_url = engine_url
         self._cluster_key, self._most, self._held = cluster_key, most, 0
         self._session = session
         self._host, self._port = host, port
+        self._residents = residents or Residents("", 1)
         self.version: int | None = None
         self.state: State = "starting"
         self.inflight = 0
+        self._closed, self._ended = False, asyncio.Event()
         self.address = ""
         counting = counted(metrics.node_requests, metrics.node_inflight)
         app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[counting, self._let_in])
@@ -95,6 +116,22 @@ class Gateway:
         """Let every chunk that has reached this process be marked; call between pause and resume."""
         for _ in range(4):  # a turn of the loop each: socket read, stream fed, reader woken, chunk marked
             await asyncio.sleep(0)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Those a new call may go to, newest last."""
+        return self._residents.open or (() if self.version is None else (self.version,))
+
+    @asynccontextmanager
+    async def emptied(self) -> AsyncIterator[None]:
+        """A time without calls: new ones are turned away, to come again, and those in flight have ended."""
+        self._closed = True
+        try:
+            while self.inflight:
+                await self._ended.wait()
+            yield
+        finally:
+            self._closed = False
 
     @web.middleware
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -132,32 +169,50 @@ class Gateway:
             return _error(503, "the engine is not answering")
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
-        if not serves(self.state) or self.version is None:
+        body = await request.read()  # first: versions come and go meanwhile
+        if not serves(self.state) or self._closed or not self.versions:
             return self._not_ready()
         pinned = request.headers.get(VERSION_HEADER)
-        if pinned is not None and pinned != str(self.version):
-            return _error(409, f"this node serves version {self.version}, not {pinned}")
-        body = salted(await request.read(), self.version)
+        version = chosen(self.versions, pinned, request.headers.get(PREFERRED_HEADER))
+        if version is None:
+            served = ", ".join(map(str, self.versions))
+            return _error(409, f"this node serves version {served}, not {pinned}")
+        with self._answering(version) as (name, mark):
+            try:
+                async with self._session.post(
+                    self._engine_url() + request.path,
+                    data=salted(body, version, name),
+                    headers={"Content-Type": "application/json"},
+                ) as answer:
+                    if answer.content_type != "text/event-stream":
+                        return web.Response(
+                            body=await answer.read(), status=answer.status, content_type=answer.content_type
+                        )
+                    return await self._stream(request, answer, mark)
+            except (aiohttp.ClientConnectionError, TimeoutError):
+                return _error(503, "the engine is not answering")
+
+    @contextmanager
+    def _answering(self, version: int) -> Iterator[tuple[str, Mark]]:
+        """Around a call: what its model is called inside vLLM, if not as it was asked, and what marks its events."""
+        name, asked = self._residents.name(version), self._residents.model
         self.inflight += 1
         try:
-            async with self._session.post(
-                self._engine_url() + request.path, data=body, headers={"Content-Type": "application/json"}
-            ) as answer:
-                if answer.content_type != "text/event-stream":
-                    return web.Response(
-                        body=await answer.read(), status=answer.status, content_type=answer.content_type
-                    )
-                return await self._stream(request, answer)
-        except (aiohttp.ClientConnectionError, TimeoutError):
-            return _error(503, "the engine is not answering")
+            if version in self._residents:
+                with self._residents.call(version):
+                    yield name, lambda event: marked(event, version, name, asked)
+            else:
+                yield "", lambda event: marked(event, self.version or 0)
         finally:
             self.inflight -= 1
+            self._ended.set()
+            self._ended.clear()
 
-    async def _stream(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, answer: aiohttp.ClientResponse, mark: Mark) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
-        reading = asyncio.create_task(self._mark(answer, events))
+        reading = asyncio.create_task(_read(answer, mark, events))
         try:
             while (event := await _next(events)) is not None:
                 await response.write(event)
@@ -170,20 +225,20 @@ class Gateway:
             reading.cancel()
         return response
 
-    async def _mark(self, answer: aiohttp.ClientResponse, events: asyncio.Queue[bytes | None]) -> None:
-        # Apart from the writing, so that a slow reader of ours never delays the mark.
-        rest = b""
-        try:
-            async for data in answer.content.iter_any():
-                *whole, rest = (rest + data).split(EVENT_END)
-                if whole:
-                    version = self.version or 0
-                    events.put_nowait(b"".join(marked(event, version) + EVENT_END for event in whole))
-        finally:
-            events.put_nowait(None)
-
     def _not_ready(self) -> web.Response:
-        return _error(503, f"this node is {self.state}", AGAIN)
+        return _error(503, f"this node is {'taking weights' if serves(self.state) else self.state}", AGAIN)
+
+
+async def _read(answer: aiohttp.ClientResponse, mark: Mark, events: asyncio.Queue[bytes | None]) -> None:
+    # Apart from the writing, so that a slow reader of ours never delays the mark.
+    rest = b""
+    try:
+        async for data in answer.content.iter_any():
+            *whole, rest = (rest + data).split(EVENT_END)
+            if whole:
+                events.put_nowait(b"".join(mark(event) + EVENT_END for event in whole))
+    finally:
+        events.put_nowait(None)
 
 
 async def _next(events: asyncio.Queue[bytes | None]) -> bytes | None:

@@ -14,8 +14,10 @@ from bus.cancelling import cancel
 from bus.doors import is_loopback, read_key
 from bus.fleet import Pulse
 from bus.nodes import Happening, step
+from inference.adapters import Adapters
 from inference.engine import Engine, EngineFailed, EngineKilled
 from inference.gateway import Gateway
+from inference.residents import Residents
 from inference.settings import InferenceSettings
 from inference.subscriber import Subscriber
 
@@ -55,6 +57,7 @@ class Node:
         self.id = own_id(settings.id)
         self._key = _cluster_key(settings)
         self._swaps = 0
+        self._adapters: Adapters | None = None
         self._engine: Engine
         self._gateway: Gateway
         self._subscriber: Subscriber
@@ -67,7 +70,12 @@ class Node:
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             self._engine = Engine(self._settings, session)
             host, port, most = self._settings.host, self._settings.port, self._settings.max_requests
-            self._gateway = Gateway(lambda: self._engine.url, session, host, port, self._key, most)
+            lora = self._settings.lora
+            residents = Residents(self._settings.model, lora.versions) if lora else None
+            self._gateway = Gateway(lambda: self._engine.url, session, host, port, self._key, most, residents)
+            if lora and residents:
+                place = self._settings.work / "adapters"
+                self._adapters = Adapters(residents, lora.rank, place, self._gateway, self._engine.tell)
             try:
                 await self._gateway.__aenter__()
             except OSError as error:
@@ -106,22 +114,33 @@ class Node:
     async def _live(self) -> None:
         """One life of the engine: start, follow the versions; ends by `EngineFailed`."""
         self._gateway.version = None
+        if self._adapters:
+            self._adapters.begin()
         await self._engine.start()
         await self._happen("engine_up")
         log.info("node %s: engine is up, waiting for weights of %s", self.id, self._settings.model)
         work = self._settings.work / "weights"
         self._subscriber = Subscriber(self._bus, self.id, self._settings.model, work, self._swap)
-        following = asyncio.create_task(self._subscriber.run(self._applied))
         lost = asyncio.create_task(self._engine.lost())
+        working = {asyncio.create_task(self._subscriber.run(self._applied))}
+        if self._adapters:
+            working.add(asyncio.create_task(self._adapters.retire()))
         try:
-            await asyncio.wait({following, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                await following
+            done, _ = await asyncio.wait({*working, lost}, return_when=asyncio.FIRST_COMPLETED)
+            for failed in done & working:
+                await failed
             raise EngineFailed(f"vLLM ended with {await lost}")
         finally:
-            await cancel(following, lost)
+            await cancel(*working, lost)
 
     async def _swap(self, files: Sequence[Path], version: int) -> float:
+        paused = await (
+            self._adapters.take(files, version, self._replace) if self._adapters else self._replace(files, version)
+        )
+        self._swaps += 1
+        return paused
+
+    async def _replace(self, files: Sequence[Path], version: int) -> float:
         """Requests in flight stand still for the moment, keep their tokens, and go on with the new weights."""
         started = time.monotonic()
         # clear_cache: requests in flight are computed again from their tokens when they resume (vLLM 0.31).
@@ -140,7 +159,6 @@ class Node:
         await self._gateway.settle()
         self._gateway.version = version
         await self._engine.tell("/resume")
-        self._swaps += 1
         return time.monotonic() - started
 
     async def _applied(self) -> None:
@@ -162,6 +180,7 @@ class Node:
                 "swaps": self._swaps,
                 "max_model_len": self._engine.max_model_len,
                 "problem": subscriber.problem[:120] if subscriber else "",
+                **({"versions": list(self._gateway.versions)} if self._adapters else {}),
                 **({"wants_whole": True} if subscriber and subscriber.wants_whole else {}),
             },
         }

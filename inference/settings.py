@@ -3,12 +3,26 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from bus.health import RoleSettings
 
 MOST_REQUESTS = 4096
 """What a gateway answers at once."""
+
+
+class AdapterSettings(BaseModel):
+    """LoRA adapters beside the base instead of in it: each version by a name of its own, several at once."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rank: int = Field(ge=1, le=512, description="largest rank of adapters; the learner's lora.lora_rank")
+    versions: int = Field(
+        3,
+        ge=1,
+        le=64,
+        description="newest versions that answer calls; 3: those whose tokens a learner of max_staleness 2 trains on",
+    )
 
 
 class InferenceSettings(RoleSettings):
@@ -37,6 +51,11 @@ class InferenceSettings(RoleSettings):
         "recompute",
         description="what requests in flight have in the KV cache after a swap: what the old weights computed, or the "
         "same tokens computed again, at the cost of a prefill",
+    )
+    lora: AdapterSettings | None = Field(
+        None,
+        description="hold versions of adapters beside one another, loaded without a pause; without it they are added "
+        "into the weights, which any model can take and which decodes fastest",
     )
     tool_parser: str | None = Field(
         None,

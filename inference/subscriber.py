@@ -82,12 +82,12 @@ class Subscriber:
             started = time.monotonic()
             files = await self._files.get(manifest)
             fetched = time.monotonic() - started
+            paused = await self._swap(files, manifest.version)
         except (BusError, NatsError, OSError, ValueError) as error:
             metrics.fetch_failures.inc()
             self.problem, self.wants_whole = f"weights not fetched: {error}", self.wants_whole or offered == "delta"
             log.warning("%s; version %s goes on serving", self.problem, self.version)
             return False
-        paused = await self._swap(files, manifest.version)
         self.version, self.problem, self.wants_whole = manifest.version, "", False
         metrics.node_version.set(manifest.version)
         metrics.fetch_seconds.observe(fetched)

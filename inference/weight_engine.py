@@ -14,7 +14,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-A_SUFFIX, B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
+from inference.peft import A_SUFFIX, B_SUFFIX
 
 
 @dataclass

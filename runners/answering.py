@@ -60,6 +60,8 @@ class Answering:
                         async for chunk in chunks:
                             if node.id not in served_by:
                                 served_by = [*served_by, node.id] if completion.begun else [node.id]
+                            if "weight_version" in chunk:
+                                attempt.versions[call.model] = chunk["weight_version"]
                             shown = completion.visible(completion.taken(chunk))
                             if stream is not None and shown is not None:
                                 await stream.say(shown, completion.made)

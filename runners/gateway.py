@@ -52,12 +52,13 @@ class Gateway:
         host: str = "127.0.0.1",
         token_in_token_out: bool = True,
         cluster_key: str = "",
+        one_version: bool = False,
     ) -> None:
         """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`.
 
         ``cluster_key`` is for the inference nodes alone: agents have keys of their own.
         """
-        self._cluster_key = cluster_key
+        self._cluster_key, self._one_version = cluster_key, one_version
         self._send = send
         self.slots = [Slot(number) for number in range(slots)]
         self._fleet = fleet
@@ -76,7 +77,7 @@ class Gateway:
 
     async def __aenter__(self) -> "Gateway":
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=WAITS)
-        self.upstream = Upstream(self._fleet, self._session, self._cluster_key)
+        self.upstream = Upstream(self._fleet, self._session, self._cluster_key, self._one_version)
         self._answering = Answering(self.upstream, self._send, self._token_in_token_out)
         # A client that goes away cancels its handler, and with it the engine's work.
         self._runner = web.AppRunner(self._app, access_log=None, handler_cancellation=True, shutdown_timeout=1)

@@ -46,6 +46,8 @@ class Attempt:
     history: History = field(default_factory=History)
     node: str = ""
     """The inference node that answered last: its cache holds the prefix of the next call."""
+    versions: dict[str, int] = field(default_factory=dict)
+    """By model, the weight version that answered last."""
     held: int = 0
     """Model calls waiting for a node now."""
     infra: str = ""

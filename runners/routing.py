@@ -14,22 +14,29 @@ def choose(
     last: str,
     pinned: int | None,
     open_calls: Callable[[str], int],
+    preferred: int | None = None,
 ) -> Heartbeat | None:
     """The node that answered the rollout's last call, for its cached prefix, else the least loaded; None: hold it.
 
-    A pinned rollout goes only where its version is served. ``open_calls`` says how many calls this runner has at a
-    node, and counts first: heartbeats are up to a second old, and if all runners went by them alone they would all run
-    to the same node. Equally loaded nodes share rollouts out evenly.
+    A pinned rollout goes only where its version is, one that prefers a version where it is, or else anywhere.
+    ``open_calls`` says how many calls this runner has at a node, and counts first: heartbeats are up to a second old,
+    and if all runners went by them alone they would all run to the same node. Equally loaded nodes share rollouts out
+    evenly.
     """
-    fit = [
-        node
-        for node in nodes
-        if serves(node.state) and node.model == model and node.address and pinned in (None, node.version)
-    ]
+    fit = [node for node in nodes if serves(node.state) and node.model == model and node.address]
+    if pinned is not None:
+        fit = [node for node in fit if _has(node, pinned)]
+    elif preferred is not None:
+        fit = [node for node in fit if _has(node, preferred)] or fit
     for node in fit:
         if node.id == last:
             return node
     return min(fit, key=lambda node: (_load(node, open_calls), _weight(rollout, node.id)), default=None)
+
+
+def _has(node: Heartbeat, version: int) -> bool:
+    held = node.detail.get("versions")  # beside one another: adapters
+    return version == node.version or (isinstance(held, list) and version in held)
 
 
 def _load(node: Heartbeat, open_calls: Callable[[str], int]) -> tuple[int, int]:

@@ -71,7 +71,13 @@ class Runner:
         async with (
             self._bus.fleet("inference") as fleet,
             Gateway(
-                fleet, self._send, settings.concurrency, settings.host, settings.token_in_token_out, key
+                fleet,
+                self._send,
+                settings.concurrency,
+                settings.host,
+                settings.token_in_token_out,
+                key,
+                settings.one_version,
             ) as self._gateway,
             self._bus.beat("runner", self.id, self._describe),
         ):

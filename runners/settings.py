@@ -44,6 +44,11 @@ class RunnerSettings(RoleSettings):
         None, description="file with the key inference nodes ask for; agents are not told it"
     )
     ack_wait: float = Field(30.0, gt=0, le=60, description="seconds after which a dead runner's tasks go to another")
+    one_version: bool = Field(
+        False,
+        description="a rollout goes on with the version it began with while a node holds it (`lora` of a node), then "
+        "with the newest; without it every call goes to the newest",
+    )
     token_in_token_out: bool = Field(
         True,
         description="a chat that goes on is sent as the tokens it was made of, where rendering it anew would differ",

@@ -64,8 +64,11 @@ class MakeRequest(Protocol):
 class Upstream:
     """The inference nodes, as one: chooses a node, holds a call, asks again elsewhere."""
 
-    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, cluster_key: str = "") -> None:
-        self._fleet = fleet
+    def __init__(
+        self, fleet: Fleet, session: aiohttp.ClientSession, cluster_key: str = "", one_version: bool = False
+    ) -> None:
+        """``one_version``: a rollout's calls go on with the version of the one before while some node has it."""
+        self._fleet, self._one_version = fleet, one_version
         self._session = session
         self._own = bearer(cluster_key)
         self._open: Counter[str] = Counter()
@@ -90,6 +93,8 @@ class Upstream:
         problem = "no inference node is ready"
         while True:
             node = await self._node(errand, problem)
+            if (preferred := self._preferred(errand)) is not None:
+                headers["X-Lightningbus-Prefers"] = str(preferred)
             path, body = request(node)
             payload = json.dumps(body).encode()
             self._open[node.id] += 1
@@ -126,6 +131,9 @@ class Upstream:
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
             return None
 
+    def _preferred(self, errand: Errand) -> int | None:
+        return errand.attempt.versions.get(errand.model) if self._one_version else None
+
     async def _node(self, errand: Errand, problem: str) -> Heartbeat:
         while True:
             nodes = self._fleet.members()
@@ -134,7 +142,13 @@ class Upstream:
                 raise UnknownModel(f"model {errand.model!r} is not served; served: {', '.join(sorted(served))}")
             attempt = errand.attempt
             node = routing.choose(
-                nodes, errand.model, attempt.rollout, attempt.node, errand.pinned, self._open.__getitem__
+                nodes,
+                errand.model,
+                attempt.rollout,
+                attempt.node,
+                errand.pinned,
+                self._open.__getitem__,
+                self._preferred(errand),
             )
             if node is not None:
                 return node

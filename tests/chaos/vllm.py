@@ -28,6 +28,7 @@ class Engine:
         self.context = context
         self.version = -1
         self.loading = -1
+        self.adapters: dict[str, int] = {}
         self.running = asyncio.Event()
         self.running.set()
         self.load_seconds = load_seconds
@@ -46,13 +47,24 @@ class Engine:
             for name in file.keys():  # noqa: SIM118 - not a dict
                 file.get_tensor(name)
         found = re.search(r"-(\d+)\.safetensors$", path)
-        assert found is not None and not self.running.is_set(), "weights are loaded while nothing is sampled"
-        self.loading = int(found[1])
+        assert not self.running.is_set(), "weights are loaded while nothing is sampled"
+        self.loading = int(found[1]) if found else -1  # a base
         await asyncio.sleep(self.load_seconds)  # as long as a large model takes
         return web.json_response({})
 
     async def finish(self, request: web.Request) -> web.Response:
         self.version = self.loading
+        return web.json_response({})
+
+    async def add(self, request: web.Request) -> web.Response:
+        said = await request.json()
+        with safe_open(Path(said["lora_path"]) / "adapter_model.safetensors", framework="np") as file:
+            assert list(file.keys()), "adapters lie where they are said to"
+        self.adapters[said["lora_name"]] = int(said["lora_name"].partition("@")[2])
+        return web.json_response({})
+
+    async def remove(self, request: web.Request) -> web.Response:
+        del self.adapters[(await request.json())["lora_name"]]
         return web.json_response({})
 
     async def nothing(self, request: web.Request) -> web.Response:
@@ -63,6 +75,9 @@ class Engine:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        adapters = self.adapters.get(body["model"])
+        if adapters is None and "@" in body["model"]:
+            return web.json_response({"error": {"message": "no such adapters"}}, status=404)
         chat = request.path.endswith("/chat/completions")
         asked = json.dumps(body["messages"]) if chat else body["prompt"]
         prompt = prompt_of(asked, self.vocabulary) if isinstance(asked, str) else asked
@@ -80,7 +95,8 @@ class Engine:
             token = next_token(context, self.vocabulary)
             context.append(token)
             over = "stop" if ends(token) else "length" if place == limit - 1 else None
-            await _say(response, _chunk(chat, token, over, logprob(self.version), prompt if not place else None))
+            version = self.version if adapters is None else adapters
+            await _say(response, _chunk(chat, token, over, logprob(version), prompt if not place else None))
             if over:
                 break
         made = len(context) - len(prompt)
@@ -121,6 +137,8 @@ async def main() -> None:
     app.router.add_post("/resume", engine.resume)
     app.router.add_post("/update_weights", engine.load)
     app.router.add_post("/finish_weight_update", engine.finish)
+    app.router.add_post("/v1/load_lora_adapter", engine.add)
+    app.router.add_post("/v1/unload_lora_adapter", engine.remove)
     app.router.add_post("/v1/chat/completions", engine.answer)
     app.router.add_post("/v1/completions", engine.answer)
     runner = web.AppRunner(app, handler_cancellation=True)

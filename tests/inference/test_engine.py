@@ -10,7 +10,7 @@ import pytest
 from bus import Bus
 from inference import node
 from inference.engine import Engine, EngineFailed, command, environment
-from inference.settings import InferenceSettings
+from inference.settings import AdapterSettings, InferenceSettings
 
 
 def test_vllm_stays_on_loopback_and_gives_the_probabilities_sampled_from(tmp_path: Path) -> None:
@@ -26,6 +26,10 @@ def test_vllm_stays_on_loopback_and_gives_the_probabilities_sampled_from(tmp_pat
     options = dict(zip(parsing[4::2], parsing[5::2], strict=False))
     assert (options["--tool-call-parser"], options["--reasoning-parser"]) == ("hermes", "qwen3")
     assert "--enable-auto-tool-choice" in parsing and "--enable-auto-tool-choice" not in words
+    adapted = settings.model_copy(update={"lora": AdapterSettings(rank=9, versions=2)})
+    options = dict(zip(command(adapted, 1)[4::2], command(adapted, 1)[5::2], strict=False))
+    assert (options["--max-loras"], options["--max-lora-rank"]) == ("3", "16") and "--enable-lora" not in words
+    assert "--enable-lora" in command(adapted, 1) and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in environment(adapted)
     told = environment(settings)
     assert told["VLLM_NO_USAGE_STATS"] == "1" and told["HF_HUB_OFFLINE"] == "1" and told["OMP_NUM_THREADS"] == "1"
 

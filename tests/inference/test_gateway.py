@@ -18,8 +18,9 @@ from bus import AccessError, Bus
 from bus.doors import bearer, holds
 from bus.measuring import REGISTRIES
 from bus.nodes import NEXT, Happening, State, serves, step
-from inference.gateway import VERSION_HEADER, Gateway, marked, salted
+from inference.gateway import PREFERRED_HEADER, VERSION_HEADER, Gateway, marked, salted
 from inference.node import run
+from inference.residents import Residents
 from inference.settings import InferenceSettings
 
 
@@ -42,7 +43,8 @@ class ScriptedVllm:
         await response.prepare(request)
         for number in range(self.events):
             await self.gate.acquire()
-            event = f"data: {json.dumps({'n': number})}\n\n".encode()
+            said = {"n": number, **({"model": self.bodies[-1]["model"]} if "model" in self.bodies[-1] else {})}
+            event = f"data: {json.dumps(said, separators=(',', ':'))}\n\n".encode()
             await response.write(event[:5])
             await response.write(event[5:])
         if self.breaks:
@@ -92,6 +94,50 @@ async def test_tokens_before_a_swap_are_the_old_versions_and_after_it_the_new(vl
     assert rest.endswith(b"data: [DONE]\n\n")
     assert vllm.bodies == [{**body, "cache_salt": "v3"}]
     assert gateway.inflight == 0
+
+
+async def test_a_call_ends_on_the_adapters_it_began_with(vllm: ScriptedVllm) -> None:
+    residents = Residents("policy", 1)
+    residents.add(3)
+    async with serving(vllm, residents=residents) as (gateway, http):
+        url, body = gateway.address + "/v1/completions", {"model": "policy", "stream": True}
+        async with http.post(url, json=body) as old:
+            residents.add(4)
+            gateway.version = 4
+            async with http.post(url, json=body, headers={VERSION_HEADER: "3"}) as answer:
+                assert answer.status == 409 and "serves version 4, not 3" in await answer.text()
+            async with http.post(url, json=body, headers={PREFERRED_HEADER: "3"}) as new:
+                for _ in range(2 * vllm.events):
+                    vllm.gate.release()
+                assert residents.held == (3, 4) and residents.due() == ()
+                answers = [await answer.text() for answer in (old, new)]
+    events = [[json.loads(line[6:]) for line in answer.split("\n\n") if "{" in line] for answer in answers]
+    assert [[event["weight_version"] for event in of] for of in events] == [[3] * 3, [4] * 3]
+    assert {event["model"] for of in events for event in of} == {"policy"}, "as the agent asked for it"
+    assert [body["model"] for body in vllm.bodies] == ["policy@3", "policy@4"]
+    assert residents.due() == (3,)
+
+
+async def test_a_gateway_is_emptied_of_its_calls_and_lets_none_in(vllm: ScriptedVllm) -> None:
+    async with serving(vllm) as (gateway, http):
+        url = gateway.address + "/v1/completions"
+        async with http.post(url, json={"stream": True}) as answer:
+            emptying = asyncio.create_task(closed_for(gateway))
+            await asyncio.sleep(0)
+            async with http.post(url, json={"stream": True}) as refused:
+                assert refused.status == 503 and "taking weights" in await refused.text()
+            assert not emptying.done()
+            for _ in range(vllm.events):
+                vllm.gate.release()
+            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+        assert await asyncio.wait_for(emptying, 10) == 0
+        async with http.post(url, json={"stream": False}) as answer:
+            assert answer.status == 400, "the engine is asked again"
+
+
+async def closed_for(gateway: Gateway) -> int:
+    async with gateway.emptied():
+        return gateway.inflight
 
 
 async def test_what_vllm_measures_is_passed_on_and_answers_are_counted(vllm: ScriptedVllm) -> None:
@@ -221,6 +267,12 @@ def test_marking_and_salting_change_nothing_else(body: dict[str, object], versio
     assert json.loads(salted(json.dumps(body).encode() + b" \n", version)) == {**body, "cache_salt": f"v{version}"}
     assert marked(b"data: [DONE]", version) == b"data: [DONE]"
     assert marked(b": a comment", version) == b": a comment"
+    named = salted(json.dumps({**body, "model": "policy"}).encode(), version, "policy@1")
+    assert json.loads(named) == {**body, "model": "policy@1", "cache_salt": f"v{version}"}
+    text = json.dumps({"model": "m@1", "text": '"model":"m@1"'}, separators=(",", ":")).encode()
+    assert json.loads(marked(b"data: " + text, 1, "m@1", "m")[6:]) == {
+        "weight_version": 1, "model": "m", "text": '"model":"m@1"'
+    }  # fmt: skip
     assert salted(b"{}", version) == b"{}" and salted(b"[1]", version) == b"[1]"
 
 

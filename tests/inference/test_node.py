@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import psutil
 import pytest
@@ -16,9 +17,11 @@ from bus import Bus
 from bus.cancelling import cancel
 from inference import node
 from inference.engine import EngineFailed
+from inference.gateway import VERSION_HEADER
 from inference.settings import InferenceSettings
 from schemas import subjects
 from schemas.events import WeightVersion
+from tests.chaos.tokens import logprob
 
 STAND_IN = str(Path(__file__).resolve().parents[1] / "chaos" / "vllm.py")
 DIES_FIRST = """
@@ -32,7 +35,9 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 
 
 @asynccontextmanager
-async def serving(bus: Bus, directory: Path, command: list[str]) -> AsyncIterator["asyncio.Task[None]"]:
+async def serving(
+    bus: Bus, directory: Path, command: list[str], **settings: object
+) -> AsyncIterator["asyncio.Task[None]"]:
     """A node with a version to serve."""
     (directory / "model").mkdir()
     (directory / "model" / "config.json").write_text(json.dumps({"vocab_size": 100}))
@@ -41,10 +46,9 @@ async def serving(bus: Bus, directory: Path, command: list[str]) -> AsyncIterato
     manifest = WeightVersion(run="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_ns=1)
     await bus.publish(subjects.weights("policy"), manifest, msg_id="w0")
     stop = asyncio.Event()
-    settings = InferenceSettings(
-        model_path=directory / "model", id="n", command=command, work=directory / "work", max_model_len=64
-    )
-    running = asyncio.create_task(node.run(bus, settings, stop))
+    given = {"model_path": directory / "model", "id": "n", "command": command, "work": directory / "work"}
+    checked = InferenceSettings.model_validate({**given, "max_model_len": 64, **settings})
+    running = asyncio.create_task(node.run(bus, checked, stop))
     try:
         yield running
     finally:
@@ -70,6 +74,50 @@ async def test_an_engine_that_dies_is_started_again_and_serves_only_verified_wei
         engine.kill()
         seen = await states_until(bus, "ready", after=engine)
     assert [state for state in seen if state != "ready"] == ["starting", "stale"]
+
+
+async def publish_adapters(bus: Bus, directory: Path, version: int) -> None:
+    """A version of adapters, the same base to all."""
+    arrays = {f"base_model.model.x.lora_{side}.weight": np.zeros((1, 1), np.float32) for side in "AB"}
+    save_file(arrays, directory / "adapters", {"scale": "1"})
+    names = {"policy-base": directory / "w.safetensors", f"policy-{version}": directory / "adapters"}
+    blobs = tuple([await bus.blobs.put(subjects.WEIGHT_BUCKET, name, path) for name, path in names.items()])
+    fields = {"run": "r", "model": "policy", "epoch": 1, "step": 0, "created_ns": 1}
+    manifest = WeightVersion(version=version, kind="lora", blobs=blobs, **fields)
+    await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
+
+
+async def test_an_engine_that_dies_is_given_again_the_adapters_it_held(bus: Bus, tmp_path: Path) -> None:
+    async with (
+        serving(bus, tmp_path, [sys.executable, STAND_IN], lora={"rank": 1, "versions": 2}),
+        bus.fleet("inference") as fleet,
+        aiohttp.ClientSession() as http,
+    ):
+
+        async def holds(*versions: int) -> str:
+            async with asyncio.timeout(40):
+                while True:
+                    for beat in fleet.members():
+                        if beat.state == "ready" and beat.detail["versions"] == list(versions):
+                            return beat.address
+                    await fleet.changed()
+
+        await holds(0)  # whole weights, which are then taken the place of
+        for version in (1, 2, 3):
+            await publish_adapters(bus, tmp_path, version)
+            address = await holds(*range(max(1, version - 1), version + 1))
+        (engine,) = psutil.Process().children()[-1:]
+        engine.kill()
+        await states_until(bus, "ready", after=engine)
+        assert await holds(2, 3) == address
+        for version, status in ((1, 409), (2, 200), (3, 200)):
+            body = {"model": "policy", "prompt": [1], "max_tokens": 2, "stream": True}
+            headers = {VERSION_HEADER: str(version)}
+            async with http.post(f"{address}/v1/completions", json=body, headers=headers) as answer:
+                text = await answer.text()
+                assert answer.status == status
+                if status == 200:
+                    assert f'"token_logprobs": [{logprob(version)}]' in text and f'"weight_version":{version}' in text
 
 
 async def test_an_engine_killed_as_it_first_starts_is_started_again(bus: Bus, tmp_path: Path) -> None:

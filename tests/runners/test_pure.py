@@ -66,7 +66,7 @@ def test_only_what_is_not_the_agents_doing_is_tried_again() -> None:
     assert not attempts.exhausted(asked, 3) and attempts.exhausted(asked, 4)
 
 
-def node(id: str, state: str = "ready", version: int = 1, inflight: int = 0) -> Heartbeat:
+def node(id: str, state: str = "ready", version: int = 1, inflight: int = 0, **detail: object) -> Heartbeat:
     return Heartbeat(
         role="inference",
         id=id,
@@ -74,7 +74,7 @@ def node(id: str, state: str = "ready", version: int = 1, inflight: int = 0) -> 
         address=f"http://{id}",
         model="policy",
         version=version,
-        detail={"inflight": inflight},
+        detail={"inflight": inflight, **detail},
         sent_ns=1,
     )
 
@@ -85,9 +85,10 @@ def chosen(
     last: str = "",
     pinned: int | None = None,
     model: str = "policy",
+    preferred: int | None = None,
     **open_calls: int,
 ) -> str | None:
-    found = routing.choose(nodes, model, rollout, last, pinned, lambda id: open_calls.get(id, 0))
+    found = routing.choose(nodes, model, rollout, last, pinned, lambda id: open_calls.get(id, 0), preferred)
     return found.id if found else None
 
 
@@ -106,6 +107,16 @@ def test_only_ready_nodes_of_the_model_and_the_pinned_version_are_chosen() -> No
     assert chosen([node("a")], model="other") is None
     assert chosen([node("a", version=2)], pinned=1) is None
     assert chosen([node("a", version=2), node("b", version=1)], pinned=1) == "b"
+
+
+def test_a_version_held_beside_the_newest_is_found() -> None:
+    beside = node("c", version=3, inflight=9, versions=[1, 2, 3])
+    assert chosen([node("a", version=3), node("b"), beside], pinned=2) == "c"
+    assert chosen([node("a", version=3), beside], last="a", preferred=2) == "c", "before the node that answered last"
+    assert chosen([node("a", version=3), beside], last="c", preferred=2) == "c"
+    assert chosen([node("a", version=3), beside], last="a", preferred=0) == "a", "nobody has it: as without a wish"
+    assert chosen([node("a", version=3), beside], pinned=3, preferred=2) == "a"
+    assert chosen([node("a", version=3, versions="what?")], pinned=2) is None
 
 
 def telemetry() -> ExportTraceServiceRequest:

@@ -1,0 +1,349 @@
+"""Versions of adapters beside one another in a real vLLM: one node for all tests, each goes on from the last one's."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from aiohttp import web
+from nats.aio.msg import Msg
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from bus import Bus, Fleet
+from bus.cancelling import cancel
+from bus.embedded import nats_server
+from inference.gateway import PREFERRED_HEADER, VERSION_HEADER
+from inference.node import Node
+from inference.settings import InferenceSettings
+from schemas import subjects
+from schemas.codec import decode
+from schemas.events import Heartbeat, WeightApplied, WeightVersion
+from tests.runners.conftest import calls_of, ended, running, task
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+VOCABULARY, RANK, SCALE, KEPT = 128, 4, 0.5, 2
+PROMPT = list(range(10, 40))
+LONG = 1500
+"""Tokens of an answer that is still being made when several versions have come and gone."""
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class World:
+    """A bus, a node that holds adapters, and what was published."""
+
+    bus: Bus
+    fleet: Fleet
+    directory: Path
+    model: Qwen2ForCausalLM
+    http: aiohttp.ClientSession
+    numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+    published: dict[int, tuple[Tensors, Tensors]] = field(default_factory=dict)
+    """Base and adapters by version."""
+
+    async def publish(self, base: Tensors, rank: int = RANK, **more: torch.Tensor) -> int:
+        """A version of new adapters on a base."""
+        version = next(self.numbers)
+        tensors = adapters(base, rank, seed=version) | more
+        self.published[version] = (base, tensors)
+        blobs = []
+        for name, content, metadata in (("base", base, None), (str(version), tensors, {"scale": str(SCALE)})):
+            save_file(content, self.directory / name, metadata)
+            blobs.append(await self.bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{name}", self.directory / name))
+        manifest = WeightVersion(
+            run="r", model="policy", version=version, kind="lora", blobs=tuple(blobs), epoch=1, step=0, created_ns=1
+        )
+        await self.bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
+        return version
+
+    async def serve(self, base: Tensors, count: int = 1) -> list[int]:
+        """Versions, each of them served before the next one comes."""
+        found = [await self.serves(await self.publish(base)) for _ in range(count)]
+        return [beat.version or 0 for beat in found]
+
+    async def serves(self, version: int) -> Heartbeat:
+        """Wait until the node says that a version is its newest."""
+        return await self.beat(lambda beat: beat.version == version and beat.state == "ready")
+
+    async def beat(self, fits: Any) -> Heartbeat:
+        """Wait for a heartbeat of the node."""
+        async with asyncio.timeout(120):
+            while not (found := [beat for beat in self.fleet.members() if fits(beat)]):
+                await self.fleet.changed()
+        return found[0]
+
+    async def ask(self, tokens: int = 16, **headers: Any) -> "Answer":
+        """One answer, whole."""
+        async with await self.asked(tokens, **headers) as answer:
+            return await read(answer)
+
+    async def asked(self, tokens: int, **headers: Any) -> aiohttp.ClientResponse:
+        """One answer, as it comes."""
+        (node,) = self.fleet.members()
+        body = {"model": "policy", "prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "logprobs": 0}
+        body |= {"stream": True, "return_token_ids": True}
+        said = {name: str(value) for name, value in headers.items() if value is not None}
+        return await self.http.post(f"{node.address}/v1/completions", json=body, headers=said)
+
+    async def holds(self, *versions: int) -> None:
+        """Wait until vLLM names these versions and no other; it announces none."""
+        (node,) = self.fleet.members()
+        expected = {f"policy@{version}" for version in versions} | {"policy"}
+        async with asyncio.timeout(30):
+            while (found := await self._names(node)) != expected:
+                await asyncio.sleep(0.02)
+        assert found == expected
+
+    async def _names(self, node: Heartbeat) -> set[str]:
+        async with self.http.get(f"{node.address}/v1/models") as answer:
+            return {model["id"] for model in (await answer.json())["data"]}
+
+    def expected(self, version: int, tokens: list[int]) -> np.ndarray:
+        """Log-probabilities of an answer as `transformers` computes them, a version's product added to the base."""
+        base, added = self.published[version]
+        self.model.load_state_dict(base, strict=False)
+        for name, module in self.model.named_modules():
+            key = f"base_model.model.{name}.lora_"
+            if key + "A.weight" in added:
+                module.weight.data = module.weight.data + SCALE * added[key + "B.weight"] @ added[key + "A.weight"]
+        with torch.no_grad():
+            logits = self.model(input_ids=torch.tensor([PROMPT + tokens])).logits[0, len(PROMPT) - 1 : -1]
+        return torch.log_softmax(logits.double(), -1).gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
+
+    def check(self, answer: "Answer", version: int) -> None:
+        """Whether an answer is a version's, to the last token."""
+        assert answer.versions == {version} and len(answer.tokens) == len(answer.logprobs) > 0
+        np.testing.assert_allclose(answer.logprobs, self.expected(version, answer.tokens), atol=1e-4)
+
+
+@dataclass
+class Answer:
+    """What was read of a stream."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    versions: set[int]
+    models: set[str]
+
+
+async def read(answer: aiohttp.ClientResponse) -> Answer:
+    assert answer.status == 200, await answer.text()
+    events = [json.loads(line[6:]) for line in (await answer.text()).splitlines() if line.startswith("data: {")]
+    choices = [event["choices"][0] for event in events if event["choices"]]
+    return Answer(
+        [token for choice in choices for token in choice["token_ids"]],
+        [value for choice in choices if choice["logprobs"] for value in choice["logprobs"]["token_logprobs"]],
+        {event["weight_version"] for event in events},
+        {event["model"] for event in events},
+    )
+
+
+def adapters(base: Tensors, rank: int, seed: int) -> Tensors:
+    """Of every projection, in PEFT's names."""
+    made, random = {}, torch.Generator().manual_seed(seed)
+    for name, tensor in base.items():
+        if name.endswith("_proj.weight"):
+            module = "base_model.model." + name.removesuffix(".weight")
+            made[f"{module}.lora_A.weight"] = 0.3 * torch.randn(rank, tensor.shape[1], generator=random)
+            made[f"{module}.lora_B.weight"] = 0.3 * torch.randn(tensor.shape[0], rank, generator=random)
+    return made
+
+
+def make_model(directory: Path) -> Qwen2ForCausalLM:
+    """A Qwen2 of chance, with a tokenizer of as many words."""
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=0,
+            dtype="float32",
+        )
+    )
+    model.save_pretrained(directory)
+    words = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w1"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w0").save_pretrained(directory)
+    return model
+
+
+@pytest.fixture(scope="module")
+def base() -> Tensors:
+    """The base of most versions here: not what lies beside the tokenizer."""
+    return {}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory, base: Tensors) -> AsyncIterator[World]:
+    """One node for all tests."""
+    directory = tmp_path_factory.mktemp("adapters")
+    model = make_model(directory / "model")
+    base |= another(model, 1)
+    settings = InferenceSettings.model_validate(
+        {
+            "model_path": directory / "model", "id": "n", "dtype": "float32", "max_num_seqs": 8, "threads": 1,
+            "work": directory / "work", "lora": {"rank": RANK, "versions": KEPT},
+        }
+    )  # fmt: skip
+    stop = asyncio.Event()
+    async with nats_server(directory / "nats") as server, Bus.connect(server.url, name="test") as bus:
+        await bus.provision()
+        async with bus.fleet("inference") as fleet, aiohttp.ClientSession() as http:
+            node = asyncio.create_task(Node(bus, settings).run(stop))
+            try:
+                yield World(bus, fleet, directory, model, http)
+            finally:
+                stop.set()
+                await asyncio.wait({node}, timeout=30)
+                await cancel(node)
+                await node
+
+
+def another(model: Qwen2ForCausalLM, seed: int) -> Tensors:
+    """Weights that are nobody's."""
+    random = torch.Generator().manual_seed(seed)
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    return {name: tensor + 0.1 * torch.randn(tensor.shape, generator=random) for name, tensor in state.items()}
+
+
+async def test_each_version_answers_with_its_own_adapters_side_by_side(world: World, base: Tensors) -> None:
+    old, new = await world.serve(base, 2)
+    await world.holds(old, new)
+    wishes: list[tuple[dict[str, int], int]] = [
+        ({VERSION_HEADER: old}, old), ({VERSION_HEADER: new}, new), ({}, new),
+        ({PREFERRED_HEADER: old}, old), ({PREFERRED_HEADER: 99}, new),
+    ]  # fmt: skip
+    answers = await asyncio.gather(*(world.ask(**headers) for headers, _ in wishes))
+    for answer, (_, version) in zip(answers, wishes, strict=True):
+        world.check(answer, version)
+        assert answer.models == {"policy"}
+
+
+async def test_a_call_ends_on_the_version_it_began_with_and_then_that_version_goes(world: World, base: Tensors) -> None:
+    """Nothing stands still for the versions that come, and they do not wait for it until there is no place left."""
+    (first,) = await world.serve(base)
+    paused: dict[int, float] = {}
+
+    async def applied(message: Msg) -> None:
+        event = decode(WeightApplied, message.data)
+        paused[event.version] = event.pause_seconds
+
+    listening = await world.bus.nc.subscribe(subjects.applied("n"), cb=applied)
+    async with await world.asked(LONG) as answer:
+        second, third = await world.serve(base, 2)
+        world.check(await world.ask(), third)
+        await world.holds(first, second, third)
+        async with await world.asked(8, **{VERSION_HEADER: first}) as refused:
+            assert refused.status == 409
+            assert f"serves version {second}, {third}, not {first}" in await refused.text()
+        last = await world.publish(base)  # has no place before the long call has ended
+        assert world.fleet.members()[0].detail["inflight"] == 1, "or this test shows nothing"
+        whole = await read(answer)
+    world.check(whole, first)
+    assert len(whole.tokens) == LONG
+    assert (await world.serves(last)).detail["versions"] == [third, last]
+    await world.holds(third, last)
+    await listening.unsubscribe()
+    assert paused.keys() == {second, third, last} and max(paused.values()) < 0.25, paused
+
+
+async def test_another_base_waits_for_the_calls_on_the_old_one(world: World, base: Tensors) -> None:
+    """Adapters are never served on a base that is not theirs."""
+    (old,) = await world.serve(base)
+    async with await world.asked(LONG // 5) as answer:
+        new = await world.publish(another(world.model, 2))
+        await world.beat(lambda beat: beat.version == new)
+        world.check(await read(answer), old)
+    world.check(await world.ask(), new)
+    await world.holds(new)
+
+
+async def test_adapters_that_cannot_be_loaded_leave_the_old_ones_serving(world: World, base: Tensors) -> None:
+    (old,) = await world.serve(base)
+    sentence = f"adapters of rank {2 * RANK} do not fit: set lora.rank"
+    await world.publish(base, rank=2 * RANK)
+    await world.beat(lambda beat: sentence in beat.detail["problem"])
+    await world.publish(base, **{"base_model.model.model.nowhere.lora_A.weight": torch.zeros(RANK, 8)})
+    await world.beat(lambda beat: "adapters are not taken" in beat.detail["problem"])
+    world.check(await world.ask(), old)
+    (new,) = await world.serve(base)
+    world.check(await world.ask(**{VERSION_HEADER: old}), old)
+    world.check(await world.ask(), new)
+
+
+@pytest.mark.parametrize("one_version", [True, False])
+async def test_a_rollout_ends_on_the_version_it_began_with_where_that_is_wished(
+    world: World, base: Tensors, one_version: bool
+) -> None:
+    (first,) = await world.serve(base)
+    between: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+    async with (
+        gate(between) as url,
+        running(world.bus, agent="gated:asks_three_times", one_version=one_version),
+    ):
+        name = f"gated-{one_version}"
+        await world.bus.publish_tasks([task(id=name, input={"gate": url}, deadline=60.0)])
+        for versions in (1, KEPT):  # by the second time the first version is gone
+            go_on = await asyncio.wait_for(between.get(), 60)
+            newest = (await world.serve(base, versions))[-1]
+            go_on.set()
+        (batch,) = await ended(world.bus)
+    assert batch.end is not None and batch.end.outcome == "ok"
+    calls = [run.version for call in calls_of(batch) for run in call.versions]
+    assert calls == ([first, first, newest] if one_version else [first, first + 1, newest])
+
+
+async def test_a_pinned_rollout_finds_its_version_while_it_is_held(world: World, base: Tensors) -> None:
+    gone, held, _ = await world.serve(base, 1 + KEPT)
+    async with running(world.bus, agent="gated:asks_once"):
+        pinned = [
+            task(id=f"pinned-{version}", weight_version=version, deadline=5.0, max_attempts=1)
+            for version in (gone, held)
+        ]
+        await world.bus.publish_tasks(pinned)
+        found = {batch.task: batch for batch in await ended(world.bus, 2)}
+    ends = {name: batch.end.outcome for name, batch in found.items() if batch.end is not None}
+    assert ends == {f"pinned-{gone}": "infra", f"pinned-{held}": "ok"}
+    (call,) = calls_of(found[f"pinned-{held}"])
+    assert [run.version for run in call.versions] == [held]
+
+
+@asynccontextmanager
+async def gate(between: "asyncio.Queue[asyncio.Event]") -> AsyncIterator[str]:
+    """Where an agent asks whether it may go on; each question is an event in the queue, to be set."""
+
+    async def ask(_: web.Request) -> web.Response:
+        may = asyncio.Event()
+        between.put_nowait(may)
+        await may.wait()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/", ask)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    finally:
+        await runner.cleanup()
