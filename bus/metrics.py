@@ -153,7 +153,8 @@ fetch_seconds = made(
     "Longer than a step: versions are passed over; the network between broker and node.", buckets=MINUTES,
 )  # fmt: skip
 fetch_failures = made(
-    Counter, "inference", "node_fetch_failures_total", "A version was not fetched, or was not what its digest says.",
+    Counter, "inference", "node_fetch_failures_total",
+    "A version was not fetched, was not what its digest says, or is none the engine takes.",
     "Rising: the log says why; the node goes on with what it has.",
 )  # fmt: skip
 node_requests = made(

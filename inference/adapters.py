@@ -41,7 +41,7 @@ class Adapters:
         self._before: tuple[Path | None, tuple[int, ...]] = (None, ())
         """Base and versions of the engine before this one."""
         self._left: set[int] = set()
-        """Versions that have gone since the last one came."""
+        """Versions that have gone since the last one came, and lie there until the next one has."""
         shutil.rmtree(directory, ignore_errors=True)
 
     def begin(self) -> None:
@@ -103,6 +103,7 @@ class Adapters:
         name, place = self._residents.name(version), self._place(version)
         await self._tell("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(place.resolve())})
         self._residents.add(version)
+        self._left.clear()
 
     async def _unload(self, version: int) -> None:
         async with self._unloading:
@@ -129,4 +130,3 @@ class Adapters:
         for place in self._directory.glob("*"):
             if place not in needed:
                 shutil.rmtree(place, ignore_errors=True)
-        self._left.clear()

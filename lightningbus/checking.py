@@ -49,6 +49,11 @@ def _fits_together(settings: RunSettings, learner: LearnerSettings, heldout: Hel
             raise UserError(f"{source}: {field}: no runner here takes tasks of {agent!r}")
     if learner.model not in {node.model for node in settings.inference}:
         raise UserError(f"{source}: learner.model: no inference node here serves {learner.model!r}")
+    rank = learner.lora.lora_rank
+    if any(
+        node.lora is not None and node.lora.rank < rank for node in settings.inference if node.model == learner.model
+    ):
+        raise UserError(f"{source}: inference.lora.rank: the learner's adapters are of rank {rank}")
     if learner.run != settings.name:
         raise UserError(f"{source}: learner.run: a job's run has its name, {settings.name!r}; leave it out")
     if not learner.steps:

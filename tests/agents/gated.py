@@ -8,7 +8,7 @@ client = OpenAI(max_retries=0, timeout=600)
 
 
 def asks_once(task):
-    client.completions.create(model="policy", prompt="w5 w6 w7", max_tokens=4)
+    client.completions.create(model="policy", prompt=[5, 6, 7], max_tokens=4)
     return 1.0
 
 

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 VOCABULARY, RANK, SCALE, KEPT = 128, 4, 0.5, 2
 PROMPT = list(range(10, 40))
-LONG = 1500
+LONG = 600
 """Tokens of an answer that is still being made when several versions have come and gone."""
 
 Tensors = dict[str, torch.Tensor]
@@ -51,6 +51,7 @@ class World:
     directory: Path
     model: Qwen2ForCausalLM
     http: aiohttp.ClientSession
+    node: "asyncio.Task[None]"
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     published: dict[int, tuple[Tensors, Tensors]] = field(default_factory=dict)
     """Base and adapters by version."""
@@ -83,6 +84,8 @@ class World:
         """Wait for a heartbeat of the node."""
         async with asyncio.timeout(120):
             while not (found := [beat for beat in self.fleet.members() if fits(beat)]):
+                if self.node.done():
+                    await self.node
                 await self.fleet.changed()
         return found[0]
 
@@ -169,7 +172,7 @@ def make_model(directory: Path) -> Qwen2ForCausalLM:
     model = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=VOCABULARY,
-            hidden_size=64,
+            hidden_size=128,
             intermediate_size=128,
             num_hidden_layers=2,
             num_attention_heads=4,
@@ -211,12 +214,11 @@ async def world(tmp_path_factory: pytest.TempPathFactory, base: Tensors) -> Asyn
         async with bus.fleet("inference") as fleet, aiohttp.ClientSession() as http:
             node = asyncio.create_task(Node(bus, settings).run(stop))
             try:
-                yield World(bus, fleet, directory, model, http)
+                yield World(bus, fleet, directory, model, http, node)
             finally:
                 stop.set()
                 await asyncio.wait({node}, timeout=30)
                 await cancel(node)
-                await node
 
 
 def another(model: Qwen2ForCausalLM, seed: int) -> Tensors:
@@ -270,7 +272,7 @@ async def test_a_call_ends_on_the_version_it_began_with_and_then_that_version_go
 async def test_another_base_waits_for_the_calls_on_the_old_one(world: World, base: Tensors) -> None:
     """Adapters are never served on a base that is not theirs."""
     (old,) = await world.serve(base)
-    async with await world.asked(LONG // 5) as answer:
+    async with await world.asked(LONG // 2) as answer:
         new = await world.publish(another(world.model, 2))
         await world.beat(lambda beat: beat.version == new)
         world.check(await read(answer), old)
@@ -316,11 +318,9 @@ async def test_a_rollout_ends_on_the_version_it_began_with_where_that_is_wished(
 async def test_a_pinned_rollout_finds_its_version_while_it_is_held(world: World, base: Tensors) -> None:
     gone, held, _ = await world.serve(base, 1 + KEPT)
     async with running(world.bus, agent="gated:asks_once"):
-        pinned = [
-            task(id=f"pinned-{version}", weight_version=version, deadline=5.0, max_attempts=1)
-            for version in (gone, held)
-        ]
-        await world.bus.publish_tasks(pinned)
+        for version, seconds in ((held, 60.0), (gone, 1.0)):
+            pinned = task(id=f"pinned-{version}", weight_version=version, deadline=seconds, max_attempts=1)
+            await world.bus.publish_task(pinned)
         found = {batch.task: batch for batch in await ended(world.bus, 2)}
     ends = {name: batch.end.outcome for name, batch in found.items() if batch.end is not None}
     assert ends == {f"pinned-{gone}": "infra", f"pinned-{held}": "ok"}

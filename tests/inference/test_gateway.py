@@ -35,15 +35,16 @@ class ScriptedVllm:
         self.breaks = False
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        self.bodies.append(await request.json())
+        body = await request.json()
+        self.bodies.append(body)
         self.headers = request.headers
-        if not self.bodies[-1].get("stream"):
+        if not body.get("stream"):
             return web.json_response({"error": "not a stream"}, status=400)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for number in range(self.events):
             await self.gate.acquire()
-            said = {"n": number, **({"model": self.bodies[-1]["model"]} if "model" in self.bodies[-1] else {})}
+            said = {"n": number, **({"model": body["model"]} if "model" in body else {})}
             event = f"data: {json.dumps(said, separators=(',', ':'))}\n\n".encode()
             await response.write(event[:5])
             await response.write(event[5:])

@@ -197,6 +197,7 @@ def test_a_critic_learns_the_returns(start: Start) -> None:
 
 def test_adapters_alone_are_trained_and_merge_to_what_the_learner_computes(start: Start, tmp_path: Path) -> None:
     """LoRA: the files a node loads give the learner's own log-probabilities."""
+    from inference.peft import described
     from inference.weight_engine import tensors
     from learner.weights import write_base, write_weights
 
@@ -209,6 +210,8 @@ def test_adapters_alone_are_trained_and_merge_to_what_the_learner_computes(start
     write_weights(trainer, tmp_path / "adapters")
     write_base(trainer, tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "base").read_bytes()
+    rank, scale, modules = described(tmp_path / "adapters")  # as vLLM's own loader is told
+    assert (rank, scale) == (4, 2.0) and {"q_proj", "o_proj", "down_proj"} <= set(modules)
     merged = dict(tensors(str(tmp_path / "base"), str(tmp_path / "adapters")))
     full = start()
     missing, unexpected = full._engine.module.load_state_dict(

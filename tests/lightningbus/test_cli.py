@@ -167,9 +167,10 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
     Qwen2Config(num_hidden_layers=3, vocab_size=320).save_pretrained(tmp_path / "model")
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n')
     (tmp_path / "agent.py").write_text("import os\nassert os.environ['OPENAI_API_KEY']\ndef solve(task): return 1.0\n")
+    node = {"model_path": "model"}
     job: dict[str, Any] = {
         "store": {},
-        "inference": [{"model_path": "model"}],
+        "inference": [node],
         "learner": {"model_path": "model", "tasks": "tasks.jsonl"},
         "runners": [{"agent": "agent:solve"}],
     }
@@ -188,6 +189,14 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
         f"model: qwen2, 3 layers, 1,015.6M parameters, {len(tokenizer)} tokens",
         "agent:solve: imported by this interpreter",
     ]
+    unfit = {
+        **job,
+        "learner": {**job["learner"], "lora": {"lora_rank": 9}},
+        "inference": [{**node, "lora": {"rank": 8}}],
+    }
+    (tmp_path / "unfit.yaml").write_text(yaml.safe_dump(unfit))
+    said = "unfit.yaml: inference.lora.rank: the learner's adapters are of rank 9"
+    assert says(run("train", "-c", "unfit.yaml", "--dry-run", cwd=tmp_path)) == said
     (tmp_path / "agent.py").write_text("import no_such_framework\n")
     done = run(*asked, cwd=tmp_path)  # which shows the agent's own traceback too
     assert done.returncode == 2
