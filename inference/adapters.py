@@ -36,7 +36,7 @@ class Adapters:
         """``rank``: the largest the engine takes; ``directory``: where adapters lie for vLLM, emptied first."""
         self._residents, self._rank, self._directory = residents, rank, directory
         self._gateway, self._tell = gateway, tell
-        self._unloading = asyncio.Lock()
+        self._telling = asyncio.Lock()
         self._base: Path | None = None
         self._before: tuple[Path | None, tuple[int, ...]] = (None, ())
         """Base and versions of the engine before this one."""
@@ -62,14 +62,16 @@ class Adapters:
             return await replace(files, version)
         if adapters:
             self._sweep()
-            write_directory(adapters[0], self._place(version), self._rank)
+            if base != self._base or version not in self._residents:
+                write_directory(adapters[0], self._place(version), self._rank)
             if base == self._base:
                 return await self._add(version)
         # A call that went on would have its adapters on a base that is not theirs.
         async with self._gateway.emptied():
             started = time.monotonic()
-            for held in self._residents.held:
-                await self._unload(held)
+            async with self._telling:
+                for held in self._residents.held:
+                    await self._unload(held)
             await replace([base], version)
             self._base = base if adapters else None
             try:
@@ -83,12 +85,14 @@ class Adapters:
     async def retire(self) -> None:
         """Unload for ever whatever may go; raises `EngineFailed`."""
         while True:
-            while due := self._residents.due():
-                await self._unload(due[0])
+            while self._residents.due():
+                async with self._telling:  # until which it may have come again
+                    for version in self._residents.due():
+                        await self._unload(version)
             await self._residents.changed.wait()
 
     async def _add(self, version: int) -> float:
-        while not self._residents.room:
+        while version not in self._residents and not self._residents.room:
             log.info("version %d waits until the calls of an older one have ended", version)
             await self._residents.changed.wait()
         started = time.monotonic()
@@ -101,16 +105,16 @@ class Adapters:
 
     async def _load(self, version: int) -> None:
         name, place = self._residents.name(version), self._place(version)
-        await self._tell("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(place.resolve())})
-        self._residents.add(version)
-        self._left.clear()
+        async with self._telling:
+            if version not in self._residents:  # or it comes again
+                await self._tell("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(place.resolve())})
+                self._left.clear()
+            self._residents.add(version)
 
     async def _unload(self, version: int) -> None:
-        async with self._unloading:
-            if version in self._residents:
-                await self._tell("/v1/unload_lora_adapter", {"lora_name": self._residents.name(version)})
-                self._residents.remove(version)
-                self._left.add(version)
+        await self._tell("/v1/unload_lora_adapter", {"lora_name": self._residents.name(version)})
+        self._residents.remove(version)
+        self._left.add(version)
 
     def _again(self, base: Path, newest: int) -> list[int]:
         """What the engine before this one held on the same base."""

@@ -23,11 +23,15 @@ def places(kept: int) -> int:
 
 
 class Residents:
-    """Versions in the order they came; new calls go to the newest ``kept``."""
+    """Versions in the order they came; new calls go to the ``kept`` that came last.
+
+    Where an older one comes again, those that were newer are taken back: no new call goes to them.
+    """
 
     def __init__(self, model: str, kept: int) -> None:
         self.model, self._kept = model, kept
         self._calls: dict[int, int] = {}
+        self._back: set[int] = set()
         self.changed = asyncio.Event()
         """Set for a moment when a version comes or goes, or a call to one ends."""
 
@@ -38,7 +42,7 @@ class Residents:
     @property
     def open(self) -> tuple[int, ...]:
         """Versions new calls may go to, newest last."""
-        return tuple(self._calls)[-self._kept :]
+        return tuple(version for version in self._calls if version not in self._back)[-self._kept :]
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -52,16 +56,18 @@ class Residents:
 
     def due(self) -> tuple[int, ...]:
         """What is to go: neither open to new calls nor in use."""
-        return tuple(version for version in tuple(self._calls)[: -self._kept] if not self._calls[version])
+        stay = self.open
+        return tuple(version for version, calls in self._calls.items() if not calls and version not in stay)
 
     def __contains__(self, version: int) -> bool:
         return version in self._calls
 
     def add(self, version: int) -> None:
         """The engine holds it from now on: it is the newest."""
-        if not self.room:
+        if version not in self and not self.room:
             raise ValueError(f"version {version} has no place beside {', '.join(map(str, self._calls))}")
         self._calls[version] = self._calls.pop(version, 0)
+        self._back = {other for other in self._calls if other > version or other in self._back} - {version}
         self._say()
 
     def remove(self, version: int) -> None:
@@ -69,11 +75,12 @@ class Residents:
         if self._calls[version]:
             raise ValueError(f"version {version} answers {self._calls[version]} calls")
         del self._calls[version]
+        self._back.discard(version)
         self._say()
 
     def clear(self) -> None:
         """The engine holds nothing, whatever calls there were."""
-        self._calls = {}
+        self._calls, self._back = {}, set()
         self._say()
 
     @contextmanager

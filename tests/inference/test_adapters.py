@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,9 +80,9 @@ class World:
         """Wait until the node says that a version is its newest."""
         return await self.beat(lambda beat: beat.version == version and beat.state == "ready")
 
-    async def beat(self, fits: Any) -> Heartbeat:
-        """Wait for a heartbeat of the node."""
-        async with asyncio.timeout(120):
+    async def beat(self, fits: Callable[[Heartbeat], bool], seconds: float = 60.0) -> Heartbeat:
+        """Wait for a heartbeat of the node; if it has failed, that is raised."""
+        async with asyncio.timeout(seconds):
             while not (found := [beat for beat in self.fleet.members() if fits(beat)]):
                 if self.node.done():
                     await self.node
@@ -214,7 +214,9 @@ async def world(tmp_path_factory: pytest.TempPathFactory, base: Tensors) -> Asyn
         async with bus.fleet("inference") as fleet, aiohttp.ClientSession() as http:
             node = asyncio.create_task(Node(bus, settings).run(stop))
             try:
-                yield World(bus, fleet, directory, model, http, node)
+                made = World(bus, fleet, directory, model, http, node)
+                await made.beat(lambda beat: beat.state == "stale", seconds=280)
+                yield made
             finally:
                 stop.set()
                 await asyncio.wait({node}, timeout=30)

@@ -1,14 +1,21 @@
-"""Which versions stay and which go, through random orders of versions and calls; and adapters in PEFT's form."""
+"""Which versions stay and which go, through random orders of versions and calls; and what becomes of their files."""
 
+import asyncio
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from bus.cancelling import cancel
+from inference.adapters import Adapters
+from inference.engine import EngineFailed
+from inference.gateway import Gateway
 from inference.peft import described, write_directory
 from inference.residents import Residents, chosen, places
 from schemas.tensorfile import BadTensorFile
@@ -24,17 +31,25 @@ class Holding(RuleBasedStateMachine):
         self.residents = Residents("policy", kept)
         self.open_calls: list[tuple[Residents, int, ExitStack]] = []
         self.alive: list[int] = []
-        """What this engine has been given, newest last."""
+        """What it was given and has not lost or taken back, newest last."""
 
     @rule()
     def a_version_is_published(self) -> None:
         self.newest += 1
-        if self.residents.room:
-            self.residents.add(self.newest)
-            self.alive.append(self.newest)
+        self.is_to_be_served(self.newest)
+
+    @rule(back=st.integers(0, 4))
+    def an_older_one_is_gone_back_to(self, back: int) -> None:
+        if self.newest >= back:
+            self.is_to_be_served(self.newest - back)
+
+    def is_to_be_served(self, version: int) -> None:
+        if self.residents.room or version in self.residents:
+            self.residents.add(version)
+            self.alive = [*(other for other in self.alive if other < version), version]
         else:
             with pytest.raises(ValueError, match="has no place beside"):
-                self.residents.add(self.newest)
+                self.residents.add(version)
 
     @rule(pinned=st.none() | st.integers(0, 9), preferred=st.none() | st.integers(0, 9))
     def a_call_begins(self, pinned: int | None, preferred: int | None) -> None:
@@ -58,6 +73,7 @@ class Holding(RuleBasedStateMachine):
     def what_is_due_goes(self) -> None:
         for version in self.residents.due():
             self.residents.remove(version)
+            self.alive = [other for other in self.alive if other != version]
 
     @rule()
     def the_engine_is_killed(self) -> None:
@@ -78,6 +94,7 @@ class Holding(RuleBasedStateMachine):
     def the_newest_are_open_and_there_is_a_bound(self) -> None:
         if hasattr(self, "residents"):
             assert self.residents.open == tuple(self.alive[-self.kept :])
+            assert set(self.residents.due()).isdisjoint(self.residents.open)
             assert len(self.residents.held) <= places(self.kept)
             assert self.residents.room or self.residents.due() or self.open_calls, "waiting for nobody"
 
@@ -120,3 +137,70 @@ def test_adapters_that_do_not_fit_are_a_sentence(tmp_path: Path) -> None:
         with pytest.raises(BadTensorFile, match=sentence):
             described(file)
     assert not (tmp_path / "d").exists()
+
+
+class Names:
+    """The part of vLLM that knows adapters by name: each once, and none it has not got."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Path] = {}
+
+    async def tell(self, path: str, body: object = None) -> None:
+        await asyncio.sleep(0)
+        assert isinstance(body, dict)
+        name = body["lora_name"]
+        if (name in self.known) == path.endswith("/load_lora_adapter"):
+            raise EngineFailed(f"400 to {path} of {name}")
+        if name in self.known:
+            del self.known[name]
+        else:
+            self.known[name] = Path(body["lora_path"])
+
+    async def replace(self, files: Sequence[Path], version: int) -> float:
+        assert not self.known, "no adapters are left on a base that goes"
+        return 0.0
+
+    async def become(self, *versions: int) -> None:
+        async with asyncio.timeout(10):
+            while set(self.known) != {f"policy@{version}" for version in versions}:
+                await asyncio.sleep(0)
+        assert all((place / "adapter_model.safetensors").exists() for place in self.known.values())
+
+
+async def test_versions_come_go_and_come_again(tmp_path: Path) -> None:
+    file, base, vllm, residents = adapters(tmp_path / "a"), tmp_path / "base", Names(), Residents("policy", 1)
+    async with aiohttp.ClientSession() as http:
+        gateway = Gateway(lambda: "", http, "127.0.0.1", 0, residents=residents)
+        held = Adapters(residents, 2, tmp_path / "held", gateway, vllm.tell)
+        retiring = asyncio.create_task(held.retire())
+
+        def lie() -> set[str]:
+            return {place.name for place in (tmp_path / "held").iterdir()}
+
+        for version in (0, 1):
+            await held.take([base, file], version, vllm.replace)
+            await vllm.become(version)
+        with residents.call(1):
+            await held.take([base, file], 2, vllm.replace)
+            await vllm.become(1, 2)
+            assert (gateway.versions, gateway.version) == ((2,), 2)
+            waiting = asyncio.create_task(held.take([base, file], 3, vllm.replace))
+            await asyncio.wait({waiting}, timeout=0.05)
+            assert not waiting.done(), "there is no place while the call goes on"
+        await waiting
+        await vllm.become(3)
+        assert lie() == {"policy@1", "policy@2", "policy@3"}, "vLLM may ask for what has just left"
+        with residents.call(3):
+            await held.take([base, file], 4, vllm.replace)
+            await held.take([base, file], 3, vllm.replace)  # 4 is taken back
+            await vllm.become(3)
+            assert (gateway.versions, gateway.version) == ((3,), 3)
+        await held.take([base, file], 5, vllm.replace)
+        await vllm.become(5)
+        assert lie() == {"policy@3", "policy@4", "policy@5"}
+        await held.take([tmp_path / "other", file], 6, vllm.replace)
+        await vllm.become(6)
+        await held.take([tmp_path / "whole"], 7, vllm.replace)
+        await vllm.become()
+        assert not retiring.done()
+        await cancel(retiring)
