@@ -261,7 +261,7 @@ async def test_a_call_ends_on_the_version_it_began_with_and_then_that_version_go
             assert refused.status == 409
             assert f"serves version {second}, {third}, not {first}" in await refused.text()
         last = await world.publish(base)  # has no place before the long call has ended
-        assert world.fleet.members()[0].detail["inflight"] == 1, "or this test shows nothing"
+        assert world.fleet.members()[0].detail["inflight"] >= 1, "or this test shows nothing"
         whole = await read(answer)
     world.check(whole, first)
     assert len(whole.tokens) == LONG
