@@ -70,6 +70,8 @@ class Gateway:
         self.version: int | None = None
         self.state: State = "starting"
         self.inflight = 0
+        self._answering: set[web.Request] = set()
+        self._idle = asyncio.Event()
         self.address = ""
         counting = counted(metrics.node_requests, metrics.node_inflight)
         app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[counting, self._let_in])
@@ -95,6 +97,15 @@ class Gateway:
         """Let every chunk that has reached this process be marked; call between pause and resume."""
         for _ in range(4):  # a turn of the loop each: socket read, stream fed, reader woken, chunk marked
             await asyncio.sleep(0)
+
+    async def drop(self) -> None:
+        """Break off every answer that is under way: who asked goes on at another node, from the tokens it has."""
+        for request in self._answering:
+            if request.transport is not None:
+                request.transport.abort()
+        while self._answering:
+            self._idle.clear()
+            await self._idle.wait()
 
     @web.middleware
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -137,9 +148,10 @@ class Gateway:
         pinned = request.headers.get(VERSION_HEADER)
         if pinned is not None and pinned != str(self.version):
             return _error(409, f"this node serves version {self.version}, not {pinned}")
-        body = salted(await request.read(), self.version)
         self.inflight += 1
+        self._answering.add(request)
         try:
+            body = salted(await request.read(), self.version)
             async with self._session.post(
                 self._engine_url() + request.path, data=body, headers={"Content-Type": "application/json"}
             ) as answer:
@@ -152,6 +164,8 @@ class Gateway:
             return _error(503, "the engine is not answering")
         finally:
             self.inflight -= 1
+            self._answering.discard(request)
+            self._idle.set()
 
     async def _stream(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})

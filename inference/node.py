@@ -14,6 +14,7 @@ from bus.cancelling import cancel
 from bus.doors import is_loopback, read_key
 from bus.fleet import Pulse
 from bus.nodes import Happening, step
+from inference.canary import EngineCanary
 from inference.engine import Engine, EngineFailed, EngineKilled
 from inference.gateway import Gateway
 from inference.settings import InferenceSettings
@@ -91,7 +92,7 @@ class Node:
                 await self._happen("stop")
                 await cancel(life)
                 break
-            proven = proven or self._gateway.state in ("stale", "ready")
+            proven = proven or self._gateway.state in ("stale", "ready", "judging")
             await self._happen("engine_lost")
             await self._engine.stop()
             error = life.exception()
@@ -110,7 +111,8 @@ class Node:
         await self._happen("engine_up")
         log.info("node %s: engine is up, waiting for weights of %s", self.id, self._settings.model)
         work = self._settings.work / "weights"
-        self._subscriber = Subscriber(self._bus, self.id, self._settings.model, work, self._swap)
+        canary = EngineCanary(self._engine, self._settings.model, self._gateway, self._happen)
+        self._subscriber = Subscriber(self._bus, self.id, self._settings.model, work, self._swap, canary)
         following = asyncio.create_task(self._subscriber.run(self._applied))
         lost = asyncio.create_task(self._engine.lost())
         try:
