@@ -14,6 +14,8 @@ from schemas.events import Case, Trial
 
 LOWEST = -9000.0
 """vLLM writes -9999 for minus infinity."""
+NO_WORD_FOR_NAN = "not JSON compliant"
+NOT_FINITE = "the engine's log-probabilities are not finite"
 LARGEST_DIFFERENCE = 50.0
 """Of log-probabilities: beyond it k3 would only overflow."""
 
@@ -123,8 +125,8 @@ class EngineCanary:
                 return judged(trial, told, [], None)
             said = await self._ask({**asked, "max_tokens": trial.answer_tokens, "logprobs": 0})
             answers = [[_number(one) for one in choice["logprobs"]["token_logprobs"]] for choice in said]
-        except EngineRefused as error:  # vLLM has no words for NaN in an answer
-            return Judgement(str(error), {})
+        except EngineRefused as error:
+            return Judgement(NOT_FINITE if NO_WORD_FOR_NAN in str(error) else str(error), {})
         except (LookupError, TypeError, ValueError) as error:
             raise EngineFailed(f"vLLM answers a trial in a form that is not understood: {error!r}") from error
         return judged(trial, told, answers, length_before)

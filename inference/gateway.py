@@ -70,7 +70,7 @@ class Gateway:
         self.version: int | None = None
         self.state: State = "starting"
         self.inflight = 0
-        self._answering: set[web.Request] = set()
+        self._answering: dict[int, web.Request] = {}
         self._idle = asyncio.Event()
         self.address = ""
         counting = counted(metrics.node_requests, metrics.node_inflight)
@@ -100,7 +100,7 @@ class Gateway:
 
     async def drop(self) -> None:
         """Break off every answer that is under way: who asked goes on at another node, from the tokens it has."""
-        for request in self._answering:
+        for request in self._answering.values():
             if request.transport is not None:
                 request.transport.abort()
         while self._answering:
@@ -149,7 +149,7 @@ class Gateway:
         if pinned is not None and pinned != str(self.version):
             return _error(409, f"this node serves version {self.version}, not {pinned}")
         self.inflight += 1
-        self._answering.add(request)
+        self._answering[id(request)] = request
         try:
             body = salted(await request.read(), self.version)
             async with self._session.post(
@@ -164,7 +164,7 @@ class Gateway:
             return _error(503, "the engine is not answering")
         finally:
             self.inflight -= 1
-            self._answering.discard(request)
+            del self._answering[id(request)]
             self._idle.set()
 
     async def _stream(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:

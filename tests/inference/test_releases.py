@@ -39,6 +39,12 @@ class Judge:
         self.gate = asyncio.Event()
         self.gate.set()
 
+    async def comes_to(self, what: str) -> None:
+        """Wait for what is to happen."""
+        async with asyncio.timeout(10):
+            while what not in self.happened:
+                await asyncio.sleep(0.01)
+
     async def withdraw(self) -> None:
         self.happened.append("withdrawn")
 
@@ -147,16 +153,12 @@ async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(
 async def test_the_first_version_is_tried_too_and_nobody_serves_what_is_revoked(bus: Bus, tmp_path: Path) -> None:
     await publish(bus, tmp_path, 0, trial=trial_of(-1.0))
     async with nodes(bus, tmp_path, 1, 0) as (engines, judges, made):
-        await engines[0].holds(0)
-        async with asyncio.timeout(10):
-            while "nothing stands" not in judges[0].happened:
-                await asyncio.sleep(0.01)
-        assert made[0].version is None and not engines[0].changed.is_set()
+        await judges[0].comes_to("nothing stands")
+        assert made[0].version is None and [version for version, _ in engines[0].held] == [0]
+        assert not engines[0].changed.is_set(), "it was never said to serve"
         await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
         await engines[0].holds(1)
-        async with asyncio.timeout(10):
-            while made[0].version != 1:
-                await asyncio.sleep(0.01)
+        assert made[0].version == 1
 
 
 async def test_if_the_node_that_tries_is_lost_another_one_does(bus: Bus, tmp_path: Path) -> None:
@@ -165,10 +167,7 @@ async def test_if_the_node_that_tries_is_lost_another_one_does(bus: Bus, tmp_pat
         await engines[0].holds(0)
         judges[0].gate.clear()
         await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
-        await engines[0].holds(1)
-        async with asyncio.timeout(10):
-            while "judges 1" not in judges[0].happened:
-                await asyncio.sleep(0.01)
+        await judges[0].comes_to("judges 1")
     assert verdict(await Releases(bus, "policy").look(), 1) is None
     async with nodes(bus, tmp_path / "b", 1) as (others, _, _):
         await others[0].holds(1)
