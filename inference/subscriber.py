@@ -194,7 +194,7 @@ class Subscriber:
         version = step.manifest.version
         self._served, self.problem, self.wants_whole = step, "", False
         metrics.node_version.set(version)
-        metrics.fetch_seconds.observe(step.fetched)
+        metrics.fetch_seconds.observe(step.fetched + step.verified)
         metrics.swap_pause_seconds.observe(paused)
         log.info("version %d: fetched in %.3f s, paused for %.3f s", version, step.fetched, paused)
         await self._announce(step, paused)
