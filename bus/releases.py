@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from nats.aio.msg import Msg
@@ -13,7 +14,7 @@ from bus.errors import BusError, Fenced
 from schemas import subjects
 from schemas.codec import decode
 from schemas.events import Decision, Event, WeightApplied, WeightRelease, WeightVersion
-from schemas.releases import decided, verdict
+from schemas.releases import awaits, decided, stands, verdict
 
 E = TypeVar("E", bound=Event)
 
@@ -21,6 +22,14 @@ ANSWER_SECONDS = 10.0
 BATCH = 500
 SEQUENCE = "Nats-Sequence"
 STATUS = "Status"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What nodes are to serve now, and what one of them is to try; None: nothing."""
+
+    serve: WeightVersion | None = None
+    to_try: WeightVersion | None = None
 
 
 class Releases:
@@ -32,6 +41,7 @@ class Releases:
         self._sequence = 0
         self.state = WeightRelease(model=model)
         """As of the last look."""
+        self._newest, self._choice = 0, Choice()
 
     async def look(self) -> WeightRelease:
         """What holds now; an answer that is older than what was seen already counts for nothing."""
@@ -64,6 +74,32 @@ class Releases:
                 continue
             self.state, self._sequence = after, sequence
             return after
+
+    async def choice(self) -> Choice:
+        """What is to be served as of now: the pinned version, else the newest that stands.
+
+        Only the newest of all is tried. Raises `BusError` when the pinned one is not on the bus.
+        """
+        release = await self.look()
+        to_try = None
+        newest = True
+        async for manifest, sequence in self.versions():
+            if newest and sequence < self._newest:
+                return self._choice  # an answer that is older than what was seen already
+            self._newest = max(self._newest, sequence)
+            if release.pinned is None:
+                found = stands(release, manifest)
+                to_try = manifest if newest and awaits(release, manifest) else to_try
+            elif manifest.version < release.pinned:
+                raise BusError(f"version {release.pinned} is pinned and is not on the bus")
+            else:
+                found = manifest.version == release.pinned
+            if found:
+                self._choice = Choice(manifest, to_try)
+                return self._choice
+            newest = False
+        self._choice = Choice(None, to_try)
+        return self._choice
 
     async def versions(self) -> AsyncIterator[tuple[WeightVersion, int]]:
         """Manifests with their stream sequences, newest first."""

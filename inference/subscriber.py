@@ -25,7 +25,7 @@ from inference.files import VersionFiles
 from inference.turns import Turns
 from schemas import subjects
 from schemas.events import Trial, WeightApplied, WeightVersion
-from schemas.releases import awaits, length_released, stands
+from schemas.releases import length_released, stands
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +82,6 @@ class Subscriber:
         self._releases = Releases(bus, model)
         self._turns = Turns(bus, node, model)
         self._news = asyncio.Event()
-        self._newest = 0
-        """Sequence of the newest manifest seen."""
         self._served: Step | None = None
         self._offered: WeightVersion | None = None
         self.problem = ""
@@ -150,25 +148,10 @@ class Subscriber:
 
     async def _next(self) -> Step | None:
         """What is to be served and is not, else what is to be tried; its files are not here yet."""
-        release = await self._releases.look()
-        newest: WeightVersion | None = None
-        async for manifest, sequence in self._releases.versions():
-            if newest is None:
-                if sequence < self._newest:
-                    return None  # an answer from before the last one
-                newest, self._newest = manifest, sequence
-            if release.pinned is None:
-                found = stands(release, manifest)
-            elif manifest.version < release.pinned:
-                raise BusError(f"version {release.pinned} is pinned and is not on the bus")
-            else:
-                found = manifest.version == release.pinned
-            if found and manifest.version != self.version:
-                return Step(manifest, on_trial=False)
-            if found:
-                break
-        may_try = self._canary is not None and release.pinned is None
-        return Step(newest, on_trial=True) if newest is not None and may_try and awaits(release, newest) else None
+        choice = await self._releases.choice()
+        if choice.serve is not None and choice.serve.version != self.version:
+            return Step(choice.serve, on_trial=False)
+        return Step(choice.to_try, on_trial=True) if choice.to_try is not None and self._canary is not None else None
 
     async def _fetched(self, step: Step) -> Step:
         started = time.monotonic()
