@@ -3,7 +3,7 @@
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class Judgement:
 
     reason: str
     figures: dict[str, float]
+    spoiled: bool = False
+    """What is not finite is in the engine's KV cache now, and would come out under other weights, too."""
 
 
 def judged(trial: Trial, prompts: Logprobs, answers: Logprobs, length_before: float | None) -> Judgement:
@@ -44,7 +46,8 @@ def judged(trial: Trial, prompts: Logprobs, answers: Logprobs, length_before: fl
     for whose, values in (("the learner", learners), ("the engine", engines), ("a sampled token", sampled)):
         bad = int((~np.isfinite(values) | (values < LOWEST)).sum())
         if bad:
-            return Judgement(f"{bad} of {len(values)} log-probabilities of {whose} are not finite", {})
+            spoiled = bool(np.isnan(engines).any() or np.isnan(sampled).any())
+            return Judgement(f"{bad} of {len(values)} log-probabilities of {whose} are not finite", {}, spoiled)
     if len(engines) != len(learners):
         return Judgement(f"the engine gave {len(engines)} log-probabilities for {len(learners)} tokens", {})
     if not len(sampled):
@@ -113,6 +116,14 @@ class EngineCanary:
         self._gateway.version = None
         await self._happen("nothing_stands")
 
+    async def renew(self) -> NoReturn:
+        """Give this engine up: the node starts another one. Always raises `EngineFailed`.
+
+        A masked place of attention counts 0 times what lies there, and that is NaN where NaN lies.
+        """
+        await self._engine.stop()
+        raise EngineFailed("vLLM is ended: its KV cache holds what is not finite")
+
     async def judge(self, trial: Trial, version: int, length_before: float | None) -> Judgement:
         """Ask the engine and judge; raises `EngineFailed` if it does not answer at all, which says nothing."""
         trial = fitted(trial, self._engine.max_model_len)
@@ -126,7 +137,8 @@ class EngineCanary:
             said = await self._ask({**asked, "max_tokens": trial.answer_tokens, "logprobs": 0})
             answers = [[_number(one) for one in choice["logprobs"]["token_logprobs"]] for choice in said]
         except EngineRefused as error:
-            return Judgement(NOT_FINITE if NO_WORD_FOR_NAN in str(error) else str(error), {})
+            spoiled = NO_WORD_FOR_NAN in str(error)
+            return Judgement(NOT_FINITE if spoiled else str(error), {}, spoiled)
         except (LookupError, TypeError, ValueError) as error:
             raise EngineFailed(f"vLLM answers a trial in a form that is not understood: {error!r}") from error
         return judged(trial, told, answers, length_before)

@@ -60,6 +60,10 @@ class Canary(Protocol):
         """There is no version to go back to."""
         ...
 
+    async def renew(self) -> None:
+        """The engine is not to be used any more, whatever weights it holds; raises."""
+        ...
+
 
 @dataclass(frozen=True)
 class Step:
@@ -200,6 +204,8 @@ class Subscriber:
         except BusError:
             await self._go_back(canary)
             raise
+        if judgement.spoiled:
+            await canary.renew()
         if stands(self._releases.state, manifest):
             await self._serves(step, paused)
         else:

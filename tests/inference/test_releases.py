@@ -57,6 +57,9 @@ class Judge:
     async def give_up(self) -> None:
         self.happened.append("nothing stands")
 
+    async def renew(self) -> None:
+        raise AssertionError("no judgement here says that anything is spoiled")
+
 
 @asynccontextmanager
 async def nodes(
@@ -256,6 +259,7 @@ def test_a_version_is_judged_by_what_it_shows(
 ) -> None:
     found = judged(trial_of(-1.0, -2.0), [engine], sampled, before)
     assert (words in found.reason) if words else not found.reason, found
+    assert found.spoiled == any(value != value for value in (*engine, *sampled[0])), "only NaN stays in a cache"
 
 
 def test_the_figures_are_what_they_are_called() -> None:

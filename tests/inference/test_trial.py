@@ -92,20 +92,21 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
         good = await decided(bus, 0)
         assert good.what == "released" and 0 <= good.figures["k3_kl"] < 1e-6, good
         assert 0 < good.figures["entropy"] < 7 and good.figures["length"] > 1
+        await publish(1, {name: LOUD * tensor for name, tensor in weights.items()}, trial)
+        bad = await decided(bus, 1)
+        assert bad.what == "revoked" and "k3-KL to the learner is" in bad.why, bad
+        await seen(bus, "ready", 0, "version 1 was revoked: k3-KL")
+        await publish(2, {name: tensor.clone() for name, tensor in weights.items()}, trial)
+        assert (await decided(bus, 2)).what == "released"
+        await seen(bus, "ready", 2)
         broken = dict(weights)
         name = next(name for name in weights if name.endswith("mlp.up_proj.weight"))
         broken[name] = torch.full_like(weights[name], float("nan"))
-        await publish(1, broken, trial)
-        bad = await decided(bus, 1)
+        await publish(3, broken, trial)
+        bad = await decided(bus, 3)
         assert (bad.what, bad.why) == ("revoked", NOT_FINITE)
-        await seen(bus, "ready", 0, "version 1 was revoked: ")
-        await publish(2, {name: LOUD * tensor for name, tensor in weights.items()}, trial)
-        bad = await decided(bus, 2)
-        assert bad.what == "revoked" and "k3-KL to the learner is" in bad.why, bad
-        await seen(bus, "ready", 0, "version 2 was revoked: ")
-        await publish(3, {name: tensor.clone() for name, tensor in weights.items()}, trial)
-        assert (await decided(bus, 3)).what == "released"
-        assert (await seen(bus, "ready", 3)).detail["problem"] == ""
+        await seen(bus, "ready", 2)  # by another engine: what was computed stays in the KV cache of this one
+        assert (tmp_path / "work" / "vllm.log").read_text().count("Application startup complete") == 2
     finally:
         stop.set()
         await asyncio.wait({running}, timeout=30)
