@@ -11,6 +11,7 @@ WORKING = {"runner": {"running"}, "store": {"inserting"}, "learner": {"waiting",
 MEANING = {
     ("inference", "starting"): "its engine has not started yet",
     ("inference", "stale"): "it holds no verified weight version yet",
+    ("inference", "judging"): "it tries a version before it is released",
     ("learner", "starting"): "its trainer is not made yet",
     ("learner", "done"): "its last step is made",
     ("runner", "starting"): "its agent is not loaded yet",

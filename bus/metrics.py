@@ -152,6 +152,15 @@ fetch_seconds = made(
     Histogram, "inference", "node_fetch_seconds", "New weights are fetched and verified, while the old ones serve.",
     "Longer than a step: versions are passed over; the network between broker and node.", buckets=MINUTES,
 )  # fmt: skip
+turn_wait_seconds = made(
+    Histogram, "inference", "node_turn_wait_seconds", "A node waited for its turn to swap, after the fetch.",
+    "About the swaps of the other nodes. Longer: `lightningbus status`, for one that judges or was lost.",
+    buckets=MINUTES,
+)  # fmt: skip
+trials = made(
+    Counter, "inference", "node_trials_total", "A version was tried on this node: it is `released`, or `revoked`.",
+    "`revoked`: `lightningbus weights list` says why. The nodes go on with the version before.", ["verdict"],
+)  # fmt: skip
 fetch_failures = made(
     Counter, "inference", "node_fetch_failures_total",
     "A version was not fetched, was not what its digest says, or is none the engine takes.",

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-State = Literal["starting", "stale", "ready", "draining", "suspect", "dead"]
+State = Literal["starting", "stale", "ready", "judging", "draining", "suspect", "dead"]
 DEAD = "dead"
-Happening = Literal["engine_up", "weights_applied", "engine_lost", "stop"]
+Happening = Literal["engine_up", "weights_applied", "withdrawn", "nothing_stands", "engine_lost", "stop"]
 
 SUSPECT_SECONDS = 2.5
 """A node that says each second how it is, and has said nothing for this long, gets no new work."""
@@ -15,13 +15,20 @@ NEXT: dict[tuple[State, Happening], State] = {
     ("starting", "engine_up"): "stale",
     ("stale", "weights_applied"): "ready",
     ("ready", "weights_applied"): "ready",
+    ("stale", "withdrawn"): "judging",
+    ("ready", "withdrawn"): "judging",
+    ("judging", "weights_applied"): "ready",
+    ("judging", "nothing_stands"): "stale",
     ("stale", "engine_lost"): "starting",
+    ("judging", "engine_lost"): "starting",
     ("ready", "engine_lost"): "starting",
     ("starting", "stop"): "draining",
     ("stale", "stop"): "draining",
     ("ready", "stop"): "draining",
+    ("judging", "stop"): "draining",
 }
-"""``stale``: the engine runs, but holds no verified version from the bus, so it serves nobody."""
+"""``stale``: the engine runs, but holds no verified version from the bus, so it serves nobody. ``judging``: it
+holds one that is not released, so it serves nobody either."""
 
 
 def step(state: State, happening: Happening) -> State:

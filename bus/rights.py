@@ -46,8 +46,11 @@ def _reads(consumer: Consumer) -> tuple[str, ...]:
 
 _LOOKS_AT_WEIGHTS = (
     f"{API}.DIRECT.GET.{subjects.WEIGHTS}.{subjects.ALL_WEIGHTS}",
-    f"{API}.DIRECT.GET.{BUCKET}.{META}",
+    f"{API}.DIRECT.GET.{subjects.WEIGHTS}.{subjects.ALL_RELEASES}",
 )
+_LOOKS_BACK = f"{API}.DIRECT.GET.{subjects.WEIGHTS}"
+"""Older messages of the stream, by sequence and subject: what to look for stands in the request."""
+_LOOKS_AT_BLOBS = f"{API}.DIRECT.GET.{BUCKET}.{META}"
 _READS_BLOBS = (
     *_reads(Consumer(BUCKET, "*", CHUNKS)),
     f"{API}.CONSUMER.DELETE.{BUCKET}.*",
@@ -86,17 +89,39 @@ RIGHTS: Mapping[str, Rights] = {
             subjects.STEP_SPANS,
             subjects.ALL_WEIGHTS,
             *_LOOKS_AT_WEIGHTS,
+            _LOOKS_AT_BLOBS,
             *_WRITES_BLOBS,
             subjects.heartbeats("learner"),
         ),
         subscribe=(subjects.ALL_WEIGHTS, subjects.heartbeats("inference")),
     ),
     "node": Rights(
-        publish=(*_LOOKS_AT_WEIGHTS, *_READS_BLOBS, subjects.ALL_APPLIED, subjects.heartbeats("inference")),
-        subscribe=(subjects.ALL_WEIGHTS,),
+        publish=(
+            *_LOOKS_AT_WEIGHTS,
+            _LOOKS_BACK,
+            f"{API}.DIRECT.GET.{subjects.WEIGHTS}.{subjects.ALL_TURNS}",
+            _LOOKS_AT_BLOBS,
+            *_READS_BLOBS,
+            subjects.ALL_APPLIED,
+            subjects.ALL_TURNS,
+            subjects.ALL_RELEASES,
+            subjects.heartbeats("inference"),
+        ),
+        subscribe=(
+            subjects.ALL_WEIGHTS,
+            subjects.ALL_RELEASES,
+            subjects.ALL_TURNS,
+            subjects.heartbeats("inference"),
+        ),
     ),
     "client": Rights(
-        publish=(subjects.ALL_TASKS, subjects.TASK_SPANS, f"{API}.STREAM.MSG.GET.{subjects.DEAD}"),
+        publish=(
+            subjects.ALL_TASKS,
+            subjects.TASK_SPANS,
+            f"{API}.STREAM.MSG.GET.{subjects.DEAD}",
+            *_LOOKS_AT_WEIGHTS,
+            _LOOKS_BACK,
+        ),
         subscribe=(subjects.heartbeats("*"), subjects.spans("train"), subjects.spans("eval")),
     ),
     "admin": Rights(publish=(EVERYTHING,), subscribe=(EVERYTHING,)),

@@ -44,7 +44,11 @@ STREAMS = (
     _stream(subjects.TASKS, [subjects.ALL_TASKS], RetentionPolicy.WORK_QUEUE, DiscardPolicy.NEW, 512),
     _stream(subjects.SPANS, [subjects.ALL_SPANS], RetentionPolicy.INTEREST, DiscardPolicy.NEW, 2048),
     _stream(
-        subjects.WEIGHTS, [subjects.ALL_WEIGHTS, subjects.ALL_APPLIED], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 256
+        subjects.WEIGHTS,
+        [subjects.ALL_WEIGHTS, subjects.ALL_APPLIED, subjects.ALL_RELEASES, subjects.ALL_TURNS],
+        RetentionPolicy.LIMITS,
+        DiscardPolicy.OLD,
+        256,
     ),
     _stream(subjects.DEAD, [subjects.ALL_DEAD], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 512),
     # A bucket, as nats-py's Object Store makes one: who writes weights then needs no right to make streams.

@@ -1,10 +1,12 @@
 """One vLLM server as a child process: loopback only, its own process group, gone when we are gone."""
 
 import asyncio
+import json
 import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -32,6 +34,10 @@ class EngineFailed(Exception):
 
 class EngineKilled(EngineFailed):
     """The engine was ended by a signal as it started, which says nothing about its settings."""
+
+
+class EngineRefused(EngineFailed):
+    """The engine answered, and not as it should; it is alive."""
 
 
 class Engine:
@@ -89,12 +95,25 @@ class Engine:
 
     async def tell(self, path: str, body: object = None) -> None:
         """POST to one of vLLM's own control routes; raises `EngineFailed`."""
+        await self._post(path, body)
+
+    async def ask(self, path: str, body: object) -> Any:
+        """POST, and the JSON of the answer; raises `EngineRefused`, or `EngineFailed` if none comes."""
+        text = await self._post(path, body)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise EngineRefused(f"vLLM's answer to {path} is no JSON") from error
+
+    async def _post(self, path: str, body: object) -> str:
         try:
             async with self._session.post(
                 self.url + path, json=body, timeout=aiohttp.ClientTimeout(total=ADMIN_SECONDS)
             ) as response:
+                text = await response.text()
                 if response.status != 200:
-                    raise EngineFailed(f"vLLM answered {response.status} to {path}: {(await response.text())[:300]}")
+                    raise EngineRefused(f"vLLM answered {response.status} to {path}: {text[:300]}")
+                return text
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineFailed(f"vLLM does not answer {path}: {error or type(error).__name__}") from error
 

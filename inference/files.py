@@ -7,6 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from bus import Bus, BusError
+from bus.arriving import verifying
 from bus.transports import Transport, transport
 from schemas.delta import DeltaError, apply_deltas
 from schemas.events import Blob, Link, WeightVersion
@@ -53,9 +54,9 @@ class VersionFiles:
             left.unlink(missing_ok=True)
 
     def drop_all_but(self, files: Sequence[Path]) -> None:
-        """Older versions are not needed any more."""
+        """Other versions are not needed any more, but for one that deltas may start from."""
         for old in self._directory.glob("*.safetensors"):
-            if old not in files:
+            if old not in files and (self._held is None or old != self._held[1]):
                 old.unlink(missing_ok=True)
 
     async def _base(self, source: Transport, blob: Blob) -> Path:
@@ -87,7 +88,8 @@ class VersionFiles:
         try:
             for link, delta in zip(links, deltas, strict=True):
                 await source.get(link.blob, delta)
-            content = await asyncio.to_thread(apply_deltas, base, deltas, unproven)
+            with verifying():
+                content = await asyncio.to_thread(apply_deltas, base, deltas, unproven)
             if links and content != links[-1].content:
                 raise DeltaError(f"version {links[-1].version} was put together and is not what was published")
             unproven.replace(path)

@@ -89,7 +89,8 @@ class Gateway:
         self._residents = residents or Residents("", 1)
         self.version: int | None = None
         self.state: State = "starting"
-        self.inflight = 0
+        self._open: dict[int, web.Request] = {}
+        """What the engine is answering."""
         self._closed, self._ended = False, asyncio.Event()
         self.address = ""
         counting = counted(metrics.node_requests, metrics.node_inflight)
@@ -118,20 +119,37 @@ class Gateway:
             await asyncio.sleep(0)
 
     @property
+    def inflight(self) -> int:
+        """How many requests the engine is answering."""
+        return len(self._open)
+
+    @property
     def versions(self) -> tuple[int, ...]:
         """Those a new call may go to, newest last."""
         return self._residents.open or (() if self.version is None else (self.version,))
+
+    def inside(self, version: int) -> str:
+        """What vLLM calls a version; empty for the weights themselves, which it calls as agents do."""
+        return self._residents.name(version) if version in self._residents else ""
 
     @asynccontextmanager
     async def emptied(self) -> AsyncIterator[None]:
         """A time without calls: new ones are turned away, to come again, and those in flight have ended."""
         self._closed = True
         try:
-            while self.inflight:
+            while self._open:
                 await self._ended.wait()
             yield
         finally:
             self._closed = False
+
+    async def drop(self) -> None:
+        """Break off every answer that is under way: who asked goes on at another node, from the tokens it has."""
+        for request in self._open.values():
+            if request.transport is not None:
+                request.transport.abort()
+        while self._open:
+            await self._ended.wait()
 
     @web.middleware
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -177,7 +195,7 @@ class Gateway:
         if version is None:
             served = ", ".join(map(str, self.versions))
             return _error(409, f"this node serves version {served}, not {pinned}")
-        with self._answering(version) as (name, mark):
+        with self._answering(request, version) as (name, mark):
             try:
                 async with self._session.post(
                     self._engine_url() + request.path,
@@ -193,18 +211,18 @@ class Gateway:
                 return _error(503, "the engine is not answering")
 
     @contextmanager
-    def _answering(self, version: int) -> Iterator[tuple[str, Mark]]:
+    def _answering(self, request: web.Request, version: int) -> Iterator[tuple[str, Mark]]:
         """Around a call: what its model is called inside vLLM, if not as it was asked, and what marks its events."""
-        name, asked = self._residents.name(version), self._residents.model
-        self.inflight += 1
+        name, asked = self.inside(version), self._residents.model
+        self._open[id(request)] = request
         try:
-            if version in self._residents:
+            if name:
                 with self._residents.call(version):
                     yield name, lambda event: marked(event, version, name, asked)
             else:
                 yield "", lambda event: marked(event, self.version or 0)
         finally:
-            self.inflight -= 1
+            del self._open[id(request)]
             self._ended.set()
             self._ended.clear()
 

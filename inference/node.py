@@ -15,6 +15,7 @@ from bus.doors import is_loopback, read_key
 from bus.fleet import Pulse
 from bus.nodes import Happening, step
 from inference.adapters import Adapters
+from inference.canary import EngineCanary
 from inference.engine import Engine, EngineFailed, EngineKilled
 from inference.gateway import Gateway
 from inference.residents import Residents
@@ -99,7 +100,7 @@ class Node:
                 await self._happen("stop")
                 await cancel(life)
                 break
-            proven = proven or self._gateway.state in ("stale", "ready")
+            proven = proven or self._gateway.state in ("stale", "ready", "judging")
             await self._happen("engine_lost")
             await self._engine.stop()
             error = life.exception()
@@ -120,7 +121,9 @@ class Node:
         await self._happen("engine_up")
         log.info("node %s: engine is up, waiting for weights of %s", self.id, self._settings.model)
         work = self._settings.work / "weights"
-        self._subscriber = Subscriber(self._bus, self.id, self._settings.model, work, self._swap)
+        canary = EngineCanary(self._engine, self._settings.model, self._gateway, self._happen)
+        one_at_a_time = self._adapters is None  # what pauses nothing is waited for by nobody
+        self._subscriber = Subscriber(self._bus, self.id, self._settings.model, work, self._swap, canary, one_at_a_time)
         lost = asyncio.create_task(self._engine.lost())
         working = {asyncio.create_task(self._subscriber.run(self._applied))}
         if self._adapters:

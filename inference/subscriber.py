@@ -1,9 +1,16 @@
-"""Follows the versions of a model on the bus: gets their files while the old one serves, then swaps."""
+"""Follows the versions of a model on the bus: gets their files while the old one serves, then swaps.
+
+What is served is the newest version that stands, or the pinned one (`schemas.releases`), so a node may go back too.
+Nodes that serve swap one after the other (`inference.turns`). A version that is to be tried is tried by the first node
+whose turn it is; what the trial shows is a decision for all.
+"""
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as changed
 from pathlib import Path
 from typing import Protocol
 
@@ -11,9 +18,14 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from bus import Bus, BusError, metrics
+from bus.arriving import counting
+from bus.releases import Releases
+from inference.canary import Judgement
 from inference.files import VersionFiles
+from inference.turns import Turns
 from schemas import subjects
-from schemas.events import WeightApplied, WeightVersion
+from schemas.events import Trial, WeightApplied, WeightVersion
+from schemas.releases import length_released, stands
 
 log = logging.getLogger(__name__)
 
@@ -33,81 +45,207 @@ class Swap(Protocol):
     def __call__(self, files: Sequence[Path], version: int) -> Awaitable[float]: ...
 
 
-class Subscriber:
-    """Keeps the engine at the newest version the bus holds."""
+class Canary(Protocol):
+    """A node that can try a version; `inference.canary.EngineCanary` is one."""
 
-    def __init__(self, bus: Bus, node: str, model: str, work: Path, swap: Swap) -> None:
-        self._bus, self._node, self._model, self._swap = bus, node, model, swap
+    async def withdraw(self) -> None:
+        """Serve nobody from now on."""
+        ...
+
+    async def judge(self, trial: Trial, version: int, length_before: float | None) -> Judgement:
+        """Judge the version the engine holds."""
+        ...
+
+    async def give_up(self) -> None:
+        """There is no version to go back to."""
+        ...
+
+    async def renew(self) -> None:
+        """The engine is not to be used any more, whatever weights it holds; raises."""
+        ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """A version that is to be served or tried next, its files verified."""
+
+    manifest: WeightVersion
+    on_trial: bool
+    files: Sequence[Path] = ()
+    fetched: float = 0.0
+    verified: float = 0.0
+
+
+class Subscriber:
+    """Keeps the engine at the version that is to be served."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        node: str,
+        model: str,
+        work: Path,
+        swap: Swap,
+        canary: Canary | None = None,
+        one_at_a_time: bool = True,
+    ) -> None:
+        """Without a ``canary`` this node tries no version; ``one_at_a_time``: it swaps when it is its turn."""
+        self._one_at_a_time = one_at_a_time
+        self._bus, self._node, self._model, self._swap, self._canary = bus, node, model, swap, canary
         self._files = VersionFiles(bus, model, work)
+        self._releases = Releases(bus, model)
+        self._turns = Turns(bus, node, model)
         self._news = asyncio.Event()
-        self.version: int | None = None
+        self._served: Step | None = None
+        self._offered: WeightVersion | None = None
         self.problem = ""
         self.wants_whole = False
         """The newest version is a delta that cannot be put together here, not even from the whole one before it."""
 
+    @property
+    def version(self) -> int | None:
+        """What is served; None: nothing yet."""
+        return self._served.manifest.version if self._served is not None else None
+
     async def run(self, on_applied: Callable[[], Awaitable[None]]) -> None:
         """Follow for ever; ``on_applied`` is called after each swap. An engine's failure is raised."""
         self._files.clear()
-        hint = await self._bus.nc.subscribe(subjects.weights(self._model), cb=self._on_news)
+        self._on_applied = on_applied
+        followed = (subjects.weights(self._model), subjects.release(self._model))
+        hints = [await self._bus.nc.subscribe(subject, cb=self._on_news) for subject in followed]
         try:
-            pauses = iter(HINT_PAUSES)
-            while True:
-                if self._news.is_set():
-                    self._news.clear()
-                    pauses = iter(HINT_PAUSES)
-                if await self._catch_up():
-                    await on_applied()
-                    continue
-                try:
-                    async with asyncio.timeout(next(pauses, RECHECK_SECONDS)):
-                        await self._news.wait()
-                except TimeoutError:
-                    continue
+            async with self._turns:
+                await self._follow()
         finally:
             if self._bus.nc.is_connected:
-                await hint.unsubscribe()
+                for hint in hints:
+                    await hint.unsubscribe()
+
+    async def _follow(self) -> None:
+        pauses = iter(HINT_PAUSES)
+        while True:
+            if self._news.is_set():
+                self._news.clear()
+                pauses = iter(HINT_PAUSES)
+            if await self._catch_up():
+                continue
+            try:
+                async with asyncio.timeout(next(pauses, RECHECK_SECONDS)):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
 
     async def _on_news(self, message: Msg) -> None:
         self._news.set()
 
     async def _catch_up(self) -> bool:
-        """Apply the newest version if it is not held yet; a bad or missing blob leaves the old one serving."""
-        offered = ""
+        """Go on to what is next; a bad or missing blob leaves the old version serving. False: there is nothing."""
+        self._offered = None
         try:
-            found = await self._bus.last(subjects.WEIGHTS, subjects.weights(self._model), WeightVersion)
-            if found is None or (self.version is not None and found[0].version <= self.version):
+            await self._turns.settle()
+            step = await self._next()
+            if step is None:
                 return False
-            manifest = found[0]
-            offered = manifest.kind
-            started = time.monotonic()
-            files = await self._files.get(manifest)
-            fetched = time.monotonic() - started
-            paused = await self._swap(files, manifest.version)
+            self._offered = step.manifest
+            step = await self._fetched(step)
+            missed = self._served is not None and self._one_at_a_time  # who serves nobody is missed by nobody
+            if not missed and not step.on_trial:
+                await self._apply(step)
+                return True
+            async with self._turns.taken():
+                return await self._take_turn(step)
         except (BusError, NatsError, OSError, ValueError) as error:
             metrics.fetch_failures.inc()
-            self.problem, self.wants_whole = f"weights not fetched: {error}", self.wants_whole or offered == "delta"
+            of_delta = self._offered is not None and self._offered.kind == "delta"
+            self.problem, self.wants_whole = f"weights not fetched: {error}", self.wants_whole or of_delta
             log.warning("%s; version %s goes on serving", self.problem, self.version)
             return False
-        self.version, self.problem, self.wants_whole = manifest.version, "", False
-        metrics.node_version.set(manifest.version)
-        metrics.fetch_seconds.observe(fetched)
-        metrics.swap_pause_seconds.observe(paused)
-        log.info("version %d: fetched in %.3f s, paused for %.3f s", manifest.version, fetched, paused)
-        await self._announce(manifest, fetched, paused)
-        self._files.drop_all_but(files)
+
+    async def _next(self) -> Step | None:
+        """What is to be served and is not, else what is to be tried; its files are not here yet."""
+        choice = await self._releases.choice()
+        if choice.serve is not None and choice.serve.version != self.version:
+            return Step(choice.serve, on_trial=False)
+        return Step(choice.to_try, on_trial=True) if choice.to_try is not None and self._canary is not None else None
+
+    async def _fetched(self, step: Step) -> Step:
+        started = time.monotonic()
+        with counting() as verified:
+            files = await self._files.get(step.manifest)
+        took = time.monotonic() - started
+        return changed(step, files=files, fetched=max(0.0, took - verified.seconds), verified=verified.seconds)
+
+    async def _take_turn(self, step: Step) -> bool:
+        now = await self._next()
+        if now is None or now.manifest.version != step.manifest.version:
+            return now is not None  # it was decided otherwise while this node waited
+        if now.on_trial:
+            await self._try(step)
+        else:
+            await self._apply(step)
         return True
 
-    async def _announce(self, manifest: WeightVersion, fetched: float, paused: float) -> None:
+    async def _apply(self, step: Step) -> None:
+        await self._serves(step, await self._swap(step.files, step.manifest.version))
+
+    async def _serves(self, step: Step, paused: float) -> None:
+        version = step.manifest.version
+        self._served, self.problem, self.wants_whole = step, "", False
+        metrics.node_version.set(version)
+        metrics.fetch_seconds.observe(step.fetched + step.verified)
+        metrics.swap_pause_seconds.observe(paused)
+        log.info("version %d: fetched in %.3f s, paused for %.3f s", version, step.fetched, paused)
+        await self._announce(step, paused)
+        self._files.drop_all_but(step.files)
+        await self._on_applied()
+
+    async def _try(self, step: Step) -> None:
+        """Hold a version that nobody serves, judge it, and tell; what does not stand then is gone back from."""
+        canary, manifest = self._canary, step.manifest
+        assert canary is not None and manifest.trial is not None
+        await canary.withdraw()
+        try:
+            paused = await self._swap(step.files, manifest.version)
+        except (OSError, ValueError):  # what the engine does not take, and is none the worse for
+            await self._go_back(canary)
+            raise
+        judgement = await canary.judge(manifest.trial, manifest.version, length_released(self._releases.state))
+        what = "revoked" if judgement.reason else "released"
+        metrics.trials.labels(what).inc()
+        log.info("version %d is %s: %s", manifest.version, what, judgement.reason or judgement.figures)
+        said = {"who": self._node, "why": judgement.reason, "figures": judgement.figures}
+        try:
+            await self._releases.decide(what, manifest.version, **said, first_only=True)  # type: ignore[arg-type]
+        except BusError:
+            await self._go_back(canary)
+            raise
+        if judgement.spoiled:
+            await canary.renew()
+        if stands(self._releases.state, manifest):
+            await self._serves(step, paused)
+        else:
+            await self._go_back(canary)
+            self.problem = f"version {manifest.version} was revoked: {judgement.reason or 'by somebody else'}"[:200]
+
+    async def _go_back(self, canary: Canary) -> None:
+        if self._served is None:
+            await canary.give_up()
+        else:
+            back = changed(self._served, fetched=0.0, verified=0.0)
+            await self._apply(back)
+
+    async def _announce(self, step: Step, paused: float) -> None:
         applied = WeightApplied(
             node=self._node,
             model=self._model,
-            version=manifest.version,
-            fetch_seconds=fetched,
+            version=step.manifest.version,
+            fetch_seconds=step.fetched,
+            verify_seconds=step.verified,
             pause_seconds=paused,
             applied_ns=time.time_ns(),
         )
-        msg_id = f"applied:{self._node}:{manifest.version}:{applied.applied_ns}"
+        msg_id = f"applied:{self._node}:{applied.version}:{applied.applied_ns}"
         try:
             await self._bus.publish(subjects.applied(self._node), applied, msg_id=msg_id)
         except BusError as error:
-            log.warning("version %d is served but was not announced: %s", manifest.version, error)
+            log.warning("version %d is served but was not announced: %s", applied.version, error)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from bus.transports import link_or_copy
@@ -59,9 +59,20 @@ def of_model(model: str, names: Sequence[str]) -> list[str]:
     return [name for match, name in sorted(found, key=lambda one: (int(one[0][1]), int(one[0][2]), one[1]))]
 
 
-def expired(names: Sequence[str], kept: int) -> Sequence[str]:
-    """Of versions, oldest first, those that neither are among the last ``kept`` nor are built upon by them."""
-    begin = max(len(names) - kept, 0)
-    while begin > 0 and names[begin].endswith(SUFFIX):
-        begin -= 1
-    return names[:begin]
+def version_of(model: str, name: str) -> int:
+    """The inverse of `blob_name`, for one of the names of `of_model`."""
+    return int(name.removeprefix(f"{model}-").split("-")[0])
+
+
+def expired(names: Sequence[str], kept: int, needed: Collection[str] = ()) -> list[str]:
+    """Of versions, oldest first, those neither ``needed`` nor among the last ``kept``, nor built upon by these.
+
+    What a delta is built upon stands right before it, back to a whole one: nothing between them expires before it.
+    """
+    stays: set[str] = set()
+    for at in (place for place, name in enumerate(names) if name in needed or place >= len(names) - kept):
+        begin = at
+        while begin > 0 and names[begin].endswith(SUFFIX):
+            begin -= 1
+        stays.update(names[begin : at + 1])
+    return [name for name in names if name not in stays]

@@ -101,9 +101,9 @@ class Learner:
         self._state = state = resumed(found, last, settings)
         try:
             await self._in_thread(self._make, found[0] / TRAINER if found else None)
+            self._saver = Saver(settings, self._trainer, self._publisher, self._checkpoints, self._in_thread)
         except ValueError as error:
             raise CannotLearn(str(error)) from error
-        self._saver = Saver(settings, self._trainer, self._publisher, self._checkpoints, self._in_thread)
         self._intake = Intake(self._bus, settings, state.position, state.used, state.closed)
         self._account = Account(self._intake, settings)
         await self._saver.share_base()

@@ -1,6 +1,7 @@
 """Weight versions to whoever serves them: the bytes by a transport, then the manifest, by compare-and-set."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +9,16 @@ from pathlib import Path
 from nats.aio.msg import Msg
 
 from bus import Bus, BusError
+from bus.releases import Releases
 from bus.transports import transport
-from learner.chain import SUFFIX, Chain, blob_name, expired, of_model
+from learner.chain import SUFFIX, Chain, blob_name, expired, of_model, version_of
 from learner.settings import LearnerSettings
 from schemas import identity, subjects
 from schemas.delta import fingerprint
-from schemas.events import Blob, Heartbeat, Link, WeightVersion
+from schemas.events import Blob, Heartbeat, Link, Trial, WeightVersion
+from schemas.releases import needed, verdict
+
+log = logging.getLogger(__name__)
 
 BUCKET = subjects.WEIGHT_BUCKET
 
@@ -36,6 +41,7 @@ class WeightPublisher:
             raise CannotLearn(f"weights: {error}") from error
         self._chain = Chain(settings.checkpoints, settings.weights.anchor_every)
         self._kept: list[str] = []
+        self._releases = Releases(bus, settings.model)
         self._base: tuple[Blob, ...] = ()
         self.last: WeightVersion | None = None
 
@@ -70,22 +76,23 @@ class WeightPublisher:
         """What the adapters of every version from now on are added to; it stays where versions are."""
         self._base = (await self._transport.put(BUCKET, f"{self._settings.model}-base", path),)
 
-    async def publish(self, path: Path, *, version: int, epoch: int, step: int) -> None:
+    async def publish(self, path: Path, *, version: int, epoch: int, step: int, trial: Trial | None = None) -> None:
         """A safetensors file as a version, whole or as what changed since the last one that this learner published.
 
-        The file is only ever replaced, not written to again. Raises `Fenced` when another learner has published since
-        the last look.
+        The file is only ever replaced, not written to again. With a ``trial`` nodes wait until one of them has tried
+        it. Raises `Fenced` when another learner has published since the last look.
         """
         model, weights = self._settings.model, self._settings.weights
         delta = None if self._base or self._whole_wanted() else await self._chain.delta_to(path)
         name = blob_name(model, version, epoch) + (SUFFIX if delta else "")
         blob = await self._transport.put(BUCKET, name, delta or path)
         content = "" if self._base else await asyncio.to_thread(fingerprint, path)
+        parent = self.last.version if self.last is not None and self.last.version < version else None
         manifest = WeightVersion(
             run=self._settings.run,
             model=model,
             version=version,
-            parent=self.last.version if self.last is not None and self.last.version < version else None,
+            parent=parent,
             kind="lora" if self._base else "delta" if delta else "full",
             transport=weights.transport,
             place=weights.place,
@@ -95,6 +102,7 @@ class WeightPublisher:
             epoch=epoch,
             step=step,
             created_ns=time.time_ns(),
+            trial=trial,
         )
         self._last_sequence = await self._bus.publish(
             self._subject,
@@ -109,10 +117,19 @@ class WeightPublisher:
 
     async def _expire(self, newest: str) -> None:
         self._kept = [*(name for name in self._kept if name != newest), newest]
-        gone = expired(self._kept, self._settings.keep_versions)
+        model, release = self._settings.model, await self._releases.look()
+        before = self.last.parent if self.last is not None else None
+        if before is not None and (said := verdict(release, before)) is not None and said.what == "revoked":
+            log.warning("version %d was revoked: %s; training goes on from its weights", before, said.why)
+        fallback = needed(release, (version_of(model, name) for name in self._kept[:-1]))
+        gone = expired(
+            self._kept,
+            self._settings.keep_versions,
+            [name for name in self._kept if version_of(model, name) in fallback],
+        )
         for name in gone:
             await self._transport.delete(BUCKET, name)
-        self._kept = self._kept[len(gone) :]
+        self._kept = [name for name in self._kept if name not in gone]
 
 
 def another_learner(model: str, epoch: int) -> CannotLearn:

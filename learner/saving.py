@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bus import Fenced
+from learner.canary import Cases
 from learner.checkpoint import TRAINER, Checkpoints, LearnerState
 from learner.publish import WeightPublisher, another_learner
 from learner.resume import resumed
@@ -26,7 +27,10 @@ class Saver:
         checkpoints: Checkpoints,
         in_thread: InThread,
     ) -> None:
+        """Raises ValueError for prompts of a canary that cannot be used."""
         self._settings, self._trainer = settings, trainer
+        canary = settings.weights.canary
+        self._cases = Cases(canary, settings.model_path) if canary is not None else None
         self._publisher, self._checkpoints, self._in_thread = publisher, checkpoints, in_thread
 
     async def share_base(self) -> None:
@@ -81,7 +85,10 @@ class Saver:
             await self._in_thread(self._checkpoints.commit, path, state)
 
     async def _publish(self, path: Path, state: LearnerState) -> None:
-        await self._publisher.publish(path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step)
+        trial = await self._in_thread(self._cases.trial, self._trainer) if self._cases is not None else None
+        await self._publisher.publish(
+            path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step, trial=trial
+        )
 
     def _write(self, state: LearnerState) -> Path:
         path = self._checkpoints.begin(state.step)

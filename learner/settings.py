@@ -164,6 +164,30 @@ class LoraSettings(BaseModel):
     target_modules: str | list[str] = Field("all-linear", description="modules that get adapters")
 
 
+class CanarySettings(BaseModel):
+    """What a version has to show on one node before it is released to all; else it is revoked."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompts: Path = Field(
+        description="JSONL of up to 32 fixed prompts, each a string or a chat as a list of messages; 512 tokens of "
+        "each are used"
+    )
+    answer_tokens: int = Field(
+        64, ge=1, le=4096, description="longest answer that is sampled to each, at temperature 1"
+    )
+    max_kl: float = Field(
+        0.1, gt=0, description="k3 estimate of the divergence of engine and learner on the prompts, in nats per token"
+    )
+    min_entropy: float = Field(
+        0.0, ge=0, description="of sampled tokens, in nats per token; 0: a policy may become certain"
+    )
+    max_entropy: float = Field(5.0, gt=0, description="of sampled tokens, in nats per token: beyond it is noise")
+    max_length_ratio: float = Field(
+        4.0, gt=1, description="mean length of the answers against the version released before, longer or shorter"
+    )
+
+
 class WeightSettings(BaseModel):
     """How weight versions reach the nodes."""
 
@@ -181,6 +205,9 @@ class WeightSettings(BaseModel):
         le=1000,
         description="versions from one whole file to the next; those between are sent as what changed, to the bit, "
         "where that is less than half; 1: all whole",
+    )
+    canary: CanarySettings | None = Field(
+        None, description="each version is tried on one node before the others follow; none: they follow at once"
     )
 
     @model_validator(mode="after")

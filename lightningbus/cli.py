@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lightningbus import asking, dead, repeating, reporting, serving, starting
+from lightningbus import asking, dead, repeating, reporting, serving, starting, weights
 from lightningbus.logs import FORMAT_VARIABLE, LogFormat, set_up_logging
 from lightningbus.places import ACCESS_VARIABLE
 
@@ -26,6 +26,7 @@ for command in COMMANDS:
     app.command()(command)
 app.add_typer(starting.bus_app, name="bus")
 app.add_typer(dead.app, name="dead")
+app.add_typer(weights.app, name="weights")
 
 
 @app.callback()

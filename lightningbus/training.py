@@ -12,6 +12,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from rich.console import Console
 from rich.table import Table
 
+from bus.releases import Releases
 from bus.tasks import Problem, read_problems
 from learner.settings import LearnerSettings
 from lightningbus.checking import Job
@@ -22,8 +23,6 @@ from lightningbus.rundir import RunDirectory
 from lightningbus.settings import HeldOut, RunSettings
 from lightningbus.supervisor import Child
 from lightningbus.up import Stack, children, stack
-from schemas import subjects
-from schemas.events import WeightVersion
 from store.client import StoreDown, connect, first
 
 SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
@@ -91,10 +90,13 @@ def _write(made: Stack, figures: dict[str, Any]) -> None:
 
 
 async def _version(made: Stack, learner: LearnerSettings) -> int:
-    """The weight version published last."""
-    last = await made.bus.last(subjects.WEIGHTS, subjects.weights(learner.model), WeightVersion)
-    assert last is not None, "a learner that has finished has published"
-    return last[0].version
+    """The newest weight version that nodes serve; one that is to be tried has been by then."""
+    releases = Releases(made.bus, learner.model)
+    while (choice := await releases.choice()).to_try is not None:
+        await made.fleet.changed()
+    if choice.serve is None:
+        raise UserError("no weight version is left to serve: `lightningbus weights list` says why")
+    return choice.serve.version
 
 
 async def _serve(made: Stack, settings: RunSettings, ready: Awaitable[object] | None) -> Client:

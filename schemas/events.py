@@ -215,6 +215,30 @@ class Link(Event, frozen=True, kw_only=True):
     blob: Blob
 
 
+class Case(Event, frozen=True, kw_only=True):
+    """A fixed prompt, and what the learner makes of it under a version."""
+
+    ids: bytes
+    """``u32[N]``: its tokens, at least two."""
+    logprobs: bytes
+    """``f32[N-1]``: natural log of the probability of each token after the first, given those before it."""
+
+
+class Trial(Event, frozen=True, kw_only=True):
+    """What a version has to show on one node before it is released to all."""
+
+    cases: tuple[Case, ...]
+    answer_tokens: Positive
+    """Longest answer that is sampled to each prompt."""
+    max_kl: float
+    """k3 estimate of the divergence of engine and learner on the prompts' tokens, in nats per token."""
+    min_entropy: float
+    """Mean of -log p over sampled tokens, in nats per token."""
+    max_entropy: float
+    max_length_ratio: float
+    """Mean length of the answers against that of the version released before, either way."""
+
+
 class WeightVersion(Event, frozen=True, kw_only=True):
     """Manifest of one version of a model's weights; the bytes are in its blobs.
 
@@ -239,6 +263,39 @@ class WeightVersion(Event, frozen=True, kw_only=True):
     """Which life of the learner wrote it; a learner of an older epoch is fenced off."""
     step: Count
     created_ns: Count
+    trial: Trial | None = None
+    """It is served by nobody before a decision has released it; None: at once."""
+
+
+class Decision(Event, frozen=True, kw_only=True):
+    """A word about which versions are served: by the node that tried one, or by a person."""
+
+    what: Literal["released", "revoked", "pinned", "unpinned"]
+    version: Count
+    who: Annotated[str, Meta(max_length=200)]
+    why: Annotated[str, Meta(max_length=2000)] = ""
+    figures: dict[str, float] = {}
+    """Of a trial; see `inference.canary`."""
+    decided_ns: Count
+
+
+class WeightRelease(Event, frozen=True, kw_only=True):
+    """Which versions of a model may be served; see `schemas.releases`."""
+
+    model: Name
+    pinned: Count | None = None
+    """Exactly this one is served."""
+    decisions: tuple[Decision, ...] = ()
+    """Oldest first; the last is what this event adds."""
+
+
+class Turn(Event, frozen=True, kw_only=True):
+    """A node swaps, and no other of its model that serves does so now; or its turn is over."""
+
+    model: Name
+    node: str
+    over: bool = False
+    taken_ns: Count
 
 
 class WeightApplied(Event, frozen=True, kw_only=True):
@@ -248,6 +305,9 @@ class WeightApplied(Event, frozen=True, kw_only=True):
     model: Name
     version: Count
     fetch_seconds: float
+    """Until its bytes were here."""
+    verify_seconds: float = 0.0
+    """Beside that: hashing them, putting the file together, and holding it to the manifest."""
     pause_seconds: float
     """How long generation stood still."""
     applied_ns: Count

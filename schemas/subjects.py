@@ -10,6 +10,8 @@ ALL_TASKS = "lb.task.>"
 ALL_SPANS = "lb.span.>"
 ALL_WEIGHTS = "lb.weights.*"
 ALL_APPLIED = "lb.applied.*"
+ALL_RELEASES = "lb.release.*"
+ALL_TURNS = "lb.turn.*"
 ALL_DEAD = "lb.dead.*"
 ALL_HEARTBEATS = "lb.heartbeat.>"
 
@@ -50,6 +52,16 @@ def weights(model: str) -> str:
 def applied(node: str) -> str:
     """Where a node announces that it serves a version."""
     return f"lb.applied.{node}"
+
+
+def release(model: str) -> str:
+    """Where it is decided which versions of a model are served; the last message is what holds."""
+    return f"lb.release.{model}"
+
+
+def turn(model: str) -> str:
+    """Where the nodes of a model tell whose turn it is to swap; the last message is what holds."""
+    return f"lb.turn.{model}"
 
 
 def dead(stream: str) -> str:

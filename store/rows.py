@@ -23,7 +23,9 @@ from schemas.events import (
     TaskPublished,
     TasksPublished,
     TrainingStep,
+    Turn,
     WeightApplied,
+    WeightRelease,
     WeightVersion,
 )
 
@@ -66,10 +68,15 @@ def rows_of(event: Event, received: Received) -> Iterator[tuple[str, Row]]:
                     "model": event.model,
                     "version": event.version,
                     "fetch_seconds": event.fetch_seconds,
+                    "verify_seconds": event.verify_seconds,
                     "pause_seconds": event.pause_seconds,
                     "applied": event.applied_ns,
                 },
             )
+        case WeightRelease():
+            yield from _of_release(event)
+        case Turn():
+            pass  # of use to nodes, while it lasts
         case Alarm():
             yield (
                 "raw_alarms",
@@ -222,6 +229,23 @@ def _of_version(version: WeightVersion) -> Row:
         "bytes": sum(blob.size for blob in version.blobs),
         "created": version.created_ns,
     }
+
+
+def _of_release(release: WeightRelease) -> Iterator[tuple[str, Row]]:
+    """What the event adds; what was decided before it came with the events before it."""
+    for decision in release.decisions[-1:]:
+        yield (
+            "raw_weight_decisions",
+            {
+                "model": release.model,
+                "version": decision.version,
+                "what": decision.what,
+                "who": decision.who,
+                "why": decision.why,
+                "figures": decision.figures,
+                "decided": decision.decided_ns,
+            },
+        )
 
 
 def _of_span(run: str, task: str, rollout: str, attempt: int, execution: str, span: Span, keep_days: int) -> Row:

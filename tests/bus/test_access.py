@@ -29,6 +29,7 @@ from bus import (
     runner_tasks,
 )
 from bus.cancelling import cancel
+from bus.releases import Releases
 from bus.rights import RIGHTS, inbox
 from bus.users import make_users
 from inference.subscriber import Subscriber
@@ -36,7 +37,16 @@ from learner.publish import WeightPublisher
 from learner.settings import LearnerSettings, WeightSettings
 from schemas import subjects
 from schemas.codec import encode
-from schemas.events import Heartbeat, SpanBatch, Task, TasksPublished, WeightApplied, WeightVersion
+from schemas.events import (
+    Heartbeat,
+    SpanBatch,
+    Task,
+    TasksPublished,
+    Turn,
+    WeightApplied,
+    WeightRelease,
+    WeightVersion,
+)
 from tests import tensorfiles
 from tests.commands import environment
 from tests.making import batches
@@ -138,7 +148,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
 
         contents = tensorfiles.weights(0, 200_000)
         settings = LearnerSettings(
-            model_path=tmp_path, checkpoints=tmp_path, keep_versions=1, weights=WeightSettings(anchor_every=2)
+            model_path=tmp_path, checkpoints=tmp_path, keep_versions=2, weights=WeightSettings(anchor_every=2)
         )
         publisher = WeightPublisher(learner, settings)
         assert await publisher.look() is None
@@ -160,10 +170,23 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         following = asyncio.create_task(Subscriber(node, "node", "policy", tmp_path / "node", swap).run(applied))
         async with asyncio.timeout(20):
             await done.wait()
+            assert held == [weights.read_bytes()]
+            done.clear()
+            await Releases(roles["admin"], "policy").decide("pinned", 2, who="admin")
+            await done.wait()  # in its turn, and back to the manifest of an older version
+        assert held == [(tmp_path / f"{version}.safetensors").read_bytes() for version in (3, 2)]
+        await Releases(node, "policy").decide("revoked", 3, who="node")
+        await publisher.publish(weights, version=4, epoch=1, step=4)  # looks at what is still needed
+        looking = Releases(client, "policy")
+        assert [one.version async for one, _ in looking.versions()] == [4, 3, 2, 1, 0]
+        ((_, first),) = await looking.published(2)
+        async with asyncio.timeout(10):
+            while [one.node for one in await looking.applied(first, 2)] != ["node"]:
+                await asyncio.sleep(0.02)
         await cancel(following)
-        assert held == [weights.read_bytes()]
-        kinds = [type((await one(store, STORE_WEIGHTS)).event()) for _ in range(5)]
-        assert kinds == [*4 * [WeightVersion], WeightApplied]
+        kinds = [type((await one(store, STORE_WEIGHTS)).event()) for _ in range(8)]
+        assert kinds[:6] == [*4 * [WeightVersion], WeightApplied, WeightRelease]
+        assert Turn in kinds[6:]
         assert {role: list(bus.denied) for role, bus in roles.items()} == {role: [] for role in roles}
 
 
@@ -183,18 +206,24 @@ SPANS_OF_OTHERS = (f"{API}.CONSUMER.MSG.NEXT.SPANS.store", "$JS.ACK.SPANS.store.
 LEARNERS = (f"{API}.CONSUMER.MSG.NEXT.SPANS.learner", f"{API}.CONSUMER.RESET.SPANS.learner")
 TASK_READERS = (f"{API}.CONSUMER.MSG.NEXT.TASKS.runner-calc", "$JS.ACK.TASKS.runner-calc.1.1.1.1.1")
 WEIGHT_WRITERS = ("lb.weights.policy", "$O.weights.C.x", "$O.weights.M.x", f"{API}.STREAM.PURGE.OBJ_weights")
+DECISIONS = ("lb.release.policy", "lb.turn.policy")
+LOOKING_BACK = (f"{API}.DIRECT.GET.WEIGHTS",)
 ROLLOUTS, TASKS = ("lb.span.train", "lb.span.eval"), ("lb.task.train.calc", "lb.span.task")
 STEPS, ALARMS, NODES = ("lb.span.step",), ("lb.span.alarm",), ("lb.applied.node", "lb.heartbeat.inference.evil")
 HEARTBEATS = ("lb.heartbeat.store.evil", "lb.heartbeat.learner.evil", "lb.heartbeat.runner.evil")
 MAY_NOT_SAY = {
     "runner": (
         *SPANS_OF_OTHERS, *LEARNERS, *WEIGHT_WRITERS, *TASKS, *STEPS, *ALARMS, *NODES, *HEARTBEATS[:2], "lb.dead.SPANS",
+        *DECISIONS, *LOOKING_BACK,
         f"{API}.DIRECT.GET.WEIGHTS.lb.weights.policy", f"{API}.CONSUMER.CREATE.OBJ_weights.mine.$O.weights.C.x",
     ),
-    "store": (*LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *STEPS, *NODES, *HEARTBEATS[1:]),
+    "store": (
+        *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *STEPS, *NODES, *HEARTBEATS[1:], *DECISIONS,
+        *LOOKING_BACK,
+    ),
     "learner": (
         *SPANS_OF_OTHERS, *TASK_READERS, *ROLLOUTS, *ALARMS, *NODES, HEARTBEATS[0], HEARTBEATS[2], "lb.dead.SPANS",
-        f"{API}.CONSUMER.CREATE.SPANS.learner.lb.span.train",
+        f"{API}.CONSUMER.CREATE.SPANS.learner.lb.span.train", *DECISIONS, *LOOKING_BACK,
     ),
     "node": (
         *SPANS_OF_OTHERS, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *STEPS, *ALARMS, *HEARTBEATS,
@@ -202,7 +231,7 @@ MAY_NOT_SAY = {
     ),
     "client": (
         *SPANS_OF_OTHERS, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *STEPS, *ALARMS, *NODES, *HEARTBEATS,
-        "lb.dead.TASKS", f"{API}.STREAM.MSG.DELETE.DEAD", f"{API}.CONSUMER.CREATE.DEAD",
+        "lb.dead.TASKS", f"{API}.STREAM.MSG.DELETE.DEAD", f"{API}.CONSUMER.CREATE.DEAD", *DECISIONS,
     ),
 }  # fmt: skip
 HEARD = (
@@ -210,13 +239,22 @@ HEARD = (
     "lb.span.train",
     "lb.span.>",
     "lb.weights.policy",
+    "lb.release.policy",
+    "lb.turn.policy",
     "lb.dead.*",
+    "lb.heartbeat.inference.*",
     "lb.heartbeat.*.*",
     "$JS.API.>",
     ">",
 )
-MAY_HEAR = {"learner": {"lb.weights.policy"}, "node": {"lb.weights.policy"}, "store": {"lb.heartbeat.*.*"}}
-MAY_HEAR["client"] = {"lb.heartbeat.*.*", "lb.span.train"}
+BEATS_OF_NODES = "lb.heartbeat.inference.*"
+MAY_HEAR = {
+    "runner": {BEATS_OF_NODES},
+    "learner": {"lb.weights.policy", BEATS_OF_NODES},
+    "node": {"lb.weights.policy", "lb.release.policy", "lb.turn.policy", BEATS_OF_NODES},
+    "store": {"lb.heartbeat.*.*", BEATS_OF_NODES},
+    "client": {"lb.heartbeat.*.*", BEATS_OF_NODES, "lb.span.train"},
+}
 
 
 async def denial(bus: Bus) -> str:

@@ -141,6 +141,27 @@ async def closed_for(gateway: Gateway) -> int:
         return gateway.inflight
 
 
+async def test_who_is_being_answered_is_told_that_the_rest_comes_from_elsewhere(vllm: ScriptedVllm) -> None:
+    """For a version that is not released: what comes later would be its tokens."""
+    async with serving(vllm) as (gateway, http):
+        await asyncio.wait_for(gateway.drop(), 5)  # of nothing
+        async with http.post(gateway.address + "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
+            vllm.gate.release()
+            assert await answer.content.readuntil(b"\n\n")
+            gateway.state = "judging"
+            await asyncio.wait_for(gateway.drop(), 5)
+            with pytest.raises(aiohttp.ClientError):
+                await answer.content.read()
+        assert gateway.inflight == 0
+        async with http.post(gateway.address + "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
+            assert answer.status == 503 and "judging" in await answer.text()
+        gateway.state = "ready"
+        async with http.post(gateway.address + "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
+            for _ in range(5):  # two are for the answer nobody reads any more
+                vllm.gate.release()
+            assert (await answer.content.read()).endswith(b"data: [DONE]\n\n")
+
+
 async def test_what_vllm_measures_is_passed_on_and_answers_are_counted(vllm: ScriptedVllm) -> None:
     async with serving(vllm) as (gateway, http):
         before = refusals()

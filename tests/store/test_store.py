@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from bus import Bus
+from bus.releases import Releases
 from schemas import subjects
 from schemas.attempts import winner
 from schemas.codec import schema_of
-from schemas.events import Outcome, RolloutEnd, SpanBatch, Task
+from schemas.events import Outcome, RolloutEnd, SpanBatch, Task, Turn, WeightApplied
 from store import migrations
 from store.batch import deduplication_token
 from store.migrations import Migration, MigrationError, migrate
@@ -110,6 +111,27 @@ async def test_a_rollout_is_its_first_attempt_to_end(bus: Bus, nats_url: str, st
             await send(bus, part, f"{attempt}:{part.sequence}")
     await asyncio.to_thread(store.until, "SELECT count() FROM attempts", 2)
     assert store.sql.query("SELECT attempt, reward FROM rollouts").result_rows == [(2, 1.0)]
+
+
+async def test_swaps_and_what_was_decided_of_versions_are_kept(bus: Bus, nats_url: str, start_store: Start) -> None:
+    store = await asyncio.to_thread(start_store, nats_url)
+    releases = Releases(bus, "policy")
+    await releases.decide("released", 3, who="n0", figures={"k3_kl": 0.25})
+    await releases.decide("revoked", 4, who="n0", why="entropy is 8")
+    turn = Turn(model="policy", node="n0", taken_ns=1)
+    await bus.publish(subjects.turn("policy"), turn, msg_id="turn")
+    applied = WeightApplied(
+        node="n0", model="policy", version=3, fetch_seconds=1, verify_seconds=0.5, pause_seconds=0.25, applied_ns=1
+    )
+    await bus.publish(subjects.applied("n0"), applied, msg_id="applied")
+    await asyncio.to_thread(store.until, "SELECT count() FROM weight_applied", 1)
+    assert store.one("SELECT (fetch_seconds, verify_seconds, pause_seconds) FROM weight_applied") == (1.0, 0.5, 0.25)
+    said = "SELECT version, what, who, why, figures['k3_kl'] FROM weight_decisions ORDER BY version"
+    assert store.sql.query(said).result_rows == [
+        (3, "released", "n0", "", 0.25),
+        (4, "revoked", "n0", "entropy is 8", 0.0),
+    ]
+    assert (await bus.js.stream_info(subjects.DEAD)).state.messages == 0, "a turn is of no use to the store"
 
 
 async def test_poison_goes_to_dead_and_its_neighbours_into_the_tables(

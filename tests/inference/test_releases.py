@@ -1,0 +1,276 @@
+"""Which version nodes serve: revoked, pinned, released after a trial on one of them. On a real broker."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from bus import Bus, BusError
+from bus.cancelling import cancel
+from bus.releases import Releases
+from inference.canary import Judgement, fitted, judged
+from inference.subscriber import Subscriber
+from learner.chain import expired
+from learner.publish import BUCKET
+from schemas.events import Case, Decision, Trial, WeightRelease
+from schemas.releases import KEPT, decided, needed, verdict
+from tests.inference.test_chain import Learner
+from tests.inference.test_subscriber import Engine, publish
+
+BOUNDS = {"answer_tokens": 8, "max_kl": 0.1, "min_entropy": 0.0, "max_entropy": 5.0, "max_length_ratio": 4.0}
+
+
+def trial_of(*logprobs: float, **bounds: float) -> Trial:
+    """One case, whose tokens but the first the learner gives these log-probabilities."""
+    ids, values = np.arange(len(logprobs) + 1, dtype="<u4"), np.array(logprobs, "<f4")
+    return Trial(cases=(Case(ids=ids.tobytes(), logprobs=values.tobytes()),), **{**BOUNDS, **bounds})  # type: ignore[arg-type]
+
+
+class Judge:
+    """A node that says of each version what it was told to say, and remembers what happened to it."""
+
+    def __init__(self, *bad: int) -> None:
+        self.bad, self.happened = bad, list[str]()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def comes_to(self, what: str) -> None:
+        """Wait for what is to happen."""
+        async with asyncio.timeout(10):
+            while what not in self.happened:
+                await asyncio.sleep(0.01)
+
+    async def withdraw(self) -> None:
+        self.happened.append("withdrawn")
+
+    async def judge(self, trial: Trial, version: int, length_before: float | None) -> Judgement:
+        self.happened.append(f"judges {version}")
+        await self.gate.wait()
+        figures = {"length": 1.0 + version}
+        return Judgement("it is bad" if version in self.bad else "", figures)
+
+    async def give_up(self) -> None:
+        self.happened.append("nothing stands")
+
+    async def renew(self) -> None:
+        raise AssertionError("no judgement here says that anything is spoiled")
+
+
+@asynccontextmanager
+async def nodes(
+    bus: Bus, directory: Path, count: int, *bad: int
+) -> AsyncIterator[tuple[list[Engine], list[Judge], list[Subscriber]]]:
+    """Nodes that follow, and try versions."""
+    engines, judges = [Engine() for _ in range(count)], [Judge(*bad) for _ in range(count)]
+    made, running = [], []
+    async with AsyncExitStack() as exits:
+        for number, (engine, judge) in enumerate(zip(engines, judges, strict=True)):
+            name = f"n{number}"
+            await exits.enter_async_context(bus.beat("inference", name, lambda: {"state": "ready", "model": "policy"}))
+            made.append(Subscriber(bus, name, "policy", directory / name, engine.swap, judge))
+            running.append(asyncio.create_task(made[-1].run(engine.applied)))
+        try:
+            yield engines, judges, made
+        finally:
+            await cancel(*running)
+
+
+async def all_hold(engines: list[Engine], version: int) -> None:
+    for engine in engines:
+        await engine.holds(version)
+
+
+async def test_a_version_that_is_revoked_is_left_by_all_and_taken_by_nobody(bus: Bus, tmp_path: Path) -> None:
+    for version in range(3):
+        await publish(bus, tmp_path, version)
+    releases = Releases(bus, "policy")
+    async with nodes(bus, tmp_path, 2) as (engines, _, _):
+        await all_hold(engines, 2)
+        await releases.decide("revoked", 2, who="me", why="it swears")
+        await all_hold(engines, 1)
+        await releases.decide("revoked", 1, who="me")
+        await all_hold(engines, 0)
+        async with nodes(bus, tmp_path / "late", 1) as (late, _, _):
+            await all_hold(late, 0)
+            await publish(bus, tmp_path, 3)
+            await all_hold([*engines, *late], 3)
+            assert [version for version, _ in late[0].held] == [0, 3]
+        await releases.decide("revoked", 3, who="me")
+        await releases.decide("released", 2, who="me", why="it was a quotation")
+        await all_hold(engines, 2)
+    for engine in engines:
+        assert all(content == b"weights of version %d" % version * 1000 for version, content in engine.held)
+
+
+async def test_a_pinned_version_is_served_whatever_comes_until_it_is_unpinned(bus: Bus, tmp_path: Path) -> None:
+    for version in range(3):
+        await publish(bus, tmp_path, version)
+    releases = Releases(bus, "policy")
+    async with nodes(bus, tmp_path, 2) as (engines, _, made):
+        await all_hold(engines, 2)
+        await releases.decide("pinned", 1, who="me")
+        await all_hold(engines, 1)
+        await publish(bus, tmp_path, 3)
+        async with nodes(bus, tmp_path / "late", 1) as (late, _, _):
+            await all_hold(late, 1)
+        await releases.decide("pinned", 7, who="me")
+        async with asyncio.timeout(10):
+            while "version 7 is pinned and is not on the bus" not in made[0].problem:
+                await asyncio.sleep(0.01)
+        await releases.decide("unpinned", 7, who="me")
+        await all_hold(engines, 3)
+    assert [version for version, _ in engines[0].held] == [2, 1, 3]
+
+
+async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(bus: Bus, tmp_path: Path) -> None:
+    await publish(bus, tmp_path, 0)
+    async with nodes(bus, tmp_path, 3, 1, 2) as (engines, judges, made):
+        await all_hold(engines, 0)
+        releases = Releases(bus, "policy")
+        for version in (1, 2):
+            await publish(bus, tmp_path, version, trial=trial_of(-1.0))
+            async with asyncio.timeout(10):
+                while verdict(await releases.look(), version) is None:
+                    await asyncio.sleep(0.01)
+            await all_hold(engines, 0)
+        revoked = verdict(releases.state, 1)
+        assert revoked is not None and (revoked.what, revoked.why) == ("revoked", "it is bad")
+        assert [node for node in made if "version 2 was revoked: it is bad" in node.problem], "said by who tried it"
+        await publish(bus, tmp_path, 3, trial=trial_of(-1.0))
+        await all_hold(engines, 3)
+        assert made[0].problem == ""
+    tried = [one for judge in judges for one in judge.happened if one.startswith("judges")]
+    assert sorted(tried) == ["judges 1", "judges 2", "judges 3"], "each once"
+    for engine, judge in zip(engines, judges, strict=True):
+        own = {int(one.split()[1]) for one in judge.happened if one.startswith("judges")}
+        assert {version for version, _ in engine.held} == {0, 3} | own
+    passed = verdict(releases.state, 3) or verdict(await releases.look(), 3)
+    assert passed is not None and passed.what == "released" and passed.figures == {"length": 4.0}
+
+
+async def test_the_first_version_is_tried_too_and_nobody_serves_what_is_revoked(bus: Bus, tmp_path: Path) -> None:
+    await publish(bus, tmp_path, 0, trial=trial_of(-1.0))
+    async with nodes(bus, tmp_path, 1, 0) as (engines, judges, made):
+        await judges[0].comes_to("nothing stands")
+        assert made[0].version is None and [version for version, _ in engines[0].held] == [0]
+        assert not engines[0].changed.is_set(), "it was never said to serve"
+        await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
+        await engines[0].holds(1)
+        assert made[0].version == 1
+
+
+async def test_if_the_node_that_tries_is_lost_another_one_does(bus: Bus, tmp_path: Path) -> None:
+    await publish(bus, tmp_path, 0)
+    async with nodes(bus, tmp_path / "a", 1) as (engines, judges, _):
+        await engines[0].holds(0)
+        judges[0].gate.clear()
+        await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
+        await judges[0].comes_to("judges 1")
+    assert verdict(await Releases(bus, "policy").look(), 1) is None
+    async with nodes(bus, tmp_path / "b", 1) as (others, _, _):
+        await others[0].holds(1)
+    assert [version for version, _ in others[0].held] == [0, 1]
+    assert verdict(await Releases(bus, "policy").look(), 1) is not None
+
+
+async def test_what_is_decided_at_once_is_all_kept(bus: Bus) -> None:
+    each = [Releases(bus, "policy") for _ in range(8)]
+    await asyncio.gather(*(one.decide("revoked", number, who=str(number)) for number, one in enumerate(each)))
+    state = await each[0].look()
+    assert {one.version for one in state.decisions} == set(range(8))
+    with pytest.raises(BusError, match="has no version 3 on this bus"):
+        await each[0].published(3)
+
+
+async def test_files_that_nodes_may_go_back_to_are_kept(bus: Bus, tmp_path: Path) -> None:
+    learner, releases = Learner(bus, tmp_path, {}, keep_versions=2), Releases(bus, "policy")
+    for _ in range(6):
+        await learner.publish()
+    await releases.decide("pinned", 5, who="me")
+    for version in (6, 7, 8):
+        await learner.publish()
+        await releases.decide("revoked", version, who="canary")
+    for _ in range(4):
+        await learner.publish()
+    async with nodes(bus, tmp_path, 1) as (engines, _, _):
+        await engines[0].holds(5)
+        await releases.decide("unpinned", 5, who="me")
+        await engines[0].holds(12)
+    assert learner.right(engines[0])
+    await learner.publish()
+    kept = [name.removeprefix("policy-0000") for name in await learner.transport.names(BUCKET)]
+    assert kept == ["12-1", "13-1-delta"], "and no longer than they are needed"
+
+
+def test_what_a_delta_that_is_needed_is_built_upon_is_kept() -> None:
+    names = ["0", "1-delta", "2-delta", "3", "4-delta", "5"]
+    assert expired(names, 1) == ["0", "1-delta", "2-delta", "3", "4-delta"]
+    assert expired(names, 1, ["1-delta"]) == ["2-delta", "3", "4-delta"]
+    assert expired(names, 2) == ["0", "1-delta", "2-delta"]
+
+
+WORDS = st.sampled_from(["released", "revoked", "pinned", "unpinned"])
+
+
+@given(st.lists(st.tuples(WORDS, st.integers(0, 6)), max_size=30), st.sets(st.integers(0, 6), min_size=1))
+def test_the_last_word_counts_and_nothing_revoked_is_needed(told: list[tuple[str, int]], there: set[int]) -> None:
+    release = WeightRelease(model="m")
+    for at, (what, version) in enumerate(told):
+        release = decided(release, Decision(what=what, version=version, who="x", decided_ns=at))  # type: ignore[arg-type]
+    words = {version: what for what, version in told if what in ("released", "revoked")}
+    for version in range(7):
+        said = verdict(release, version)
+        assert (said.what if said else None) == words.get(version)
+    keeps = needed(release, there)
+    assert keeps <= there and not any(words.get(version) == "revoked" for version in keeps - {release.pinned})
+    assert bool(keeps) >= any(words.get(version) != "revoked" for version in there)
+
+
+def test_decisions_are_bounded() -> None:
+    release = WeightRelease(model="m")
+    for version in range(KEPT + 5):
+        release = decided(release, Decision(what="revoked", version=version, who="x", decided_ns=version))
+    assert len(release.decisions) == KEPT and release.decisions[-1].version == KEPT + 4
+
+
+@pytest.mark.parametrize(
+    ("engine", "sampled", "before", "words"),
+    [
+        ([-1.0, -2.0], [[-1.0] * 4], 4.0, ""),
+        ([-1.05, -2.1], [[-1.0] * 4], None, ""),
+        ([float("nan"), -2.0], [[-1.0]], None, "1 of 2 log-probabilities of the engine are not finite"),
+        ([-9999.0, -2.0], [[-1.0]], None, "of the engine are not finite"),
+        ([-1.0, -2.0], [[float("-inf")]], None, "1 of 1 log-probabilities of a sampled token are not finite"),
+        ([-5.0, -0.1], [[-1.0] * 4], None, "k3-KL to the learner is"),
+        ([-1.0, -2.0], [[-8.0] * 4], None, "entropy is 8 nats per token, outside 0 to 5"),
+        ([-1.0, -2.0], [[-1.0] * 8, [-1.0] * 9], 2.0, "more than 4 times"),
+        ([-1.0, -2.0], [[-1.0]], 8.0, "more than 4 times"),
+        ([-1.0], [[-1.0]], None, "1 log-probabilities for 2 tokens"),
+        ([-1.0, -2.0], [[]], None, "no token was sampled"),
+    ],
+)
+def test_a_version_is_judged_by_what_it_shows(
+    engine: list[float], sampled: list[list[float]], before: float | None, words: str
+) -> None:
+    found = judged(trial_of(-1.0, -2.0), [engine], sampled, before)
+    assert (words in found.reason) if words else not found.reason, found
+    assert found.spoiled == any(value != value for value in (*engine, *sampled[0])), "only NaN stays in a cache"
+
+
+def test_the_figures_are_what_they_are_called() -> None:
+    found = judged(trial_of(-1.0, -2.0), [[-1.2, -1.9]], [[-1.0, -3.0], [-2.0]], None).figures
+    k3 = np.mean([np.exp(0.2) - 1 - 0.2, np.exp(-0.1) - 1 + 0.1])
+    assert found == {"k3_kl": pytest.approx(k3, rel=1e-5), "entropy": 2.0, "length": 1.5, "tokens": 2.0}
+    learners = judged(trial_of(float("nan"), -2.0), [[-1.0, -2.0]], [[-1.0]], None)
+    assert "1 of 2 log-probabilities of the learner are not finite" in learners.reason
+
+
+def test_prompts_are_cut_to_an_engines_context() -> None:
+    cut = fitted(trial_of(*[-1.0] * 99), 20)
+    assert cut.answer_tokens == 8 and len(cut.cases[0].ids) == 4 * 12 and len(cut.cases[0].logprobs) == 4 * 11
+    assert fitted(trial_of(-1.0), 20).cases == trial_of(-1.0).cases

@@ -1,0 +1,134 @@
+"""Versions tried on a real vLLM, with a real learner's log-probabilities: broken weights are revoked by themselves."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from bus import Bus
+from bus.cancelling import cancel
+from bus.releases import Releases
+from inference import node
+from inference.canary import NOT_FINITE
+from inference.settings import InferenceSettings
+from learner.canary import Cases, read_prompts
+from learner.settings import CanarySettings
+from learner.trainer import Trainer
+from schemas import subjects
+from schemas.events import Decision, Heartbeat, Trial, WeightVersion
+from schemas.releases import verdict
+from tests.learner.conftest import settings_for, tiny_tokenizer
+
+PROMPTS = ["compute 12 plus 30", [{"role": "user", "content": "what is the capital of nowhere?"}]]
+LOUD = 12.0
+"""Makes weights that say something else, with all the numbers finite."""
+
+
+def tiny_model(path: Path) -> Path:
+    """A model of as many tokens as its tokenizer has."""
+    tokenizer = tiny_tokenizer(path)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=128, tie_word_embeddings=True, dtype="float32",
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(path)
+    return path
+
+
+async def seen(bus: Bus, state: str, version: int | None = None, problem: str = "") -> Heartbeat:
+    """Wait until the node says that it is in a state, at a version if one is given, and what is wrong."""
+    async with bus.fleet("inference") as fleet, asyncio.timeout(150):
+        while True:
+            await fleet.changed()
+            for beat in fleet.members():
+                said = str(beat.detail["problem"])
+                if beat.state == state and version in (None, beat.version) and said.startswith(problem):
+                    return beat
+
+
+async def decided(bus: Bus, version: int) -> Decision:
+    """Wait for a verdict."""
+    releases = Releases(bus, "policy")
+    async with asyncio.timeout(60):
+        while (said := verdict(await releases.look(), version)) is None:
+            await asyncio.sleep(0.05)
+    return said
+
+
+@pytest.mark.timeout(300)
+async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving(bus: Bus, tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in PROMPTS))
+    trainer = Trainer(settings_for(model))
+    cases = Cases(CanarySettings(prompts=tmp_path / "prompts.jsonl", max_entropy=7.0), model)
+    trial = await asyncio.to_thread(cases.trial, trainer)
+    weights = await asyncio.to_thread(trainer.weights)
+    assert [len(case.ids) // 4 for case in trial.cases] == [len(ids) for ids in read_prompts_of(tmp_path)]
+
+    async def publish(version: int, tensors: dict[str, Any], trial: Trial | None) -> None:
+        path = tmp_path / f"{version}.safetensors"
+        save_file(tensors, path)
+        blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{version}", path)
+        fields = {"blobs": (blob,), "epoch": 1, "step": version, "created_ns": 1, "trial": trial}
+        manifest = WeightVersion(run="r", model="policy", version=version, **fields)
+        await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
+
+    settings = InferenceSettings(
+        model_path=model, id="n", dtype="float32", max_model_len=96, max_num_seqs=8, threads=1, work=tmp_path / "work"
+    )
+    stop = asyncio.Event()
+    await publish(0, weights, trial)
+    running = asyncio.create_task(node.run(bus, settings, stop))
+    try:
+        first = asyncio.create_task(seen(bus, "ready", 0))
+        await asyncio.wait({first, running}, return_when=asyncio.FIRST_COMPLETED)
+        await (first if first.done() else running)
+        good = await decided(bus, 0)
+        assert good.what == "released" and 0 <= good.figures["k3_kl"] < 1e-6, good
+        assert 0 < good.figures["entropy"] < 7 and good.figures["length"] > 1
+        await publish(1, {name: LOUD * tensor for name, tensor in weights.items()}, trial)
+        bad = await decided(bus, 1)
+        assert bad.what == "revoked" and "k3-KL to the learner is" in bad.why, bad
+        await seen(bus, "ready", 0, "version 1 was revoked: k3-KL")
+        await publish(2, {name: tensor.clone() for name, tensor in weights.items()}, trial)
+        assert (await decided(bus, 2)).what == "released"
+        await seen(bus, "ready", 2)
+        broken = dict(weights)
+        name = next(name for name in weights if name.endswith("mlp.up_proj.weight"))
+        broken[name] = torch.full_like(weights[name], float("nan"))
+        await publish(3, broken, trial)
+        bad = await decided(bus, 3)
+        assert (bad.what, bad.why) == ("revoked", NOT_FINITE)
+        await seen(bus, "starting")  # another engine: what was computed stays in the KV cache of this one
+    finally:
+        stop.set()
+        await asyncio.wait({running}, timeout=30)
+        await cancel(running)
+
+
+def read_prompts_of(directory: Path) -> list[list[int]]:
+    return read_prompts(directory / "prompts.jsonl", directory / "model")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "has 0 prompts, not 1 to 32"),
+        ("{", "line 1 is neither a JSON string nor"),
+        ('"fine it is"\n7\n', "line 2 is neither"),
+        ('"a"\n', "line 1 has fewer than two tokens"),
+        (None, "cannot be read"),
+    ],
+)
+def test_prompts_that_cannot_be_used_are_one_sentence(tmp_path: Path, content: str | None, words: str) -> None:
+    tiny_tokenizer(tmp_path / "model")
+    if content is not None:
+        (tmp_path / "prompts.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=words):
+        read_prompts_of(tmp_path)

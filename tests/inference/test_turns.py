@@ -1,0 +1,236 @@
+"""Turns: one node swaps at a time, whoever dies; the decision by itself, then nodes on a real broker."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from bus import Bus
+from bus.cancelling import cancel
+from bus.nodes import DEAD_SECONDS
+from inference import turns
+from inference.subscriber import Subscriber
+from inference.turns import Turns, free
+from schemas import subjects
+from schemas.events import Heartbeat, Turn, WeightApplied
+from tests.inference.test_subscriber import Engine, publish
+
+NODES = range(4)
+NODE = st.sampled_from(NODES)
+
+
+class World:
+    """Nodes with clocks of their own, a subject with compare-and-set, and time that passes for all."""
+
+    def __init__(self, skews: list[float]) -> None:
+        self.now, self.skews = 1000.0, skews
+        self.alive, self.holds = [True] * len(NODES), [False] * len(NODES)
+        self.beats = [self.beat(node, "ready") for node in NODES]
+        self.heard = [self.now] * len(NODES)
+        self.turn: Turn | None = None
+        self.changed = self.now
+
+    def clock(self, node: int) -> int:
+        return int((self.now + self.skews[node]) * 1e9)
+
+    def beat(self, node: int, state: str) -> Heartbeat:
+        return Heartbeat(role="inference", id=str(node), state=state, sent_ns=self.clock(node))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        for node in NODES:
+            if self.alive[node]:
+                self.beats[node], self.heard[node] = self.beat(node, self.beats[node].state), self.now
+
+    def say(self, node: int, over: bool) -> None:
+        self.turn, self.changed = Turn(model="m", node=str(node), over=over, taken_ns=self.clock(node)), self.now
+
+    def take(self, node: int) -> bool:
+        holder = int(self.turn.node) if self.turn is not None else node
+        beat = self.beats[holder] if self.now - self.heard[holder] < DEAD_SECONDS else None
+        if self.alive[node] and not self.holds[node] and free(self.turn, str(node), beat, self.now - self.changed):
+            self.say(node, over=False)
+            self.holds[node] = True
+            return True
+        return False
+
+    def give_back(self, node: int) -> None:
+        if self.holds[node]:
+            self.holds[node] = False
+            if self.turn is not None and self.turn.node == str(node):
+                self.say(node, over=True)
+
+    def die(self, node: int) -> None:
+        self.alive[node] = self.holds[node] = False
+
+    def start(self, node: int) -> None:
+        """Again, under the same name: it says so, and gives back what its earlier life has left."""
+        self.alive[node], self.heard[node] = True, self.now
+        self.beats[node] = self.beat(node, "starting")
+
+    def be_up(self, node: int) -> None:
+        self.beats[node] = self.beat(node, "ready")
+        if self.turn is not None and self.turn.node == str(node) and not self.turn.over:
+            self.say(node, over=True)
+
+
+class Taking(RuleBasedStateMachine):
+    """Nodes take turns, give them back, die amid one and come back, in any order."""
+
+    @initialize(skews=st.lists(st.floats(-1000, 1000), min_size=len(NODES), max_size=len(NODES)))
+    def begun(self, skews: list[float]) -> None:
+        self.world = World(skews)
+
+    @rule(seconds=st.floats(0.001, 4.0))
+    def time_passes(self, seconds: float) -> None:
+        self.world.pass_time(seconds)
+
+    @rule(node=NODE)
+    def wants_it(self, node: int) -> None:
+        if self.world.beats[node].state == "ready":
+            self.world.take(node)
+
+    @rule(node=NODE)
+    def is_done(self, node: int) -> None:
+        self.world.give_back(node)
+
+    @rule(node=NODE)
+    def dies(self, node: int) -> None:
+        self.world.die(node)
+
+    @rule(node=NODE)
+    def starts(self, node: int) -> None:
+        if not self.world.alive[node]:
+            self.world.start(node)
+
+    @rule(node=NODE)
+    def is_up(self, node: int) -> None:
+        if self.world.alive[node] and self.world.beats[node].state == "starting":
+            self.world.be_up(node)
+
+    @invariant()
+    def one_at_a_time(self) -> None:
+        if hasattr(self, "world"):
+            assert sum(self.world.holds) <= 1
+
+
+TestTaking = Taking.TestCase
+
+
+@given(
+    skews=st.lists(st.floats(-1000, 1000), min_size=len(NODES), max_size=len(NODES)),
+    fates=st.lists(st.sampled_from(["swaps", "dies", "comes back"]), min_size=len(NODES), max_size=len(NODES)),
+    order=st.permutations(list(NODES)),
+)
+def test_nobody_waits_for_ever(skews: list[float], fates: list[str], order: list[int]) -> None:
+    """Every node that lives gets its turn, within the time it takes to find each of the others dead."""
+    world, done, began = World(skews), set[int](), {}
+    for _ in range(int((DEAD_SECONDS + 5) * len(NODES))):
+        world.pass_time(1.0)
+        for node in order:
+            if world.holds[node] and world.now - began[node] >= 2:
+                if fates[node] == "swaps":
+                    world.give_back(node)
+                    done.add(node)
+                else:
+                    world.die(node)
+                    if fates[node] == "comes back":
+                        world.start(node)
+            if node not in done and world.beats[node].state == "ready" and world.take(node):
+                began[node] = world.now
+    assert done == {node for node in NODES if fates[node] == "swaps"}
+
+
+@asynccontextmanager
+async def nodes(bus: Bus, directory: Path, engines: dict[str, Engine]) -> AsyncIterator[dict[str, Subscriber]]:
+    """Nodes that follow, each with its own connection and heartbeats."""
+    async with AsyncExitStack() as exits:
+        made: dict[str, Subscriber] = {}
+        running = []
+        for name, engine in engines.items():
+            await exits.enter_async_context(bus.beat("inference", name, lambda: {"state": "ready", "model": "policy"}))
+            made[name] = Subscriber(bus, name, "policy", directory / name, engine.swap)
+            running.append(asyncio.create_task(made[name].run(engine.applied)))
+        try:
+            yield made
+        finally:
+            await cancel(*running)
+
+
+class Rolling(Engine):
+    """Notes how many of its kind stand still at once."""
+
+    away, most, swaps = 0, 0, 0
+
+    async def swap(self, files: Any, version: int) -> float:
+        kind, serving = type(self), bool(self.held)
+        kind.away += serving
+        kind.most = max(kind.most, kind.away)
+        kind.swaps += serving
+        for _ in range(20):  # the others have every chance to begin, too
+            await asyncio.sleep(0.001)
+        kind.away -= serving
+        return await super().swap(files, version)
+
+
+async def test_nodes_roll_one_after_the_other_and_who_joins_catches_up(bus: Bus, tmp_path: Path) -> None:
+    engines: dict[str, Engine] = {f"n{number}": Rolling() for number in range(3)}
+    Rolling.most = Rolling.swaps = 0
+    await publish(bus, tmp_path, 0)
+    async with nodes(bus, tmp_path, engines):
+        for version in range(1, 5):
+            await publish(bus, tmp_path, version)
+            for engine in engines.values():
+                await engine.holds(version)
+        late: dict[str, Engine] = {"late": Rolling()}
+        async with nodes(bus, tmp_path, late):
+            await late["late"].holds(4)
+            await publish(bus, tmp_path, 5)
+            for engine in (*engines.values(), *late.values()):
+                await engine.holds(5)
+    assert (Rolling.most, Rolling.swaps) == (1, 4 * 3 + 4), "never more than one of those that serve"
+
+
+async def test_the_turn_of_a_node_that_was_killed_is_void_once_it_is_dead(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "DEAD_SECONDS", 1.0)
+    engines = {"a": Engine(), "b": Engine()}
+    await publish(bus, tmp_path, 0)
+    async with nodes(bus, tmp_path, engines):
+        for engine in engines.values():
+            await engine.holds(0)
+        last = await bus.last(subjects.WEIGHTS, subjects.turn("policy"), Turn)
+        ghost = Turn(model="policy", node="ghost", taken_ns=1)
+        await bus.publish(subjects.turn("policy"), ghost, msg_id="ghost", expect_last=last[1] if last else 0)
+        await publish(bus, tmp_path, 1)
+        for engine in engines.values():
+            await engine.holds(1)
+
+
+async def test_a_node_gives_back_what_its_earlier_life_has_left(bus: Bus) -> None:
+    left = Turn(model="policy", node="a", taken_ns=1)
+    await bus.publish(subjects.turn("policy"), left, msg_id="left", expect_last=0)
+    async with Turns(bus, "a", "policy") as own, Turns(bus, "b", "policy") as other:
+        await own.settle()
+        async with asyncio.timeout(5), other.taken():
+            found = await bus.last(subjects.WEIGHTS, subjects.turn("policy"), Turn)
+        assert found is not None and found[0].node == "b"
+
+
+async def test_every_applied_version_is_announced_with_its_seconds(bus: Bus, tmp_path: Path) -> None:
+    engine = Engine()
+    await publish(bus, tmp_path, 0)
+    async with nodes(bus, tmp_path, {"a": engine}):
+        await engine.holds(0)
+        async with asyncio.timeout(10):
+            while (found := await bus.last(subjects.WEIGHTS, subjects.applied("a"), WeightApplied)) is None:
+                await asyncio.sleep(0.01)
+    applied = found[0]
+    assert applied.version == 0 and applied.fetch_seconds > 0 and 0 < applied.verify_seconds < 1

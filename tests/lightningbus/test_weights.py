@@ -1,0 +1,78 @@
+"""``lightningbus weights``: what there is, who serves it, and decisions that nodes follow."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from bus import Bus
+from bus.releases import Releases
+from lightningbus.cli import app
+from tests.inference.test_releases import Judge, trial_of
+from tests.inference.test_subscriber import following, publish
+
+
+async def weights(url: str, *arguments: object, code: int = 0) -> str:
+    """``lightningbus weights …``; its output, or its error if it is to fail."""
+    words = ["weights", *map(str, arguments), "--bus", url]
+    done = await asyncio.to_thread(CliRunner().invoke, app, words)
+    assert done.exit_code == code, (done.output, done.exception)
+    return done.stderr if code else done.stdout
+
+
+async def listed(url: str, *arguments: object) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(await weights(url, "list", "--json", *arguments))
+    return found
+
+
+async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, nats_url: str, tmp_path: Path) -> None:
+    assert "model 'policy' has no version on this bus" in await weights(nats_url, "list")
+    for version in range(3):
+        await publish(bus, tmp_path, version)
+    async with following(bus, tmp_path) as (subscriber, engine):
+        await engine.holds(2)
+        said = {"state": "ready", "model": "policy", "address": "http://x"}
+        async with bus.beat("inference", "node", lambda: {**said, "version": subscriber.version}):
+            rows = await listed(nats_url)
+            assert [(row["version"], row["state"], row["nodes"]) for row in rows] == [
+                (2, "released", ["node"]), (1, "released", []), (0, "released", []),
+            ]  # fmt: skip
+            assert rows[0]["bytes"] == 20000 and rows[0]["kind"] == "full" and rows[0]["step"] == 2
+            assert "version 2 is revoked" in await weights(nats_url, "revoke", 2, "--why", "it swears")
+            await engine.holds(1)
+            table = await weights(nats_url, "list", "--last", 2)
+            assert "it swears" in table and len(table.strip().splitlines()) == 3
+            assert "release 2` first" in await weights(nats_url, "pin", 2, code=2)
+            assert "version 0 is pinned" in await weights(nats_url, "pin", 0, "--why", "to compare")
+            await engine.holds(0)
+            assert [row["state"] for row in await listed(nats_url)] == ["revoked", "released", "pinned"]
+            assert "version 0 is unpinned" in await weights(nats_url, "unpin")
+            await engine.holds(1)
+            assert "no version of model 'policy' is pinned" in await weights(nats_url, "unpin", code=2)
+            assert "version 2 is released" in await weights(nats_url, "release", 2)
+            await engine.holds(2)
+    shown = json.loads(await weights(nats_url, "show", 2))
+    assert [(one["what"], one.get("why", "")) for one in shown["decisions"]] == [
+        ("revoked", "it swears"),
+        ("released", ""),
+    ]
+    assert all("@" in one["who"] for one in shown["decisions"])
+    assert [one["node"] for one in shown["applied"]] == ["node", "node"]
+    assert {"fetch_seconds", "verify_seconds", "pause_seconds"} <= set(shown["applied"][0])
+    assert shown["manifest"]["blobs"][0]["name"] == "policy-2"
+    assert "has no version 9 on this bus" in await weights(nats_url, "show", 9, code=2)
+    assert "has no version 9 on this bus" in await weights(nats_url, "revoke", 9, "--why", "x", code=2)
+
+
+async def test_a_trial_is_shown_with_its_figures(bus: Bus, nats_url: str, tmp_path: Path) -> None:
+    await publish(bus, tmp_path, 0, trial=trial_of(-1.0, -2.0))
+    (row,) = await listed(nats_url)
+    assert row["state"] == "awaits its trial"
+    await Releases(bus, "policy").decide(
+        "released", 0, who="n0", figures=(await Judge().judge(trial_of(-1.0), 0, None)).figures
+    )
+    shown = json.loads(await weights(nats_url, "show", 0))
+    assert shown["state"] == "released" and shown["decisions"][0]["figures"] == {"length": 1.0}
+    assert shown["manifest"]["trial"]["cases"] == 1 and shown["manifest"]["trial"]["max_kl"] == 0.1
