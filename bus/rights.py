@@ -54,7 +54,7 @@ _READS_BLOBS = (
 )
 _WRITES_BLOBS = (CHUNKS, META, f"{API}.STREAM.INFO.{BUCKET}", f"{API}.STREAM.PURGE.{BUCKET}")
 
-RIGHTS: Mapping[str, Rights] = {
+_OF_ROLES: Mapping[str, Rights] = {
     "runner": Rights(
         publish=(
             *_reads(Consumer(subjects.TASKS, "*", subjects.task("*", "*"))),
@@ -101,7 +101,19 @@ RIGHTS: Mapping[str, Rights] = {
     ),
     "admin": Rights(publish=(EVERYTHING,), subscribe=(EVERYTHING,)),
 }
-"""``client`` puts tasks in and looks on; ``admin`` makes the streams and may do anything in them."""
+AT_A_SITE = ("runner", "node")
+
+RIGHTS: Mapping[str, Rights] = {
+    **_OF_ROLES,
+    "leaf": Rights(
+        publish=tuple(dict.fromkeys(one for role in AT_A_SITE for one in _OF_ROLES[role].publish)),
+        subscribe=tuple(
+            dict.fromkeys(one for role in AT_A_SITE for one in (*_OF_ROLES[role].subscribe, f"{inbox(role)}.>"))
+        ),
+    ),
+}
+"""``client`` puts tasks in and looks on; ``admin`` makes the streams and may do anything in them; ``leaf`` is a far
+site's server, which says what its runners and nodes say and hears what they are sent."""
 
 
 def authorization(public_keys: Mapping[str, str]) -> str:

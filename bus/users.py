@@ -9,7 +9,7 @@ from pathlib import Path
 import nkeys
 
 from bus.access import FILE
-from bus.certificates import CA, CERT, CLIENT, KEY, SERVER, Authority
+from bus.certificates import CA, CERT, CLIENT, KEY, ROUTES, SERVER, Authority
 from bus.doors import CLUSTER_KEY, CONF, SERVER_PLACE, new_key, write_secret
 from bus.errors import AccessError
 from bus.rights import RIGHTS, authorization, inbox
@@ -50,7 +50,11 @@ def make_users(out: Path, tls: bool, hosts: Sequence[str] = ()) -> Iterator[str]
         place.mkdir(mode=0o700)
         authority.write(place)
         names = list(dict.fromkeys([*HERE, socket.gethostname(), *hosts]))
-        authority.issue(place, "lightningbus bus", SERVER, names)
+        authority.issue(place, "lightningbus bus", SERVER, hosts=names)
+        # Who comes as a server may do anything: a client's certificate must not be one for that door.
+        routes = Authority.new()
+        routes.write(place, ROUTES)
+        routes.issue(place, "lightningbus bus", SERVER, CLIENT, hosts=names, prefix=ROUTES)
         fragment += _tls(place.resolve())
         yield f"{place}: the server's certificate, for {', '.join(names)}"
     (out / CONF).write_text(f"# Users of a nats-server: `include` this file in its configuration.\n{fragment}")
