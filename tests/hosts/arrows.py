@@ -62,15 +62,10 @@ def nobody(directory: Path, prefix: str = "") -> ssl.SSLContext:
     return ssl.create_default_context(cafile=directory / f"{prefix}{CA}")
 
 
-def greeted(caller: Host, address: str, port: int, context: ssl.SSLContext, *, upgraded: bool = False) -> str:
-    """What a nats-server says to a client that has shown its certificate, and no user; empty if it hung up.
-
-    ``upgraded``: the server begins in the clear, as it does to other servers.
-    """
+def greeted(caller: Host, address: str, port: int, context: ssl.SSLContext) -> str:
+    """What a nats-server says to a client that has shown its certificate, and no user; empty if it hung up."""
     said = b""
     with _connected(caller, address, port) as plain:
-        if upgraded:
-            assert plain.recv(65536).startswith(b"INFO ")
         try:
             with context.wrap_socket(plain, server_hostname=address) as secured:
                 secured.sendall(CONNECT)

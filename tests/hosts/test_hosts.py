@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 STEPS = 3
+LONGEST_SECONDS = 400.0
 SLOW_SECONDS = 0.04
 KINDS = ("bus-0", "store", "learner", "node-0", "runner-0")
 CALLERS = (*KINDS, "operator")
@@ -61,8 +62,7 @@ def test_what_listens_beyond_loopback_is_in_the_table(made: Hosts) -> None:
     assert found[BEYOND] == said[BEYOND] - ranks
     fixed = {(host, port) for host, port in said[LOOPBACK] if port is not None}
     assert fixed <= found[LOOPBACK]
-    any_port = {host for host, port in said[LOOPBACK] if port is None}
-    assert {host for host, _ in found[LOOPBACK] - fixed} == any_port == {"node", "runner"}  # vLLM, the runner's gateway
+    assert {host for host, _ in found[LOOPBACK] - fixed} == {host for host, port in said[LOOPBACK] if port is None}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -94,9 +94,9 @@ def test_nobody_but_a_server_is_taken_for_one(made: Hosts, user: str) -> None:
     server = made.secrets / SERVER_PLACE
     forged = nobody(server, ROUTES)
     forged.load_cert_chain(made.secrets / user / "cert.pem", made.secrets / user / "key.pem")
-    assert greeted(host, address, ROUTE, nobody(server, ROUTES), upgraded=True) == ""
-    assert greeted(host, address, ROUTE, forged, upgraded=True) == ""
-    assert greeted(host, address, ROUTE, certificate(server, ROUTES), upgraded=True) != ""
+    assert greeted(host, address, ROUTE, nobody(server, ROUTES)) == ""
+    assert greeted(host, address, ROUTE, forged) == ""
+    assert greeted(host, address, ROUTE, certificate(server, ROUTES)) != ""
 
 
 @pytest.mark.parametrize("caller", CALLERS)
@@ -119,7 +119,7 @@ def test_a_node_answers_who_has_the_cluster_key(made: Hosts, caller: str) -> Non
 @pytest.mark.asyncio(loop_scope="module")
 async def test_nothing_is_lost_or_doubled_when_hosts_are_cut_off_and_come_back(made: Hosts, full: bool) -> None:
     """While some are cut off and another is slow, the rest goes on; what was cut off goes on when it is back."""
-    async with Busy(made).kept() as busy:
+    async with asyncio.timeout(LONGEST_SECONDS), Busy(made).kept() as busy:
         await made.rollouts_more(16)
         with made.host("node-1").slow(SLOW_SECONDS), made.host("bus-2").slow(SLOW_SECONDS):
             for names in ONE_BY_ONE if full else AT_ONCE:

@@ -29,7 +29,6 @@ def talking(one: Host, other: Host) -> Iterator[tuple[socket.socket, socket.sock
                 yield caller, answerer
 
 
-
 async def test_a_cut_cable_carries_nothing_and_a_slow_one_is_slow() -> None:
     async with Network() as network:
         one, other = network.host("one"), network.host("other")

@@ -7,6 +7,7 @@ import asyncio
 import json
 import shutil
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from bus.doors import CONF, SERVER_PLACE
 from bus.embedded import find_server
 from inference.settings import InferenceSettings
 from lightningbus.supervisor import Child
+from runners.settings import RunnerSettings
 from store.settings import StoreSettings
 from tests.chaos.tap import Tap
 from tests.chaos.world import World, children
@@ -139,8 +141,10 @@ async def cluster(network: Network, directory: Path, count: int = BUSES) -> Asyn
 async def hosts(directory: Path, *, steps: int, token_seconds: float = 0.05) -> AsyncIterator[Hosts]:
     """Everything started and working, each on a host of its own; gone at the end. ``directory`` is `prepare`'s."""
     async with AsyncExitStack() as exits:
+        began = time.monotonic()
         network = await exits.enter_async_context(Network())
         secrets, urls, _ = await exits.enter_async_context(cluster(network, directory))
+        print("cluster", time.monotonic() - began)
         bus = await exits.enter_async_context(bus_as(secrets, "admin", urls))
         fleet = await exits.enter_async_context(bus.fleet("*"))
         tap = await exits.enter_async_context(Tap(bus).listening())
@@ -152,10 +156,12 @@ async def hosts(directory: Path, *, steps: int, token_seconds: float = 0.05) -> 
             await role(host, directory / "hosts" / name, _placed(child, host), secrets, urls)
             if child.role == "learner":
                 made.learner = asyncio.create_task(_success(host.processes["learner"]))
+            exits.push_async_callback(host.stop)  # while it can still say goodbye: the servers go last
         async with asyncio.timeout(START_SECONDS):
             while not all(made._works(name, 0.0) for name in _names()):
                 assert not made.ended(), made.ended()
                 await fleet.changed()
+        print("up", time.monotonic() - began)
         yield made
 
 
@@ -169,6 +175,8 @@ def _placed(child: Child, host: Host) -> Child:
     if isinstance(child.settings, InferenceSettings):
         advertise = f"http://{host.address}:{GATEWAY}"
         changes = {"host": "0.0.0.0", "port": GATEWAY, "advertise": advertise}
+    if isinstance(child.settings, RunnerSettings):
+        changes = {"drain_seconds": 1.0, "concurrency": 2}
     if isinstance(child.settings, StoreSettings):
         changes = {"http_port": SQL}
     return Child(child.name, child.role, child.settings.model_copy(update=changes))
