@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/$(if $(shell command -v nvidia-smi),gpu,cpu).lock
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow chaos bench bench-ui bench-async bench-kv bench-weights check format clean
+.PHONY: setup demo test test-slow chaos hosts bench bench-ui bench-async bench-kv bench-weights check format clean
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +41,9 @@ clean:
 
 chaos: $(READY) ## kill, stop, cut and fill everything, and count what was lost; SEED=n repeats a run
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
+
+hosts: $(READY) ## a run on hosts of network namespaces, each cut off in turn, three times over; wants root
+	for time in 1 2 3; do HOSTS=full $(BIN)/python -m pytest tests/hosts -m "slow or not slow" || exit 1; done
 
 bench: $(READY) ## how fast the store, the bus and the gateways are, half an hour; PEER=python of agentlightning==0.3.0
 	$(BIN)/python -m benchmarks $(if $(PEER),--peer $(PEER)) $(if $(ONLY),--only $(ONLY))

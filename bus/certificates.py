@@ -15,6 +15,8 @@ from bus.doors import write_secret
 
 DAYS = 1095
 CERT, KEY, CA = "cert.pem", "key.pem", "ca.pem"
+ROUTES = "routes-"
+"""Before the names of what servers of a cluster show each other."""
 SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 
 
@@ -39,11 +41,13 @@ class Authority:
         )
         return cls(builder.sign(key, hashes.SHA256()), key)
 
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Path, prefix: str = "") -> None:
         """The certificate alone, for who is to believe what this authority signs."""
-        (directory / CA).write_bytes(_pem(self.certificate))
+        (directory / f"{prefix}{CA}").write_bytes(_pem(self.certificate))
 
-    def issue(self, directory: Path, name: str, use: x509.ObjectIdentifier, hosts: Sequence[str] = ()) -> None:
+    def issue(
+        self, directory: Path, name: str, *uses: x509.ObjectIdentifier, hosts: Sequence[str] = (), prefix: str = ""
+    ) -> None:
         """A certificate and its key as `CERT` and `KEY`; ``hosts`` are names and addresses it is to be found under."""
         key = ec.generate_private_key(ec.SECP256R1())
         own = self.key.public_key()
@@ -51,7 +55,7 @@ class Authority:
             _builder(_name(name), self.certificate.subject, key.public_key())
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(digital_signature=True), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(own), critical=False)
         )
@@ -59,10 +63,10 @@ class Authority:
             builder = builder.add_extension(
                 x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
             )
-        (directory / CERT).write_bytes(_pem(builder.sign(self.key, hashes.SHA256())))
+        (directory / f"{prefix}{CERT}").write_bytes(_pem(builder.sign(self.key, hashes.SHA256())))
         plain = serialization.NoEncryption()
         form = serialization.PrivateFormat.PKCS8
-        write_secret(directory / KEY, key.private_bytes(serialization.Encoding.PEM, form, plain))
+        write_secret(directory / f"{prefix}{KEY}", key.private_bytes(serialization.Encoding.PEM, form, plain))
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

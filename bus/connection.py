@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
@@ -23,6 +22,7 @@ from bus.cancelling import cancel
 from bus.delivery import Delivery
 from bus.errors import AccessError, BusError
 from bus.fleet import Fleet, Pulse, beating
+from bus.leaving import Client
 from bus.publisher import Publisher
 from bus.puller import Puller
 from bus.streams import Consumer

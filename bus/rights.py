@@ -5,8 +5,8 @@ role has an inbox prefix of its own, so that no role hears what another is answe
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from bus.streams import BUCKET, LEARNER_SPANS, STORE_DEAD, STORE_SPANS, STORE_WEIGHTS, Consumer
 from schemas import subjects
@@ -57,7 +57,7 @@ _READS_BLOBS = (
 )
 _WRITES_BLOBS = (CHUNKS, META, f"{API}.STREAM.INFO.{BUCKET}", f"{API}.STREAM.PURGE.{BUCKET}")
 
-RIGHTS: Mapping[str, Rights] = {
+_OF_ROLES: Mapping[str, Rights] = {
     "runner": Rights(
         publish=(
             *_reads(Consumer(subjects.TASKS, "*", subjects.task("*", "*"))),
@@ -126,12 +126,39 @@ RIGHTS: Mapping[str, Rights] = {
     ),
     "admin": Rights(publish=(EVERYTHING,), subscribe=(EVERYTHING,)),
 }
-"""``client`` puts tasks in and looks on; ``admin`` makes the streams and may do anything in them."""
+HUB = "hub"
+"""JetStream's domain in a cluster with far sites, by which their servers ask it."""
+AT_A_SITE = ("runner", "node")
 
 
-def authorization(public_keys: Mapping[str, str]) -> str:
-    """The server's ``authorization`` block for users by role; each key is an nkey of the form ``U…``."""
-    users = ",\n".join(f"    {_user(key, RIGHTS[role], inbox(role))}" for role, key in public_keys.items())
+def from_afar(what: Iterable[str]) -> tuple[str, ...]:
+    """What is published at a far site, as its server names it before it looks whether one may: the hub's JetStream."""
+    return tuple(dict.fromkeys(one.replace(f"{API}.", f"$JS.{HUB}.API.") for one in what))
+
+
+RIGHTS: Mapping[str, Rights] = {
+    **_OF_ROLES,
+    "leaf": Rights(
+        publish=from_afar(one for role in AT_A_SITE for one in _OF_ROLES[role].publish),
+        subscribe=tuple(
+            dict.fromkeys(one for role in AT_A_SITE for one in (*_OF_ROLES[role].subscribe, f"{inbox(role)}.>"))
+        ),
+    ),
+}
+"""``client`` puts tasks in and looks on; ``admin`` makes the streams and may do anything in them; ``leaf`` is a far
+site's server, which says what its runners and nodes say and hears what they are sent."""
+
+
+def authorization(public_keys: Mapping[str, str], site: bool = False) -> str:
+    """The server's ``authorization`` block for users by role; each key is an nkey of the form ``U…``.
+
+    ``site``: it is the server of a far site, whose JetStream is the hub's.
+    """
+    rights = {
+        role: replace(RIGHTS[role], publish=from_afar(RIGHTS[role].publish)) if site else RIGHTS[role]
+        for role in public_keys
+    }
+    users = ",\n".join(f"    {_user(key, rights[role], inbox(role))}" for role, key in public_keys.items())
     return f"authorization {{\n  users: [\n{users}\n  ]\n}}\n"
 
 

@@ -9,21 +9,22 @@ from pathlib import Path
 import nkeys
 
 from bus.access import FILE
-from bus.certificates import CA, CERT, CLIENT, KEY, SERVER, Authority
-from bus.doors import CLUSTER_KEY, CONF, SERVER_PLACE, new_key, write_secret
+from bus.certificates import CA, CERT, CLIENT, KEY, ROUTES, SERVER, Authority
+from bus.doors import CLUSTER_KEY, CONF, SERVER_PLACE, new_key, read_secret, write_secret
 from bus.errors import AccessError
 from bus.rights import RIGHTS, authorization, inbox
 
 NKEY = "nkey"
 HERE = ("localhost", "127.0.0.1", "::1")
+LEAF, LEAF_CONF = "leaf", "nkey.conf"
 HOLDERS = ("runner", "node")
 """Who holds the cluster key of the nodes' gateways."""
 
 
-def make_users(out: Path, tls: bool, hosts: Sequence[str] = ()) -> Iterator[str]:
+def make_users(out: Path, tls: bool, hosts: Sequence[str] = (), site: bool = False) -> Iterator[str]:
     """Write everything below ``out``; says line by line what. Raises `AccessError` rather than write over keys.
 
-    ``hosts``: more names and addresses the server is reached under, for its certificate.
+    ``hosts``: more names and addresses the server is reached under, for its certificate; ``site``: it is a far site's.
     """
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     if taken := next((name for name in (CONF, *RIGHTS) if (out / name).exists()), None):
@@ -35,6 +36,8 @@ def make_users(out: Path, tls: bool, hosts: Sequence[str] = ()) -> Iterator[str]
         place = out / role
         place.mkdir(mode=0o700)
         public_keys[role] = _new_nkey(place / NKEY)
+        if role == LEAF:  # a server takes the seed itself, from its configuration
+            write_secret(place / LEAF_CONF, f'nkey: "{read_secret(place / NKEY, "nkey").strip()}"\n')
         said = {"inbox": inbox(role), "nkey": NKEY}
         if authority is not None:
             authority.write(place)
@@ -44,13 +47,17 @@ def make_users(out: Path, tls: bool, hosts: Sequence[str] = ()) -> Iterator[str]
             write_secret(place / CLUSTER_KEY, cluster_key + "\n")
         (place / FILE).write_text(json.dumps(said, indent=2) + "\n")
         yield f"{place}: what {role} is let in by"
-    fragment = authorization(public_keys)
+    fragment = authorization(public_keys, site)
     if authority is not None:
         place = out / SERVER_PLACE
         place.mkdir(mode=0o700)
         authority.write(place)
         names = list(dict.fromkeys([*HERE, socket.gethostname(), *hosts]))
-        authority.issue(place, "lightningbus bus", SERVER, names)
+        authority.issue(place, "lightningbus bus", SERVER, hosts=names)
+        # Who comes as a server may do anything: a client's certificate must not be one for that door.
+        routes = Authority.new()
+        routes.write(place, ROUTES)
+        routes.issue(place, "lightningbus bus", SERVER, CLIENT, hosts=names, prefix=ROUTES)
         fragment += _tls(place.resolve())
         yield f"{place}: the server's certificate, for {', '.join(names)}"
     (out / CONF).write_text(f"# Users of a nats-server: `include` this file in its configuration.\n{fragment}")

@@ -10,6 +10,7 @@ from nats.errors import Error as NatsError
 
 from bus import LEARNER_SPANS, Bus, Delivery
 from bus.cancelling import cancel
+from bus.puller import Puller
 from learner.groups import Groups
 from learner.rollouts import Assembler, Rollout, reward_of, rollout_of
 from learner.settings import LearnerSettings
@@ -19,6 +20,8 @@ from schemas.events import SpanBatch
 log = logging.getLogger(__name__)
 
 RESET_PAUSE_SECONDS = 1.0
+SETTLE_SECONDS = 1.0
+"""How long after a reset deliveries may come that were on their way before it."""
 PREFETCH = 512
 """Span batches on their way to this process at once."""
 
@@ -44,39 +47,43 @@ class Intake:
 
     async def run(self) -> None:
         """Every batch of the run into its rollout, every rollout into its group, for ever."""
-        while True:
-            self._bus.reconnected.clear()
-            self._held.clear()  # their acknowledgements are of the consumer before the reset
-            try:
-                await self._bus.reset(LEARNER_SPANS, self._committed)
-            except NatsError as error:
-                log.warning("cannot read rollouts, trying again: %s", str(error) or type(error).__name__)
-                await asyncio.sleep(RESET_PAUSE_SECONDS)
-                continue
-            lost = asyncio.create_task(self._bus.reconnected.wait())
-            reading = asyncio.create_task(self._read())
-            try:
-                await asyncio.wait({lost, reading}, return_when=asyncio.FIRST_COMPLETED)
-                if reading.done():
-                    reading.result()
-                    log.warning("span batches went to another reader or were lost on their way: reading them again")
-            finally:
-                await cancel(lost, reading)
-
-    async def _read(self) -> None:
-        """Read until a delivery is missing: a broker counts for a consumer what it has delivered to anybody."""
-        expected = 1
+        # One puller for all: what the broker is still asked for from before then comes here too, and to nobody else.
         async with self._bus.pull(LEARNER_SPANS, slots=PREFETCH) as puller:
-            async for delivery in puller:
-                if delivery.consumer_sequence != expected:
-                    return
+            while True:
+                self._bus.reconnected.clear()
+                self._held.clear()  # their acknowledgements are of the consumer before the reset
+                try:
+                    await self._bus.reset(LEARNER_SPANS, self._committed)
+                except NatsError as error:
+                    log.warning("cannot read rollouts, trying again: %s", str(error) or type(error).__name__)
+                    await asyncio.sleep(RESET_PAUSE_SECONDS)
+                    continue
+                lost = asyncio.create_task(self._bus.reconnected.wait())
+                reading = asyncio.create_task(self._read(puller))
+                try:
+                    await asyncio.wait({lost, reading}, return_when=asyncio.FIRST_COMPLETED)
+                    if reading.done():
+                        reading.result()
+                        log.warning("span batches went to another reader or were lost on their way: reading them again")
+                finally:
+                    await cancel(lost, reading)
+
+    async def _read(self, puller: Puller) -> None:
+        """Read until a delivery is missing: a broker counts for a consumer what it has delivered to anybody."""
+        loop, expected = asyncio.get_running_loop(), 1
+        settled = loop.time() + SETTLE_SECONDS
+        async for delivery in puller:
+            if delivery.consumer_sequence == expected:
                 expected += 1
                 if delivery.sequence >= self.next_sequence:
                     self._take(delivery)
                     self.next_sequence = delivery.sequence + 1
                 delivery.data = b""  # held only to be acknowledged
                 self._held.append(delivery)
+            elif expected > 1 or loop.time() > settled:  # else it was on its way before the reset
                 delivery.release()
+                return
+            delivery.release()
 
     def position(self) -> int:
         """Where a replay must begin to see again everything that is not used yet."""

@@ -18,6 +18,8 @@ T = TypeVar("T")
 PATIENCE = timedelta(days=365)
 """How long a rank waits for the first one, which waits for rollouts; torchrun ends all when one dies."""
 
+LOOPBACK = "lo"
+
 
 class Ranks:
     """The process group; a single process is a group of one."""
@@ -32,6 +34,7 @@ class Ranks:
             if "RANK" in os.environ:
                 dist.init_process_group(backend=backend, timeout=PATIENCE)
             else:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # it would listen for ranks there are none of
                 with _rendezvous() as where:
                     dist.init_process_group(backend=backend, init_method=where, rank=0, world_size=1)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from learner import platform
+from learner import platform, state
 from learner.advantages import GAE
 from learner.batch import Batch
 from learner.correction import Corrected, corrected
@@ -123,16 +123,16 @@ class Trainer:
     @_together
     def save(self, path: Path) -> None:
         """Weights, optimiser, schedule and random state into a directory that every rank can reach."""
-        self._engine.save_checkpoint(str(path))
+        state.save(self._engine, path)
         if self._critic is not None:
-            self._critic.engine.save_checkpoint(str(path / "critic"))
+            state.save(self._critic.engine, path / "critic")
 
     @_together
     def load(self, path: Path) -> None:
-        """What `save` wrote."""
-        self._engine.load_checkpoint(str(path), del_local_after_load=False)
+        """What `save` wrote, be it with another number of ranks."""
+        state.load(self._engine, path)
         if self._critic is not None:
-            self._critic.engine.load_checkpoint(str(path / "critic"), del_local_after_load=False)
+            state.load(self._critic.engine, path / "critic")
 
     def _update(self, rows: Sequence[Row], per_token: dict[str, Arrays]) -> dict[str, float]:
         """One optimiser step on rows whose weights add up by themselves; metrics over all ranks."""

@@ -64,13 +64,14 @@ def users(
         list[str] | None,
         typer.Option(help="name or address the server is reached under, for its certificate; repeat it"),
     ] = None,
+    site: Annotated[bool, typer.Option("--site", help="for the server of a far site, a leaf of a cluster")] = False,
 ) -> None:
     """Make a user of the bus for each role, with no more rights than it needs, and the server's configuration."""
     with extra("bus"):
         from bus.users import make_users
 
     def make() -> None:
-        for line in make_users(out, tls, host or ()):
+        for line in make_users(out, tls, host or (), site):
             print(line)
 
     or_fail(make)

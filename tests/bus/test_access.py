@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.errors import StaleConnectionError
 
 from bus import (
     LEARNER_SPANS,
@@ -29,6 +31,7 @@ from bus import (
     runner_tasks,
 )
 from bus.cancelling import cancel
+from bus.embedded import nats_server
 from bus.releases import Releases
 from bus.rights import RIGHTS, inbox
 from bus.users import make_users
@@ -234,6 +237,7 @@ MAY_NOT_SAY = {
         "lb.dead.TASKS", f"{API}.STREAM.MSG.DELETE.DEAD", f"{API}.CONSUMER.CREATE.DEAD", *DECISIONS,
     ),
 }  # fmt: skip
+MAY_NOT_SAY["leaf"] = tuple(one for one in MAY_NOT_SAY["runner"] if one in MAY_NOT_SAY["node"])
 HEARD = (
     "lb.task.>",
     "lb.span.train",
@@ -255,6 +259,7 @@ MAY_HEAR = {
     "store": {"lb.heartbeat.*.*", BEATS_OF_NODES},
     "client": {"lb.heartbeat.*.*", BEATS_OF_NODES, "lb.span.train"},
 }
+MAY_HEAR["leaf"] = MAY_HEAR["node"] | {f"{inbox('runner')}.>", f"{inbox('node')}.>"}
 
 
 async def denial(bus: Bus) -> str:
@@ -273,7 +278,7 @@ async def test_what_a_role_does_not_need_is_refused(secured: Secured, role: str)
             await bus.nc.publish(subject, b"{}", reply=bus.nc.new_inbox())
             assert f'publish to "{subject.lower()}"' in await denial(bus)
         others = [f"{inbox(other)}.>" for other in RIGHTS if other != role]
-        for subject in (*(set(HEARD) - MAY_HEAR.get(role, set())), *others, "_INBOX.>"):
+        for subject in {*HEARD, *others, "_INBOX.>"} - MAY_HEAR.get(role, set()):
             await bus.nc.subscribe(subject)
             assert f'subscription to "{subject.lower()}"' in await denial(bus)
 
@@ -347,10 +352,11 @@ async def test_nothing_is_said_in_the_clear(secured: Secured) -> None:
 
 def test_secrets_are_for_their_owner_and_are_not_written_over(secured: Secured) -> None:
     """Seeds and private keys have mode 0600, the server's file holds neither, and no second run replaces them."""
-    secret = [path for path in secured.users.rglob("*") if path.name in ("nkey", "key.pem", "cluster.key")]
-    assert len(secret) == len(RIGHTS) + len(RIGHTS) + 1 + 2
+    secret = [path for path in secured.users.rglob("*") if path.name.endswith(("nkey", "key.pem", "cluster.key"))]
+    assert len(secret) == len(RIGHTS) + len(RIGHTS) + 2 + 2
     assert {path.stat().st_mode & 0o777 for path in secret} == {0o600}
-    written = [path.read_text() for path in secured.users.rglob("*.conf")]
+    assert (secured.users / "leaf" / "nkey.conf").stat().st_mode & 0o777 == 0o600
+    written = [path.read_text() for path in secured.users.glob("*.conf")]
     logs = [path.read_text() for path in (secured.users.parent / "bus").glob("nats.*")]
     seeds = [path.read_text().strip() for path in secret if path.name == "nkey"]
     assert all(re.fullmatch(r"SU[A-Z2-7]{56}", seed) for seed in seeds)
@@ -395,3 +401,26 @@ def test_a_bus_without_users_stays_on_loopback(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("bus: {host: 0.0.0.0, port: 0}\n")
     refused = lightningbus("up", "-c", "run.yaml", cwd=tmp_path)
     assert refused.returncode == 2 and "there are no users" in refused.stderr
+
+
+async def test_a_server_that_says_nothing_more_is_left_at_once(tmp_path: Path) -> None:
+    """It does not answer pings, nor the end of TLS: a client that waited for that would be away for half a minute."""
+    assert list(make_users(tmp_path / "users", tls=True))
+    left = asyncio.Event()
+
+    async def leave() -> None:
+        left.set()
+
+    async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server:
+        assert server.process is not None
+        async with Bus.connect(server.url, access=Access.read(tmp_path / "users", "admin")) as bus:
+            bus.nc._disconnected_cb = leave
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                await bus.nc._process_op_err(StaleConnectionError())  # what two pings without an answer come to
+                async with asyncio.timeout(5):
+                    await left.wait()
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+            async with asyncio.timeout(20):
+                await bus.reconnected.wait()

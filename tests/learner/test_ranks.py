@@ -41,4 +41,4 @@ async def test_a_learner_of_two_ranks_trains_and_publishes(bus: Bus, model_path:
     found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
     assert found is not None and found[0].version == STEPS
     saved = {path.name for path in (tmp_path / "checkpoints" / "latest" / "trainer").iterdir()}
-    assert {f"model_world_size_2_rank_{rank}.pt" for rank in range(2)} <= saved
+    assert {f"__{rank}_0.distcp" for rank in range(2)} <= saved

@@ -1,0 +1,73 @@
+"""An engine's state on disk, whichever number of ranks wrote it: each writes its part, each reads what is its part now.
+
+By torch's distributed checkpoints: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+"""
+
+from pathlib import Path
+from typing import Any
+
+MODEL, OPTIMIZER, SCHEDULE, RANDOM = "model", "optimizer", "schedule", "random"
+
+
+def save(engine: Any, path: Path) -> None:
+    """Weights, optimiser, schedule and random state into a directory that every rank can reach; every rank must ask."""
+    import torch.distributed.checkpoint as dcp
+
+    state = {MODEL: _model(engine), SCHEDULE: engine.lr_scheduler.state_dict(), _random(): _generators()}
+    if engine.optimizer.state:  # torch would make some by a step, which counts as one
+        state[OPTIMIZER] = _optimizer(engine)
+    dcp.save(state, checkpoint_id=path)
+
+
+def load(engine: Any, path: Path) -> None:
+    """What `save` wrote, by as many ranks or by others; every rank must ask."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+
+    found = {name.partition(".")[0] for name in dcp.FileSystemReader(path).read_metadata().state_dict_metadata}
+    state = {MODEL: _model(engine), SCHEDULE: engine.lr_scheduler.state_dict()}
+    if OPTIMIZER in found:
+        state[OPTIMIZER] = _optimizer(engine)
+    if _random() in found:
+        state[_random()] = _generators()
+    dcp.load(state, checkpoint_id=path)
+    set_model_state_dict(engine.module, state[MODEL])
+    if OPTIMIZER in found:
+        set_optimizer_state_dict(engine.module, engine.optimizer, state[OPTIMIZER])
+    engine.lr_scheduler.load_state_dict(state[SCHEDULE])
+    if _random() in found:
+        _seed(state[_random()])
+
+
+def _model(engine: Any) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    return dict(get_model_state_dict(engine.module))
+
+
+def _optimizer(engine: Any) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    return dict(get_optimizer_state_dict(engine.module, engine.optimizer))
+
+
+def _random() -> str:
+    """A rank has its own; one that was not there when it was written keeps that of its seed."""
+    import torch.distributed as dist
+
+    return f"{RANDOM}{dist.get_rank()}"
+
+
+def _generators() -> dict[str, Any]:
+    import torch
+
+    made = {"cpu": torch.get_rng_state()}
+    return made | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+
+
+def _seed(generators: dict[str, Any]) -> None:
+    import torch
+
+    torch.set_rng_state(generators["cpu"])
+    if "cuda" in generators:
+        torch.cuda.set_rng_state(generators["cuda"])

@@ -1,0 +1,42 @@
+"""The real vLLM on a host: nothing of it is reached from another one."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from inference.settings import InferenceSettings
+from lightningbus.supervisor import Child
+from tests.chaos.__main__ import prepare
+from tests.hosts.arrows import refused
+from tests.hosts.network import Network, missing
+from tests.hosts.world import GATEWAY, HEALTH, bus_as, cluster, role
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing()), reason=f"needs {missing()}"),
+]
+
+
+async def test_vllm_itself_is_reached_from_no_other_host(tmp_path: Path) -> None:
+    """Its HTTP, and whatever else its processes open: of all that listens on a node, others reach the gateway."""
+    place = tmp_path / "world"
+    await asyncio.to_thread(prepare, place)
+    async with Network() as network, cluster(network, place) as (secrets, urls, own):
+        host = network.host("node")
+        settings = InferenceSettings(
+            model_path=place / "model", id="node", dtype="float32", max_model_len=128, max_num_seqs=16, threads=1,
+            work=place / "node", host="0.0.0.0", port=GATEWAY, advertise=f"http://{host.address}:{GATEWAY}",
+        )  # fmt: skip
+        process = await role(host, place / "hosts" / "node", Child("node", "inference", settings), secrets, urls)
+        async with bus_as(secrets, "client", urls) as bus, bus.fleet("inference") as fleet, asyncio.timeout(200):
+            while "stale" not in {beat.state for beat in fleet.members()}:  # up, and without weights
+                assert process.returncode is None
+                await fleet.changed()
+        found = host.listening()
+        print(*found, sep="\n")
+        beyond = {port for address, port, _ in found if not address.startswith("127.")}
+        assert beyond == {GATEWAY}, found
+        own_ports = {port for address, port, _ in found if address.startswith("127.")} - {HEALTH}
+        assert own_ports, "vLLM listens somewhere"
+        assert all(refused(own, host.address, port) for port in (*own_ports, HEALTH))

@@ -1,0 +1,46 @@
+"""Run by torchrun: goes on from a checkpoint that another number of ranks wrote; the first rank writes what it finds.
+
+Arguments: the model, the checkpoint to load, a batch, the checkpoint to write, the file for what was found.
+"""
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from learner.trainer import Trainer  # noqa: E402
+from tests.learner.conftest import settings_for  # noqa: E402
+from tests.learner.test_state import CHANGES, everything  # noqa: E402
+
+
+def go_on(model: str, before: str, batch: str, after: str, found: str) -> None:
+    """Load, look, step, save, look, step, look."""
+    trainer = Trainer(settings_for(Path(model), **CHANGES))
+    trainer.everything = lambda: everything(trainer)  # type: ignore[attr-defined] - which every rank must ask for
+    if trainer.ranks.rank > 0:
+        trainer.follow()
+        return
+    given = pickle.loads(Path(batch).read_bytes())
+
+    def look() -> dict[str, Any]:
+        trainer.ranks.told(("everything", (), {}))
+        return everything(trainer)
+
+    trainer.load(Path(before))
+    seen = [look()]
+    trainer.step(given)
+    trainer.save(Path(after))
+    seen.append(look())
+    trainer.step(given)
+    seen.append(look())
+    trainer.done()
+    torch.save(seen, found)
+
+
+if __name__ == "__main__":
+    go_on(*sys.argv[1:])
