@@ -13,7 +13,7 @@ from bus.connection import Bus
 from bus.errors import BusError, Fenced
 from schemas import subjects
 from schemas.codec import decode
-from schemas.events import Decision, Event, WeightApplied, WeightRelease, WeightVersion
+from schemas.events import LONGEST_NAME, LONGEST_REASON, Decision, Event, WeightApplied, WeightRelease, WeightVersion
 from schemas.releases import awaits, decided, stands, verdict
 
 E = TypeVar("E", bound=Event)
@@ -61,7 +61,8 @@ class Releases:
         first_only: bool = False,
     ) -> WeightRelease:
         """Add a decision; returns what holds then. ``first_only``: a verdict that is there already stays the last."""
-        said = Decision(what=what, version=version, who=who, why=why, figures=figures or {}, decided_ns=time.time_ns())
+        words = {"who": who[:LONGEST_NAME], "why": why[:LONGEST_REASON]}
+        said = Decision(what=what, version=version, **words, figures=figures or {}, decided_ns=time.time_ns())
         while True:
             before = await self.look()
             if first_only and verdict(before, version) is not None:

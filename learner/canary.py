@@ -11,8 +11,8 @@ from learner.settings import CanarySettings
 from schemas.events import Case, Trial
 
 MOST_PROMPTS = 32
-MOST_TOKENS = 512
-"""Of a prompt: together at most 128 KiB in each manifest."""
+MOST_TOKENS = 256
+"""Of a prompt: together at most 64 KiB in each manifest."""
 
 
 class Cases:

@@ -170,7 +170,7 @@ class CanarySettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     prompts: Path = Field(
-        description="JSONL of up to 32 fixed prompts, each a string or a chat as a list of messages; 512 tokens of "
+        description="JSONL of up to 32 fixed prompts, each a string or a chat as a list of messages; 256 tokens of "
         "each are used"
     )
     answer_tokens: int = Field(

@@ -165,7 +165,7 @@ def _state(manifest: WeightVersion, release: WeightRelease) -> str:
 
 def _readable(manifest: WeightVersion) -> Mapping[str, Any]:
     """Without the tokens of a trial."""
-    fields = msgspec.to_builtins(manifest)
+    fields: dict[str, Any] = msgspec.to_builtins(manifest)
     if manifest.trial is not None:
         fields["trial"] = {**fields["trial"], "cases": len(manifest.trial.cases)}
     return fields

@@ -267,13 +267,17 @@ class WeightVersion(Event, frozen=True, kw_only=True):
     """It is served by nobody before a decision has released it; None: at once."""
 
 
+LONGEST_NAME, LONGEST_REASON = 200, 1000
+"""Of a decision, in characters."""
+
+
 class Decision(Event, frozen=True, kw_only=True):
     """A word about which versions are served: by the node that tried one, or by a person."""
 
     what: Literal["released", "revoked", "pinned", "unpinned"]
     version: Count
-    who: Annotated[str, Meta(max_length=200)]
-    why: Annotated[str, Meta(max_length=2000)] = ""
+    who: Annotated[str, Meta(max_length=LONGEST_NAME)]
+    why: Annotated[str, Meta(max_length=LONGEST_REASON)] = ""
     figures: dict[str, float] = {}
     """Of a trial; see `inference.canary`."""
     decided_ns: Count

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from schemas.events import Decision, WeightRelease, WeightVersion
 
-KEPT: Final = 200
+KEPT: Final = 100
 """Decisions that are remembered: far more than there are versions whose files are still kept."""
 VERDICTS = ("released", "revoked")
 

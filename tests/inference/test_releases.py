@@ -17,7 +17,7 @@ from inference.canary import Judgement, fitted, judged
 from inference.subscriber import Subscriber
 from learner.chain import expired
 from learner.publish import BUCKET
-from schemas.events import Case, Decision, Trial, WeightRelease
+from schemas.events import LONGEST_REASON, Case, Decision, Trial, WeightRelease
 from schemas.releases import KEPT, decided, needed, verdict
 from tests.inference.test_chain import Learner
 from tests.inference.test_subscriber import Engine, publish
@@ -183,6 +183,9 @@ async def test_what_is_decided_at_once_is_all_kept(bus: Bus) -> None:
     await asyncio.gather(*(one.decide("revoked", number, who=str(number)) for number, one in enumerate(each)))
     state = await each[0].look()
     assert {one.version for one in state.decisions} == set(range(8))
+    await each[0].decide("revoked", 9, who="me", why="because " * 5000)
+    said = verdict(await Releases(bus, "policy").look(), 9)
+    assert said is not None and len(said.why) == LONGEST_REASON, "whatever is said can be read by all"
     with pytest.raises(BusError, match="has no version 3 on this bus"):
         await each[0].published(3)
 

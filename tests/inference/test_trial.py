@@ -16,8 +16,10 @@ from bus.releases import Releases
 from inference import node
 from inference.canary import NOT_FINITE
 from inference.settings import InferenceSettings
-from learner.canary import Cases, read_prompts
-from learner.settings import CanarySettings
+from learner.canary import read_prompts
+from learner.checkpoint import Checkpoints, LearnerState
+from learner.publish import WeightPublisher
+from learner.saving import Saver
 from learner.trainer import Trainer
 from schemas import subjects
 from schemas.events import Decision, Heartbeat, Trial, WeightVersion
@@ -65,10 +67,16 @@ async def decided(bus: Bus, version: int) -> Decision:
 async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving(bus: Bus, tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in PROMPTS))
-    trainer = Trainer(settings_for(model))
-    cases = Cases(CanarySettings(prompts=tmp_path / "prompts.jsonl", max_entropy=7.0), model)
-    trial = await asyncio.to_thread(cases.trial, trainer)
-    weights = await asyncio.to_thread(trainer.weights)
+    canary = {"prompts": tmp_path / "prompts.jsonl", "max_entropy": 7.0}
+    learner = settings_for(model, checkpoints=tmp_path / "checkpoints", weights={"canary": canary})
+    trainer, publisher = Trainer(learner), WeightPublisher(bus, learner)
+    saver = Saver(learner, trainer, publisher, Checkpoints(learner.checkpoints), asyncio.to_thread)
+    await publisher.look()
+    state = LearnerState(run="run", model="policy")
+    await saver.claim(await saver.first(state), None, state)
+    weights = trainer.weights()
+    trial = publisher.last.trial if publisher.last is not None else None
+    assert trial is not None
     assert [len(case.ids) // 4 for case in trial.cases] == [len(ids) for ids in read_prompts_of(tmp_path)]
 
     async def publish(version: int, tensors: dict[str, Any], trial: Trial | None) -> None:
@@ -83,7 +91,6 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
         model_path=model, id="n", dtype="float32", max_model_len=96, max_num_seqs=8, threads=1, work=tmp_path / "work"
     )
     stop = asyncio.Event()
-    await publish(0, weights, trial)
     running = asyncio.create_task(node.run(bus, settings, stop))
     try:
         first = asyncio.create_task(seen(bus, "ready", 0))
