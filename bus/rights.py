@@ -115,7 +115,7 @@ def from_afar(what: Iterable[str]) -> tuple[str, ...]:
 RIGHTS: Mapping[str, Rights] = {
     **_OF_ROLES,
     "leaf": Rights(
-        # A server is told of whole subscriptions or of none: all that streams and fleets listen to, less what is others'.
+        # It hears of whole subscriptions or of none: so all that streams and fleets listen to, less what is others'.
         publish=(
             *from_afar(one for role in AT_A_SITE for one in _OF_ROLES[role].publish),
             subjects.ALL_SPANS,
