@@ -18,10 +18,11 @@ CHUNKS, META = f"$O.{subjects.WEIGHT_BUCKET}.C.*", f"$O.{subjects.WEIGHT_BUCKET}
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Subjects, with wildcards."""
+    """Subjects, with wildcards; ``denied`` are left out of what may be published."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+    denied: tuple[str, ...] = ()
 
 
 def inbox(role: str) -> str:
@@ -139,7 +140,18 @@ def from_afar(what: Iterable[str]) -> tuple[str, ...]:
 RIGHTS: Mapping[str, Rights] = {
     **_OF_ROLES,
     "leaf": Rights(
-        publish=from_afar(one for role in AT_A_SITE for one in _OF_ROLES[role].publish),
+        # It hears of whole subscriptions or of none: so all that streams and fleets listen to, less what is others'.
+        publish=(
+            *from_afar(one for role in AT_A_SITE for one in _OF_ROLES[role].publish),
+            subjects.ALL_SPANS,
+            subjects.ALL_DEAD,
+            subjects.heartbeats("*"),
+        ),
+        denied=(
+            *(subjects.TASK_SPANS, subjects.STEP_SPANS, subjects.ALARM_SPANS),
+            *(subjects.dead(stream) for stream in (subjects.SPANS, subjects.WEIGHTS, subjects.DEAD)),
+            *(subjects.heartbeats(role) for role in ("store", "learner")),
+        ),
         subscribe=tuple(
             dict.fromkeys(one for role in AT_A_SITE for one in (*_OF_ROLES[role].subscribe, f"{inbox(role)}.>"))
         ),
@@ -165,7 +177,7 @@ def authorization(public_keys: Mapping[str, str], site: bool = False) -> str:
 def _user(key: str, rights: Rights, prefix: str) -> str:
     # JSON is read by the server's configuration too.
     permissions = {
-        "publish": {"allow": list(rights.publish)},
+        "publish": {"allow": list(rights.publish), **({"deny": list(rights.denied)} if rights.denied else {})},
         "subscribe": {"allow": [*rights.subscribe, f"{prefix}.>"]},
     }
     return json.dumps({"nkey": key, "permissions": permissions})

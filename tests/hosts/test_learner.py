@@ -15,7 +15,10 @@ from tests.hosts.world import HEALTH, LIGHTNINGBUS, bus_as, cluster, told
 from tests.learner.conftest import tiny_model
 from tests.making import batches
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=f"needs {missing()}")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing()), reason=f"needs {missing()}"),
+]
 MASTER = 29400
 STEPS, SAMPLES = 2, 4
 

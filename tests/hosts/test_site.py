@@ -22,7 +22,10 @@ from tests.chaos.world import LEASE_SECONDS, STAND_IN
 from tests.hosts.network import Host, Network, missing
 from tests.hosts.world import CLIENTS, GATEWAY, ROOT, bus_as, cluster, command, role, serve, server_file
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=f"needs {missing()}")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing()), reason=f"needs {missing()}"),
+]
 TASKS, VOCABULARY = 24, 512
 
 

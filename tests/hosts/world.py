@@ -7,7 +7,6 @@ import asyncio
 import json
 import shutil
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -141,10 +140,8 @@ async def cluster(network: Network, directory: Path, count: int = BUSES) -> Asyn
 async def hosts(directory: Path, *, steps: int, token_seconds: float = 0.05) -> AsyncIterator[Hosts]:
     """Everything started and working, each on a host of its own; gone at the end. ``directory`` is `prepare`'s."""
     async with AsyncExitStack() as exits:
-        began = time.monotonic()
         network = await exits.enter_async_context(Network())
         secrets, urls, _ = await exits.enter_async_context(cluster(network, directory))
-        print("cluster", time.monotonic() - began)
         bus = await exits.enter_async_context(bus_as(secrets, "admin", urls))
         fleet = await exits.enter_async_context(bus.fleet("*"))
         tap = await exits.enter_async_context(Tap(bus).listening())
@@ -161,7 +158,6 @@ async def hosts(directory: Path, *, steps: int, token_seconds: float = 0.05) -> 
             while not all(made._works(name, 0.0) for name in _names()):
                 assert not made.ended(), made.ended()
                 await fleet.changed()
-        print("up", time.monotonic() - began)
         yield made
 
 
