@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import secrets
 import sys
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import aiohttp
 from bus import metrics
 from bus.children import end, spawn
 from bus.embedded import free_port
+from inference.offers import backends
 from inference.plugin import BACKEND
 from inference.settings import InferenceSettings
+from schemas.events import Reach
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,10 @@ class EngineKilled(EngineFailed):
     """The engine was ended by a signal as it started, which says nothing about its settings."""
 
 
+class EngineRefused(EngineFailed):
+    """The engine answered, and not as it should; it is alive."""
+
+
 class Engine:
     """Starts vLLM, knows when it is up, tells it to pause, load and resume."""
 
@@ -40,12 +47,15 @@ class Engine:
         self._process: asyncio.subprocess.Process | None = None
         self.max_model_len: int | None = None
         """Longest prompt and answer together, in tokens; known once the engine is up."""
+        self.reach: Reach | None = None
+        """How weights can be sent straight into it, in this life; known once the engine is up."""
         self.log_path = settings.work / "vllm.log"
         self.url = ""
 
     async def start(self) -> None:
         """Start and wait until it answers; raises `EngineFailed`."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self.reach = None
         port = free_port()
         metrics.engine_starts.inc()
         self.url = f"http://127.0.0.1:{port}"
@@ -67,7 +77,9 @@ class Engine:
                     await asyncio.sleep(POLL_SECONDS)
                 await self.tell("/init_weight_transfer_engine", {"init_info": {}})
                 self.max_model_len = await self._context()
+                ranks = await self._workers()
                 await self._warm()
+                self.reach = Reach(engine=secrets.token_hex(4), ranks=ranks, backends=backends(_has_gpu()))
         except TimeoutError:
             raise EngineFailed(
                 f"vLLM did not start within {self._settings.start_seconds:g} s: {self._last_words()}"
@@ -91,7 +103,7 @@ class Engine:
                 self.url + path, json=body, timeout=aiohttp.ClientTimeout(total=ADMIN_SECONDS)
             ) as response:
                 if response.status != 200:
-                    raise EngineFailed(f"vLLM answered {response.status} to {path}: {(await response.text())[:300]}")
+                    raise EngineRefused(f"vLLM answered {response.status} to {path}: {(await response.text())[:300]}")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineFailed(f"vLLM does not answer {path}: {error or type(error).__name__}") from error
 
@@ -108,6 +120,14 @@ class Engine:
                 return int((await response.json())["data"][0]["max_model_len"])
         except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
             raise EngineFailed(f"vLLM does not say how long its context is: {error}") from error
+
+    async def _workers(self) -> int:
+        """Tensor, pipeline and data parallel ones together."""
+        try:
+            async with self._session.get(self.url + "/get_world_size") as response:
+                return int((await response.json())["world_size"])
+        except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
+            raise EngineFailed(f"vLLM does not say how many workers it has: {error}") from error
 
     async def _warm(self) -> None:
         """Let vLLM compile its samplers now: its first answers do it else, for longer than some rollouts may take."""

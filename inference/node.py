@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from msgspec import to_builtins
 
 from bus import AccessError, Bus, own_id
 from bus.cancelling import cancel
 from bus.doors import is_loopback, read_key
 from bus.fleet import Pulse
 from bus.nodes import Happening, step
-from inference.engine import Engine, EngineFailed, EngineKilled
+from inference.engine import Engine, EngineFailed, EngineKilled, EngineRefused
 from inference.gateway import Gateway
+from inference.offers import meeting, seat_in
 from inference.settings import InferenceSettings
 from inference.subscriber import Subscriber
+from schemas.events import WeightVersion
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +113,7 @@ class Node:
         await self._happen("engine_up")
         log.info("node %s: engine is up, waiting for weights of %s", self.id, self._settings.model)
         work = self._settings.work / "weights"
-        self._subscriber = Subscriber(self._bus, self.id, self._settings.model, work, self._swap)
+        self._subscriber = Subscriber(self._bus, self.id, self._settings.model, work, self._swap, self._take_part)
         following = asyncio.create_task(self._subscriber.run(self._applied))
         lost = asyncio.create_task(self._engine.lost())
         try:
@@ -122,6 +125,23 @@ class Node:
             await cancel(following, lost)
 
     async def _swap(self, files: Sequence[Path], version: int) -> float:
+        return await self._load({"paths": [str(path.resolve()) for path in files]}, version)
+
+    async def _take_part(self, manifest: WeightVersion) -> float | None:
+        """See `inference.offers.TakePart`; the engine stands still from when it waits for the others."""
+        offer, reach, started = manifest.offer, self._engine.reach, time.monotonic()
+        seat = seat_in(offer, self.id, reach) if reach is not None else None
+        if offer is None or seat is None:
+            return None
+        try:
+            await self._engine.tell("/init_weight_transfer_engine", {"init_info": meeting(offer, seat)})
+        except EngineRefused as error:
+            log.warning("version %d is to be had by its files: %s", manifest.version, error)
+            return None
+        met = time.monotonic() - started
+        return met + await self._load({"content": manifest.content, "size": offer.size}, manifest.version)
+
+    async def _load(self, update_info: dict[str, Any], version: int) -> float:
         """Requests in flight stand still for the moment, keep their tokens, and go on with the new weights."""
         started = time.monotonic()
         # clear_cache: requests in flight are computed again from their tokens when they resume (vLLM 0.31).
@@ -129,9 +149,7 @@ class Node:
         await self._engine.tell(f"/pause?mode=keep&clear_cache={clear}")
         try:
             await self._engine.tell("/start_weight_update")
-            await self._engine.tell(
-                "/update_weights", {"update_info": {"paths": [str(path.resolve()) for path in files]}}
-            )
+            await self._engine.tell("/update_weights", {"update_info": update_info})
             await self._engine.tell("/finish_weight_update", {"weight_version": str(version)})
         except EngineFailed:
             # Half-loaded weights must never answer: this engine is given up, a new one starts stale.
@@ -162,6 +180,7 @@ class Node:
                 "swaps": self._swaps,
                 "max_model_len": self._engine.max_model_len,
                 "problem": subscriber.problem[:120] if subscriber else "",
+                **({"reach": to_builtins(self._engine.reach)} if self._engine.reach else {}),
                 **({"wants_whole": True} if subscriber and subscriber.wants_whole else {}),
             },
         }

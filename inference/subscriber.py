@@ -12,6 +12,7 @@ from nats.errors import Error as NatsError
 
 from bus import Bus, BusError, metrics
 from inference.files import VersionFiles
+from inference.offers import TakePart, by_files_only
 from schemas import subjects
 from schemas.events import WeightApplied, WeightVersion
 
@@ -36,8 +37,10 @@ class Swap(Protocol):
 class Subscriber:
     """Keeps the engine at the newest version the bus holds."""
 
-    def __init__(self, bus: Bus, node: str, model: str, work: Path, swap: Swap) -> None:
-        self._bus, self._node, self._model, self._swap = bus, node, model, swap
+    def __init__(
+        self, bus: Bus, node: str, model: str, work: Path, swap: Swap, take_part: TakePart = by_files_only
+    ) -> None:
+        self._bus, self._node, self._model, self._swap, self._take_part = bus, node, model, swap, take_part
         self._files = VersionFiles(bus, model, work)
         self._news = asyncio.Event()
         self.version: int | None = None
@@ -80,21 +83,24 @@ class Subscriber:
             manifest = found[0]
             offered = manifest.kind
             started = time.monotonic()
-            files = await self._files.get(manifest)
-            fetched = time.monotonic() - started
+            paused = await self._take_part(manifest)
+            files = await self._files.get(manifest) if paused is None else []
+            fetched = time.monotonic() - started - (paused or 0.0)
         except (BusError, NatsError, OSError, ValueError) as error:
             metrics.fetch_failures.inc()
             self.problem, self.wants_whole = f"weights not fetched: {error}", self.wants_whole or offered == "delta"
             log.warning("%s; version %s goes on serving", self.problem, self.version)
             return False
-        paused = await self._swap(files, manifest.version)
+        if paused is None:
+            paused = await self._swap(files, manifest.version)
         self.version, self.problem, self.wants_whole = manifest.version, "", False
         metrics.node_version.set(manifest.version)
         metrics.fetch_seconds.observe(fetched)
         metrics.swap_pause_seconds.observe(paused)
         log.info("version %d: fetched in %.3f s, paused for %.3f s", manifest.version, fetched, paused)
         await self._announce(manifest, fetched, paused)
-        self._files.drop_all_but(files)
+        if files:  # else those of the last version that came as one, which the next may be told from
+            self._files.drop_all_but(files)
         return True
 
     async def _announce(self, manifest: WeightVersion, fetched: float, paused: float) -> None:
