@@ -25,6 +25,7 @@ from schemas.events import WeightVersion
 log = logging.getLogger(__name__)
 
 RESTART_SECONDS = (1.0, 30.0)
+IDLE_SECONDS = 2.0
 
 
 class PortInUse(Exception):
@@ -65,7 +66,8 @@ class Node:
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
-        connector = aiohttp.TCPConnector(limit=0)
+        # vLLM closes a connection that was idle for 5 s: taken up just then, it would look as if nobody answered.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             self._engine = Engine(self._settings, session)

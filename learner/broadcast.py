@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 FILE = ".broadcast.safetensors"
 LONGEST_SECONDS = 110.0
 """Most that a broadcast may take once all have met: longer than its own bounds, less than nodes wait for engines."""
+START_SECONDS = 120.0
 RESTS = 10
 """Versions that who did not come is not waited for."""
 
@@ -74,10 +75,13 @@ class Process:
         pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
         made = cls(await spawn(sys.executable, *command, **pipes))
         try:
-            made.port = (await made._answer()).port
-        except BaseException:
-            await made.end()
-            raise
+            async with asyncio.timeout(START_SECONDS):
+                made.port = (await made._answer()).port
+        except TimeoutError as error:
+            raise SenderFailed(f"the sender did not start within {START_SECONDS:g} s") from error
+        finally:
+            if not made.port:
+                await made.end()
         return made
 
     async def send(self, order: Order) -> None:
@@ -109,8 +113,8 @@ class Broadcaster:
         self._settings, self._model, self._members = settings.weights.broadcast, settings.model, members
         self._file = settings.checkpoints / FILE
         self._process: Process | None = None
-        self._task: asyncio.Task[None] | None = None
-        """The sender is being started, or sends."""
+        self._starting: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
         self._group, self._seats = "", tuple[Seat, ...]()
         self._resting: dict[str, int] = {}
         """Engines that did not come, with the version until which they are not waited for."""
@@ -119,24 +123,25 @@ class Broadcaster:
 
     async def __aenter__(self) -> "Broadcaster":
         if self._settings.backend != "off":
-            self._task = asyncio.create_task(self._start())
+            self._starting = asyncio.create_task(self._start())
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
         try:
-            if kind is None:
-                await self.settled()  # to leave amid a broadcast would cost every engine in it a start
+            if kind is None and self._sending is not None:
+                await asyncio.wait({self._sending})  # to leave amid it would cost every engine in it a start
         finally:
-            if self._task is not None:
-                await cancel(self._task)
+            await cancel(*(task for task in (self._sending, self._starting) if task is not None))
             if self._process is not None:
                 await self._process.end()
             self._file.unlink(missing_ok=True)
 
     async def settled(self) -> None:
-        """Wait until the last broadcast has come to an end, which is bounded."""
-        if self._task is not None:
-            await asyncio.wait({self._task})
+        """Wait until the last broadcast has come to an end and the next one can be made, or never will; bounded."""
+        if self._sending is not None:
+            await asyncio.wait({self._sending})
+        if self._starting is not None:
+            await asyncio.wait({self._starting})
 
     async def offer(self, path: Path, version: int, epoch: int, held: int | None) -> Offer | None:
         """Who can take a version straight from this machine's memory; None: nobody, or it cannot be sent now.
@@ -146,9 +151,10 @@ class Broadcaster:
         backend = self._settings.backend
         if backend == "off" or held is None:
             return None
-        await self.settled()
+        if self._sending is not None:
+            await asyncio.wait({self._sending})
         if self._process is None:
-            self._task = asyncio.create_task(self._start())  # for the next one
+            self._start_again()
             return None
         resting = [engine for engine, until in self._resting.items() if version < until]
         seats = seats_for(self._members(), self._model, backend, held, resting)
@@ -175,7 +181,11 @@ class Broadcaster:
         except OSError as error:
             log.warning("version %d is to be had by its files: %s", manifest.version, error)
             return
-        self._task = asyncio.create_task(self._send(manifest.version, manifest.offer))
+        self._sending = asyncio.create_task(self._send(manifest.version, manifest.offer))
+
+    def _start_again(self) -> None:
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._start())
 
     async def _start(self) -> None:
         try:
@@ -196,7 +206,7 @@ class Broadcaster:
             self._rest(offer.seats, getattr(error, "absent", ()), version)
             await self._process.end()
             self._process, self._group, self._seats = None, "", ()
-            await self._start()
+            self._start_again()
         else:
             metrics.broadcasts.labels("sent").inc()
             self.sent += 1
