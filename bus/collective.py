@@ -12,7 +12,13 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-from torch.distributed import DistStoreError, PrefixStore, ProcessGroupGloo, Store, TCPStore
+from torch.distributed import (  # type: ignore[attr-defined]
+    DistStoreError,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    TCPStore,
+)
 
 from schemas.events import Backend
 
@@ -24,7 +30,7 @@ MET, OFF = "met", "off"
 
 Named = tuple[str, torch.Tensor]
 Wanted = tuple[str, tuple[int, ...], torch.dtype]
-Load = Callable[[Sequence[Named]], object]
+Load = Callable[[list[Named]], None]
 
 
 class NotMet(Exception):
@@ -135,7 +141,7 @@ class Nccl:
         from vllm.distributed.weight_transfer.nccl_common import uid_init_process_group
 
         if rank == 0:
-            store.set("id", bytes(NCCLLibrary().ncclGetUniqueId().internal))
+            store.set("id", bytes(NCCLLibrary().ncclGetUniqueId().internal))  # type: ignore[arg-type]
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._group = uid_init_process_group(store.get("id"), rank, world, self._device)
 

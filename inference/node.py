@@ -59,6 +59,8 @@ class Node:
         self.id = own_id(settings.id)
         self._key = _cluster_key(settings)
         self._swaps = 0
+        self._meeting = ""
+        """The last one gone to: who was there in vain does not go again."""
         self._engine: Engine
         self._gateway: Gateway
         self._subscriber: Subscriber
@@ -133,8 +135,9 @@ class Node:
         """See `inference.offers.TakePart`; the engine stands still from when it waits for the others."""
         offer, reach, started = manifest.offer, self._engine.reach, time.monotonic()
         seat = seat_in(offer, self.id, reach) if reach is not None else None
-        if offer is None or seat is None:
+        if offer is None or seat is None or offer.meeting == self._meeting:
             return None
+        self._meeting = offer.meeting
         try:
             await self._engine.tell("/init_weight_transfer_engine", {"init_info": meeting(offer, seat)})
         except EngineRefused as error:

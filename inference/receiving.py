@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]
 from xxhash import xxh3_128
 
 from bus.collective import Group, Load, Wanted, join, meet, own_address, visit

@@ -7,7 +7,7 @@ is kept from taking it, gets it from there. So nothing hangs on a collective tha
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -33,7 +33,7 @@ RESTS = 10
 
 
 def seats_for(
-    beats: Sequence[Heartbeat], model: str, backend: Backend, held: int, resting: Sequence[str] = ()
+    beats: Sequence[Heartbeat], model: str, backend: Backend, held: int, resting: Collection[str] = ()
 ) -> tuple[Seat, ...]:
     """Seats for the engines that serve version ``held`` and so are free for the next one, in the order of ``beats``.
 
@@ -72,8 +72,8 @@ class Process:
     async def start(cls, settings: BroadcastSettings) -> "Process":
         """A sender that listens; raises `SenderFailed`."""
         command = ["-P", "-m", "learner.sender", settings.backend, settings.host, str(settings.port)]
-        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
-        made = cls(await spawn(sys.executable, *command, **pipes))
+        pipe = asyncio.subprocess.PIPE
+        made = cls(await spawn(sys.executable, *command, stdin=pipe, stdout=pipe))
         try:
             async with asyncio.timeout(START_SECONDS):
                 made.port = (await made._answer()).port
@@ -156,8 +156,8 @@ class Broadcaster:
         if self._process is None:
             self._start_again()
             return None
-        resting = [engine for engine, until in self._resting.items() if version < until]
-        seats = seats_for(self._members(), self._model, backend, held, resting)
+        self._resting = {engine: until for engine, until in self._resting.items() if version < until}
+        seats = seats_for(self._members(), self._model, backend, held, self._resting)
         if not seats:
             return None
         if seats != self._seats:

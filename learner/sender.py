@@ -64,13 +64,15 @@ class Sender:
         self._backend, self._host, self._collective = backend, host, collective
         self.store = collective.listen(host, port)
         self._group: Any = None
-        self._name = ""
+        self._name = self._header = ""
 
     def send(self, order: Order) -> None:
         """Meet and broadcast; raises `bus.collective.NotMet`, RuntimeError, OSError, ValueError."""
         header, tensors = bytes_of(Path(order.path))
-        at = f"{order.meeting}/header"
-        self.store.set(at, header)  # type: ignore[arg-type]
+        if self._header:
+            self.store.delete_key(self._header)  # not before: who is slow reads it when all has been sent
+        self._header = f"{order.meeting}/header"
+        self.store.set(self._header, header)  # type: ignore[arg-type]
         self._collective.meet(self.store, order.meeting, 0, order.world, order.seconds)
         if order.group != self._name:
             self._group = None  # before the next one is made: it may hold what that needs
@@ -79,7 +81,6 @@ class Sender:
             )
             self._name = order.group
         self._group.send(tensors)
-        self.store.delete_key(at)
 
     def absent(self, order: Order) -> tuple[int, ...]:
         """Ranks that did not come to a meeting."""

@@ -188,6 +188,13 @@ class BroadcastSettings(BaseModel):
         "fetch the version",
     )
 
+    @field_validator("host")
+    @classmethod
+    def _one_address(cls, host: str) -> str:
+        if host == "0.0.0.0":
+            raise ValueError("broadcast needs the one address of this machine that nodes reach, not all it has")
+        return host
+
 
 class WeightSettings(BaseModel):
     """How weight versions reach the nodes."""

@@ -296,6 +296,11 @@ def test_a_seat_is_for_who_serves_the_version_before() -> None:
     assert [seat.node for seat in seated(fit, resting=["ea"])] == ["b"]
 
 
+def test_every_address_is_none_to_meet_at() -> None:
+    with pytest.raises(ValueError, match="needs the one address"):
+        LearnerSettings.model_validate({"model_path": "-", "weights": {"broadcast": {"host": "0.0.0.0"}}})
+
+
 def test_adapters_are_not_broadcast() -> None:
     with pytest.raises(ValueError, match="adapters are small"):
         LearnerSettings.model_validate(
