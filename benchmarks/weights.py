@@ -14,6 +14,7 @@ from benchmarks import kv_cache, transfer
 from benchmarks.kv_cache import EXAMPLE, moved, swapped_amid
 from benchmarks.results import Result, machine, table, write
 from inference.settings import InferenceSettings
+from learner.broadcast import Broadcaster
 from learner.publish import WeightPublisher
 from learner.settings import LearnerSettings
 from lightningbus.rundir import RunDirectory
@@ -85,39 +86,51 @@ async def measure(name: str, model: Path, place: Path) -> list[Result]:
             await at.supervisor.start(Child("node", "inference", settings))
             steps = Steps(model, directory.path)
             results = []
-            for way, where in {"blob": "", "file": str(directory.path / "shared"), "s3": s3}.items():
-                results += await served(at, name, steps, {"transport": way, "place": where}, directory.path / "learner")
+            shared = str(directory.path / "shared")
+            ways: list[dict[str, Any]] = [
+                *({"transport": way, "place": where} for way, where in {"blob": "", "file": shared, "s3": s3}.items()),
+                {"transport": "file", "place": shared, "broadcast": {"backend": "gloo"}},
+            ]
+            for way in ways:
+                results += await served(at, name, steps, way, directory.path / "learner")
             node = await at.member(lambda beat: beat.role == "inference", "node", 60)
             _, last = steps.next()
             _, _, pause = await swapped_amid(at, directory.path, node, moved(steps.weights, 1e-4, 99), last)
     return [*results, Result(f"{name} parameters: longest gap in {kv_cache.STREAMS} streams", 1e3 * pause, "ms")]
 
 
-async def served(at: Stack, name: str, steps: Steps, weights: dict[str, str], checkpoints: Path) -> list[Result]:
+async def served(at: Stack, name: str, steps: Steps, weights: dict[str, Any], checkpoints: Path) -> list[Result]:
     """Seconds from a version's file being there to a node that serves it, by one transport; the best of some."""
     checkpoints.mkdir(exist_ok=True)
     settings = LearnerSettings.model_validate({"model_path": "-", "checkpoints": checkpoints, "weights": weights})
     took: dict[str, list[float]] = {"full": [], "delta": []}
     size: dict[str, int] = {}
     copied = []
-    for _ in range(ROUNDS):
-        publisher = WeightPublisher(at.bus, settings)  # whose first version is whole, and the next a delta
-        await publisher.look()
-        for _ in range(2):
-            path, version = steps.next()
-            started = time.monotonic()
-            await publisher.publish(path, version=version, epoch=1, step=version)
-            await at.member(lambda beat, version=version: beat.version == version, f"version {version}", 300)  # type: ignore[misc]
-            assert publisher.last is not None
-            kind = publisher.last.kind
-            took[kind].append(time.monotonic() - started)
-            size[kind] = publisher.last.blobs[0].size
-            started = time.monotonic()
-            await asyncio.to_thread(shutil.copyfile, path, checkpoints / "copy")
-            copied.append(time.monotonic() - started)
+    async with at.bus.fleet("inference") as nodes, Broadcaster(settings, nodes.members) as broadcaster:
+        await broadcaster.settled()
+        for _ in range(ROUNDS):
+            # Of a publisher the first version is whole, and the next a delta.
+            publisher = WeightPublisher(at.bus, settings, broadcaster=broadcaster)
+            await publisher.look()
+            for _ in range(2):
+                path, version = steps.next()
+                started = time.monotonic()
+                await publisher.publish(path, version=version, epoch=1, step=version)
+                await at.member(lambda beat, version=version: beat.version == version, f"version {version}", 300)  # type: ignore[misc]
+                assert publisher.last is not None
+                kind = publisher.last.kind
+                took[kind].append(time.monotonic() - started)
+                size[kind] = publisher.last.blobs[0].size
+                started = time.monotonic()
+                await asyncio.to_thread(shutil.copyfile, path, checkpoints / "copy")
+                copied.append(time.monotonic() - started)
+        await broadcaster.settled()
+        broadcast = broadcaster.sent
+    assert broadcast == (0 if settings.weights.broadcast.backend == "off" else 2 * ROUNDS), "some were fetched"
+    way = settings.weights.transport + (" and gloo" if broadcast else "")
     return [
         Result(
-            f"{name} parameters, {settings.weights.transport}, {kind}: written to served",
+            f"{name} parameters, {way}, {kind}: written to served",
             min(took[kind]) if took[kind] else None,
             "s",
             min(copied),

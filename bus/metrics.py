@@ -139,6 +139,11 @@ rollouts_used = made(
     Counter, "learner", "learner_rollouts_total", "A rollout is accounted for: `trained`, or left out.",
     "Many left out: the table `training_uses` has the reason of each.", ["use"],
 )  # fmt: skip
+broadcasts = made(
+    Counter, "learner", "learner_broadcasts_total", "A broadcast of a version to engines ends: `sent`, or `given_up`.",
+    "`given_up` rising: the log says which node did not come, or what broke; those versions are fetched instead.",
+    ["end"],
+)  # fmt: skip
 
 node_version = made(
     Gauge, "inference", "node_version", "Version of the weights the node serves.",

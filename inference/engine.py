@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import aiohttp
 from bus import metrics
 from bus.children import end, spawn
 from bus.embedded import free_port
+from inference.offers import backends
 from inference.plugin import BACKEND
 from inference.residents import places
 from inference.settings import InferenceSettings
+from schemas.events import Reach
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +52,15 @@ class Engine:
         self._process: asyncio.subprocess.Process | None = None
         self.max_model_len: int | None = None
         """Longest prompt and answer together, in tokens; known once the engine is up."""
+        self.reach: Reach | None = None
+        """How weights can be sent straight into it, in this life; known once the engine is up."""
         self.log_path = settings.work / "vllm.log"
         self.url = ""
 
     async def start(self) -> None:
         """Start and wait until it answers; raises `EngineFailed`."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self.reach = None
         port = free_port()
         metrics.engine_starts.inc()
         self.url = f"http://127.0.0.1:{port}"
@@ -76,7 +82,9 @@ class Engine:
                     await asyncio.sleep(POLL_SECONDS)
                 await self.tell("/init_weight_transfer_engine", {"init_info": {}})
                 self.max_model_len = await self._context()
+                ranks = await self._workers()
                 await self._warm()
+                self.reach = Reach(engine=secrets.token_hex(4), ranks=ranks, backends=backends(_has_gpu()))
         except TimeoutError:
             raise EngineFailed(
                 f"vLLM did not start within {self._settings.start_seconds:g} s: {self._last_words()}"
@@ -130,6 +138,14 @@ class Engine:
                 return int((await response.json())["data"][0]["max_model_len"])
         except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
             raise EngineFailed(f"vLLM does not say how long its context is: {error}") from error
+
+    async def _workers(self) -> int:
+        """Tensor, pipeline and data parallel ones together."""
+        try:
+            async with self._session.get(self.url + "/get_world_size") as response:
+                return int((await response.json())["world_size"])
+        except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
+            raise EngineFailed(f"vLLM does not say how many workers it has: {error}") from error
 
     async def _warm(self) -> None:
         """Let vLLM compile its samplers now: its first answers do it else, for longer than some rollouts may take."""

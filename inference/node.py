@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from msgspec import to_builtins
 
 from bus import AccessError, Bus, own_id
 from bus.cancelling import cancel
@@ -16,15 +17,18 @@ from bus.fleet import Pulse
 from bus.nodes import Happening, step
 from inference.adapters import Adapters
 from inference.canary import EngineCanary
-from inference.engine import Engine, EngineFailed, EngineKilled
+from inference.engine import Engine, EngineFailed, EngineKilled, EngineRefused
 from inference.gateway import Gateway
+from inference.offers import meeting, seat_in
 from inference.residents import Residents
 from inference.settings import InferenceSettings
 from inference.subscriber import Subscriber
+from schemas.events import WeightVersion
 
 log = logging.getLogger(__name__)
 
 RESTART_SECONDS = (1.0, 30.0)
+IDLE_SECONDS = 2.0
 
 
 class PortInUse(Exception):
@@ -59,6 +63,8 @@ class Node:
         self._key = _cluster_key(settings)
         self._swaps = 0
         self._adapters: Adapters | None = None
+        self._meeting = ""
+        """The last one gone to: who was there in vain does not go again."""
         self._engine: Engine
         self._gateway: Gateway
         self._subscriber: Subscriber
@@ -66,7 +72,8 @@ class Node:
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
-        connector = aiohttp.TCPConnector(limit=0)
+        # vLLM closes a connection that was idle for 5 s: taken up just then, it would look as if nobody answered.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             self._engine = Engine(self._settings, session)
@@ -123,7 +130,9 @@ class Node:
         work = self._settings.work / "weights"
         canary = EngineCanary(self._engine, self._settings.model, self._gateway, self._happen)
         one_at_a_time = self._adapters is None  # what pauses nothing is waited for by nobody
-        self._subscriber = Subscriber(self._bus, self.id, self._settings.model, work, self._swap, canary, one_at_a_time)
+        self._subscriber = Subscriber(
+            self._bus, self.id, self._settings.model, work, self._swap, canary, one_at_a_time, self._take_part
+        )
         lost = asyncio.create_task(self._engine.lost())
         working = {asyncio.create_task(self._subscriber.run(self._applied))}
         if self._adapters:
@@ -144,6 +153,26 @@ class Node:
         return paused
 
     async def _replace(self, files: Sequence[Path], version: int) -> float:
+        return await self._load({"paths": [str(path.resolve()) for path in files]}, version)
+
+    async def _take_part(self, manifest: WeightVersion) -> float | None:
+        """See `inference.offers.TakePart`; the engine stands still from when it waits for the others."""
+        offer, reach, started = manifest.offer, self._engine.reach, time.monotonic()
+        seat = seat_in(offer, self.id, reach) if reach is not None else None
+        if offer is None or seat is None or offer.meeting == self._meeting or self._adapters is not None:
+            return None
+        self._meeting = offer.meeting
+        try:
+            await self._engine.tell("/init_weight_transfer_engine", {"init_info": meeting(offer, seat)})
+        except EngineRefused as error:
+            log.warning("version %d is to be had by its files: %s", manifest.version, error)
+            return None
+        met = time.monotonic() - started
+        paused = met + await self._load({"content": manifest.content, "size": offer.size}, manifest.version)
+        self._swaps += 1
+        return paused
+
+    async def _load(self, update_info: dict[str, Any], version: int) -> float:
         """Requests in flight stand still for the moment, keep their tokens, and go on with the new weights."""
         started = time.monotonic()
         # clear_cache: requests in flight are computed again from their tokens when they resume (vLLM 0.31).
@@ -151,9 +180,7 @@ class Node:
         await self._engine.tell(f"/pause?mode=keep&clear_cache={clear}")
         try:
             await self._engine.tell("/start_weight_update")
-            await self._engine.tell(
-                "/update_weights", {"update_info": {"paths": [str(path.resolve()) for path in files]}}
-            )
+            await self._engine.tell("/update_weights", {"update_info": update_info})
             await self._engine.tell("/finish_weight_update", {"weight_version": str(version)})
         except EngineFailed:
             # Half-loaded weights must never answer: this engine is given up, a new one starts stale.
@@ -184,6 +211,7 @@ class Node:
                 "max_model_len": self._engine.max_model_len,
                 "problem": subscriber.problem[:120] if subscriber else "",
                 **({"versions": list(self._gateway.versions)} if self._adapters else {}),
+                **({"reach": to_builtins(self._engine.reach)} if self._engine.reach else {}),
                 **({"wants_whole": True} if subscriber and subscriber.wants_whole else {}),
             },
         }

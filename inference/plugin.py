@@ -20,7 +20,7 @@ def register() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if BACKEND not in WeightTransferEngineFactory._registry:  # vLLM loads plugins more than once in a process
-        WeightTransferEngineFactory.register_engine(BACKEND, "inference.weight_engine", "FileWeightEngine")
+        WeightTransferEngineFactory.register_engine(BACKEND, "inference.weight_engine", "LightningbusWeightEngine")
 
 
 def request_amx() -> bool:

@@ -22,6 +22,7 @@ from bus.arriving import counting
 from bus.releases import Releases
 from inference.canary import Judgement
 from inference.files import VersionFiles
+from inference.offers import TakePart, by_files_only
 from inference.turns import Turns
 from schemas import subjects
 from schemas.events import Trial, WeightApplied, WeightVersion
@@ -72,6 +73,7 @@ class Step:
     manifest: WeightVersion
     on_trial: bool
     files: Sequence[Path] = ()
+    """None of a version that came by a broadcast."""
     fetched: float = 0.0
     verified: float = 0.0
 
@@ -88,9 +90,10 @@ class Subscriber:
         swap: Swap,
         canary: Canary | None = None,
         one_at_a_time: bool = True,
+        take_part: TakePart = by_files_only,
     ) -> None:
         """Without a ``canary`` this node tries no version; ``one_at_a_time``: it swaps when it is its turn."""
-        self._one_at_a_time = one_at_a_time
+        self._one_at_a_time, self._take_part = one_at_a_time, take_part
         self._bus, self._node, self._model, self._swap, self._canary = bus, node, model, swap, canary
         self._files = VersionFiles(bus, model, work)
         self._releases = Releases(bus, model)
@@ -147,6 +150,8 @@ class Subscriber:
             if step is None:
                 return False
             self._offered = step.manifest
+            if await self._took_part(step):
+                return True
             step = await self._fetched(step)
             missed = self._served is not None and self._one_at_a_time  # who serves nobody is missed by nobody
             if not missed and not step.on_trial:
@@ -175,6 +180,16 @@ class Subscriber:
         took = time.monotonic() - started
         return changed(step, files=files, fetched=max(0.0, took - verified.seconds), verified=verified.seconds)
 
+    async def _took_part(self, step: Step) -> bool:
+        """Whether a broadcast has brought what follows what is served: to all who have a seat, at once."""
+        if step.on_trial or step.manifest.offer is None or step.manifest.parent != self.version:
+            return False
+        paused = await self._take_part(step.manifest)
+        if paused is None:
+            return False
+        await self._serves(step, paused)
+        return True
+
     async def _take_turn(self, step: Step) -> bool:
         now = await self._next()
         if now is None or now.manifest.version != step.manifest.version:
@@ -196,7 +211,8 @@ class Subscriber:
         metrics.swap_pause_seconds.observe(paused)
         log.info("version %d: fetched in %.3f s, paused for %.3f s", version, step.fetched, paused)
         await self._announce(step, paused)
-        self._files.drop_all_but(step.files)
+        if step.files:  # else those of the last version that came as one, which the next may be told from
+            self._files.drop_all_but(step.files)
         await self._on_applied()
 
     async def _try(self, step: Step) -> None:
@@ -228,11 +244,13 @@ class Subscriber:
             self.problem = f"version {manifest.version} was revoked: {judgement.reason or 'by somebody else'}"[:200]
 
     async def _go_back(self, canary: Canary) -> None:
-        if self._served is None:
+        before, self._served = self._served, None  # until it is there again
+        if before is None:
             await canary.give_up()
+        elif before.files:
+            await self._apply(changed(before, fetched=0.0, verified=0.0))
         else:
-            back = changed(self._served, fetched=0.0, verified=0.0)
-            await self._apply(back)
+            await self._apply(await self._fetched(before))
 
     async def _announce(self, step: Step, paused: float) -> None:
         applied = WeightApplied(

@@ -1,7 +1,7 @@
-"""vLLM weight-transfer engine that loads safetensors files, on CPU and GPU alike. Runs inside vLLM's workers."""
+"""vLLM weight-transfer engine that loads safetensors files or takes part in a broadcast. Runs inside vLLM's workers."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,35 +12,46 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from inference.peft import A_SUFFIX, B_SUFFIX
+from inference.receiving import Meeting, Receiver
 
 
 @dataclass
-class NoInit(WeightTransferInitInfo):
-    """There is nothing to set up."""
+class Init(Meeting, WeightTransferInitInfo):
+    """Files need nothing to be set up; a broadcast begins with meeting the others."""
 
 
 @dataclass
-class WeightFile(WeightTransferUpdateInfo):
-    """Safetensors files, verified by the node before it asks.
+class Update(WeightTransferUpdateInfo):
+    """Safetensors files, verified by the node before it asks, or else what was met for.
 
-    The first has all weights under their Hugging Face names; a second has LoRA adapters under PEFT's, and ``scale``
-    in its metadata.
+    The first file has all weights under their Hugging Face names; a second has LoRA adapters under PEFT's, and
+    ``scale`` in its metadata. ``content`` and ``size`` are of the file that a broadcast sends.
     """
 
-    paths: list[str]
+    paths: list[str] = field(default_factory=list)
+    content: str = ""
+    size: int = 0
 
 
-class FileWeightEngine(WeightTransferEngine[NoInit, WeightFile]):
-    """Reads tensors one by one from the file into the running model."""
+class LightningbusWeightEngine(WeightTransferEngine[Init, Update]):
+    """Brings tensors into the running model one by one, from a file or from the learner's memory."""
 
-    init_info_cls = NoInit
-    update_info_cls = WeightFile
+    init_info_cls = Init
+    update_info_cls = Update
 
-    def init_transfer_engine(self, init_info: NoInit) -> None:
-        """Nothing to set up."""
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._receiver = Receiver()
+
+    def init_transfer_engine(self, init_info: Init) -> None:
+        """Meet the others of a broadcast; as the engine starts, there is none."""
+        if init_info.address:
+            parallel = self.parallel_config
+            self._receiver.meet(init_info, parallel.data_parallel_index * parallel.world_size + parallel.rank)
 
     def start_weight_update(self) -> None:
         """Make the model ready to take weights in checkpoint form."""
@@ -52,9 +63,18 @@ class FileWeightEngine(WeightTransferEngine[NoInit, WeightFile]):
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: WeightFile) -> None:
-        """Load every tensor, adapters added to what they adapt."""
-        self.model.load_weights(tensors(*update_info.paths))  # type: ignore[operator]
+    def receive_weights(self, update_info: Update) -> None:
+        """Load every tensor: of files, adapters added to what they adapt; of a broadcast, as they come.
+
+        What comes is in the model before all of it is known to be right: if it is not, this raises, and the node gives
+        the engine up. A copy of all weights beside those that serve is memory that GPUs do not have.
+        """
+        load: Any = self.model.load_weights
+        if update_info.paths:
+            load(tensors(*update_info.paths))
+            return
+        with disable_mtp_completeness_check():  # no lot of tensors is all of them
+            self._receiver.receive(update_info.content, update_info.size, load)
 
     def finish_weight_update(self) -> None:
         """Bring the loaded weights into the engine's own layout."""
@@ -63,7 +83,8 @@ class FileWeightEngine(WeightTransferEngine[NoInit, WeightFile]):
             _repack_heads(self.model)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Be in no group any more."""
+        self._receiver.leave()
 
 
 def _repack_heads(model: torch.nn.Module) -> None:

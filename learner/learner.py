@@ -17,6 +17,7 @@ from bus.cancelling import cancel
 from bus.tasks import read_problems
 from learner.account import Account
 from learner.batch import BatchMaker
+from learner.broadcast import Broadcaster
 from learner.checkpoint import TRAINER, Checkpoints, LearnerState
 from learner.dispatch import Dispatcher
 from learner.groups import Group
@@ -64,7 +65,8 @@ class Learner:
         self._settings = settings
         self._checkpoints = Checkpoints(settings.checkpoints, settings.keep_checkpoints)
         self._nodes = bus.fleet("inference")
-        self._publisher = WeightPublisher(bus, settings, self._whole_wanted)
+        self._broadcaster = Broadcaster(settings, self._nodes.members)
+        self._publisher = WeightPublisher(bus, settings, self._whole_wanted, self._broadcaster)
         self._thread = ThreadPoolExecutor(1, "trainer")  # one, because torch's thread count belongs to a thread
         self._intake: Intake
         self._account: Account
@@ -75,7 +77,7 @@ class Learner:
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
         name = own_id(self._settings.id)
-        async with self._nodes, self._bus.beat("learner", name, self._describe) as pulse:
+        async with self._nodes, self._bus.beat("learner", name, self._describe) as pulse, self._broadcaster:
             try:
                 await self._begin()
                 fenced = self._publisher.superseded(self._state.epoch)

@@ -11,6 +11,7 @@ from nats.aio.msg import Msg
 from bus import Bus, BusError
 from bus.releases import Releases
 from bus.transports import transport
+from learner.broadcast import Broadcaster
 from learner.chain import SUFFIX, Chain, blob_name, expired, of_model, version_of
 from learner.settings import LearnerSettings
 from schemas import identity, subjects
@@ -30,9 +31,15 @@ class CannotLearn(Exception):
 class WeightPublisher:
     """The one writer of a model's versions; a second one is fenced off by the stream."""
 
-    def __init__(self, bus: Bus, settings: LearnerSettings, whole_wanted: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        settings: LearnerSettings,
+        whole_wanted: Callable[[], bool] = lambda: False,
+        broadcaster: Broadcaster | None = None,
+    ) -> None:
         """``whole_wanted``: whether some node waits for a version that it can fetch by itself."""
-        self._bus, self._settings, self._whole_wanted = bus, settings, whole_wanted
+        self._bus, self._settings, self._whole_wanted, self._broadcaster = bus, settings, whole_wanted, broadcaster
         self._subject = subjects.weights(settings.model)
         self._last_sequence = 0
         try:
@@ -88,6 +95,7 @@ class WeightPublisher:
         blob = await self._transport.put(BUCKET, name, delta or path)
         content = "" if self._base else await asyncio.to_thread(fingerprint, path)
         parent = self.last.version if self.last is not None and self.last.version < version else None
+        offer = await self._broadcaster.offer(path, version, epoch, parent) if self._broadcaster else None
         manifest = WeightVersion(
             run=self._settings.run,
             model=model,
@@ -99,6 +107,7 @@ class WeightPublisher:
             blobs=(*self._base, blob),
             chain=self._chain.links if delta else (),
             content=content,
+            offer=offer,
             epoch=epoch,
             step=step,
             created_ns=time.time_ns(),
@@ -111,6 +120,8 @@ class WeightPublisher:
             expect_last=self._last_sequence,
         )
         self.last = manifest
+        if self._broadcaster:
+            self._broadcaster.begin(manifest, path)
         if not self._base:
             await self._chain.published(Link(version=version, content=content, blob=blob), path, whole=delta is None)
         await self._expire(blob.name)

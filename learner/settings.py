@@ -188,6 +188,38 @@ class CanarySettings(BaseModel):
     )
 
 
+class BroadcastSettings(BaseModel):
+    """Versions straight into the engines that are ready for them, beside the blobs that all can fetch."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    backend: Literal["off", "nccl", "gloo"] = Field(
+        "off",
+        description="nccl: from this machine's GPU into the nodes'; gloo: by the CPUs; off: versions are fetched",
+    )
+    host: str = Field(
+        "127.0.0.1",
+        description="address of this machine that nodes reach, on a network of yours alone: who reaches it can keep "
+        "engines from a version, and disturb them",
+        pattern=r"^[A-Za-z0-9.-]{1,253}$",
+    )
+    port: int = Field(0, ge=0, le=65535, description="where nodes meet; 0: any free one")
+    seconds: float = Field(
+        10.0,
+        gt=0,
+        le=60,
+        description="how long engines that have come wait, without sampling, for one that has not; then all of them "
+        "fetch the version",
+    )
+
+    @field_validator("host")
+    @classmethod
+    def _one_address(cls, host: str) -> str:
+        if host == "0.0.0.0":
+            raise ValueError("broadcast needs the one address of this machine that nodes reach, not all it has")
+        return host
+
+
 class WeightSettings(BaseModel):
     """How weight versions reach the nodes."""
 
@@ -209,6 +241,7 @@ class WeightSettings(BaseModel):
     canary: CanarySettings | None = Field(
         None, description="each version is tried on one node before the others follow; none: they follow at once"
     )
+    broadcast: BroadcastSettings = BroadcastSettings()
 
     @model_validator(mode="after")
     def _place(self) -> Self:
@@ -291,6 +324,16 @@ class LearnerSettings(RoleSettings):
         temperature = self.sampling.get("temperature", 1.0)
         if not isinstance(temperature, int | float) or temperature <= 0:
             raise ValueError("sampling.temperature must be above 0: a greedy group has no advantage")
+        return self
+
+    @model_validator(mode="after")
+    def _broadcast(self) -> Self:
+        if self.lora.lora_rank and self.weights.broadcast.backend != "off":
+            raise ValueError("weights.broadcast is for whole weights: adapters are small, and are fetched")
+        if self.weights.canary is not None and self.weights.broadcast.backend != "off":
+            raise ValueError(
+                "weights.broadcast is to all nodes at once, weights.canary to one first: choose one of them"
+            )
         return self
 
     @model_validator(mode="after")

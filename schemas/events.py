@@ -19,6 +19,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
 TransportName = Literal["blob", "file", "s3"]
+Backend = Literal["nccl", "gloo"]
 Mode = Literal["train", "eval"]
 Outcome = Literal["ok", "agent_error", "timeout", "infra", "poisoned", "cancelled"]
 
@@ -239,6 +240,47 @@ class Trial(Event, frozen=True, kw_only=True):
     """Mean length of the answers against that of the version released before, either way."""
 
 
+class Reach(Event, frozen=True, kw_only=True):
+    """What a node's heartbeat says of its engine, so that it may be given a seat in a broadcast."""
+
+    engine: Name
+    """This life of it: an engine that was started again is in no group any more."""
+    ranks: Positive
+    """Its workers, each of which takes part."""
+    backends: tuple[str, ...]
+
+
+class Seat(Event, frozen=True, kw_only=True):
+    """The ranks of one engine in a group, from ``rank`` on; 0 is the learner's."""
+
+    node: str
+    engine: Name
+    rank: Positive
+    ranks: Positive
+
+
+class Offer(Event, frozen=True, kw_only=True):
+    """A broadcast of a version, from the learner's memory into the engines that have a seat in it: `bus.collective`."""
+
+    backend: Backend
+    address: str
+    """``host:port`` of the store on the learner where all meet."""
+    group: Name
+    """The same for the same seats: a group is made once and kept over versions."""
+    meeting: Identifier
+    """Of this version, in the store."""
+    seats: tuple[Seat, ...]
+    size: Count
+    """Bytes of the whole file."""
+    seconds: Seconds
+    """How long who has come waits for the others."""
+
+    @property
+    def world(self) -> int:
+        """Ranks of the group."""
+        return 1 + sum(seat.ranks for seat in self.seats)
+
+
 class WeightVersion(Event, frozen=True, kw_only=True):
     """Manifest of one version of a model's weights; the bytes are in its blobs.
 
@@ -259,6 +301,8 @@ class WeightVersion(Event, frozen=True, kw_only=True):
     """Of a delta: the versions before it, oldest first, from a whole one on."""
     content: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$")] = ""
     """Of the whole file that holds the weights, see `schemas.delta.fingerprint`: the same, however they were sent."""
+    offer: Offer | None = None
+    """Beside the blobs, a way for those who were ready: whoever cannot take it, or not now, has the blobs."""
     epoch: Count
     """Which life of the learner wrote it; a learner of an older epoch is fenced off."""
     step: Count

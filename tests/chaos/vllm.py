@@ -6,7 +6,9 @@ It reads every weight file it is told to load, stands still while it is paused, 
 import argparse
 import asyncio
 import json
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,13 @@ class Engine:
         self.vocabulary: int = json.loads((model / "config.json").read_text())["vocab_size"]
         self.context = context
         self.version = -1
-        self.loading = -1
+        self.loading: int | None = -1
         self.adapters: dict[str, int] = {}
         self.running = asyncio.Event()
         self.running.set()
         self.load_seconds = load_seconds
+        self.dies_amid = False
+        """It is killed when it has the first tensor of a broadcast."""
 
     async def pause(self, request: web.Request) -> web.Response:
         self.running.clear()
@@ -41,8 +45,29 @@ class Engine:
         self.running.set()
         return web.json_response({})
 
+    async def meet(self, request: web.Request) -> web.Response:
+        asked = (await request.json())["init_info"]
+        if asked:
+            await asyncio.to_thread(self.receiver.meet, self.meeting(**asked), 0)
+        return web.json_response({})
+
+    def receives(self) -> None:
+        from inference.receiving import Meeting, Receiver  # torch: most who use this stand-in have no need of it
+
+        self.meeting, self.receiver = Meeting, Receiver()
+
+    def received(self, batch: Any) -> None:
+        assert not self.running.is_set(), "weights are loaded while nothing is sampled"
+        if self.dies_amid:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     async def load(self, request: web.Request) -> web.Response:
-        path = (await request.json())["update_info"]["paths"][0]
+        told = (await request.json())["update_info"]
+        if "paths" not in told:
+            await asyncio.to_thread(self.receiver.receive, told["content"], told["size"], self.received)
+            self.loading = None  # what was sent has no name
+            return web.json_response({})
+        path = told["paths"][0]
         with safe_open(path, framework="np") as file:
             for name in file.keys():  # noqa: SIM118 - not a dict
                 file.get_tensor(name)
@@ -53,7 +78,8 @@ class Engine:
         return web.json_response({})
 
     async def finish(self, request: web.Request) -> web.Response:
-        self.version = self.loading
+        told = int((await request.json())["weight_version"])
+        self.version = told if self.loading is None else self.loading
         return web.json_response({})
 
     async def add(self, request: web.Request) -> web.Response:
@@ -69,6 +95,9 @@ class Engine:
 
     async def nothing(self, request: web.Request) -> web.Response:
         return web.json_response({})
+
+    async def workers(self, request: web.Request) -> web.Response:
+        return web.json_response({"world_size": 1})
 
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "policy", "max_model_len": self.context}]})
@@ -126,11 +155,17 @@ async def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=256)
     parser.add_argument("--token-seconds", type=float, default=0.01)
     parser.add_argument("--load-seconds", type=float, default=0.0)
+    parser.add_argument("--receives", action="store_true")
+    parser.add_argument("--dies-amid", action="store_true")
     given, _ = parser.parse_known_args()
     engine = Engine(given.model, given.max_model_len, given.token_seconds, given.load_seconds)
+    engine.dies_amid = given.dies_amid
+    if given.receives:
+        engine.receives()
     app = web.Application()
-    for path in ("/init_weight_transfer_engine", "/start_weight_update"):
-        app.router.add_post(path, engine.nothing)
+    app.router.add_post("/init_weight_transfer_engine", engine.meet)
+    app.router.add_post("/start_weight_update", engine.nothing)
+    app.router.add_get("/get_world_size", engine.workers)
     app.router.add_get("/health", engine.nothing)
     app.router.add_get("/v1/models", engine.models)
     app.router.add_post("/pause", engine.pause)

@@ -1,0 +1,308 @@
+"""Versions by broadcast over gloo, to nodes with the stand-in for vLLM, which receives as vLLM's workers do.
+
+`tests/loop` does it with vLLM itself.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec import to_builtins
+
+from bus import Bus
+from bus.cancelling import cancel
+from bus.collective import NotMet, absent, join, listen, meet, visit
+from bus.fleet import Fleet
+from inference import node
+from inference.receiving import Meeting, Receiver
+from inference.settings import InferenceSettings
+from learner.broadcast import Broadcaster, seats_for
+from learner.publish import WeightPublisher
+from learner.sender import bytes_of
+from learner.settings import LearnerSettings
+from schemas import subjects
+from schemas.codec import encode
+from schemas.delta import fingerprint
+from schemas.events import Heartbeat, Reach, Seat, WeightVersion
+from tests.tensorfiles import weights, write
+
+STAND_IN = str(Path(__file__).resolve().parents[1] / "chaos" / "vllm.py")
+
+
+class Learner:
+    """Publishes and broadcasts versions of a model of several tensors."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, directory: Path, seconds: float) -> None:
+        broadcast = {"backend": "gloo", "seconds": seconds}
+        settings = {"model_path": "-", "checkpoints": directory, "weights": {"broadcast": broadcast}}
+        made = LearnerSettings.model_validate(settings)
+        self.broadcaster = Broadcaster(made, fleet.members)
+        self._publisher = WeightPublisher(bus, made, broadcaster=self.broadcaster)
+        self._directory, self.sent = directory, list[WeightVersion]()
+
+    async def publish(self) -> WeightVersion:
+        """The next version; the broadcast, if there is one, goes on."""
+        version = len(self.sent)
+        contents = {  # of a dtype that the stand-in can read
+            f"{part}.{name}": ("F16", shape, data)
+            for part in range(8)
+            for name, (_, shape, data) in weights(8 * version + part).items()
+        }
+        path = write(self._directory / "made.safetensors", contents)
+        await self.broadcaster.settled()
+        await self._publisher.look()
+        await self._publisher.publish(path, version=version, epoch=1, step=version)
+        path.unlink()  # as the next step's would replace it
+        assert self._publisher.last is not None
+        self.sent.append(self._publisher.last)
+        return self._publisher.last
+
+
+@asynccontextmanager
+async def learning(bus: Bus, directory: Path, seconds: float = 20) -> AsyncIterator[tuple[Learner, Fleet]]:
+    """A learner that can broadcast, and the nodes it sees."""
+    (directory / "learner").mkdir()
+    async with bus.fleet("inference") as fleet:
+        learner = Learner(bus, fleet, directory / "learner", seconds)
+        async with learner.broadcaster:
+            yield learner, fleet
+
+
+@asynccontextmanager
+async def serving(bus: Bus, directory: Path, id: str, *arguments: str) -> AsyncIterator[Path]:
+    """A node; gives the directory of the files it fetches."""
+    (directory / "model").mkdir(exist_ok=True)
+    (directory / "model" / "config.json").write_text('{"vocab_size": 100}')
+    settings = InferenceSettings(
+        model_path=directory / "model",
+        id=id,
+        command=[sys.executable, STAND_IN],
+        extra_args=["--receives", *arguments],
+        max_model_len=64,
+        work=directory / id,
+    )
+    stop = asyncio.Event()
+    running = asyncio.create_task(node.run(bus, settings, stop))
+    try:
+        yield directory / id / "weights"
+    finally:
+        stop.set()
+        await asyncio.wait({running}, timeout=30)
+        await cancel(running)
+
+
+async def until(fleet: Fleet, met: Callable[[dict[str, Heartbeat]], bool]) -> dict[str, Heartbeat]:
+    """Wait for what the nodes say of themselves."""
+    async with asyncio.timeout(60):
+        while not met(said := {beat.id: beat for beat in fleet.members()}):
+            await fleet.changed()
+    return said
+
+
+async def served(fleet: Fleet, version: int, ids: str) -> dict[str, str]:
+    """Wait until nodes serve a version; the life of each one's engine."""
+    said = await until(fleet, lambda said: all(id in said and said[id].version == version for id in ids))
+    return {id: said[id].detail["reach"]["engine"] for id in ids}
+
+
+def fetched(directory: Path) -> list[int]:
+    """The versions whose files a node has."""
+    return sorted(int(path.stem.rpartition("-")[2]) for path in directory.glob("*.safetensors"))
+
+
+async def test_versions_go_to_all_who_are_ready_over_one_group_and_who_comes_late_fetches(
+    bus: Bus, tmp_path: Path
+) -> None:
+    async with (
+        learning(bus, tmp_path) as (learner, fleet),
+        serving(bus, tmp_path, "a") as a,
+        serving(bus, tmp_path, "b") as b,
+    ):
+        await learner.publish()
+        lives = await served(fleet, 0, "ab")
+        for version in (1, 2):
+            await learner.publish()
+            assert await served(fleet, version, "ab") == lives
+        async with serving(bus, tmp_path, "c") as c:
+            await served(fleet, 2, "c")
+            await learner.publish()
+            assert await served(fleet, 3, "ab") == lives
+            await served(fleet, 3, "c")
+            assert (fetched(a), fetched(b), fetched(c)) == ([0], [0], [2]), "nobody wrote what was sent"
+            await learner.broadcaster.settled()
+    offers = [manifest.offer for manifest in learner.sent]
+    assert learner.broadcaster.sent == 3 and offers[0] is None
+    assert [[seat.node for seat in offer.seats] for offer in offers if offer] == [["a", "b"]] * 2 + [["a", "b", "c"]]
+    assert [offer.address.rpartition(":")[0] for offer in offers if offer] == ["127.0.0.1"] * 3
+    first, second, third = (offer.group for offer in offers if offer)
+    assert first == second != third
+    assert all(manifest.blobs for manifest in learner.sent), "each can be had without the learner, too"
+
+
+async def test_who_never_comes_is_waited_for_within_a_bound_and_not_again(bus: Bus, tmp_path: Path) -> None:
+    reach = to_builtins(Reach(engine="gone", ranks=1, backends=("gloo",)))
+
+    async def ghost(version: int) -> None:
+        beat = Heartbeat(
+            role="inference", id="g", state="ready", model="policy", version=version, detail={"reach": reach}, sent_ns=1
+        )
+        await bus.nc.publish(subjects.heartbeat("inference", "g"), encode(beat))
+        await served(fleet, version, "g")
+
+    async with learning(bus, tmp_path, seconds=2) as (learner, fleet), serving(bus, tmp_path, "a") as a:
+        await learner.publish()
+        lives = await served(fleet, 0, "a")
+        await ghost(0)
+        started = time.monotonic()
+        manifest = await learner.publish()
+        assert manifest.offer is not None and [seat.node for seat in manifest.offer.seats] == ["a", "g"]
+        assert await served(fleet, 1, "a") == lives, "nothing was wrong with this engine"
+        assert 2 <= time.monotonic() - started < 8 and fetched(a) == [1]
+        await learner.broadcaster.settled()
+        assert learner.broadcaster.sent == 0
+        await ghost(1)
+        manifest = await learner.publish()
+        assert manifest.offer is not None and [seat.node for seat in manifest.offer.seats] == ["a"]
+        assert await served(fleet, 2, "a") == lives and fetched(a) == [1]
+
+
+async def test_of_half_a_broadcast_nothing_is_served_and_the_version_is_fetched(bus: Bus, tmp_path: Path) -> None:
+    async with (
+        learning(bus, tmp_path) as (learner, fleet),
+        serving(bus, tmp_path, "a") as a,
+        serving(bus, tmp_path, "b", "--dies-amid") as b,
+    ):
+        await learner.publish()
+        lives = await served(fleet, 0, "ab")
+        manifest = await learner.publish()
+        assert manifest.offer is not None and len(manifest.offer.seats) == 2
+        said = await until(fleet, lambda said: all(said[id].version is None for id in "ab"))
+        assert {said[id].state for id in "ab"} <= {"starting", "stale"}
+        again = await served(fleet, 1, "ab")
+        assert not set(lives.values()) & set(again.values()), "an engine with half the weights is given up"
+        assert (fetched(a), fetched(b)) == ([1], [1])
+        await learner.broadcaster.settled()
+        assert learner.broadcaster.sent == 0
+
+
+async def test_without_what_a_broadcast_needs_versions_are_fetched(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    settings = LearnerSettings.model_validate(
+        {"model_path": "-", "checkpoints": tmp_path, "weights": {"broadcast": {"backend": "nccl"}}}
+    )
+    async with Broadcaster(settings, list) as broadcaster:
+        await broadcaster.settled()
+        publisher = WeightPublisher(bus, settings, broadcaster=broadcaster)
+        for version in range(2):
+            path = write(tmp_path / "made.safetensors", weights(version))
+            await publisher.publish(path, version=version, epoch=1, step=version)
+            assert publisher.last is not None and publisher.last.offer is None
+    assert "weights go by their files only: nccl needs a GPU, and torch finds none" in caplog.text
+
+
+def together(*work: Callable[[], Any]) -> list[BaseException | None]:
+    """Run at the same time, each as a rank would; what each ended with."""
+    with ThreadPoolExecutor(len(work)) as pool:
+        return [one.exception() for one in [pool.submit(part) for part in work]]
+
+
+def test_all_have_met_or_nobody_has() -> None:
+    store = listen("127.0.0.1", 0)
+    others = [visit("127.0.0.1", store.port, 5) for _ in range(2)]
+    ranks = list(enumerate((store, *others)))
+    assert together(*[lambda rank=rank, at=at: meet(at, "m1", rank, 3, 10) for rank, at in ranks]) == [None] * 3
+    started = time.monotonic()
+    ended = together(*[lambda rank=rank, at=at: meet(at, "m2", rank, 3, 0.5 * 4**rank) for rank, at in ranks[:2]])
+    assert [type(error) for error in ended] == [NotMet] * 2
+    assert time.monotonic() - started < 1.5, "who would have waited longer learns of it at once"
+    assert absent(store, "m2", 3) == [2]
+    with pytest.raises(NotMet):
+        meet(others[1], "m2", 2, 3, 10)  # too late, although it is the last one
+
+
+def test_what_is_not_what_was_published_is_known(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "w.safetensors", {**weights(0, 1001), "empty": ("F32", (0, 4), b""), "one": ("I8", (), b"7")}
+    )
+    other = write(
+        tmp_path / "o.safetensors", {**weights(1, 1001), "empty": ("F32", (0, 4), b""), "one": ("I8", (), b"7")}
+    )
+    store = listen("127.0.0.1", 0)
+    receiver, group, got = Receiver(), list[Any](), dict[str, Any]()
+
+    def sends(meeting: str, source: Path) -> None:
+        header, tensors = bytes_of(source)
+        store.set(f"{meeting}/header", header)  # type: ignore[arg-type]
+        meet(store, meeting, 0, 2, 10)
+        if not group:
+            group.append(join("gloo", store, "g", 0, 2, "127.0.0.1", 10))
+        group[0].send(tensors)
+
+    def receives(meeting: str) -> None:
+        at = Meeting(f"127.0.0.1:{store.port}", "g", "gloo", meeting, rank=1, world=2, seconds=10)
+        receiver.meet(at, 0)
+        receiver.receive(fingerprint(path), path.stat().st_size, got.update)
+
+    assert together(lambda: sends("m1", path), lambda: receives("m1")) == [None, None]
+    assert {name: tuple(one.shape) for name, one in got.items()} == {
+        "a": (500,),
+        "b": (501,),
+        "empty": (0, 4),
+        "one": (),
+    }
+    assert got["a"].view(torch.uint8).numpy().tobytes() == weights(0, 1001)["a"][2]
+    sent, received = together(lambda: sends("m2", other), lambda: receives("m2"))
+    assert sent is None and isinstance(received, ValueError) and "not those that were published" in str(received)
+    with pytest.raises(ValueError, match="nobody was met"):
+        receiver.receive(fingerprint(path), path.stat().st_size, got.update)
+
+
+def beat(id: str, **changes: Any) -> Heartbeat:
+    reach = to_builtins(Reach(engine=f"e{id}", ranks=2, backends=("nccl", "gloo")))
+    fields = {"role": "inference", "state": "ready", "model": "policy", "version": 4, "detail": {"reach": reach}}
+    return Heartbeat(id=id, sent_ns=1, **{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_a_seat_is_for_who_serves_the_version_before() -> None:
+    def seated(beats: Sequence[Heartbeat], **changes: Any) -> tuple[Seat, ...]:
+        return seats_for(beats, **{"model": "policy", "backend": "nccl", "held": 4, **changes})
+
+    fit = [beat("a"), beat("b")]
+    assert [(seat.node, seat.engine, seat.rank, seat.ranks) for seat in seated(fit)] == [
+        ("a", "ea", 1, 2),
+        ("b", "eb", 3, 2),
+    ]
+    others = (
+        {"version": 3},
+        {"version": None},
+        {"state": "suspect"},
+        {"state": "stale"},
+        {"model": "other"},
+        {"detail": {}},
+        {"detail": {"reach": {"engine": "e", "ranks": 1, "backends": ["gloo"]}}},
+        {"detail": {"reach": {"engine": "e", "ranks": 0, "backends": ["nccl"]}}},
+    )
+    for changes in others:
+        assert seated([beat("x", **changes), *fit]) == seated(fit), changes
+    assert [seat.node for seat in seated(fit, resting=["ea"])] == ["b"]
+
+
+def test_every_address_is_none_to_meet_at() -> None:
+    with pytest.raises(ValueError, match="needs the one address"):
+        LearnerSettings.model_validate({"model_path": "-", "weights": {"broadcast": {"host": "0.0.0.0"}}})
+
+
+def test_adapters_are_not_broadcast() -> None:
+    with pytest.raises(ValueError, match="adapters are small"):
+        LearnerSettings.model_validate(
+            {"model_path": "-", "lora": {"lora_rank": 4}, "weights": {"broadcast": {"backend": "gloo"}}}
+        )
