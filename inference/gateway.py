@@ -14,11 +14,13 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from bus import metrics
+from bus import metrics, tracing
 from bus.doors import holds
 from bus.measuring import counted
 from bus.nodes import State, serves
 from inference.settings import MOST_REQUESTS
+from schemas import attributes
+from schemas.subjects import TRACE_HEADER
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
@@ -138,16 +140,20 @@ class Gateway:
         if pinned is not None and pinned != str(self.version):
             return _error(409, f"this node serves version {self.version}, not {pinned}")
         body = salted(await request.read(), self.version)
+        asked_in = request.headers.get(TRACE_HEADER, "")
         self.inflight += 1
         try:
-            async with self._session.post(
-                self._engine_url() + request.path, data=body, headers={"Content-Type": "application/json"}
-            ) as answer:
-                if answer.content_type != "text/event-stream":
-                    return web.Response(
-                        body=await answer.read(), status=answer.status, content_type=answer.content_type
-                    )
-                return await self._stream(request, answer)
+            with tracing.span(
+                f"POST {request.path}", {attributes.WEIGHT_VERSION: self.version}, asked_in, "server"
+            ) as own:
+                headers = {"Content-Type": "application/json", **own.headers}
+                async with self._session.post(self._engine_url() + request.path, data=body, headers=headers) as answer:
+                    own.note({"http.response.status_code": answer.status})
+                    if answer.content_type != "text/event-stream":
+                        return web.Response(
+                            body=await answer.read(), status=answer.status, content_type=answer.content_type
+                        )
+                    return await self._stream(request, answer)
         except (aiohttp.ClientConnectionError, TimeoutError):
             return _error(503, "the engine is not answering")
         finally:

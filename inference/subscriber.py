@@ -4,15 +4,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError, metrics
+from bus import Bus, BusError, metrics, tracing
 from inference.files import VersionFiles
-from schemas import subjects
+from schemas import attributes, subjects
 from schemas.events import WeightApplied, WeightVersion
 
 log = logging.getLogger(__name__)
@@ -73,21 +74,26 @@ class Subscriber:
     async def _catch_up(self) -> bool:
         """Apply the newest version if it is not held yet; a bad or missing blob leaves the old one serving."""
         offered = ""
-        try:
-            found = await self._bus.last(subjects.WEIGHTS, subjects.weights(self._model), WeightVersion)
-            if found is None or (self.version is not None and found[0].version <= self.version):
+        with ExitStack() as whole:
+            try:
+                found = await self._bus.last(subjects.WEIGHTS, subjects.weights(self._model), WeightVersion)
+                if found is None or (self.version is not None and found[0].version <= self.version):
+                    return False
+                manifest = found[0]
+                offered = manifest.kind
+                said = {attributes.WEIGHT_VERSION: manifest.version, attributes.NODE: self._node}
+                whole.enter_context(tracing.span("version", said))
+                started = time.monotonic()
+                with tracing.span("fetch and verify"):
+                    files = await self._files.get(manifest)
+                fetched = time.monotonic() - started
+            except (BusError, NatsError, OSError, ValueError) as error:
+                metrics.fetch_failures.inc()
+                self.problem, self.wants_whole = f"weights not fetched: {error}", self.wants_whole or offered == "delta"
+                log.warning("%s; version %s goes on serving", self.problem, self.version)
                 return False
-            manifest = found[0]
-            offered = manifest.kind
-            started = time.monotonic()
-            files = await self._files.get(manifest)
-            fetched = time.monotonic() - started
-        except (BusError, NatsError, OSError, ValueError) as error:
-            metrics.fetch_failures.inc()
-            self.problem, self.wants_whole = f"weights not fetched: {error}", self.wants_whole or offered == "delta"
-            log.warning("%s; version %s goes on serving", self.problem, self.version)
-            return False
-        paused = await self._swap(files, manifest.version)
+            with tracing.span("swap"):
+                paused = await self._swap(files, manifest.version)
         self.version, self.problem, self.wants_whole = manifest.version, "", False
         metrics.node_version.set(manifest.version)
         metrics.fetch_seconds.observe(fetched)
