@@ -83,6 +83,9 @@ def begin(role: str, instance: str) -> None:
     except ModuleNotFoundError as error:
         log.warning("no traces are exported: %s is not installed: pip install 'lightningbus[otel]'", error.name)
         return
+    except Exception as error:  # of what the environment says to a library: no role ends for that
+        log.warning("no traces are exported: what OTEL_* says is refused: %s", type(error).__name__)
+        return
     _tracer = _provider.get_tracer("lightningbus")
 
 
