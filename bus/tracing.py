@@ -28,7 +28,8 @@ FOR_AGENTS = ("OTEL_INSTRUMENTATION_", "OTEL_PYTHON_", "OTEL_SEMCONV_")
 """Variables about what is instrumented, not about where it goes."""
 
 Kind = Literal["internal", "server", "client", "consumer"]
-Value = str | int | float | bool
+Said = Mapping[str, str | int | float | bool]
+"""Attributes."""
 
 
 class Traced:
@@ -50,7 +51,7 @@ class Traced:
         """The header that says `traceparent`."""
         return {"traceparent": self.traceparent} if self.made is not None else {}
 
-    def note(self, said: Mapping[str, Value]) -> None:
+    def note(self, said: Said) -> None:
         """More attributes."""
         if self.made is not None:
             self.made.set_attributes(said)
@@ -101,7 +102,7 @@ def end() -> None:
 
 @contextmanager
 def part(
-    name: str, said: Mapping[str, Value] | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
+    name: str, said: Said | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
 ) -> Iterator[Traced]:
     """A span of what the block does, with attributes, below the current one or a W3C traceparent."""
     if _tracer is None:
@@ -124,7 +125,7 @@ def part(
 
 @contextmanager
 def span(
-    name: str, said: Mapping[str, Value] | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
+    name: str, said: Said | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
 ) -> Iterator[Traced]:
     """`part`, and the current one meanwhile: spans made in the block are its children. Not for generators."""
     with part(name, said, parent, kind, started_ns) as traced:

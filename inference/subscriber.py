@@ -81,7 +81,7 @@ class Subscriber:
                     return False
                 manifest = found[0]
                 offered = manifest.kind
-                said = {attributes.WEIGHT_VERSION: manifest.version, attributes.NODE: self._node}
+                said: tracing.Said = {attributes.WEIGHT_VERSION: manifest.version, attributes.NODE: self._node}
                 whole.enter_context(tracing.span("version", said))
                 started = time.monotonic()
                 with tracing.span("fetch and verify"):

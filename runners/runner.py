@@ -156,7 +156,11 @@ class Runner:
             await self._send(attempt)
             await self._bus.bury(delivery, f"poisoned: {reason}")
             return
-        said = {attributes.RUN: task.run, attributes.ROLLOUT: attempt.rollout, attributes.ATTEMPT: attempt.number}
+        said: tracing.Said = {
+            attributes.RUN: task.run,
+            attributes.ROLLOUT: attempt.rollout,
+            attributes.ATTEMPT: attempt.number,
+        }
         parent = delivery.headers.get(subjects.TRACE_HEADER, "")
         with tracing.span(f"attempt {task.agent}", said, parent, "consumer") as traced:
             attempt.traceparent = traced.traceparent
