@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/$(if $(shell command -v nvidia-smi),gpu,cpu).lock
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow chaos hosts bench bench-ui bench-async bench-kv bench-weights check format clean
+.PHONY: setup demo test test-slow chaos hosts bench bench-ui bench-async bench-kv bench-weights bench-sizing check format clean
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -59,3 +59,6 @@ bench-kv: $(READY) ## what a swap amid an answer does to log-probabilities, by k
 
 bench-weights: $(READY) ## a weight version by each transport, whole and as a delta; SIZES=0.5M,5M and MODELS=0.6M measure some
 	$(BIN)/python -m benchmarks.weights $(if $(SIZES),--sizes $(SIZES)) $(if $(MODELS),--models $(MODELS))
+
+bench-sizing: $(READY) ## what one of everything costs, what 10,000 runners come to, and what is full first
+	$(BIN)/python -m benchmarks.sizing

@@ -24,7 +24,7 @@ from store import arrow, migrations
 from store.batch import types_of
 from store.client import connect, first
 from store.rows import Received, Row, rows_of
-from store.store import embedded
+from store.store import served
 
 TURNS, TOKENS, SAMPLED = 100, 320, 64
 """A conversation of 32k tokens: each turn adds so many, so many of them sampled."""
@@ -133,7 +133,7 @@ def codecs(client: Client) -> list[Result]:
 async def measure(place: Path) -> list[Result]:
     """Both."""
     kept = [conversation(number) for number in range(ROLLOUTS)]
-    async with embedded(place) as url:
+    async with served(place) as (_, url):
         client = await asyncio.to_thread(_made, url)
         found = await asyncio.to_thread(bytes_per_rollout, client, kept)
         return [*found, *await asyncio.to_thread(codecs, client)]

@@ -19,8 +19,9 @@ import aiohttp
 from clickhouse_connect.driver.client import Client
 
 from store import migrations
-from store.client import DATABASE, connect
-from store.store import embedded
+from store.client import DATABASE, connect, reader
+from store.limits import PAGE
+from store.store import served
 from store.ui.reading import Reader
 from store.ui.server import Pages, serving
 
@@ -192,11 +193,10 @@ CASES = {
 DROP = ("SYSTEM DROP MARK CACHE", "SYSTEM DROP UNCOMPRESSED CACHE", "SYSTEM DROP QUERY CONDITION CACHE")
 
 
-async def measured(client: Client) -> list[dict[str, Any]]:
-    """Milliseconds of each question a page asks: cold (ClickHouse's own caches dropped) and warm."""
-    reader = await Reader.of(client)
+async def measured(client: Client, asked: Client) -> list[dict[str, Any]]:
+    """Milliseconds of each question a page asks, by ``asked``: cold (ClickHouse's own caches dropped) and warm."""
     rows = []
-    pages = Pages(reader, "127.0.0.1", lambda: "no bus")
+    pages = Pages(Reader(asked), "127.0.0.1", lambda: "no bus")
     async with serving(pages, "127.0.0.1", 0) as site, aiohttp.ClientSession(site) as session:
         for case, (path, asked) in CASES.items():
             address = f"/api/{path}?{urlencode({'run': 'long', **asked})}"
@@ -255,7 +255,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lightningbus-ui-") as temporary:
         path = given.path or Path(temporary)
         filled = path.is_dir() and any(path.iterdir())
-        async with embedded(path) as url:
+        async with served(path) as (_, url):
             if not filled:
                 bare = await asyncio.to_thread(connect, url, None)
                 await asyncio.to_thread(migrations.migrate, bare, DATABASE)
@@ -263,7 +263,7 @@ async def main() -> None:
             if not filled:
                 await asyncio.to_thread(migrations.make_views, client, DATABASE)
                 await asyncio.to_thread(fill, client, given.rollouts)
-            rows = await measured(client)
+            rows = await measured(client, await asyncio.to_thread(reader, url, limits=PAGE))
     print(printed(rows))
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -70,6 +70,7 @@ class Fleet:
     def __init__(self, nc: Client, role: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._nc, self._role, self._clock = nc, role, clock
         self._heard: dict[tuple[str, str], tuple[Heartbeat, float]] = {}
+        self._forgets = clock()
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> "Fleet":
@@ -109,5 +110,7 @@ class Fleet:
             return  # a right to speak is a right to a subject: nobody speaks for another role there
         now = self._clock()
         self._heard[(beat.role, beat.id)] = (beat, now)
-        self._heard = {key: last for key, last in self._heard.items() if now - last[1] < DEAD_SECONDS}
+        if now >= self._forgets:  # not at each: of ten thousand members each says something every second
+            self._forgets = now + INTERVAL_SECONDS
+            self._heard = {key: last for key, last in self._heard.items() if now - last[1] < DEAD_SECONDS}
         self._changed.set()

@@ -47,6 +47,8 @@ class Puller:
         self._wake = asyncio.Event()
         self._stopped = False
         self._not_before = 0.0
+        self.refused = 0
+        """Requests the server would not have wait."""
         self._subscription: Subscription | None = None
         self._loop_task: asyncio.Task[None] | None = None
 
@@ -154,6 +156,7 @@ class Puller:
             return
         if self._asked.pop(token, None) is not None:
             if status not in ENDED:
+                self.refused += 1
                 self._not_before = heard + REFUSED_SECONDS
             self._wake.set()
 

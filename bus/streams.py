@@ -11,7 +11,7 @@ from nats.js.api import (
     StorageType,
     StreamConfig,
 )
-from nats.js.errors import BadRequestError, NotFoundError
+from nats.js.errors import BadRequestError, NotFoundError, ServerError
 
 from schemas import subjects
 
@@ -19,6 +19,8 @@ MAX_MESSAGES = 2_000_000
 DEDUPLICATION_SECONDS = 600.0
 """Longer than the worst retry of any publisher, so that a retry is never a second message."""
 UNLIMITED = -1
+RUNNERS_WAITING = 65_536
+"""Runners of one agent that may wait for a task; the server would refuse all but 512, to ask again twice a second."""
 BUCKET = f"OBJ_{subjects.WEIGHT_BUCKET}"
 """The stream the weights' blobs lie in."""
 
@@ -73,6 +75,8 @@ class Consumer:
     filter: str
     ack: AckPolicy = AckPolicy.EXPLICIT
     ack_wait: float = 30.0
+    waiting: int | None = None
+    """Requests that may wait at once; None: the server's own number, 512."""
 
     def config(self) -> ConsumerConfig:
         """The whole configuration: nats-py drops what it does not know when it reads one back."""
@@ -84,6 +88,7 @@ class Consumer:
             ack_wait=self.ack_wait,
             max_deliver=UNLIMITED,
             max_ack_pending=200_000,
+            max_waiting=self.waiting,
         )
 
 
@@ -99,7 +104,8 @@ READERS = (STORE_SPANS, STORE_WEIGHTS, STORE_DEAD, LEARNER_SPANS)
 
 def runner_tasks(agent: str, ack_wait: float = 30.0) -> Consumer:
     """The durable that all runners of one agent share; how often a task may be tried is the runner's decision."""
-    return Consumer(subjects.TASKS, subjects.runner_durable(agent), subjects.agent_tasks(agent), ack_wait=ack_wait)
+    durable, filter = subjects.runner_durable(agent), subjects.agent_tasks(agent)
+    return Consumer(subjects.TASKS, durable, filter, ack_wait=ack_wait, waiting=RUNNERS_WAITING)
 
 
 async def ensure_stream(js: JetStreamContext, config: StreamConfig) -> None:
@@ -114,7 +120,12 @@ async def ensure_stream(js: JetStreamContext, config: StreamConfig) -> None:
 
 async def ensure_consumer(js: JetStreamContext, consumer: Consumer) -> None:
     """Create the durable, or bring an existing one to this configuration."""
-    await js.add_consumer(consumer.stream, _stored_form(consumer.config()))
+    try:
+        await js.add_consumer(consumer.stream, _stored_form(consumer.config()))
+    except ServerError as error:
+        if "max waiting" not in str(error.description):  # which a server sets once and never again
+            raise
+        await js.add_consumer(consumer.stream, _stored_form(replace(consumer, waiting=None).config()))
 
 
 def _stored_form(config: ConsumerConfig) -> ConsumerConfig:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -96,6 +96,26 @@ def fitted(trial: Trial, context: int | None) -> Trial:
         max_entropy=trial.max_entropy,
         max_length_ratio=trial.max_length_ratio,
     )
+
+
+class Canary(Protocol):
+    """A node that can try a version; `EngineCanary` is one."""
+
+    async def withdraw(self) -> None:
+        """Serve nobody from now on."""
+        ...
+
+    async def judge(self, trial: Trial, version: int, length_before: float | None) -> Judgement:
+        """Judge the version the engine holds."""
+        ...
+
+    async def give_up(self) -> None:
+        """There is no version to go back to."""
+        ...
+
+    async def renew(self) -> None:
+        """The engine is not to be used any more, whatever weights it holds; raises."""
+        ...
 
 
 class EngineCanary:

@@ -14,6 +14,7 @@ import aiohttp
 from bus import metrics
 from bus.children import end, spawn
 from bus.embedded import free_port
+from bus.tracing import environment_of_others
 from inference.offers import backends
 from inference.plugin import BACKEND
 from inference.residents import places
@@ -67,7 +68,7 @@ class Engine:
         with self.log_path.open("ab") as out:
             self._process = await spawn(
                 *command(self._settings, port),
-                env=os.environ | environment(self._settings),
+                env=environment_of_others(os.environ) | environment(self._settings),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=asyncio.subprocess.STDOUT,

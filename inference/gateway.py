@@ -15,12 +15,14 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from bus import metrics
+from bus import metrics, tracing
 from bus.doors import holds
 from bus.measuring import counted
 from bus.nodes import State, serves
 from inference.residents import Residents, chosen
 from inference.settings import MOST_REQUESTS
+from schemas import attributes
+from schemas.subjects import TRACE_HEADER
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Mark = Callable[[bytes], bytes]
@@ -195,13 +197,17 @@ class Gateway:
         if version is None:
             served = ", ".join(map(str, self.versions))
             return _error(409, f"this node serves version {served}, not {pinned}")
-        with self._answering(request, version) as (name, mark):
+        said: tracing.Said = {attributes.WEIGHT_VERSION: version}
+        asked_in = request.headers.get(TRACE_HEADER, "")
+        with (
+            self._answering(request, version) as (name, mark),
+            tracing.span(f"POST {request.path}", said, asked_in, "server") as own,
+        ):
+            headers = {"Content-Type": "application/json", **own.headers}
+            body = salted(body, version, name)
             try:
-                async with self._session.post(
-                    self._engine_url() + request.path,
-                    data=salted(body, version, name),
-                    headers={"Content-Type": "application/json"},
-                ) as answer:
+                async with self._session.post(self._engine_url() + request.path, data=body, headers=headers) as answer:
+                    own.note({"http.response.status_code": answer.status})
                     if answer.content_type != "text/event-stream":
                         return web.Response(
                             body=await answer.read(), status=answer.status, content_type=answer.content_type

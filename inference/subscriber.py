@@ -17,15 +17,15 @@ from typing import Protocol
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError, metrics
+from bus import Bus, BusError, metrics, tracing
 from bus.arriving import counting
 from bus.releases import Releases
-from inference.canary import Judgement
+from inference.canary import Canary
 from inference.files import VersionFiles
 from inference.offers import TakePart, by_files_only
 from inference.turns import Turns
-from schemas import subjects
-from schemas.events import Trial, WeightApplied, WeightVersion
+from schemas import attributes, subjects
+from schemas.events import WeightApplied, WeightVersion
 from schemas.releases import length_released, stands
 
 log = logging.getLogger(__name__)
@@ -44,26 +44,6 @@ class Swap(Protocol):
     """
 
     def __call__(self, files: Sequence[Path], version: int) -> Awaitable[float]: ...
-
-
-class Canary(Protocol):
-    """A node that can try a version; `inference.canary.EngineCanary` is one."""
-
-    async def withdraw(self) -> None:
-        """Serve nobody from now on."""
-        ...
-
-    async def judge(self, trial: Trial, version: int, length_before: float | None) -> Judgement:
-        """Judge the version the engine holds."""
-        ...
-
-    async def give_up(self) -> None:
-        """There is no version to go back to."""
-        ...
-
-    async def renew(self) -> None:
-        """The engine is not to be used any more, whatever weights it holds; raises."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -150,15 +130,9 @@ class Subscriber:
             if step is None:
                 return False
             self._offered = step.manifest
-            if await self._took_part(step):
-                return True
-            step = await self._fetched(step)
-            missed = self._served is not None and self._one_at_a_time  # who serves nobody is missed by nobody
-            if not missed and not step.on_trial:
-                await self._apply(step)
-                return True
-            async with self._turns.taken():
-                return await self._take_turn(step)
+            said: tracing.Said = {attributes.WEIGHT_VERSION: step.manifest.version, attributes.NODE: self._node}
+            with tracing.span("version", said):
+                return await self._go_on_to(step)
         except (BusError, NatsError, OSError, ValueError) as error:
             metrics.fetch_failures.inc()
             of_delta = self._offered is not None and self._offered.kind == "delta"
@@ -173,9 +147,20 @@ class Subscriber:
             return Step(choice.serve, on_trial=False)
         return Step(choice.to_try, on_trial=True) if choice.to_try is not None and self._canary is not None else None
 
+    async def _go_on_to(self, step: Step) -> bool:
+        if await self._took_part(step):
+            return True
+        step = await self._fetched(step)
+        missed = self._served is not None and self._one_at_a_time  # who serves nobody is missed by nobody
+        if not missed and not step.on_trial:
+            await self._apply(step)
+            return True
+        async with self._turns.taken():
+            return await self._take_turn(step)
+
     async def _fetched(self, step: Step) -> Step:
         started = time.monotonic()
-        with counting() as verified:
+        with tracing.span("fetch and verify"), counting() as verified:
             files = await self._files.get(step.manifest)
         took = time.monotonic() - started
         return changed(step, files=files, fetched=max(0.0, took - verified.seconds), verified=verified.seconds)
@@ -184,7 +169,8 @@ class Subscriber:
         """Whether a broadcast has brought what follows what is served: to all who have a seat, at once."""
         if step.on_trial or step.manifest.offer is None or step.manifest.parent != self.version:
             return False
-        paused = await self._take_part(step.manifest)
+        with tracing.span("broadcast"):
+            paused = await self._take_part(step.manifest)
         if paused is None:
             return False
         await self._serves(step, paused)
@@ -201,7 +187,11 @@ class Subscriber:
         return True
 
     async def _apply(self, step: Step) -> None:
-        await self._serves(step, await self._swap(step.files, step.manifest.version))
+        await self._serves(step, await self._swapped(step))
+
+    async def _swapped(self, step: Step) -> float:
+        with tracing.span("swap"):
+            return await self._swap(step.files, step.manifest.version)
 
     async def _serves(self, step: Step, paused: float) -> None:
         version = step.manifest.version
@@ -221,11 +211,12 @@ class Subscriber:
         assert canary is not None and manifest.trial is not None
         await canary.withdraw()
         try:
-            paused = await self._swap(step.files, manifest.version)
+            paused = await self._swapped(step)
         except (OSError, ValueError):  # what the engine does not take, and is none the worse for
             await self._go_back(canary)
             raise
-        judgement = await canary.judge(manifest.trial, manifest.version, length_released(self._releases.state))
+        with tracing.span("trial"):
+            judgement = await canary.judge(manifest.trial, manifest.version, length_released(self._releases.state))
         what = "revoked" if judgement.reason else "released"
         metrics.trials.labels(what).inc()
         log.info("version %d is %s: %s", manifest.version, what, judgement.reason or judgement.figures)

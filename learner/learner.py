@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from bus import Bus, metrics, own_id
+from bus import Bus, metrics, own_id, tracing
 from bus.cancelling import cancel
 from bus.tasks import read_problems
 from learner.account import Account
@@ -29,7 +29,7 @@ from learner.settings import LearnerSettings
 from learner.staleness import in_dispatch_order
 from learner.tokenizer import decoder
 from learner.uses import spans_of
-from schemas import identity, subjects
+from schemas import attributes, identity, subjects
 from schemas.codec import decode, encode
 from schemas.events import TrainingStep
 
@@ -131,9 +131,12 @@ class Learner:
         while self._state.step < self._settings.steps:
             waited = time.monotonic()
             self._phase = "waiting"
-            groups = await self._next_groups()
-            self._phase = "training"
-            await self._step(groups, time.monotonic() - waited)
+            with tracing.span("step", {attributes.RUN: self._settings.run}) as traced:
+                with tracing.span("wait"):
+                    groups = await self._next_groups()
+                self._phase = "training"
+                await self._step(groups, time.monotonic() - waited)
+                traced.note({attributes.STEP: self._state.step, attributes.WEIGHT_VERSION: self._state.version})
         await self._account_for_the_rest()
 
     async def _next_groups(self) -> list[Group]:
@@ -176,7 +179,8 @@ class Learner:
         started_ns = time.time_ns()
         rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
         try:
-            batch = await self._in_thread(self._maker.make, groups, self._state.version)
+            with tracing.span("batch"):
+                batch = await self._in_thread(self._maker.make, groups, self._state.version)
         except ValueError as error:  # what a credit function of the user's own gave
             raise CannotLearn(str(error)) from error
         if not batch.rows:
@@ -184,7 +188,8 @@ class Learner:
             self._account.add(batch.uses, rollouts.values())
             self._drop(len(groups))
             return
-        said = await self._in_thread(self._trainer.step, batch)
+        with tracing.span("train"):
+            said = await self._in_thread(self._trainer.step, batch)
         state = replace(self._state, step=self._state.step + 1, version=self._state.version + 1)
         event = TrainingStep(
             run=state.run,
@@ -206,7 +211,8 @@ class Learner:
         _, written = self._saver.due(state.step)
         if written:
             state = self._covering(replace(state, event=encode(event)))
-        await self._saver.save(state)
+        with tracing.span("publish"):
+            await self._saver.save(state)
         self._state = state
         _moved(event)
         if written:

@@ -18,13 +18,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 COMMANDS = (
-    starting.demo, starting.train, starting.up, starting.provision, starting.store, starting.inference,
+    starting.demo, starting.train, starting.up, starting.provision, starting.inference,
     starting.learner, starting.runner, asking.publish, asking.query, asking.status,
     reporting.report, reporting.transcript, reporting.tail, serving.ui, repeating.replay, repeating.export,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
 app.add_typer(starting.bus_app, name="bus")
+app.add_typer(starting.store_app, name="store")
 app.add_typer(dead.app, name="dead")
 app.add_typer(weights.app, name="weights")
 

@@ -89,13 +89,14 @@ def with_sql(sql: str | None, database: str, work: Callable[[Any], T]) -> T:
 
         from lightningbus.sql import sql_client
         from store.client import StoreUnreachable
+        from store.limits import sentence
 
     async def ask() -> T:
         async with sql_client(sql, database) as client:
             try:
                 return await asyncio.to_thread(work, client)
             except ClickHouseError as error:
-                raise UserError(" ".join(str(error).split())[:500]) from error
+                raise UserError(sentence(error)) from error
 
     try:
         return finish(ask())

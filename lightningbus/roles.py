@@ -8,7 +8,7 @@ from typing import NoReturn, TypeVar
 import uvloop
 from nats.errors import Error as NatsError
 
-from bus import AccessError, Bus, BusError, PoisonFlood
+from bus import AccessError, Bus, BusError, PoisonFlood, own_id, tracing
 from bus.health import RoleSettings
 from lightningbus.health import CannotListen, Health
 from lightningbus.logs import say_last, this_process
@@ -65,6 +65,7 @@ async def serve(at: Place, name: str, role: Role[S], settings: S) -> None:
 def run_role(at: Place, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
     """`serve` to the end; errors a user can act on become one sentence and exit code 2, a lost bus 75."""
     this_process(role=name, run=getattr(settings, "run", None))
+    tracing.begin(name, own_id(getattr(settings, "id", None)))
     try:
         uvloop.run(serve(at, name, role, settings))  # most of a runner's time is sockets: a third less of it
     except AccessError as error:
@@ -75,3 +76,5 @@ def run_role(at: Place, name: str, role: Role[S], settings: S, *expected: type[E
         if not isinstance(error, (UserError, PoisonFlood, CannotListen, *expected)):
             raise
         fail(error)
+    finally:
+        tracing.end()

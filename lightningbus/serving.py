@@ -54,21 +54,18 @@ def ui(
     with extra("store"):
         from lightningbus.sql import sql_client
         from store.client import StoreUnreachable
-        from store.ui.reading import Reader, Unanswered
+        from store.limits import PAGE
+        from store.ui.reading import Reader
         from store.ui.server import Pages, PortTaken, serving
 
     async def serve() -> None:
         stop = asyncio.Event()
         on_stop_signals(asyncio.get_running_loop(), stop)
         listener = Listener(bus)
-        async with sql_client(sql, database) as client:
-            try:
-                reader = await Reader.of(client)
-            except Unanswered as error:
-                raise UserError(str(error)) from error
+        async with sql_client(sql, database, PAGE) as client:
             listening = asyncio.create_task(listener.listen())
             try:
-                async with serving(Pages(reader, host, listener.members), host, port) as url:
+                async with serving(Pages(Reader(client), host, listener.members), host, port) as url:
                     print(f"UI at {url}", file=sys.stderr, flush=True)
                     await stop.wait()
             except PortTaken as error:

@@ -11,8 +11,9 @@ from bus import AccessError, BusError
 from lightningbus.places import connected
 from lightningbus.roles import UserError
 from lightningbus.rundir import RunDirectory
-from store.client import connect
+from store.client import reader
 from store.engine import EngineBusy
+from store.limits import PEOPLE, Limits
 from store.store import embedded
 
 SQL_VARIABLE = "LIGHTNINGBUS_SQL"
@@ -21,18 +22,18 @@ LISTEN_SECONDS = 2.5
 
 
 @asynccontextmanager
-async def sql_client(given: str | None, database: str) -> AsyncIterator[Client]:
-    """A client on whatever holds the latest data: a store that runs, else the latest run's files, opened here."""
+async def sql_client(given: str | None, database: str, limits: Limits = PEOPLE) -> AsyncIterator[Client]:
+    """A reader of whatever holds the latest data: a store that runs, else the latest run's files, opened here."""
     url = given or os.environ.get(SQL_VARIABLE) or await _running_store()
     if url is not None:
-        yield await asyncio.to_thread(connect, url, database)
+        yield await asyncio.to_thread(reader, url, database, limits)
         return
     run = RunDirectory.latest()
     if run is None or not any(run.store.iterdir()):
         raise UserError("no store is running and there is no run here: start `lightningbus store`, or give --sql URL")
     try:
         async with embedded(run.store) as address:
-            yield await asyncio.to_thread(connect, address, database)
+            yield await asyncio.to_thread(reader, address, database, limits)
     except EngineBusy as error:
         raise UserError(f"{error}; give the store's address with --sql") from error
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import os
 import shlex
 from collections.abc import Coroutine
 from pathlib import Path
@@ -11,11 +12,24 @@ import typer
 
 from bus import Bus
 from bus.tasks import TaskFileError
-from lightningbus.options import BusOption, HealthOption, SettingsOption, extra, finish, or_fail, settings_of, with_key
+from lightningbus.options import (
+    BusOption,
+    DatabaseOption,
+    HealthOption,
+    SettingsOption,
+    check_names,
+    extra,
+    finish,
+    or_fail,
+    settings_of,
+    with_key,
+)
 from lightningbus.places import access_directory, access_of, connected, place
-from lightningbus.roles import UserError, on_stop_signals, run_role
+from lightningbus.roles import UserError, fail, on_stop_signals, run_role
 
 bus_app = typer.Typer(rich_markup_mode=None)
+store_app = typer.Typer(rich_markup_mode=None)
+READER_VARIABLE, WRITER_VARIABLE = "LIGHTNINGBUS_READER_PASSWORD", "LIGHTNINGBUS_WRITER_PASSWORD"
 
 
 @bus_app.callback(invoke_without_command=True)
@@ -100,7 +114,9 @@ def provision(
     finish(make())
 
 
+@store_app.callback(invoke_without_command=True)
 def store(
+    context: typer.Context,
     bus: BusOption = None,
     url: Annotated[str | None, typer.Option(help="ClickHouse server [default: an embedded engine]")] = None,
     path: Annotated[Path | None, typer.Option(help="data of the embedded engine [default: runs/store]")] = None,
@@ -109,6 +125,8 @@ def store(
     settings: SettingsOption = None,
 ) -> None:
     """Write every event into ClickHouse, and answer SQL over ClickHouse's HTTP interface."""
+    if context.invoked_subcommand is not None:
+        return
     with extra("store"):
         from store import client, engine, http, migrations
         from store import store as room
@@ -117,6 +135,44 @@ def store(
     checked = settings_of(StoreSettings, settings, url=url, path=path, http_port=http_port, health=health)
     expected = (http.PortInUse, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
     run_role(or_fail(place, bus, "store"), "store", room.run, checked, *expected)
+
+
+@store_app.command("users")
+def sql_users(
+    sql: Annotated[
+        str | None, typer.Option("--sql", help="make them there, as a user who may [default: print the statements]")
+    ] = None,
+    database: DatabaseOption = "lightningbus",
+    cluster: Annotated[str | None, typer.Option(help="on all servers of a cluster")] = None,
+) -> None:
+    """Make users of a ClickHouse server: one who reads within limits, one who writes.
+
+    Their passwords are in $LIGHTNINGBUS_READER_PASSWORD and $LIGHTNINGBUS_WRITER_PASSWORD; without one, no such user.
+    """
+    with extra("store"):
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+
+        from store import users
+        from store.client import StoreUnreachable, connect
+        from store.limits import sentence
+
+    check_names(database=database, **({"cluster": cluster} if cluster else {}))
+    reader, writer = (os.environ.get(name, "") for name in (READER_VARIABLE, WRITER_VARIABLE))
+    made = users.statements(database, cluster, reader=reader, writer=writer)
+    if not made:
+        fail(f"put a password into ${READER_VARIABLE} or ${WRITER_VARIABLE}, or into both: no user is made without one")
+    if sql is None:
+        print(";\n".join(made) + ";")
+        return
+    try:
+        client = connect(sql, None)
+        for statement in made:
+            client.command(statement)
+    except StoreUnreachable as error:
+        fail(error)
+    except ClickHouseError as error:
+        fail(sentence(error))
+    print(f"made: {', '.join(name for name, given in ((users.READER, reader), (users.WRITER, writer)) if given)}")
 
 
 def inference(

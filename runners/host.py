@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bus.children import kill_group, spawn
+from bus.tracing import environment_of_others
 from runners.settings import RunnerSettings
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,8 @@ class Place:
 
     def environment(self) -> dict[str, str]:
         """The user's environment without our variables, what the slot adds, and the settings' own."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(OUR_VARIABLES)}
+        others = environment_of_others(os.environ)  # where this runner's own traces go is not the agent's business
+        kept = {name: value for name, value in others.items() if not name.startswith(OUR_VARIABLES)}
         quick = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
         return {**kept, **quick, **self.slot(), **self.extra}
 

@@ -52,6 +52,8 @@ class Attempt:
     """Model calls waiting for a node now."""
     infra: str = ""
     """Why our own side failed a model call; empty while it did not."""
+    traceparent: str = ""
+    """The runner's own span of this attempt, where its traces are exported."""
     unrecordable: str = ""
     """Why a model call of the agent's cannot be recorded; empty while all are."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased, metrics, own_id, runner_tasks
+from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased, metrics, own_id, runner_tasks, tracing
 from bus.cancelling import cancel
 from bus.doors import read_key
 from runners import attempts
@@ -21,9 +21,9 @@ from runners.host import Host, make_hosts
 from runners.record import Attempt
 from runners.settings import RunnerSettings
 from runners.slot import Slot
-from schemas import identity, subjects
+from schemas import attributes, identity, subjects
 from schemas.codec import DecodeError, EncodeError
-from schemas.events import Task, TaskKey
+from schemas.events import Outcome, Task, TaskKey
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +162,20 @@ class Runner:
             await self._send(attempt)
             await self._bus.bury(delivery, f"poisoned: {reason}")
             return
+        said: tracing.Said = {
+            attributes.RUN: task.run,
+            attributes.ROLLOUT: attempt.rollout,
+            attributes.ATTEMPT: attempt.number,
+        }
+        parent = delivery.headers.get(subjects.TRACE_HEADER, "")
+        with tracing.span(f"attempt {task.agent}", said, parent, "consumer") as traced:
+            attempt.traceparent = traced.traceparent
+            outcome = await self._run(slot, delivery, lease, task, attempt)
+            traced.note({attributes.OUTCOME: outcome})
+            if outcome != "ok":
+                traced.failed(outcome)
+
+    async def _run(self, slot: Slot, delivery: Delivery, lease: Lease, task: Task, attempt: Attempt) -> Outcome:
         try:
             end = await run_agent(self._hosts[slot.number], slot, task, attempt)
         except asyncio.CancelledError:
@@ -174,7 +188,9 @@ class Runner:
             log.warning(
                 "rollout %s: its lease ran out, so another runner may have it too", attempt.rollout, extra=attempt.named
             )
-        await self._conclude(attempt, delivery, attempts.decide(task, delivery.deliveries, end.outcome), end)
+        with tracing.span("publish"):
+            await self._conclude(attempt, delivery, attempts.decide(task, delivery.deliveries, end.outcome), end)
+        return end.outcome
 
     async def _refuse(self, delivery: Delivery, reason: str) -> None:
         """A task nobody can read: a dead letter, and the last word on its rollout if at least that can be read."""

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from bus import Fleet, metrics
+from bus import Fleet, metrics, tracing
 from bus.doors import bearer
 from runners import routing
 from runners.record import Attempt
+from schemas import attributes
 from schemas.events import Heartbeat
 
 log = logging.getLogger(__name__)
@@ -98,20 +99,23 @@ class Upstream:
             path, body = request(node)
             payload = json.dumps(body).encode()
             self._open[node.id] += 1
+            said = {attributes.NODE: node.id, attributes.REQUEST_MODEL: errand.model}
             try:
-                async with self._session.post(
-                    node.address + path, data=payload, headers=headers, allow_redirects=False
-                ) as response:
-                    if response.status == 200:
-                        attempt.node = node.id
-                        yield node, _events(response)
-                        problem = f"{node.id} broke off its answer"
-                    elif response.status == 401:  # between us and the node; the agent has nothing to do with it
-                        problem = f"{node.id} asks for another cluster key than this runner's"
-                    elif response.status in RETRY_STATUS:
-                        problem = f"{node.id} answered {response.status}"
-                    else:
-                        raise Refused(response.status, await response.read())
+                with tracing.part(f"chat {errand.model}", said, attempt.traceparent, "client") as traced:
+                    async with self._session.post(
+                        node.address + path, data=payload, headers=headers | traced.headers, allow_redirects=False
+                    ) as response:
+                        if response.status == 200:
+                            attempt.node = node.id
+                            yield node, _events(response)
+                            problem = f"{node.id} broke off its answer"
+                        elif response.status == 401:  # between us and the node; the agent has nothing to do with it
+                            problem = f"{node.id} asks for another cluster key than this runner's"
+                        elif response.status in RETRY_STATUS:
+                            problem = f"{node.id} answered {response.status}"
+                        else:
+                            raise Refused(response.status, await response.read())
+                        traced.failed(problem)
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = f"{node.id} cannot be reached: {error or type(error).__name__}"
                 self._fleet.suspect("inference", node.id)

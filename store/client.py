@@ -7,6 +7,8 @@ import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
 
+from store.limits import PEOPLE, Limits, settings_for
+
 DATABASE = "lightningbus"
 
 
@@ -37,6 +39,14 @@ def connect(url: str, database: str | None = DATABASE) -> Client:
     except ClickHouseError as error:
         at = without_secrets(url)
         raise StoreUnreachable(f"ClickHouse at {at} does not answer as it should: {_first_line(error)}") from error
+
+
+def reader(url: str, database: str | None = DATABASE, limits: Limits = PEOPLE) -> Client:
+    """`connect`, for questions: each is read-only and within limits, whatever it says; raises `StoreUnreachable`."""
+    client = connect(url, database)
+    for name, value in settings_for(client.server_settings["readonly"].value, limits).items():
+        client.set_client_setting(name, value)
+    return client
 
 
 def _first_line(error: Exception) -> str:

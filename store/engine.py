@@ -4,12 +4,14 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import chdb
 from clickhouse_connect.driver.exceptions import DatabaseError
+
+from store import door
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 INSERT_WITH_DATA = re.compile(rb"(?is)\s*(INSERT\s+INTO\s.*?)\s+FORMAT\s+(?!VALUES\b)(\w+)\s*?(?:\n|\Z)")
@@ -78,6 +80,18 @@ class Engine:
             except Exception as error:  # chdb raises RuntimeError and its own, with ClickHouse's words inside
                 raise EngineError(_message(error)) from error
 
+    def ask(self, statement: Statement) -> Answer:
+        """As `execute`, of a reader: a question within limits, and nothing else; raises `EngineError`."""
+        try:
+            settings = door.settings_of(statement.settings or {})
+            with self._session(replace(statement, settings=settings)) as connection:
+                door.admit(_canonical(connection, _whole(statement)))
+                return _run(connection, statement)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(_message(error)) from error
+
     def insert(self, database: str, table: str, columns: Any, how: dict[str, str]) -> None:
         """Write an Arrow table with ClickHouse's settings; raises clickhouse-connect's `DatabaseError`."""
         import pyarrow as pa
@@ -98,10 +112,14 @@ class Engine:
         connection = chdb.connect(self._path)
         try:
             try:
-                for name, value in (statement.settings or {}).items():
+                settings = dict(statement.settings or {})
+                readonly = settings.pop("readonly", None)
+                for name, value in settings.items():
                     _set(connection, name, value)
                 if statement.database:
                     connection.query(f"USE `{statement.database.replace('`', '')}`")
+                if readonly is not None:  # last: nothing may be set after it
+                    _set(connection, "readonly", readonly)
             except EngineError:
                 raise
             except Exception as error:
@@ -111,15 +129,28 @@ class Engine:
             connection.close()
 
 
+def _whole(statement: Statement) -> bytes:
+    return statement.sql + (b"\n" + statement.data if statement.data else b"")
+
+
+def _canonical(connection: Any, sql: bytes) -> str:
+    """One statement as ClickHouse's parser writes it: no comments, strings in one form, names as they are."""
+    made = connection.query(f"SELECT formatQuerySingleLine({_quoted(_text(sql))})", "RawBLOB")
+    return bytes(made.bytes()).decode()
+
+
+def _text(sql: bytes) -> str:
+    try:
+        return sql.decode()
+    except UnicodeDecodeError as error:
+        raise EngineError("Code: 62. DB::Exception: the statement is not UTF-8. (SYNTAX_ERROR)") from error
+
+
 def _run(connection: Any, statement: Statement) -> Answer:
-    whole = statement.sql + (b"\n" + statement.data if statement.data else b"")
+    whole = _whole(statement)
     found = INSERT_WITH_DATA.match(whole)
     if found is None:
-        try:
-            sql = whole.decode()
-        except UnicodeDecodeError as error:
-            raise EngineError("Code: 62. DB::Exception: the statement is not UTF-8. (SYNTAX_ERROR)") from error
-        result = connection.query(sql, statement.format, params=dict(statement.parameters or {}))
+        result = connection.query(_text(whole), statement.format, params=dict(statement.parameters or {}))
         return Answer(bytes(result.bytes() or b""), result.rows_written(), result.bytes_written())
     done = _inserted(connection, found[1].decode(), found[2].decode(), whole[found.end() :])
     return Answer(b"", done.rows_written, done.bytes_written)

@@ -2,6 +2,7 @@
 
 What a client may send: https://clickhouse.com/docs/interfaces/http. One statement per request, in the body or in
 ``?query=``; ``param_x``, ``database`` and settings in the URL or a form; compressed bodies; a FORMAT clause.
+Whoever comes as `door.WRITER` with its key may do everything, anybody else may ask.
 """
 
 import asyncio
@@ -12,8 +13,10 @@ import socket
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
-from aiohttp import web
+from aiohttp import BasicAuth, web
 
+from bus.doors import same
+from store.door import WRITER
 from store.engine import Answer, Engine, EngineError, Statement
 
 log = logging.getLogger(__name__)
@@ -32,6 +35,9 @@ TRANSPORT = frozenset(
 FORMAT = re.compile(rb"(?i)\bFORMAT\s+(\w+)\s*;?\s*$")
 NO_RESULT = re.compile(rb"(?i)\s*(INSERT|CREATE|DROP|ALTER|TRUNCATE|RENAME|OPTIMIZE|SET|USE|ATTACH|DETACH|SYSTEM)\b")
 
+STATUS = {60: 404, 81: 404, 62: 400, 47: 400, 46: 400, 164: 403, 516: 403}
+"""By ClickHouse's error: not known, not understood, not allowed."""
+
 
 class PortInUse(Exception):
     """The interface cannot listen where it should."""
@@ -40,8 +46,8 @@ class PortInUse(Exception):
 class HttpInterface:
     """Serves an engine on one address; an async context manager."""
 
-    def __init__(self, engine: Engine, host: str, port: int) -> None:
-        self._engine, self._host, self._port = engine, host, port
+    def __init__(self, engine: Engine, host: str, port: int, key: str) -> None:
+        self._engine, self._host, self._port, self._key = engine, host, port, key
         self._threads = ThreadPoolExecutor(THREADS, "clickhouse")
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_get("/ping", self._ping)
@@ -78,12 +84,32 @@ class HttpInterface:
         except (ValueError, OSError, RuntimeError, web.RequestPayloadError) as error:  # a body no decoder reads
             return web.Response(status=400, text=f"Code: 62. DB::Exception: {error}. (SYNTAX_ERROR)\n")
         try:
-            answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._engine.execute, statement)
+            work = self._engine.execute if self._writes(request) else self._engine.ask
+            answer = await asyncio.get_running_loop().run_in_executor(self._threads, work, statement)
         except EngineError as error:
             headers = {"X-ClickHouse-Exception-Code": str(error.code)}
-            status = 404 if error.code in (60, 81) else 400 if error.code in (62, 47, 46) else 500
+            status = STATUS.get(error.code, 500)
             return web.Response(status=status, text=f"{error}\n", headers=headers)
         return web.Response(body=answer.body, headers=_headers(statement, answer))
+
+    def _writes(self, request: web.Request) -> bool:
+        """Raises `EngineError` for a writer with another key."""
+        user, key = _credentials(request)
+        if user == WRITER and not same(self._key, key):
+            raise EngineError(f"Code: 516. DB::Exception: {WRITER}: this is not its key. (AUTHENTICATION_FAILED)")
+        return user == WRITER
+
+
+def _credentials(request: web.Request) -> tuple[str, str]:
+    """User and password, in the ways ClickHouse knows."""
+    if "Authorization" in request.headers:
+        try:
+            login = BasicAuth.decode(request.headers["Authorization"])
+        except ValueError:
+            return "", ""
+        return login.login, login.password
+    user, key = (request.headers.get(f"X-ClickHouse-{name}", "") for name in ("User", "Key"))
+    return user or request.query.get("user", ""), key or request.query.get("password", "")
 
 
 async def _statement(request: web.Request) -> Statement:

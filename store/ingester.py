@@ -3,13 +3,16 @@
 import asyncio
 import gc
 import logging
+import time
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from bus import STORE_DEAD, STORE_SPANS, STORE_WEIGHTS, Bus, Consumer, PoisonLimit, Puller, metrics
+from bus import STORE_DEAD, STORE_SPANS, STORE_WEIGHTS, Bus, Consumer, PoisonLimit, Puller, metrics, tracing
 from bus.cancelling import cancel
+from schemas import attributes
 from schemas.codec import DecodeError
-from store.batch import Held
+from store.batch import Columns, Held
 from store.rows import Received, rows_of
 from store.settings import StoreSettings
 from store.writer import Writer
@@ -35,6 +38,7 @@ class Ingester:
         self._waiting_rows = self._waiting_bytes = 0  # in the queue
         self._room = asyncio.Event()
         self._poison = PoisonLimit("the store")
+        self._begun_ns = 0  # when the batch that is being filled got its first row
         self.pending = 0
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -70,12 +74,20 @@ class Ingester:
                 await asyncio.wait({columns})
                 if writing is not None:
                     await writing
-                writing = asyncio.create_task(self._writer.write(batch, columns))
+                writing = asyncio.create_task(self._write(batch, columns, self._begun_ns, time.time_ns()))
             if writing is not None:
                 await writing
         finally:
             if writing is not None:
                 await cancel(writing)
+
+    async def _write(
+        self, batch: Sequence[Held], columns: Awaitable[Columns], begun_ns: int, collected_ns: int
+    ) -> None:
+        said = {attributes.MESSAGES: len(batch), attributes.ROWS: sum(len(held.rows) for held in batch)}
+        with tracing.span("batch", said, started_ns=begun_ns):
+            tracing.record("collect", begun_ns, collected_ns)
+            await self._writer.write(batch, columns)
 
     async def _feed(self, consumer: Consumer, puller: Puller) -> None:
         size, slots = 0.0, SLOTS[0]
@@ -115,7 +127,7 @@ class Ingester:
             first.cancel()
             return []
         batch: list[Held] = []
-        rows = size = 0
+        rows, size, self._begun_ns = 0, 0, time.time_ns()
         held = first.result()
         try:
             async with asyncio.timeout(self._settings.batch_seconds):

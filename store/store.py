@@ -12,9 +12,11 @@ from clickhouse_connect.driver.client import Client
 
 from bus import STORE_DEAD, STORE_SPANS, STORE_WEIGHTS, Bus, own_id
 from bus.cancelling import cancel
+from bus.doors import new_key, read_key, write_secret
 from store import migrations
 from store.batch import types_of
 from store.client import StoreDown, connect, without_secrets
+from store.door import KEY_FILE, WRITER
 from store.engine import Engine
 from store.http import HttpInterface
 from store.ingester import Ingester
@@ -44,20 +46,30 @@ async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def embedded(path: Path, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """The embedded engine of a directory behind ClickHouse's HTTP interface, while the block runs; yields its URL."""
+    """The embedded engine of a directory behind ClickHouse's HTTP interface, while the block runs.
+
+    Yields the URL of its readers; raises `engine.EngineBusy`.
+    """
     async with served(path, host, port) as (_, url):
-        yield url
+        yield without_secrets(url)
 
 
 @asynccontextmanager
 async def served(path: Path, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[tuple[Engine, str]]:
-    """`embedded`, with the engine itself."""
+    """`embedded`, but yields the engine itself and the URL of its writer, whose key lies in the directory."""
     engine = await asyncio.to_thread(Engine, path)
     try:
-        async with HttpInterface(engine, host, port) as interface:
-            yield engine, interface.url
+        if not (path / KEY_FILE).exists():
+            write_secret(path / KEY_FILE, new_key())
+        async with HttpInterface(engine, host, port, read_key(path / KEY_FILE)) as interface:
+            yield engine, writer_url(path, interface.url)
     finally:
         await asyncio.to_thread(engine.close)
+
+
+def writer_url(path: Path, url: str) -> str:
+    """The URL of an embedded engine for who may write, by the key in its directory; raises `bus.AccessError`."""
+    return url.replace("://", f"://{WRITER}:{read_key(path / KEY_FILE)}@", 1)
 
 
 async def _reached(url: str, stop: asyncio.Event) -> Client | None:

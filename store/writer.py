@@ -12,7 +12,7 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError, DataError
 from nats.errors import Error as NatsError
 
-from bus import Bus, metrics
+from bus import Bus, metrics, tracing
 from store.batch import Columns, Held, Types, columns_of
 
 log = logging.getLogger(__name__)
@@ -56,16 +56,17 @@ class Writer:
             await self._isolate(batch, error)
             return
         self._note(batch)
-        for held in batch:
-            try:
-                await held.delivery.ack()
-            except NatsError as error:
-                log.warning("inserted but not acknowledged, so it will come again: %s", error)
+        with tracing.span("ack"):
+            for held in batch:
+                try:
+                    await held.delivery.ack()
+                except NatsError as error:
+                    log.warning("inserted but not acknowledged, so it will come again: %s", error)
 
     async def _inserted(self, columns: Columns, pause: float) -> bool:
         """False: the database is not well; raises what says that a value is at fault."""
         try:
-            with metrics.insert_seconds.time():
+            with metrics.insert_seconds.time(), tracing.span("insert"):
                 await asyncio.to_thread(self._insert, columns)
         except DataError:
             raise

@@ -1,20 +1,24 @@
 """The bus against a real nats-server."""
 
 import asyncio
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.js.api import DiscardPolicy, RetentionPolicy, StreamConfig
 
-from bus import Bus, BusError, Fenced, PublishTimeout, StreamFull, leased, runner_tasks
+from bus import Bus, BusError, Fenced, Fleet, PublishTimeout, StreamFull, leased, runner_tasks
 from bus.blobs import CHUNK_BYTES
 from bus.cancelling import cancel
 from bus.embedded import NatsServer
 from bus.errors import BlobCorrupt
 from bus.streams import LEARNER_SPANS, STORE_SPANS, ensure_stream
 from schemas import subjects
-from schemas.codec import DecodeError
-from schemas.events import Blob, DeadLetter, Task, TasksPublished
+from schemas.codec import DecodeError, encode
+from schemas.events import Blob, DeadLetter, Heartbeat, Task, TasksPublished
 
 
 def task(number: int, **fields: object) -> Task:
@@ -109,6 +113,28 @@ async def test_what_a_closing_puller_had_fetched_but_not_given_out_goes_back_at_
     async with bus.pull(runner_tasks("calc"), slots=4) as puller:
         seen = {(await asyncio.wait_for(anext(puller), 5)).as_(Task).id for _ in range(3)}
     assert seen == {"t1", "t2", "t3"}
+
+
+async def test_more_runners_may_wait_for_a_task_than_a_server_lets_by_itself(bus: Bus) -> None:
+    waiting = 700
+    durable = runner_tasks("calc")
+    await bus.ensure(replace(durable, waiting=None))  # as it was made before
+    await bus.ensure(durable)
+    assert (await bus.js.consumer_info(durable.stream, durable.durable)).config.max_waiting == 512
+    await bus.js.delete_consumer(durable.stream, durable.durable)
+    await bus.ensure(durable)
+    refused: list[str] = []
+
+    async def hear(message: Msg) -> None:
+        refused.append(str(message.headers))
+
+    inbox = bus.nc.new_inbox()
+    await bus.nc.subscribe(f"{inbox}.*", cb=hear)
+    ask = f"$JS.API.CONSUMER.MSG.NEXT.{durable.stream}.{durable.durable}"
+    for number in range(waiting):
+        await bus.nc.publish(ask, b'{"batch": 1, "expires": 30000000000}', reply=f"{inbox}.{number}")
+    await bus.nc.flush()
+    assert (await bus.js.consumer_info(durable.stream, durable.durable)).num_waiting == waiting and not refused
 
 
 async def test_a_lease_outlives_ack_wait(bus: Bus) -> None:
@@ -224,6 +250,22 @@ async def test_a_fleet_knows_who_is_alive_and_forgets_who_fell_silent(bus: Bus) 
         assert [(m.id, m.state, m.version) for m in fleet.members()] == [("node-1", "ready", 3)]
         now = 60.0
         assert fleet.members() == []
+
+
+async def test_listening_to_ten_times_as_many_costs_no_more_for_each_of_them() -> None:
+    async def seconds(members: int) -> float:
+        fleet = Fleet(Client(), "*")
+        beats = [Heartbeat(role="runner", id=f"r{n}", state="running", pid=1, sent_ns=1) for n in range(members)]
+        said = [Msg(Client(), subjects.heartbeat("runner", beat.id), "", encode(beat)) for beat in beats]
+        for message in said:
+            await fleet._on_beat(message)
+        started = time.process_time()
+        for message in said * (20_000 // members):
+            await fleet._on_beat(message)
+        assert len(fleet.members()) == members
+        return time.process_time() - started
+
+    assert await seconds(5000) < 4 * await seconds(500)
 
 
 async def test_nobody_answering_is_one_sentence(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from store.store import embedded
+from store.store import served
 
 
 async def main() -> None:
-    async with embedded(Path(sys.argv[1]), port=int(sys.argv[2])) as url:
+    async with served(Path(sys.argv[1]), port=int(sys.argv[2])) as (_, url):
         print(url, flush=True)
         await asyncio.Event().wait()
 

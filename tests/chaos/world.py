@@ -25,6 +25,7 @@ from lightningbus.supervisor import Child, Supervisor
 from runners.settings import RunnerSettings
 from store.client import connect
 from store.settings import StoreSettings
+from store.store import writer_url
 from tests.chaos.proxy import Proxy
 from tests.chaos.tap import Tap
 
@@ -46,7 +47,7 @@ class World:
     fleet: Fleet
     nats: NatsServer
     tap: Tap
-    sql_url: str
+    store: StoreSettings
     brokers: list[NatsServer]
     supervisors: dict[str, Supervisor] = field(default_factory=dict)
     proxies: dict[str, Proxy] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class World:
 
     def sql(self) -> Client:
         """A client of the store, whoever runs it."""
-        return connect(self.sql_url)
+        return connect(writer_url(self.store.path, f"http://127.0.0.1:{self.store.http_port}"))
 
     def pid(self, target: str) -> int | None:
         """Its process now; None while it has none."""
@@ -179,7 +180,7 @@ async def world(
         await bus.provision(len(brokers) or None)
         fleet = await exits.enter_async_context(bus.fleet("*"))
         tap = await exits.enter_async_context(Tap(bus).listening())
-        made = World(directory, steps, bus, fleet, broker, tap, "", list(brokers))
+        made = World(directory, steps, bus, fleet, broker, tap, _store(directory), list(brokers))
         runs = RunDirectory(directory / "run").create()
         for one in brokers or [broker]:
             exits.push_async_callback(cancel, asyncio.create_task(one.keep_alive()))
@@ -191,7 +192,7 @@ async def world(
             exits.push_async_callback(supervisor.stop_all)
             settings = child.settings
             if isinstance(settings, StoreSettings):
-                made.sql_url = f"http://127.0.0.1:{settings.http_port}"
+                made.store = settings
                 if server:
                     settings = await _apart(made, exits, settings)
             if isinstance(settings, InferenceSettings):
@@ -217,7 +218,7 @@ async def _apart(made: World, exits: AsyncExitStack, settings: StoreSettings) ->
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     exits.callback(process.kill)
     assert process.stdout is not None and await process.stdout.readline(), "ClickHouse did not start"
-    return settings.model_copy(update={"url": f"http://127.0.0.1:{proxy.port}"})
+    return settings.model_copy(update={"url": writer_url(settings.path, f"http://127.0.0.1:{proxy.port}")})
 
 
 async def _behind(made: World, exits: AsyncExitStack, settings: InferenceSettings, name: str) -> InferenceSettings:

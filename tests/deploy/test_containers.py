@@ -95,7 +95,7 @@ def test_a_services_command_is_one_of_ours_and_its_health_is_asked_where_it_answ
 
 
 def test_the_other_commands_are_ours_too_and_nothing_is_open_to_others(commands: Commands) -> None:
-    assert begun(commands, "provision") is begun(commands, "ui") is None
+    assert begun(commands, "provision") is begun(commands, "ui") is begun(commands, "reader") is None
     published = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert published and all(port.startswith("127.0.0.1:") for port in published)
     assert f":{4222}" in SERVICES["store"]["environment"]["LIGHTNINGBUS_BUS"]

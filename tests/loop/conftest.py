@@ -14,11 +14,13 @@ import pytest
 import yaml
 from clickhouse_connect.driver.client import Client
 
+from tests.otlp import Collector, collecting
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 CALCULATOR = ROOT / "examples" / "calculator"
 COMMAND = [sys.executable, "-m", "lightningbus"]
+COLLECTORS_KEY = "of-the-collector-alone"
 COMPILED = "compiled"
 """Where torch keeps what it compiles for vLLM."""
 
@@ -31,12 +33,20 @@ class Loop:
     bus: str
     sql: Client
     process: "subprocess.Popen[str]"
+    collector: Collector
+    """Takes the roles' own traces."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of whoever is started beside it."""
+        return environment(self.collector)
 
     def run(self, *arguments: object, check: bool = True) -> "subprocess.CompletedProcess[str]":
         """``lightningbus …`` in a terminal of its own, to its end."""
         done = subprocess.run(
             [*COMMAND, *map(str, arguments)],
             cwd=self.directory,
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=200,
@@ -48,7 +58,8 @@ class Loop:
     def start(self, *arguments: object) -> "subprocess.Popen[str]":
         """``lightningbus …`` in a terminal of its own."""
         command = [*COMMAND, *map(str, arguments)]
-        return subprocess.Popen(command, cwd=self.directory, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
+        return subprocess.Popen(command, cwd=self.directory, env=self.environment, **pipes, text=True)
 
     def one(self, sql: str) -> Any:
         """First value of the first row."""
@@ -71,8 +82,21 @@ def write_tasks(path: Path, count: int) -> Path:
     return path
 
 
+def environment(collector: Collector) -> dict[str, str]:
+    """Roles export their traces, soon."""
+    told = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "500"}
+    return {**os.environ, **told, "OTEL_EXPORTER_OTLP_HEADERS": f"x-key={COLLECTORS_KEY}"}
+
+
 @pytest.fixture(scope="session")
-def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
+def collector() -> Iterator[Collector]:
+    """An OTLP receiver."""
+    with collecting() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def loop(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Loop]:
     """``lightningbus up``, ready to serve; stopped by Ctrl-C at the end, which must be clean."""
     directory = tmp_path_factory.mktemp("loop")
     make = [sys.executable, str(CALCULATOR / "model.py"), "--steps", "60", "--out", str(directory / "model")]
@@ -100,7 +124,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
     process = subprocess.Popen(
         [*COMMAND, "up", "-c", "run.yaml"],
         cwd=directory,
-        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(directory / COMPILED)},
+        env={**environment(collector), "TORCHINDUCTOR_CACHE_DIR": str(directory / COMPILED)},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -117,7 +141,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
     sql = clickhouse_connect.get_client(dsn=endpoints["sql"], database="lightningbus", autogenerate_session_id=False)
     drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)
     try:
-        yield Loop(directory, endpoints["bus"], sql, process)
+        yield Loop(directory, endpoints["bus"], sql, process, collector)
     finally:
         process.send_signal(2)
         code = process.wait(90)

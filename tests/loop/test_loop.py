@@ -25,7 +25,8 @@ from learner.chain import blob_name
 from schemas import identity, subjects
 from schemas.codec import schema_of
 from schemas.events import Heartbeat, SpanBatch, Task, WeightVersion
-from tests.loop.conftest import CALCULATOR, COMPILED, Loop, write_tasks
+from tests.loop.conftest import CALCULATOR, COLLECTORS_KEY, COMPILED, Loop, write_tasks
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(420)
 STEPS, GROUPS, SAMPLES, STALENESS = 3, 2, 4, 1
@@ -132,6 +133,31 @@ def test_one_rollout_is_one_trace_from_publish_to_training(loop: Loop) -> None:
     )
     roots = [name for parent, name in by_id.values() if parent not in by_id]
     assert roots == ["send lb.task.train.default"]
+
+
+def test_every_role_exports_its_own_traces_and_a_rollout_is_one_of_them(loop: Loop) -> None:
+    until(lambda: bool(loop.collector.of("lightningbus-store", "ack")), True)
+    seen = {one.span_id: one for one in list(loop.collector.spans)}
+    roles = {"lightningbus-runner", "lightningbus-store", "lightningbus-learner", "lightningbus-inference"}
+    assert {one.service for one in seen.values()} == roles, "neither vLLM's nor an agent's"
+
+    def parents(service: str, name: str) -> set[str]:
+        found = loop.collector.of(f"lightningbus-{service}", name)
+        assert found, (service, name)
+        return {seen[one.parent].name if one.parent in seen else "" for one in found}
+
+    assert parents("learner", "wait") == parents("learner", "train") == parents("learner", "publish") == {"step"}
+    assert parents("store", "insert") == parents("store", "ack") == parents("store", "collect") == {"batch"}
+    assert parents("inference", "fetch") == parents("inference", "swap") == {"version"}
+    assert parents("inference", "POST") == {"chat policy"} and parents("runner", "chat") == {"attempt default"}
+    rollouts = dict(loop.rows("SELECT rollout, trace_id FROM rollouts WHERE run = 'small'"))
+    tried = [
+        one for one in loop.collector.of("lightningbus-runner", "attempt") if one.said["lightningbus.run"] == "small"
+    ]
+    assert {one.said["lightningbus.rollout.id"]: one.trace_id for one in tried} == rollouts
+    assert all(one.parent == identity.publish_span_id(one.said["lightningbus.rollout.id"]) for one in tried)
+    keys = [COLLECTORS_KEY, read_key(loop.directory / "runs" / "test" / CLUSTER_KEY)]
+    assert not any(key.encode() in loop.collector.raw for key in keys)
 
 
 def test_learner_goes_on_from_its_checkpoint(loop: Loop) -> None:

@@ -74,10 +74,10 @@ def start_store(tmp_path: Path) -> Iterator[Start]:
 SERVE = """
 import asyncio, sys
 from pathlib import Path
-from store.store import embedded
+from store.store import served
 
 async def main():
-    async with embedded(Path(sys.argv[1])) as url:
+    async with served(Path(sys.argv[1])) as (_, url):
         print(url, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
@@ -87,7 +87,7 @@ asyncio.run(main())
 
 @contextmanager
 def serving(path: Path) -> Iterator[StoreProcess]:
-    """An embedded engine behind its HTTP interface, without a bus: an engine has a process of its own."""
+    """An embedded engine behind its HTTP interface, as its writer and without a bus: it has a process of its own."""
     command = [sys.executable, "-c", SERVE, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None

@@ -18,6 +18,7 @@ from schemas.events import Outcome, RolloutEnd, SpanBatch, Task, Turn, WeightApp
 from store import migrations
 from store.batch import deduplication_token
 from store.migrations import Migration, MigrationError, migrate
+from store.store import writer_url
 from tests.making import batches
 from tests.store.conftest import Start, client
 
@@ -158,8 +159,10 @@ async def test_poison_goes_to_dead_and_its_neighbours_into_the_tables(
 
 
 @pytest.mark.usefixtures("bus")
-def test_an_edited_migration_is_refused_and_a_new_one_applied_once(nats_url: str, start_store: Start) -> None:
-    bare = client(start_store(nats_url).url, "default")
+def test_an_edited_migration_is_refused_and_a_new_one_applied_once(
+    nats_url: str, start_store: Start, tmp_path: Path
+) -> None:
+    bare = client(writer_url(tmp_path / "store", start_store(nats_url).url), "default")
     first = Migration("0001_a.sql", "CREATE TABLE {database}.a (n UInt8) ENGINE = MergeTree ORDER BY n;\n")
     second = Migration("0002_b.sql", "CREATE VIEW {database}.b AS SELECT * FROM {database}.a;\n")
     assert migrate(bare, "other", [first]) == ["0001_a.sql"]

@@ -165,7 +165,7 @@ async def test_an_instrumented_agent_is_one_tree_on_the_page(bus: Bus, nats_url:
         async with running(bus, agent="traced:graph"):
             await bus.publish_task(task())
             await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 1)
-    reader = await Reader.of(await asyncio.to_thread(connect, store.url))
+    reader = Reader(await asyncio.to_thread(connect, store.url))
     async with (
         serving(Pages(reader, "127.0.0.1", lambda: "no bus here"), "127.0.0.1", 0) as url,
         aiohttp.ClientSession(url) as session,

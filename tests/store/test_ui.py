@@ -18,9 +18,10 @@ from benchmarks import ui
 from bus import Bus
 from schemas.events import SpanBatch
 from store import migrations
-from store.client import connect
+from store.client import reader
+from store.limits import PAGE, sentence, settings_for
 from store.ui import finding, queries
-from store.ui.reading import Reader, Unanswered, plain, sentence, settings_for
+from store.ui.reading import Reader, Unanswered, plain
 from store.ui.rollout import attempts_of, calls_of, chosen, messages_of
 from store.ui.server import Pages, serving
 from tests import filling
@@ -52,8 +53,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
 @pytest.fixture
 async def site(store: StoreProcess) -> AsyncIterator[str]:
     """The address of the pages."""
-    reader = await Reader.of(await asyncio.to_thread(connect, store.url))
-    async with serving(Pages(reader, "127.0.0.1", lambda: "no bus here"), "127.0.0.1", 0) as url:
+    client = await asyncio.to_thread(reader, store.url, limits=PAGE)
+    async with serving(Pages(Reader(client), "127.0.0.1", lambda: "no bus here"), "127.0.0.1", 0) as url:
         yield url
 
 
@@ -211,7 +212,7 @@ async def test_what_is_not_there_or_wrong_is_a_sentence(ask: Ask) -> None:
 
 
 async def test_nothing_can_be_written_and_a_question_has_its_limits(store: StoreProcess) -> None:
-    reader = await Reader.of(await asyncio.to_thread(connect, store.url))
+    asked = Reader(await asyncio.to_thread(reader, store.url, limits=PAGE))
     before = store.one("SELECT count() FROM raw_runs")
     for statement in (
         "INSERT INTO raw_runs (run) VALUES ('mine')",
@@ -221,19 +222,19 @@ async def test_nothing_can_be_written_and_a_question_has_its_limits(store: Store
         "SELECT 1 SETTINGS readonly = 0",
     ):
         with pytest.raises(Unanswered, match="readonly"):
-            await reader.rows(statement)
+            await asked.rows(statement)
     with pytest.raises(Unanswered, match="Limit for result exceeded"):
-        await reader.rows("SELECT number FROM numbers(100000)")
+        await asked.rows("SELECT number FROM numbers(100000)")
     with pytest.raises(Unanswered, match="nothing"):
-        await reader.rows("SELECT * FROM nothing")
+        await asked.rows("SELECT * FROM nothing")
     assert store.one("SELECT count() FROM raw_runs") == before
 
 
 def test_a_user_who_may_set_nothing_is_sent_nothing() -> None:
-    assert list(settings_for("0")) == ["max_execution_time", "max_result_rows", "max_memory_usage", "readonly"]
-    assert settings_for("0")["readonly"] == 1
-    assert "readonly" not in settings_for("2") and settings_for("2")["max_execution_time"] == 10
-    assert settings_for("1") == {}
+    assert list(settings_for("0", PAGE)) == ["max_execution_time", "max_result_rows", "max_memory_usage", "readonly"]
+    assert settings_for("0", PAGE)["readonly"] == 1
+    assert "readonly" not in settings_for("2", PAGE) and settings_for("2", PAGE)["max_execution_time"] == 10
+    assert settings_for("1", PAGE) == {}
 
 
 async def test_other_sites_and_other_names_are_refused(site: str) -> None:
@@ -319,7 +320,7 @@ def test_without_a_store_the_command_ends_in_one_sentence() -> None:
 
 def test_a_store_that_is_gone_is_a_sentence() -> None:
     said = sentence(OperationalError("Error HTTPConnectionPool(host='127.0.0.1', port=1): Max retries exceeded"))
-    assert said == "the store does not answer any more; this page goes on when it is back"
+    assert said == "the store does not answer any more"
 
 
 def test_the_table_of_the_page_is_what_was_measured() -> None:

@@ -65,7 +65,7 @@ def pages_of(url: str) -> Iterator[str]:
     at: list[str] = []
 
     async def serve() -> None:
-        reader = await Reader.of(connect(url))
+        reader = Reader(connect(url))
         async with serving(Pages(reader, "127.0.0.1", alive), "127.0.0.1", 0) as address:
             at.append(address)
             ready.set()

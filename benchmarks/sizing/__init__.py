@@ -1,0 +1,1 @@
+"""How the system grows: what one of everything costs, measured, and what many of it come to, simulated."""

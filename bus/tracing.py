@@ -1,0 +1,204 @@
+"""A role's own traces, by OpenTelemetry's SDK and its OTLP/HTTP exporter, which ``OTEL_*`` of the environment set up.
+
+Without an endpoint there are none, and nothing of OpenTelemetry is imported. What a span says is names and numbers,
+never what was asked, answered or configured. These are an operator's; a rollout's own trace is in the store either way.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExportResult
+    from opentelemetry.trace import Span, Tracer
+
+log = logging.getLogger(__name__)
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+PROTOCOL = "http/protobuf"
+FLUSH_SECONDS = 3.0
+"""Longest a role waits, as it ends, for its last spans to be exported."""
+FOR_AGENTS = ("OTEL_INSTRUMENTATION_", "OTEL_PYTHON_", "OTEL_SEMCONV_")
+"""Variables about what is instrumented, not about where it goes."""
+
+Kind = Literal["internal", "server", "client", "consumer"]
+Said = Mapping[str, str | int | float | bool]
+"""Attributes."""
+
+
+class Traced:
+    """A span that is being made; of nothing where traces are not exported."""
+
+    def __init__(self, span: "Span | None" = None) -> None:
+        self.made = span
+
+    @property
+    def traceparent(self) -> str:
+        """W3C Trace Context of it, for whoever is asked to do a part of the work; empty where there is none."""
+        if self.made is None:
+            return ""
+        said = self.made.get_span_context()
+        return f"00-{said.trace_id:032x}-{said.span_id:016x}-{said.trace_flags:02x}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header that says `traceparent`."""
+        return {"traceparent": self.traceparent} if self.made is not None else {}
+
+    def note(self, said: Said) -> None:
+        """More attributes."""
+        if self.made is not None:
+            self.made.set_attributes(said)
+
+    def failed(self, why: str) -> None:
+        """It came to nothing; ``why`` is a kind of failure, not its words."""
+        if self.made is not None:
+            from opentelemetry.trace import StatusCode
+
+            self.made.set_status(StatusCode.ERROR, why)
+
+
+NOTHING = Traced()
+_provider: "TracerProvider | None" = None
+_tracer: "Tracer | None" = None
+
+
+def begin(role: str, instance: str) -> None:
+    """Export the spans of this process from now on, if the environment says where to; what is amiss is logged."""
+    global _provider, _tracer
+    endpoint = next(filter(None, (os.environ.get(name) for name in ENDPOINTS)), "")
+    off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if not endpoint or off or os.environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
+        return
+    if (spoken := next(filter(None, (os.environ.get(name) for name in PROTOCOLS)), PROTOCOL)) != PROTOCOL:
+        log.warning("no traces are exported by %s: set OTEL_EXPORTER_OTLP_PROTOCOL=%s", spoken, PROTOCOL)
+        return
+    try:
+        _provider = _made(role, instance)
+    except ModuleNotFoundError as error:
+        log.warning("no traces are exported: %s is not installed: pip install 'lightningbus[otel]'", error.name)
+        return
+    except Exception as error:  # of what the environment says to a library: no role ends for that
+        log.warning("no traces are exported: what OTEL_* says is refused: %s", type(error).__name__)
+        return
+    _tracer = _provider.get_tracer("lightningbus")
+
+
+def end() -> None:
+    """Export what is left, for `FLUSH_SECONDS` at most; nothing is exported any more."""
+    global _provider, _tracer
+    provider, _provider, _tracer = _provider, None, None
+    if provider is not None:  # the SDK would wait for a collector that does not answer
+        last = threading.Thread(target=provider.shutdown, daemon=True)
+        last.start()
+        last.join(FLUSH_SECONDS)
+
+
+@contextmanager
+def part(
+    name: str, said: Said | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
+) -> Iterator[Traced]:
+    """A span of what the block does, with attributes, below the current one or a W3C traceparent."""
+    if _tracer is None:
+        yield NOTHING
+        return
+    from opentelemetry.trace import SpanKind
+
+    made = _tracer.start_span(name, _context(parent), SpanKind[kind.upper()], said, start_time=started_ns or None)
+    traced = Traced(made)
+    try:
+        yield traced
+    except GeneratorExit:  # whoever read the answer has enough of it
+        raise
+    except BaseException as error:
+        traced.failed(type(error).__name__)
+        raise
+    finally:
+        made.end()
+
+
+@contextmanager
+def span(
+    name: str, said: Said | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
+) -> Iterator[Traced]:
+    """`part`, and the current one meanwhile: spans made in the block are its children. Not for generators."""
+    with part(name, said, parent, kind, started_ns) as traced:
+        if traced.made is None:
+            yield traced
+            return
+        from opentelemetry.trace import use_span
+
+        with use_span(traced.made, record_exception=False, set_status_on_exception=False):
+            yield traced
+
+
+def record(name: str, started_ns: int, ended_ns: int) -> None:
+    """A span of what is over, below the current one."""
+    if _tracer is not None:
+        _tracer.start_span(name, start_time=started_ns).end(max(started_ns, ended_ns))
+
+
+def environment_of_others(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what says where this process' own traces go, and with which keys."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("OTEL_") or name.startswith(FOR_AGENTS)
+    }
+
+
+def _context(traceparent: str) -> "Context | None":
+    if not traceparent:
+        return None
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract({"traceparent": traceparent})
+
+
+def _made(role: str, instance: str) -> "TracerProvider":
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    own = {"service.namespace": "lightningbus", "service.instance.id": instance}
+    resource = Resource.create(own | ({} if named else {"service.name": f"lightningbus-{role}"}))
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(_telling_once(OTLPSpanExporter())))
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # says the same of every batch that was not taken
+    return provider
+
+
+def _telling_once(exporter: Any) -> Any:
+    """An exporter that says when the collector goes, and when it is back."""
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+    class Telling(SpanExporter):
+        lost = False
+
+        def export(self, spans: Any) -> "SpanExportResult":
+            try:
+                result: SpanExportResult = exporter.export(spans)
+            except Exception:  # of a library, in a thread of its own: whatever it is, work goes on
+                result = SpanExportResult.FAILURE
+            lost = result is not SpanExportResult.SUCCESS
+            if lost and not self.lost:
+                log.warning(
+                    "no collector takes traces where OTEL_EXPORTER_OTLP_* says: they are dropped until one does"
+                )
+            elif self.lost and not lost:
+                log.info("the collector takes traces again")
+            self.lost = lost
+            return result
+
+        def shutdown(self) -> None:
+            exporter.shutdown()
+
+    return Telling()

@@ -1,0 +1,64 @@
+"""What a question to ClickHouse may take, and what is said when it takes more. Pure."""
+
+import re
+from collections.abc import Mapping
+
+from clickhouse_connect.driver.exceptions import OperationalError
+
+Limits = Mapping[str, int]
+
+PEOPLE: Limits = {
+    "max_execution_time": 60,
+    "max_rows_to_read": 10_000_000_000,
+    "max_bytes_to_read": 1_000_000_000_000,
+    "max_result_rows": 1_000_000,
+    "max_result_bytes": 1_000_000_000,
+    "max_memory_usage": 4_000_000_000,
+}
+"""Of a question somebody asks: seconds, rows and bytes. It answers whole or not at all."""
+PAGE: Limits = {
+    "max_execution_time": 10,
+    "max_result_rows": 10_000,
+    "max_memory_usage": 2_000_000_000,
+}
+"""Of a question the page asks."""
+WORDS = "DB::Exception: "
+TAIL = re.compile(r"(?:\.? \((?:[A-Z_]+|version [^)]*|for url [^)]*)\))+\.?\s*$")
+ADVICE = {
+    "READONLY": "questions only read and set nothing",
+    "ACCESS_DENIED": "give --sql a user who may read that",
+    "TIMEOUT_EXCEEDED": "ask about one run, or less of it",
+    "TOO_MANY_ROWS_OR_BYTES": "add a LIMIT, or ask for fewer columns",
+    "TOO_MANY_ROWS": "ask about one run, or less of it",
+    "TOO_MANY_BYTES": "ask about one run, or for fewer columns",
+    "MEMORY_LIMIT_EXCEEDED": "ask about one run, or for fewer columns",
+    "UNKNOWN_TABLE": "has a store of this version written here?",
+    "UNKNOWN_DATABASE": "has a store of this version written here?",
+}
+"""What to do, by ClickHouse's name of an error."""
+NAMED = re.compile(r"\(([A-Z_]+)\)")
+
+
+def settings_for(readonly: str, limits: Limits) -> dict[str, int]:
+    """Settings to send with each question, by what ``readonly`` is of the user already.
+
+    readonly 1 forbids everything but reading, so it is sent, and last: nothing may be set after it. A user who has it
+    may set nothing, and has limits of its own; one with 2 may set limits, but not readonly.
+    """
+    match readonly:
+        case "0":
+            return {**limits, "readonly": 1}
+        case "2":
+            return dict(limits)
+        case _:
+            return {}
+
+
+def sentence(error: Exception) -> str:
+    """What ClickHouse says is wrong and what to do about it, on one line and without where in its code."""
+    text = " ".join(str(error).split())
+    if WORDS not in text and isinstance(error, OperationalError):
+        return "the store does not answer any more"
+    said = TAIL.sub("", text.rsplit(WORDS, 1)[-1].split(". Stack trace", 1)[0]).rstrip(". ")[:400]
+    advice = next((ADVICE[name] for name in NAMED.findall(text) if name in ADVICE), "")
+    return f"{said}: {advice}" if advice else said

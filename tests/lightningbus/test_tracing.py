@@ -1,0 +1,133 @@
+"""A role's own traces: nothing without an endpoint, nothing in the way without a collector, and whose they are.
+
+That all roles export theirs is in ``tests/loop``, where all of them are at work.
+"""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bus import tracing
+from bus.tracing import FLUSH_SECONDS, environment_of_others
+from tests.otlp import Collector, collecting
+
+WORK = """
+import logging, sys, time
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+from bus import tracing
+tracing.begin("runner", "r-1")
+for number in range(3):
+    started = time.perf_counter()
+    with tracing.span("attempt", {"lightningbus.run": "x"}) as traced:
+        with tracing.span("publish"):
+            pass
+    assert time.perf_counter() - started < 1
+    time.sleep(0.3)
+started = time.perf_counter()
+tracing.end()
+print(f"{time.perf_counter() - started:.1f} {'opentelemetry' in sys.modules} {traced.traceparent}")
+"""
+
+
+def work(prelude: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
+    """A process that makes spans, with this environment and nothing else of OpenTelemetry's."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")} | environment
+    return subprocess.run(
+        [sys.executable, "-c", prelude + WORK], env=env, capture_output=True, text=True, timeout=60, check=True
+    )
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_SDK_DISABLED": "true"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_TRACES_EXPORTER": "none"},
+    ],
+    ids=["no endpoint", "disabled", "no exporter"],
+)
+def test_without_an_endpoint_nothing_is_exported_or_imported(environment: dict[str, str]) -> None:
+    done = work(**environment)
+    assert done.stdout.strip() == "0.0 False" and done.stderr == ""
+
+
+def test_a_collector_that_never_answers_slows_nothing_and_is_told_of_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        timing = {"OTEL_BSP_SCHEDULE_DELAY": "100", "OTEL_EXPORTER_OTLP_TIMEOUT": "0.2"}
+        done = work(OTEL_EXPORTER_OTLP_ENDPOINT=address, OTEL_EXPORTER_OTLP_HEADERS="x-key=hunter2", **timing)
+    seconds, _, traceparent = done.stdout.split()
+    assert float(seconds) <= FLUSH_SECONDS + 0.5 and traceparent.endswith(("-01", "-03"))
+    assert done.stderr.count("no collector takes traces") == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("prelude", "environment", "said"),
+    [
+        ("import sys; sys.modules['opentelemetry.sdk'] = None\n", {}, "pip install 'lightningbus[otel]'"),
+        ("", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"),
+    ],
+    ids=["not installed", "another protocol"],
+)
+def test_what_is_amiss_is_one_sentence_and_work_goes_on(prelude: str, environment: dict[str, str], said: str) -> None:
+    done = work(prelude, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", **environment)
+    assert done.stdout.startswith("0.0") and said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_names_sampling_and_headers_are_the_environments() -> None:
+    with collecting() as collector:
+        address = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.url}/mine"}
+        work(**address, OTEL_RESOURCE_ATTRIBUTES="deployment.environment.name=test")
+        assert collector.paths == {"/mine"} and len(collector.spans) == 6
+        assert {(one.service, one.instance) for one in collector.spans} == {("lightningbus-runner", "r-1")}
+        work(**address, OTEL_SERVICE_NAME="own")
+        assert len(collector.of("own")) == 6
+        work(**address, OTEL_SERVICE_NAME="none", OTEL_TRACES_SAMPLER="always_off")
+        assert not collector.of("none")
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> "object":
+    """Spans of this process."""
+    with collecting() as made:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
+        tracing.begin("store", "s")
+        yield made
+        tracing.end()
+
+
+async def test_spans_are_below_what_made_them_also_at_once_and_failures_say_their_kind(collector: Collector) -> None:
+    remote = f"00-{'ab' * 16}-{'cd' * 8}-01"
+
+    async def one(number: int) -> None:
+        with tracing.span("outer", {"lightningbus.n": number}, remote if number == 0 else "", "consumer"):
+            await asyncio.sleep(0.01)
+            with pytest.raises(ValueError), tracing.span("inner"):
+                raise ValueError("a secret")
+            tracing.record("earlier", time.time_ns() - 5_000_000_000, time.time_ns())
+
+    await asyncio.gather(*(one(number) for number in range(3)))
+    tracing.end()
+    outer = {span.span_id: span for span in collector.of("lightningbus-store", "outer")}
+    inner, earlier = collector.of("lightningbus-store", "inner"), collector.of("lightningbus-store", "earlier")
+    assert len(outer) == len(inner) == len(earlier) == 3
+    assert {span.parent for span in inner} == {span.parent for span in earlier} == set(outer)
+    assert all(span.trace_id == outer[span.parent].trace_id for span in inner)
+    joined = next(span for span in outer.values() if span.said["lightningbus.n"] == 0)
+    assert (joined.trace_id, joined.parent) == ("ab" * 16, "cd" * 8)
+    assert all(span.status == 2 for span in inner) and all(span.seconds > 4 for span in earlier)
+    assert b"ValueError" in collector.raw and b"secret" not in collector.raw
+
+
+def test_others_are_not_told_where_our_traces_go() -> None:
+    ours = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "key=1",
+        "OTEL_SERVICE_NAME": "ours", "OTEL_TRACES_SAMPLER": "always_off", "OTEL_SDK_DISABLED": "true",
+    }  # fmt: skip
+    theirs = {"PATH": "/bin", "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}
+    assert environment_of_others(ours | theirs) == theirs

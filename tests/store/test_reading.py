@@ -1,0 +1,208 @@
+"""What people may do to the store: ask, within limits, about the tables; and what only its writer may."""
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import clickhouse_connect
+import pytest
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
+
+from store import door, users
+from store.client import connect, reader, without_secrets
+from store.door import KEY_FILE
+from store.limits import PEOPLE, sentence
+from store.reports import REPORTS
+from tests.store.conftest import StoreProcess, prepared
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The engine's directory."""
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def store(place: Path) -> Iterator[StoreProcess]:
+    """An engine with all tables."""
+    with prepared(place) as made:
+        made.sql.command("INSERT INTO raw_runs (run) VALUES ('there')")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def anybody(store: StoreProcess) -> Client:
+    """The stock client of whoever knows the address."""
+    return clickhouse_connect.get_client(
+        dsn=without_secrets(store.url), database="lightningbus", autogenerate_session_id=False
+    )
+
+
+def test_anybody_may_ask_whatever_the_tables_hold(anybody: Client) -> None:
+    for statement in (
+        "SELECT run FROM raw_runs",
+        "-- a question\n WITH 'there' AS x SELECT x",
+        "(SELECT 'there')",
+        "FROM raw_runs SELECT run",
+        "SELECT {a:String}",
+        "SELECT 'INTO OUTFILE ''file''', `run` FROM raw_runs",
+    ):
+        assert "there" in str(anybody.query(statement, parameters={"a": "there"}).result_rows)
+    for statement in (
+        "SHOW TABLES",
+        "EXISTS TABLE runs",
+        "DESCRIBE runs",
+        "EXPLAIN SELECT 1",
+        "SHOW CREATE TABLE runs",
+    ):
+        assert anybody.query(statement).result_rows
+
+
+WRITES = (
+    "INSERT INTO raw_runs (run) VALUES ('mine')",
+    "CREATE TABLE mine (a Int8) ENGINE = Memory",
+    "CREATE TEMPORARY TABLE mine (a Int8)",
+    "DROP TABLE raw_runs",
+    "ALTER TABLE raw_runs DELETE WHERE 1",
+    "OPTIMIZE TABLE raw_runs",
+    "SET readonly = 0",
+    "SELECT 1 SETTINGS readonly = 0",
+    "SELECT 1 SETTINGS max_execution_time = 0",
+    "SYSTEM STOP MERGES",
+    "KILL QUERY WHERE 1",
+    "SELECT 1; DROP TABLE raw_runs",
+)
+OUTSIDE = (
+    "SELECT file('{secret}')",
+    "SELECT \"file\"('{secret}')",
+    "SELECT `file` /* c */ ('{secret}')",
+    "SELECT * APPLY file FROM (SELECT '{secret}')",
+    "SELECT arrayMap(file, ['{secret}'])",
+    "SELECT * FROM (SELECT 1 AS a) WHERE file('{secret}') != ''",
+    "SELECT * FROM file('{secret}', 'LineAsString')",
+    "DESCRIBE file('{secret}', 'CSVWithNames')",
+    "DESC TABLE `file`('{secret}', 'CSVWithNames')",
+    "SELECT 'written' INTO OUTFILE '{out}'",
+    "SELECT 'written' INTO /* c */ OUTFILE '{out}' FORMAT CSV",
+    "SHOW TABLES INTO OUTFILE '{out}'",
+    "EXPLAIN SELECT 1 INTO OUTFILE '{out}'",
+    "SELECT 1 PARALLEL WITH SELECT 2",
+    "INSERT INTO FUNCTION file('{out}') SELECT 1",
+    "SELECT * FROM url('{address}', 'LineAsString')",
+    "DESCRIBE url('{address}', 'CSVWithNames')",
+    "DESCRIBE TABLE s3('{address}bucket/x.csv')",
+    "SELECT * FROM s3('{address}bucket/x.csv', 'CSV', 'a String')",
+    "SELECT * FROM remote('{host}', system.one)",
+    "SELECT * FROM mysql('{host}', 'a', 'b', 'c', 'd')",
+    "SELECT * FROM executable('id', 'TSV', 'a String')",
+    "SELECT * FROM Python(os)",
+    "SELECT aiGenerate('x')",
+)
+
+
+@pytest.mark.parametrize("statement", WRITES)
+def test_nobody_but_the_writer_changes_anything(anybody: Client, store: StoreProcess, statement: str) -> None:
+    before = store.one("SELECT count() FROM raw_runs"), store.one("SELECT count() FROM system.tables")
+    with pytest.raises(ClickHouseError):
+        anybody.command(statement)
+    assert (store.one("SELECT count() FROM raw_runs"), store.one("SELECT count() FROM system.tables")) == before
+
+
+@pytest.mark.parametrize("statement", OUTSIDE)
+def test_nobody_reaches_files_or_other_machines(anybody: Client, tmp_path: Path, statement: str) -> None:
+    secret, out = tmp_path / "secret.csv", tmp_path / "out.csv"
+    secret.write_text("password\nhunter2\n")
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        nobody.setblocking(False)
+        host = f"127.0.0.1:{nobody.getsockname()[1]}"
+        names = {"secret": secret, "out": out, "address": f"http://{host}/", "host": host}
+        with pytest.raises(ClickHouseError) as refused:
+            anybody.query(statement.format(**names))
+        with pytest.raises(BlockingIOError):
+            nobody.accept()
+    assert "password" not in str(refused.value) and "hunter2" not in str(refused.value)
+    assert not out.exists()
+
+
+def test_limits_may_be_lowered_and_not_raised(store: StoreProcess) -> None:
+    settings = {"max_result_rows": "5", "max_execution_time": "0", "max_threads": "1", "readonly": "0"}
+    assert door.settings_of(settings) == {
+        **{name: str(value) for name, value in PEOPLE.items()}, "max_result_rows": "5", "max_threads": "1",
+        "readonly": "1",
+    }  # fmt: skip
+    with pytest.raises(door.Refused, match="a reader may not set allow_experimental_eval_table_function"):
+        door.settings_of({"allow_experimental_eval_table_function": "1"})
+
+
+def test_the_writers_key_is_a_file_of_its_own_and_no_other_will_do(store: StoreProcess, place: Path) -> None:
+    key = place / KEY_FILE
+    assert key.stat().st_mode & 0o777 == 0o600 and key.read_text() in store.url
+    with pytest.raises(Exception, match="this is not its key"):
+        connect(store.url.replace(key.read_text(), "another"))
+
+
+@pytest.mark.parametrize("statement", ["INSERT INTO raw_runs (run) VALUES ('mine')", "SELECT 1 SETTINGS readonly = 0"])
+def test_our_own_client_only_reads_even_as_the_writer(store: StoreProcess, statement: str) -> None:
+    with pytest.raises(DatabaseError, match="READONLY"):
+        reader(store.url).command(statement)
+
+
+def test_too_much_is_one_sentence_that_says_what_to_do(store: StoreProcess) -> None:
+    asked = reader(store.url, limits={**PEOPLE, "max_execution_time": 1, "max_memory_usage": 50_000_000})
+    for statement, advice in {
+        "SELECT number FROM numbers(2000000)": "add a LIMIT",
+        "SELECT sleepEachRow(1) FROM numbers(10) SETTINGS max_block_size = 1": "only read and set nothing",
+        "SELECT sleep(3)": "ask about one run",
+        "SELECT groupArray(number) FROM numbers(100000000)": "ask about one run",
+        "SELECT * FROM nowhere": "has a store of this version written here?",
+    }.items():
+        with pytest.raises(DatabaseError) as refused:
+            asked.query(statement)
+        said = sentence(refused.value)
+        assert advice in said and "\n" not in said and "version 2" not in said, said
+
+
+def test_the_command_of_people_cannot_write(store: StoreProcess) -> None:
+    line = [sys.executable, "-m", "lightningbus", "query", "DROP TABLE raw_runs", "--sql", store.url]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and done.stderr.strip().endswith("questions only read and set nothing"), done.stderr
+    assert store.one("SELECT count() FROM raw_runs") == 1
+
+
+def test_every_report_is_a_question(anybody: Client) -> None:
+    given = {"a": "x", "b": "y", "rollout": "r"}
+    for report in REPORTS.values():
+        own = {one.name: given[one.name] for one in report.parameters if one.default is None}
+        anybody.query(report.query("lightningbus"), parameters=report.values(own, "", None))
+
+
+def test_the_users_of_a_server_are_statements_clickhouse_understands(store: StoreProcess) -> None:
+    """The embedded engine has no users, so they are parsed and not made."""
+    line = [sys.executable, "-m", "lightningbus", "store", "users", "--cluster", "all_of_them"]
+    bare = {name: value for name, value in os.environ.items() if not name.endswith("_PASSWORD")}
+    none = subprocess.run(line, env=bare, capture_output=True, text=True, timeout=60, check=False)
+    assert none.returncode == 2 and "put a password into $LIGHTNINGBUS_READER_PASSWORD" in none.stderr
+    passwords = {"LIGHTNINGBUS_READER_PASSWORD": "it's \\ a secret", "LIGHTNINGBUS_WRITER_PASSWORD": "another"}
+    printed = subprocess.run(line, env=bare | passwords, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert not any(password in printed for password in passwords.values())
+    assert all(hashlib.sha256(password.encode()).hexdigest() in printed for password in passwords.values())
+    made = [statement.strip() for statement in printed.split(";") if statement.strip()]
+    for statement in made:
+        canonical = store.sql.query("SELECT formatQuerySingleLine({s:String})", parameters={"s": statement}).first_row
+        assert canonical is not None and "ON CLUSTER all_of_them" in canonical[0], statement
+    (profile,) = (one for one in made if "SETTINGS PROFILE OR REPLACE" in one)
+    assert all(f"{name} = {value} MIN 1 MAX {value}" in profile for name, value in PEOPLE.items())
+    rights = [one for one in made if one.startswith("GRANT") and users.READER in one]
+    assert len(rights) == 1 and "SELECT ON `lightningbus`.*" in rights[0]
+
+
+def test_a_server_that_makes_no_users_says_so_in_a_sentence(store: StoreProcess) -> None:
+    line = [sys.executable, "-m", "lightningbus", "store", "users", "--sql", store.url]
+    env = {**os.environ, "LIGHTNINGBUS_READER_PASSWORD": "secret"}
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "Not enough privileges" in done.stderr and "secret" not in done.stderr
