@@ -201,19 +201,19 @@ class Subscriber:
         said = {"who": self._node, "why": judgement.reason, "figures": judgement.figures}
         try:
             await self._releases.decide(what, manifest.version, **said, first_only=True)  # type: ignore[arg-type]
-        except BusError:
-            await self._go_back(canary)
+        except (BusError, NatsError, ValueError):
+            await self._go_back(canary, judgement)
             raise
-        if judgement.spoiled:
-            await canary.renew()
-        if stands(self._releases.state, manifest):
+        if not judgement.spoiled and stands(self._releases.state, manifest):
             await self._serves(step, paused)
         else:
-            await self._go_back(canary)
+            await self._go_back(canary, judgement)
             self.problem = f"version {manifest.version} was revoked: {judgement.reason or 'by somebody else'}"[:200]
 
-    async def _go_back(self, canary: Canary) -> None:
-        if self._served is None:
+    async def _go_back(self, canary: Canary, judgement: Judgement) -> None:
+        if judgement.spoiled:
+            await canary.renew()
+        elif self._served is None:
             await canary.give_up()
         else:
             back = changed(self._served, fetched=0.0, verified=0.0)
