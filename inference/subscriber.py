@@ -223,18 +223,18 @@ class Subscriber:
         said = {"who": self._node, "why": judgement.reason, "figures": judgement.figures}
         try:
             await self._releases.decide(what, manifest.version, **said, first_only=True)  # type: ignore[arg-type]
-        except BusError:
-            await self._go_back(canary)
+        except (BusError, NatsError, ValueError):
+            await self._go_back(canary, judgement.spoiled)
             raise
-        if judgement.spoiled:
-            await canary.renew()
-        if stands(self._releases.state, manifest):
+        if not judgement.spoiled and stands(self._releases.state, manifest):
             await self._serves(step, paused)
         else:
-            await self._go_back(canary)
+            await self._go_back(canary, judgement.spoiled)
             self.problem = f"version {manifest.version} was revoked: {judgement.reason or 'by somebody else'}"[:200]
 
-    async def _go_back(self, canary: Canary) -> None:
+    async def _go_back(self, canary: Canary, spoiled: bool = False) -> None:
+        if spoiled:
+            await canary.renew()
         before, self._served = self._served, None  # until it is there again
         if before is None:
             await canary.give_up()

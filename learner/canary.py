@@ -61,7 +61,8 @@ def read_prompts(file: Path, model_path: Path) -> list[list[int]]:
             if isinstance(said, str):
                 ids = tokenizer(said)["input_ids"]
             else:
-                ids = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)["input_ids"]
+                made: Any = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)
+                ids = made["input_ids"]
         except Exception as error:  # a template may raise anything
             raise ValueError(
                 f"weights.canary.prompts: {file}, line {number} is neither a JSON string nor a list of messages that "

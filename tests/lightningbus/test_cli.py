@@ -23,7 +23,7 @@ from tests.limits import limit
 
 COMMAND = str(Path(sys.executable).with_name("lightningbus"))
 ROLES = ["bus", "store", "inference", "learner", "runner"]
-COMMANDS = [*ROLES, "provision", "publish", "query", "report", "status", "dead", "up", "demo", "train"]
+COMMANDS = [*ROLES, "provision", "publish", "query", "report", "status", "dead", "weights", "up", "demo", "train"]
 
 
 def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
