@@ -161,6 +161,8 @@ def environment(settings: InferenceSettings) -> dict[str, str]:
         "VLLM_LOG_STATS_INTERVAL": "600",  # in its log; `--disable-log-stats` would empty its /metrics too
         "VLLM_DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
+        # Its processes talk among themselves, over ports that ask nobody who it is.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
     if not _has_gpu():
         told["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.kv_cache_gb)))

@@ -58,7 +58,7 @@ def test_a_message_that_is_on_its_way_through_a_cluster_is_sent_again() -> None:
     """An answer that was lost in a cut leaves the first try there; the error is as a server of three gave it."""
     said = {"code": 409, "err_code": 10158, "description": "duplicate message id is in process"}
     assert classify(said) is Verdict.RETRY
-    assert classify({**said, "err_code": 10060}) is Verdict.FATAL
+    assert classify({**said, "description": "expected stream does not match"}) is Verdict.FATAL
 
 
 async def test_a_second_writer_is_fenced_off(bus: Bus) -> None:
