@@ -43,7 +43,7 @@ class Verdict(Enum):
 
 _FENCED = {10071, 10164}
 _FATAL = {10060, 10054, 10201}
-_IN_PROCESS = 10158
+IN_PROCESS = "is in process"
 """An earlier try of the same message is on its way through a cluster: the next one is told that it is there."""
 
 
@@ -58,7 +58,7 @@ def classify(error: dict[str, Any]) -> Verdict:
         return Verdict.FENCED
     if number in _FATAL:
         return Verdict.FATAL
-    if number == _IN_PROCESS:
+    if IN_PROCESS in description:
         return Verdict.RETRY
     if "maximum" in description and "exceeded" in description:
         return Verdict.FULL

@@ -204,6 +204,8 @@ def environment(settings: InferenceSettings) -> dict[str, str]:
         "VLLM_LOG_STATS_INTERVAL": "600",  # in its log; `--disable-log-stats` would empty its /metrics too
         "VLLM_DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
+        # Its processes talk among themselves, over ports that ask nobody who it is.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
     if settings.lora is not None:
         told["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"

@@ -14,7 +14,7 @@ from bus import Bus, BusError, Fenced, Fleet, PublishTimeout, StreamFull, leased
 from bus.blobs import CHUNK_BYTES
 from bus.cancelling import cancel
 from bus.embedded import NatsServer
-from bus.errors import BlobCorrupt
+from bus.errors import BlobCorrupt, Verdict, classify
 from bus.streams import LEARNER_SPANS, STORE_SPANS, ensure_stream
 from schemas import subjects
 from schemas.codec import DecodeError, encode
@@ -56,6 +56,13 @@ async def test_a_full_stream_is_backpressure_and_then_said_to_be_full(bus: Bus) 
     waiting = asyncio.create_task(bus.publish("small.a", task(3), msg_id="3", timeout=20))
     await bus.js.purge_stream("SMALL")
     assert await waiting > 1
+
+
+def test_a_message_that_is_on_its_way_through_a_cluster_is_sent_again() -> None:
+    """An answer that was lost in a cut leaves the first try there; the error is as a server of three gave it."""
+    said = {"code": 409, "err_code": 10158, "description": "duplicate message id is in process"}
+    assert classify(said) is Verdict.RETRY
+    assert classify({**said, "description": "expected stream does not match"}) is Verdict.FATAL
 
 
 async def test_a_second_writer_is_fenced_off(bus: Bus) -> None:
