@@ -18,6 +18,7 @@ from runners.attempts import Decision
 from runners.ending import Ending, run_agent
 from runners.gateway import Gateway
 from runners.host import Host, make_hosts
+from runners.place import Keeper
 from runners.record import Attempt
 from runners.settings import RunnerSettings
 from runners.slot import Slot
@@ -50,6 +51,7 @@ class Runner:
         self._settings = settings
         self.id = own_id(settings.id)
         self._hosts: dict[int, Host] = {}
+        self._keeper = Keeper()
         self._free: asyncio.Queue[Slot] = asyncio.Queue()
         self._running: set[asyncio.Task[None]] = set()
         self._state = "starting"
@@ -74,6 +76,7 @@ class Runner:
                 fleet, self._send, settings.concurrency, settings.host, settings.token_in_token_out, key
             ) as self._gateway,
             self._bus.beat("runner", self.id, self._describe),
+            self._keeper,
         ):
             try:
                 await self._start_hosts()
@@ -98,7 +101,7 @@ class Runner:
 
     async def _start_hosts(self) -> None:
         slots = self._gateway.slots
-        self._hosts = dict(enumerate(make_hosts(self._settings, [slot.environment for slot in slots])))
+        self._hosts = dict(enumerate(make_hosts(self._settings, [slot.environment for slot in slots], self._keeper)))
         first, *others = self._gateway.slots
         await self._hosts[first.number].start()  # one first: a wrong setting is said once
         await asyncio.gather(*(self._hosts[slot.number].start() for slot in others))

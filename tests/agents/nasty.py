@@ -80,7 +80,7 @@ def prints_binary(task):
 def writes_into_our_connection(task):
     for link in Path("/proc/self/fd").iterdir():
         try:
-            if str(link.readlink()).startswith("socket:"):
+            if str(link.readlink()).startswith(("socket:", "pipe:")) and int(link.name) > 2:
                 os.write(int(link.name), b'\xff\x00 not json\n{"job": 0, "value": 99}\n')
         except OSError:
             continue
@@ -105,3 +105,92 @@ def sends_50_mb(task):
     except openai.APIStatusError as error:
         return float(error.status_code == 413)
     return 0.0
+
+
+@unless_calm
+def forks_without_end(task):
+    while True:
+        if os.fork() == 0:
+            time.sleep(3600)
+
+
+@unless_calm
+def leaks_in_children(task):
+    """Each holds less than a process may; together they do not."""
+    for _ in range(4):
+        if os.fork() == 0:
+            hoard.append(b"x" * 150_000_000)
+            time.sleep(3600)
+    time.sleep(3600)
+
+
+@unless_calm
+def writes_without_end(task):
+    with (Path(os.environ["TMPDIR"]) / "large").open("wb") as file:
+        while True:
+            file.write(bytes(1_000_000))
+
+
+@unless_calm
+def opens_without_end(task):
+    while True:
+        hoard.append(os.open(os.devnull, os.O_RDONLY))
+
+
+@unless_calm
+def nests_deeply(task):
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            if str(link.readlink()).startswith(("socket:", "pipe:")) and int(link.name) > 2:
+                os.write(int(link.name), b"[" * 60_000 + b"\n")
+        except OSError:
+            continue
+    return 1.0
+
+
+@unless_calm
+def says_half_a_character(task):
+    return {"reward": 1.0, "text": "\ud83d"}
+
+
+@unless_calm
+def leaves_a_daemon(task):
+    """In a session of its own, and its parent gone."""
+    if os.fork() == 0:
+        os.setsid()
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(3600)
+        (Path(os.environ["TMPDIR"]) / "daemon").write_text(str(pid))
+        os._exit(0)
+    os.wait()
+    return {"reward": 1.0, "daemon": int((Path(os.environ["TMPDIR"]) / "daemon").read_text())}
+
+
+def tells(task):
+    """What this process is given, and what it can see."""
+    (Path(os.environ["TMPDIR"]) / "own").write_text("x")
+    ask()
+    umask = os.umask(0o077)
+    return {
+        "reward": 1.0,
+        "tmp": os.environ["TMPDIR"],
+        "umask": umask,
+        "key": os.environ["OPENAI_API_KEY"],
+        "marked": os.environ.get("MARK"),
+        "status": Path("/proc/self/status").read_text(),
+        "readable": [path for path in task.get("paths", ()) if os.access(path, os.R_OK)],
+    }
+
+
+if __name__ == "__main__":  # as a program: looks into whoever started it, and leaves a daemon
+    parent = Path(f"/proc/{os.getppid()}")
+    opened = []
+    for secret in ("environ", "mem", "maps"):
+        if os.access(parent / secret, os.R_OK):
+            try:
+                (parent / secret).open("rb").close()
+                opened.append(secret)
+            except PermissionError:
+                continue
+    print(json.dumps({**leaves_a_daemon({}), "parent": os.getppid(), "opened": opened}))
