@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/$(if $(shell command -v nvidia-smi),gpu,cpu).lock
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow chaos bench bench-ui bench-async bench-kv bench-weights check format clean
+.PHONY: setup demo test test-slow chaos bench bench-ui bench-async bench-kv bench-weights fuzz check format clean
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -56,3 +56,6 @@ bench-kv: $(READY) ## what a swap amid an answer does to log-probabilities, by k
 
 bench-weights: $(READY) ## a weight version by each transport, whole and as a delta; SIZES=0.5M,5M and MODELS=0.6M measure some
 	$(BIN)/python -m benchmarks.weights $(if $(SIZES),--sizes $(SIZES)) $(if $(MODELS),--models $(MODELS))
+
+fuzz: $(READY) ## a million wrong inputs for every decoder of what comes from outside; N=10000 fewer, ONLY=OTLP some, SEED=n others
+	$(BIN)/python -m tests.fuzz $(if $(N),--inputs $(N)) $(if $(ONLY),--only "$(ONLY)") $(if $(SEED),--seed $(SEED))

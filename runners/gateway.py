@@ -94,7 +94,7 @@ class Gateway:
     async def _call(self, api: Api, request: web.Request) -> web.StreamResponse:
         _, running = self._authorised(request)
         body = await request.read()
-        with _well_formed():
+        with well_formed():
             dialect = api.parse(json.loads(body), running.attempt.history)
         try:
             with _answerable(running):
@@ -107,7 +107,7 @@ class Gateway:
         """Tokens of a prompt that is not asked, as Anthropic's clients want to know them."""
         _, running = self._authorised(request)
         task, body = running.task, await request.read()
-        with _well_formed():
+        with well_formed():
             call = Messages(json.loads(body)).call
         errand = Errand(running.attempt, call.model, task.model, task.weight_version, running.deadline)
         with _answerable(running):
@@ -170,7 +170,7 @@ class Gateway:
 
 
 @contextmanager
-def _well_formed() -> Iterator[None]:
+def well_formed() -> Iterator[None]:
     """Around reading a request: whatever it is that cannot be read is the client's to put right."""
     try:
         yield
