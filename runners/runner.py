@@ -14,6 +14,7 @@ from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased
 from bus.cancelling import cancel
 from bus.doors import read_key
 from runners import attempts
+from runners.admission import Allowance
 from runners.attempts import Decision
 from runners.ending import Ending, run_agent
 from runners.gateway import Gateway
@@ -73,7 +74,13 @@ class Runner:
         async with (
             self._bus.fleet("inference") as fleet,
             Gateway(
-                fleet, self._send, settings.concurrency, settings.host, settings.token_in_token_out, key
+                fleet,
+                self._send,
+                settings.concurrency,
+                settings.host,
+                settings.token_in_token_out,
+                key,
+                Allowance(settings.requests_at_once, settings.requests_per_second),
             ) as self._gateway,
             self._bus.beat("runner", self.id, self._describe),
             self._keeper,

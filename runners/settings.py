@@ -50,6 +50,10 @@ class RunnerSettings(RoleSettings):
         description="put in front of the agent's command, as [bwrap, ...]; {path}, {tmp}, {venv}, {base} and {host} "
         "stand for its directory, its private one, its interpreter's environment and installation, and our script",
     )
+    requests_at_once: int = Field(64, ge=1, description="of an agent at the gateway; beyond it 429")
+    requests_per_second: float | None = Field(
+        None, gt=0, description="of an agent at the gateway; beyond it 429, with when to come again"
+    )
     env: dict[str, str] = Field({}, description="more environment variables for the agent")
     id: str | None = Field(None, description="name of this runner; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     host: str = Field("127.0.0.1", description="address the agent's gateway listens on")

