@@ -16,6 +16,8 @@ HEAD_SECONDS = 10.0
 BODY_SECONDS = 60.0
 IDLE_SECONDS = 75.0
 """A connection that is kept for another request is closed after so long without one."""
+LINGER_SECONDS = 10.0
+"""How long the rest of a body that was refused is taken, for a client hears the answer only once it has sent all."""
 BACKLOG = 1024
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
@@ -55,6 +57,7 @@ class Listening:
             handler_cancellation=True,
             shutdown_timeout=shutdown_seconds,
             keepalive_timeout=IDLE_SECONDS,
+            lingering_time=LINGER_SECONDS,
             logger=_quiet(),
         )
         await self._runner.setup()

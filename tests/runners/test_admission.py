@@ -117,6 +117,7 @@ async def hears(address: str, said: bytes, seconds: float = 20.0) -> bytes:
 async def test_who_is_slow_or_says_too_much_is_turned_away(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "HEAD_SECONDS", 0.2)
     monkeypatch.setattr(listening, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(listening, "LINGER_SECONDS", 0.2)
     async with (
         aiohttp.ClientSession() as http,
         serving(bus, nothing) as (slot, _),
@@ -150,13 +151,13 @@ async def test_no_more_connections_than_it_can_hold(bus: Bus, monkeypatch: pytes
 
 
 async def test_what_is_small_when_packed_is_measured_unpacked(bus: Bus) -> None:
-    bomb = gzip.compress(bytes(20 * MAX_REQUEST_BYTES), 9)
+    bomb = gzip.compress(bytes(6 * MAX_REQUEST_BYTES))
     async with serving(bus, nothing) as (slot, _), aiohttp.ClientSession() as http:
         before = resident_now()
         for path in ("v1/chat/completions", "otlp/v1/traces"):
             status, *_ = await post(http, slot, path, bomb, **{"Content-Encoding": "gzip", "Content-Type": OTLP})
             assert status == 413
-        assert resident_now() - before < 8 * MAX_REQUEST_BYTES
+        assert resident_now() - before < 4 * MAX_REQUEST_BYTES
 
 
 def resident_now() -> int:
