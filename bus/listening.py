@@ -5,6 +5,7 @@ import logging
 import resource
 import socket
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -82,15 +83,15 @@ class Listening:
     def _lose_patience(self, connection: web.RequestHandler) -> None:
         if connection in self._nameless:
             self._nameless.discard(connection)
-            if isinstance(connection.transport, asyncio.Transport):
-                connection.transport.abort()
+            if connection.transport is not None:
+                cast("asyncio.Transport", connection.transport).abort()
 
 
 class _Full(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        transport.write(FULL)
-        transport.close()
+        refusing = cast("asyncio.Transport", transport)
+        refusing.write(FULL)
+        refusing.close()
 
 
 class _Short(logging.Filter):

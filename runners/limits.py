@@ -42,14 +42,14 @@ class Limits:
     def take(self) -> None:
         """In the child, before the agent's program: what each process of its own is held to by the kernel."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        for which, most in (
-            (resource.RLIMIT_DATA, self.memory_gb and int(self.memory_gb * GIB)),
-            (resource.RLIMIT_FSIZE, self.file_gb and int(self.file_gb * GIB)),
+        for which, asked in (
+            (resource.RLIMIT_DATA, self.memory_gb and self.memory_gb * GIB),
+            (resource.RLIMIT_FSIZE, self.file_gb and self.file_gb * GIB),
             (resource.RLIMIT_NOFILE, self.open_files),
         ):
-            if most is not None:
+            if asked is not None:
                 hard = resource.getrlimit(which)[1]
-                most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+                most = int(asked) if hard == resource.RLIM_INFINITY else min(int(asked), hard)
                 resource.setrlimit(which, (most, most))
 
     def exceeded(self, head: int) -> str:

@@ -117,7 +117,7 @@ class Keeper:
         self._watching = asyncio.create_task(self._watch())
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *exit: object) -> None:
         """Everything has been stopped; nothing of it is left."""
         await cancel(self._watching)
         for _ in range(PASSES):

@@ -235,14 +235,18 @@ def attacks_the_gateway(task):
     return float(statuses.keys() <= {200, 429} and 429 in statuses)
 
 
-if __name__ == "__main__":  # as a program: looks into whoever started it, and leaves a daemon
+def spies(task):
+    """Looks into whoever started it, and leaves a daemon."""
     parent = Path(f"/proc/{os.getppid()}")
     opened = []
     for secret in ("environ", "mem", "maps"):
-        if os.access(parent / secret, os.R_OK):
-            try:
-                (parent / secret).open("rb").close()
-                opened.append(secret)
-            except PermissionError:
-                continue
-    print(json.dumps({**leaves_a_daemon({}), "parent": os.getppid(), "opened": opened}))
+        try:
+            (parent / secret).open("rb").close()
+            opened.append(secret)
+        except PermissionError:
+            continue
+    return {**leaves_a_daemon({}), "parent": os.getppid(), "opened": opened}
+
+
+if __name__ == "__main__":
+    print(json.dumps(spies({})))

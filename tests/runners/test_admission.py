@@ -4,12 +4,13 @@ import asyncio
 import gzip
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ from runners.slot import Slot
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 
 OTLP = "application/x-protobuf"
+KEY = "k" * 16
 
 
 @asynccontextmanager
@@ -114,29 +116,55 @@ async def hears(address: str, said: bytes, seconds: float = 20.0) -> bytes:
         writer.close()
 
 
-async def test_who_is_slow_or_says_too_much_is_turned_away(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.2)
-    monkeypatch.setattr(listening, "BODY_SECONDS", 0.2)
-    monkeypatch.setattr(listening, "LINGER_SECONDS", 0.2)
-    async with (
-        aiohttp.ClientSession() as http,
-        serving(bus, nothing) as (slot, _),
-        NodeGateway(lambda: "http://127.0.0.1:1", http, "127.0.0.1", 0, "k" * 16) as node,
-    ):
-        node.state, node.version = "ready", 1
-        mine = f"/slot/0/v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {slot.key}\r\n"
-        nodes = f"/v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {'k' * 16}\r\n"
-        for address, route in ((slot.base_url, mine), (node.address, nodes)):
-            assert await hears(address, b"") == b"", "a head that never comes"
-            assert await hears(address, f"POST {route}X: y".encode()) == b"", "or not to its end"
-            slow = await hears(address, f"POST {route}Content-Length: 10\r\nConnection: close\r\n\r\n{{".encode())
-            assert b" 408 " in slow and b"a request's body comes within 0.2 s" in slow
-            large = await hears(address, f"POST {route}X: {'y' * 9000}\r\n\r\n".encode())
-            assert b" 400 " in large and b"Got more than 8190 bytes" in large
-            many = "".join(f"X{number}: y\r\n" for number in range(200))
-            assert b"Too many headers" in await hears(address, f"POST {route}{many}\r\n".encode())
+async def turns_away(address: str, path: str, key: str) -> None:
+    """A gateway answers who is slow or says too much, or hangs up."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+    assert await hears(address, b"") == b"", "a head that never comes"
+    assert await hears(address, f"{head}X: y".encode()) == b"", "or not to its end"
+    slow = await hears(address, f"{head}Content-Length: 10\r\nConnection: close\r\n\r\n{{".encode())
+    assert b" 408 " in slow and b"a request's body comes within 0.2 s" in slow
+    large = await hears(address, f"{head}X: {'y' * 9000}\r\n\r\n".encode())
+    assert b" 400 " in large and b"Got more than 8190 bytes" in large
+    many = "".join(f"X{number}: y\r\n" for number in range(200))
+    assert b"Too many headers" in await hears(address, f"{head}{many}\r\n".encode())
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gateways that wait a fifth of a second."""
+    for name in ("HEAD_SECONDS", "BODY_SECONDS", "LINGER_SECONDS"):
+        monkeypatch.setattr(listening, name, 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_who_is_slow_or_says_too_much_to_a_runner_is_turned_away(bus: Bus) -> None:
+    async with serving(bus, nothing) as (slot, _), aiohttp.ClientSession() as http:
+        await turns_away(slot.base_url, "/slot/0/v1/chat/completions", slot.key)
         async with http.get(f"{slot.base_url}/v1/models", headers=bearer(slot.key)) as answer:
             assert answer.status == 200
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("loop", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_who_is_slow_or_says_too_much_to_a_node_is_turned_away(
+    loop: Callable[[Coroutine[Any, Any, None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> None:
+        async with aiohttp.ClientSession() as http, node(http) as gateway:
+            await turns_away(gateway.address, "/v1/completions", KEY)
+        monkeypatch.setattr(listening.resource, "getrlimit", lambda which: (0, 0))
+        async with aiohttp.ClientSession() as http, node(http) as gateway:
+            assert b" 503 " in await hears(gateway.address, b"")
+
+    loop(ask())
+
+
+@asynccontextmanager
+async def node(http: aiohttp.ClientSession) -> AsyncIterator[NodeGateway]:
+    """The gateway of a node that is ready."""
+    async with NodeGateway(lambda: "http://127.0.0.1:1", http, "127.0.0.1", 0, KEY) as gateway:
+        gateway.state, gateway.version = "ready", 1
+        yield gateway
 
 
 async def test_no_more_connections_than_it_can_hold(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:

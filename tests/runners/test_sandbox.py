@@ -116,8 +116,11 @@ async def test_the_documented_bubblewrap_hides_secrets_other_rollouts_and_other_
     assert all(told["readable"] == ([other] if told["tmp"] == other else []) for told in others)
 
 
+@pytest.mark.parametrize(
+    "agent", [["--command", f"{sys.executable} nasty.py"], ["--agent", "nasty:spies"]], ids=["program", "function"]
+)
 async def test_an_agent_can_neither_look_into_its_runner_nor_outlive_it(
-    bus: Bus, nats_url: str, engine: ScriptedEngine
+    bus: Bus, nats_url: str, engine: ScriptedEngine, agent: list[str]
 ) -> None:
     """Root without its capabilities is a user like any other."""
     user = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.getuid() == 0 else []
@@ -125,16 +128,16 @@ async def test_an_agent_can_neither_look_into_its_runner_nor_outlive_it(
         pytest.skip(why)
     runner = [sys.executable, "-m", "lightningbus", "runner", "--bus", nats_url, "--path", str(AGENTS), "-n", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    process = await asyncio.create_subprocess_exec(
-        *user, *runner, "--command", f"{sys.executable} nasty.py", env=environment, start_new_session=True
-    )
+    process = await asyncio.create_subprocess_exec(*user, *runner, *agent, env=environment, start_new_session=True)
     try:
         await bus.publish_task(task())
         (batch,) = await ended(bus)
         told = said(batch)
         assert told["opened"] == [] and told["parent"] == process.pid
-        await asyncio.to_thread(until, lambda: is_alive(told["daemon"]), False)
+        if agent[0] == "--command":  # its process is gone, and so is all that it left
+            await asyncio.to_thread(until, lambda: is_alive(told["daemon"]), False)
         assert process.returncode is None
     finally:
         process.terminate()
         await process.wait()
+    assert not is_alive(told["daemon"])
