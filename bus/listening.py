@@ -84,7 +84,7 @@ class Listening:
         if connection in self._nameless:
             self._nameless.discard(connection)
             if connection.transport is not None:
-                cast("asyncio.Transport", connection.transport).abort()
+                connection.transport.abort()
 
 
 class _Full(asyncio.Protocol):

@@ -161,7 +161,7 @@ class SharedHost(PythonHost):
         async with self._starting:
             if self._inmate is None or not self._inmate.runs:
                 await super().start()
-                self._listening = asyncio.create_task(self._listen())
+                self._listening = asyncio.create_task(self._listen(self._inmate))
 
     async def serve(self, task: Any, endpoint: dict[str, str]) -> dict[str, Any]:
         """One rollout, see `Host.run`; cancelled, it is asked to end, and the process is ended if it does not.
@@ -192,9 +192,9 @@ class SharedHost(PythonHost):
         await super().stop()
         self._lost("the agent's process was ended")
 
-    async def _listen(self) -> None:
+    async def _listen(self, inmate: Inmate | None) -> None:
         try:
-            while True:
+            while self._inmate is inmate:
                 said = await self._hear()
                 job = said.get("job")
                 answer = self._answers.get(job) if isinstance(job, int) else None
@@ -202,7 +202,8 @@ class SharedHost(PythonHost):
                     answer.set_result(said)
         except AgentFault as fault:
             log.warning("%s", fault)
-            self._lost(str(fault))
+            if self._inmate in (None, inmate):  # else it is of a process whose rollouts know already
+                self._lost(str(fault))
 
     def _lost(self, why: str) -> None:
         for answer in self._answers.values():

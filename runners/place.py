@@ -197,7 +197,11 @@ class Place:
             stdout.close()
         inmate = Inmate(process, scratch, limits)
         self.keeper.keep(inmate)
-        await inmate.connect(said, heard)
+        try:
+            await inmate.connect(said, heard)
+        except BaseException:  # cancelled before anybody holds it
+            await inmate.stop()
+            raise
         return inmate
 
     def _environment(self, scratch: Path) -> dict[str, str]:
