@@ -1,8 +1,10 @@
 """Every decoder of bytes from outside, each with the errors it documents and nothing else."""
 
 import asyncio
+import atexit
 import contextlib
 import json
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
@@ -242,6 +244,7 @@ def _files() -> Iterator[Target]:
     directory = Path(
         tempfile.mkdtemp(prefix="lightningbus-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
     )
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     small = tensorfiles.write(directory / "small", tensorfiles.weights(1, 20))
     first = tensorfiles.write(directory / "first", tensorfiles.weights(1, 2000))
     second = tensorfiles.write(directory / "second", tensorfiles.stepped(tensorfiles.weights(1, 2000), 2))
