@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/$(if $(shell command -v nvidia-smi),gpu,cpu).lock
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow chaos hosts bench bench-ui bench-async bench-kv bench-weights bench-sizing check format clean
+.PHONY: setup demo test test-slow chaos hosts bench bench-ui bench-async bench-kv bench-weights bench-sizing fuzz check format clean
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -62,3 +62,7 @@ bench-weights: $(READY) ## a weight version by each transport, whole and as a de
 
 bench-sizing: $(READY) ## what one of everything costs, what 10,000 runners come to, and what is full first
 	$(BIN)/python -m benchmarks.sizing
+
+fuzz: $(READY) ## both gateways by their OpenAPI, and a million wrong inputs for every decoder; N=10000, ONLY=OTLP, SEED=n
+	FUZZ_EXAMPLES=$(or $(EXAMPLES),500) $(BIN)/python -m pytest --timeout=0 tests/fuzz/test_gateways.py
+	$(BIN)/python -m tests.fuzz $(if $(N),--inputs $(N)) $(if $(ONLY),--only "$(ONLY)") $(if $(SEED),--seed $(SEED))

@@ -43,6 +43,8 @@ class Access:
             raise AccessError(f"{directory} has no access for role {role}: it is not {HELP}")
         try:
             said = json.loads(read_secret(place / FILE, "access"))
+            if not isinstance(said.get("inbox", ""), str):
+                raise TypeError("inbox is text")
             access = cls(**{name: value if name == "inbox" else place / value for name, value in said.items()})
         except (ValueError, TypeError, AttributeError) as error:
             known = ", ".join(field.name for field in fields(cls))

@@ -46,7 +46,7 @@ class DeadLetters:
         """
         letter = await self.get(sequence)
         headers = {**letter.headers, subjects.MSG_ID_HEADER: f"replay:{sequence}"}
-        await self._bus.publish_raw(letter.subject, _again(letter), headers, REPLAY_SECONDS)
+        await self._bus.publish_raw(letter.subject, again(letter), headers, REPLAY_SECONDS)
         await self.drop(sequence)
 
     async def drop(self, sequence: int) -> None:
@@ -55,7 +55,8 @@ class DeadLetters:
         await self._bus.js.delete_msg(subjects.DEAD, sequence)
 
 
-def _again(letter: DeadLetter) -> bytes:
+def again(letter: DeadLetter) -> bytes:
+    """What is sent of a letter's message; a task goes on counting its attempts."""
     if letter.stream != subjects.TASKS:
         return letter.payload
     try:

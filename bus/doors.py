@@ -55,8 +55,8 @@ def read_secret(path: Path, what: str) -> str:
         return path.read_text(encoding="ascii")
     except OSError as error:
         raise AccessError(f"the {what} cannot be read: {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise AccessError(f"{path} holds no {what}") from None
+    except ValueError:  # no text, or a path that is none
+        raise AccessError(f"{str(path)!r} holds no {what}") from None
 
 
 def is_loopback(host: str) -> bool:

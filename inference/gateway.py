@@ -17,6 +17,7 @@ from aiohttp import web
 
 from bus import metrics, tracing
 from bus.doors import holds
+from bus.listening import Listening, body_of
 from bus.measuring import counted
 from bus.nodes import State, serves
 from inference.residents import Residents, chosen
@@ -95,25 +96,25 @@ class Gateway:
         """What the engine is answering."""
         self._closed, self._ended = False, asyncio.Event()
         self.address = ""
+        self._listening = Listening()
         counting = counted(metrics.node_requests, metrics.node_inflight)
-        app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[counting, self._let_in])
+        before = [self._listening.middleware, counting, self._let_in]
+        self._app = app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=before)
         app.router.add_post("/v1/chat/completions", self._forward)
         app.router.add_post("/v1/completions", self._forward)
         app.router.add_post("/tokenize", self._pass_on)
         app.router.add_get("/v1/models", self._pass_on)
         app.router.add_get("/metrics", self._pass_on)  # vLLM's own
         app.router.add_get(HEALTH, self._health)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=5)
 
     async def __aenter__(self) -> "Gateway":
-        listener = socket.create_server((self._host, self._port), backlog=1024)
-        await self._runner.setup()
-        await web.SockSite(self._runner, listener).start()
+        listener = socket.create_server((self._host, self._port))
+        await self._listening.open(self._app, listener, shutdown_seconds=5)
         self.address = f"http://{self._host}:{listener.getsockname()[1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
+        await self._listening.close()
 
     async def settle(self) -> None:
         """Let every chunk that has reached this process be marked; call between pause and resume."""
@@ -167,6 +168,8 @@ class Gateway:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"a request may have {MAX_REQUEST_BYTES} bytes")
+        except web.HTTPRequestTimeout as error:
+            return _error(408, error.text or "")
         finally:
             self._held -= 1
 
@@ -179,7 +182,7 @@ class Gateway:
         """The engine's own answer where no token is sampled, so none has a version."""
         if not serves(self.state):
             return self._not_ready()
-        body, headers = await request.read() or None, {"Content-Type": "application/json"}
+        body, headers = await body_of(request) or None, {"Content-Type": "application/json"}
         try:
             async with self._session.request(
                 request.method, self._engine_url() + request.path, data=body, headers=headers
@@ -189,7 +192,7 @@ class Gateway:
             return _error(503, "the engine is not answering")
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
-        body = await request.read()  # first: versions come and go meanwhile
+        body = await body_of(request)  # first: versions come and go meanwhile
         if not serves(self.state) or self._closed or not self.versions:
             return self._not_ready()
         pinned = request.headers.get(VERSION_HEADER)

@@ -12,7 +12,8 @@ from learner.settings import LearnerSettings
 from lightningbus.roles import UserError
 from lightningbus.settings import HeldOut, RunSettings
 from lightningbus.up import children
-from runners.host import CannotStart, make_hosts
+from runners.host import make_hosts
+from runners.place import CannotStart, Keeper
 from runners.settings import RunnerSettings
 from runners.slot import Slot
 
@@ -115,7 +116,7 @@ async def _agent(runner: RunnerSettings) -> str:
         return f"{runner.command[0]}: started for each rollout"
     # An endpoint nobody listens at: an agent that is only imported asks nothing.
     nowhere = Slot(0, base_url="http://127.0.0.1:9/slot/0")
-    (host,) = make_hosts(runner.model_copy(update={"concurrency": 1}), [nowhere.environment])
+    (host,) = make_hosts(runner.model_copy(update={"concurrency": 1}), [nowhere.environment], Keeper())
     try:
         await host.start()
     except CannotStart as error:

@@ -7,6 +7,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import msgspec
+
 RUNS = Path("runs")
 LATEST = "latest"
 
@@ -68,8 +70,8 @@ class RunDirectory:
     def endpoints(self) -> Endpoints | None:
         """Where the servers are, if the run is up."""
         try:
-            found = Endpoints(**json.loads((self.path / "endpoints.json").read_text()))
-        except (OSError, ValueError, TypeError):
+            found = msgspec.json.decode((self.path / "endpoints.json").read_bytes(), type=Endpoints)
+        except (OSError, ValueError, msgspec.DecodeError, RecursionError):
             return None
         return found if _alive(found.pid) else None
 
@@ -77,7 +79,7 @@ class RunDirectory:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

@@ -78,6 +78,8 @@ def fields_of(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except (ValueError, RecursionError) as error:  # bytes that are no text, days that are none, lists without end
+        raise UserError(f"{path} cannot be read as YAML: {type(error).__name__}: {error}") from error
     if not isinstance(fields, dict):
         raise UserError(f"{path} is not a settings file: it holds no fields")
     return fields

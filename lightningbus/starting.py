@@ -241,15 +241,17 @@ def runner(
     settings: SettingsOption = None,
 ) -> None:
     """Take tasks from the bus, run the agent on each, and publish what happened."""
-    from runners import host
+    from bus.children import Guard
     from runners import runner as room
+    from runners.place import CannotStart
     from runners.settings import RunnerSettings
 
     words = shlex.split(command) if command is not None else None
     given = {"agent": agent, "python": python, "path": path, "concurrency": concurrency, "command": words}
     checked = settings_of(RunnerSettings, settings, **given, reward=reward, name=name, health=health)
     at = or_fail(place, bus, "runner")
-    run_role(at, "runner", room.run, with_key(checked, at), host.CannotStart)
+    Guard.stand()
+    run_role(at, "runner", room.run, with_key(checked, at), CannotStart)
 
 
 def up(

@@ -14,7 +14,7 @@ from nats.errors import Error as NatsError
 from bus import BusError
 from runners import continuation, history
 from runners.call import Call
-from runners.completion import Completion, UnusableAnswer
+from runners.completion import Completion, UnusableAnswer, in_form
 from runners.dialects.dialect import Dialect
 from runners.record import Attempt
 from runners.slot import Running
@@ -57,15 +57,17 @@ class Answering:
                     if stream is not None and not completion.begun:
                         stream.begin_anew()
                     try:
-                        async for chunk in chunks:
-                            if node.id not in served_by:
-                                served_by = [*served_by, node.id] if completion.begun else [node.id]
-                            if "weight_version" in chunk:
-                                attempt.versions[call.model] = chunk["weight_version"]
-                            shown = completion.visible(completion.taken(chunk))
-                            if stream is not None and shown is not None:
-                                await stream.say(shown, completion.made)
-                        parts = list(completion.parts())
+                        with in_form():
+                            async for chunk in chunks:
+                                if node.id not in served_by:
+                                    served_by = [*served_by, node.id] if completion.begun else [node.id]
+                                shown = completion.visible(completion.taken(chunk))
+                                if "weight_version" in chunk:
+                                    attempt.versions[call.model] = chunk["weight_version"]
+                                if stream is not None and shown is not None:
+                                    await stream.say(shown, completion.made)
+                            parts = list(completion.parts())
+                            whole = dialect.answer(completion.response()) if stream is None else {}
                         break
                     except (UnusableAnswer, aiohttp.ClientError, TimeoutError, ValueError) as error:
                         said = str(error) or type(error).__name__
@@ -85,7 +87,7 @@ class Answering:
         if attempt.unsent:  # what is large is not kept until the end
             with suppress(BusError, NatsError, TimeoutError):
                 await self._send(attempt, PATIENCE_SECONDS)
-        return web.json_response(dialect.answer(completion.response())) if stream is None else await stream.done()
+        return web.json_response(whole) if stream is None else await stream.done()
 
     async def _prompt(self, errand: Errand, call: Call, sampling: dict[str, Any]) -> list[int] | None:
         """The tokens to ask with, where a new rendering of the history would not be what was sampled."""

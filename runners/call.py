@@ -6,6 +6,7 @@ from typing import Any
 
 RENDERED_BY = ("chat_template", "chat_template_kwargs", "documents", "tools")
 """Fields that change how messages are rendered."""
+COUNTS = ("max_tokens", "max_completion_tokens", "n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,9 @@ class Call:
             raise ValueError("the request names no model")
         if chat and not isinstance(body.get("messages"), list):
             raise ValueError("the request has no list of messages")
+        for field in COUNTS:
+            if not isinstance(body.get(field) or 0, int):
+                raise ValueError(f"{field} is a whole number")
         model, _, role = name.partition(":")
         return cls(body, chat, model, role)
 

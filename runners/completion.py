@@ -6,6 +6,7 @@ weight version made which token. Pure: dictionaries in, dictionaries and bytes o
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,15 @@ SAMPLING_KEYS = (
 
 class UnusableAnswer(ValueError):
     """The engine's answer cannot be recorded exactly; the call counts as failed by our side."""
+
+
+@contextmanager
+def in_form() -> Iterator[None]:
+    """Around reading what an engine says: in another form than it should be, it is an `UnusableAnswer`."""
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
+        raise UnusableAnswer(f"the engine's answer has not its form: {type(error).__name__}: {error}") from error
 
 
 @dataclass
@@ -213,6 +223,8 @@ class Completion:
                 raise UnusableAnswer(
                     f"{len(choice.token_ids)} tokens came with {len(choice.logprobs)} log-probabilities"
                 )
+            if not all(isinstance(version, int) and version >= 0 for version, _ in choice.versions):
+                raise UnusableAnswer("the node did not say by a number which weight version made these tokens")
             if self._pinned is not None and any(version != self._pinned for version, _ in choice.versions):
                 raise UnusableAnswer(f"tokens of another version than {self._pinned}: the weights changed meanwhile")
             yield Part(
@@ -223,7 +235,7 @@ class Completion:
                 logprobs=little_endian("f", choice.logprobs),
                 pieces=tuple(choice.pieces) if len(choice.pieces) == len(choice.token_ids) else (),
                 versions=tuple(version_runs(choice.versions)),
-                finish_reason=choice.finish_reason,
+                finish_reason=str(choice.finish_reason),
                 sampling=self._sampling,
                 response=json.dumps(_message(choice) if self._call.chat else choice.text, ensure_ascii=False),
             )

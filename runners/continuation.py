@@ -34,7 +34,8 @@ def possible(call: Call, sampling: dict[str, Any]) -> bool:
 def room(call: Call, sampling: dict[str, Any], tokens: int, made: int, max_model_len: int) -> int:
     """How many tokens the rest may have; ``tokens`` is the length of prompt and answer so far."""
     body = {**call.body, **sampling}
-    asked = body.get("max_completion_tokens") or body.get("max_tokens") or (None if call.chat else 16)
+    said = body.get("max_completion_tokens") or body.get("max_tokens") or (None if call.chat else 16)
+    asked = said if isinstance(said, int) else None
     left = max_model_len - tokens
     return max(0, min(left, asked - made) if asked is not None else left)
 

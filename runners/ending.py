@@ -3,10 +3,13 @@
 import asyncio
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from runners import rewards
-from runners.host import AgentFault, CannotStart, Host, ProcessLost
+from runners.host import AgentFault, Host, ProcessLost
+from runners.place import CannotStart
 from runners.record import Attempt
 from runners.slot import Slot
 from schemas.events import Outcome, Task
@@ -47,10 +50,19 @@ async def run_agent(host: Host, slot: Slot, task: Task, attempt: Attempt) -> End
             return Ending("infra", attempt.infra)
         if isinstance(error, AgentFault) and error.detail:
             log.warning("%s", error.detail)
-        return Ending("agent_error", str(error)[:MAX_ERROR])
+        return Ending("agent_error", _written(str(error)[:MAX_ERROR]))
     finally:
         slot.end()
     if attempt.unrecordable:
         return Ending("agent_error", attempt.unrecordable)
-    result = json.dumps(answer["value"], ensure_ascii=False)
-    return Ending("ok", reward=reward, reward_span=span, result=result)
+    return Ending("ok", reward=reward, reward_span=span, result=result_of(answer))
+
+
+def result_of(answer: Mapping[str, Any]) -> str:
+    """What the agent returned, as JSON."""
+    return _written(json.dumps(answer.get("value"), ensure_ascii=False))
+
+
+def _written(text: str) -> str:
+    """With a question mark for each half of a character, which JSON lets through and UTF-8 has no form for."""
+    return text.encode(errors="replace").decode()

@@ -17,8 +17,10 @@ from nats.errors import Error as NatsError
 
 from bus import BusError, Fleet, StreamFull, metrics
 from bus.doors import same
+from bus.listening import Listening, body_of
 from bus.measuring import counted
 from runners import otlp
+from runners.admission import Admission, Allowance, TooMany
 from runners.answering import PATIENCE_SECONDS, Answering, Send
 from runners.dialects.apis import APIS, Api, api_of, passed_on
 from runners.dialects.messages import Messages
@@ -30,15 +32,17 @@ log = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 WAITS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
 RETRY_AFTER_SECONDS = 1
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TOO_LARGE = f"a request may have {MAX_REQUEST_BYTES} bytes"
 
 
 class TurnedAway(Exception):
-    """A request that is not answered: HTTP status, the error's name, a sentence."""
+    """A request that is not answered: HTTP status, the error's name, a sentence; seconds until it may come again."""
 
-    def __init__(self, status: int, kind: str, message: str) -> None:
+    def __init__(self, status: int, kind: str, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.status, self.kind = status, kind
+        self.headers = {"Retry-After": str(retry_after)} if retry_after is not None else {}
 
 
 class Gateway:
@@ -53,19 +57,21 @@ class Gateway:
         token_in_token_out: bool = True,
         cluster_key: str = "",
         one_version: bool = False,
+        allowance: Allowance | None = None,
     ) -> None:
         """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`.
 
-        ``cluster_key`` is for the inference nodes alone: agents have keys of their own.
+        ``cluster_key`` is for the inference nodes alone: agents have keys of their own. ``allowance`` is each slot's.
         """
         self._cluster_key, self._one_version = cluster_key, one_version
         self._send = send
-        self.slots = [Slot(number) for number in range(slots)]
+        self.slots = [Slot(number, admission=Admission(allowance or Allowance())) for number in range(slots)]
         self._fleet = fleet
         self._host = host
         self._token_in_token_out = token_in_token_out
-        counting = counted(metrics.agent_requests)
-        self._app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[counting, _in_its_words])
+        self._listening = Listening()
+        before = [self._listening.middleware, counted(metrics.agent_requests), _in_its_words, self._let_in]
+        self._app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=before)
         for path, api in APIS.items():
             self._app.router.add_post(f"/slot/{{k}}/v1/{path}", partial(self._call, api))
         self._app.router.add_post("/slot/{k}/v1/messages/count_tokens", self._count)
@@ -79,23 +85,31 @@ class Gateway:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=WAITS)
         self.upstream = Upstream(self._fleet, self._session, self._cluster_key, self._one_version)
         self._answering = Answering(self.upstream, self._send, self._token_in_token_out)
-        # A client that goes away cancels its handler, and with it the engine's work.
-        self._runner = web.AppRunner(self._app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
-        await self._runner.setup()
         listener = socket.create_server((self._host, 0))
-        await web.SockSite(self._runner, listener).start()
+        await self._listening.open(self._app, listener, shutdown_seconds=1)
         for slot in self.slots:
             slot.base_url = f"http://{self._host}:{listener.getsockname()[1]}/slot/{slot.number}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
+        await self._listening.close()
         await self._session.close()
 
+    @web.middleware
+    async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Before anything of a request but its head is read."""
+        if request.match_info.http_exception is not None:  # no route of ours
+            return await handler(request)
+        try:
+            with self._slot(request).admission.request():
+                return await handler(request)
+        except TooMany as error:
+            raise TurnedAway(429, "rate_limit_exceeded", str(error), error.retry_after) from error
+
     async def _call(self, api: Api, request: web.Request) -> web.StreamResponse:
-        _, running = self._authorised(request)
-        body = await request.read()
-        with _well_formed():
+        _, running = self._running(request)
+        body = await body_of(request)
+        with well_formed():
             dialect = api.parse(json.loads(body), running.attempt.history)
         try:
             with _answerable(running):
@@ -106,9 +120,9 @@ class Gateway:
 
     async def _count(self, request: web.Request) -> web.Response:
         """Tokens of a prompt that is not asked, as Anthropic's clients want to know them."""
-        _, running = self._authorised(request)
-        task, body = running.task, await request.read()
-        with _well_formed():
+        _, running = self._running(request)
+        task, body = running.task, await body_of(request)
+        with well_formed():
             call = Messages(json.loads(body)).call
         errand = Errand(running.attempt, call.model, task.model, task.weight_version, running.deadline)
         with _answerable(running):
@@ -118,23 +132,21 @@ class Gateway:
         return web.json_response({"input_tokens": len(tokens)})
 
     async def _models(self, request: web.Request) -> web.Response:
-        self._slot(request)
         models = sorted(self.upstream.served())
         return web.json_response({"object": "list", "data": [_card(model) for model in models]})
 
     async def _model(self, request: web.Request) -> web.Response:
-        self._slot(request)
         name = request.match_info["model"]
         if name.partition(":")[0] not in self.upstream.served():
             raise TurnedAway(404, "model_not_found", f"model {name!r} is not served")
         return web.json_response(_card(name))
 
     async def _otlp(self, request: web.Request) -> web.Response:
-        slot, running = self._authorised(request)
+        slot, running = self._running(request)
         attempt = running.attempt
         signal, kind = request.match_info["signal"], request.content_type
         try:
-            body = await request.read()  # aiohttp has undone Content-Encoding
+            body = await body_of(request)  # aiohttp has undone Content-Encoding
             spans = otlp.read(signal, body, kind, attempt.rollout, attempt.root_id)
         except web.HTTPRequestEntityTooLarge:
             return otlp.answer(413, kind, TOO_LARGE)
@@ -163,7 +175,7 @@ class Gateway:
             raise TurnedAway(401, "invalid_api_key", "this key is not valid here")
         return slot
 
-    def _authorised(self, request: web.Request) -> tuple[Slot, Running]:
+    def _running(self, request: web.Request) -> tuple[Slot, Running]:
         slot = self._slot(request)
         if slot.running is None:
             raise TurnedAway(409, "no_rollout", "no rollout is running: a model call belongs to one")
@@ -171,7 +183,7 @@ class Gateway:
 
 
 @contextmanager
-def _well_formed() -> Iterator[None]:
+def well_formed() -> Iterator[None]:
     """Around reading a request: whatever it is that cannot be read is the client's to put right."""
     try:
         yield
@@ -199,15 +211,15 @@ def _card(model: str) -> dict[str, Any]:
 
 
 @web.middleware
-async def _in_its_words(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _in_its_words(request: web.Request, handler: Handler) -> web.StreamResponse:
     """What is refused is said as the client's own vendor would."""
     try:
         return await handler(request)
     except TurnedAway as away:
         said = api_of(request.path).error(away.status, away.kind, str(away))
-        return web.json_response(said, status=away.status)
+        return web.json_response(said, status=away.status, headers=away.headers)
+    except web.HTTPRequestTimeout as error:
+        return web.json_response(api_of(request.path).error(408, "timeout", error.text or ""), status=408)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
         said = api_of(request.path).error(error.status, "unknown_url", f"{request.method} {request.path} is not served")
         return web.json_response(said, status=error.status)

@@ -4,17 +4,14 @@ import asyncio
 import itertools
 import json
 import logging
-import os
-import signal
-import socket
+import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from bus.children import kill_group, spawn
-from bus.tracing import environment_of_others
+from runners.limits import Limits
+from runners.place import CannotStart, Inmate, Keeper, Place
 from runners.settings import RunnerSettings
 
 log = logging.getLogger(__name__)
@@ -22,7 +19,6 @@ log = logging.getLogger(__name__)
 SCRIPT = Path(__file__).with_name("host_script.py")
 START_SECONDS = 120.0
 """Importing an agent's framework may take long; longer than this is a fault."""
-MAX_LINE = 64 * 1024 * 1024
 CANCEL_SECONDS = 2.0
 """How long one rollout of many in a process gets to end when it is cancelled."""
 ENDPOINT = {
@@ -32,8 +28,6 @@ ENDPOINT = {
     "otlp_headers": "OTEL_EXPORTER_OTLP_HEADERS",
 }
 """What an agent that shares its process is told per rollout, and the variable that says it to any other."""
-OUR_VARIABLES = "LIGHTNINGBUS_"
-"""Settings of ours, the bus's address and password among them, are not the agent's business."""
 
 
 class AgentFault(Exception):
@@ -48,8 +42,15 @@ class ProcessLost(Exception):
     """The process that several rollouts shared is gone; which of them did it cannot be told."""
 
 
-class CannotStart(Exception):
-    """The agent cannot be started as configured; no rollout could ever work."""
+def answer_of(line: bytes) -> dict[str, Any]:
+    """A line of the host script's; raises `AgentFault` when it is none, for the agent can write there too."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise AgentFault(f"the agent wrote into our connection: {line[:80]!r}")
+    return answer
 
 
 class Host(Protocol):
@@ -65,115 +66,82 @@ class Host(Protocol):
         """End the process and whatever it started."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where and with what an agent's processes run; ``slot`` gives each new process its own variables."""
-
-    directory: Path
-    extra: dict[str, str]
-    slot: Callable[[], dict[str, str]]
-    data_bytes: int | None = None
-    """Most memory one process may take."""
-
-    def environment(self) -> dict[str, str]:
-        """The user's environment without our variables, what the slot adds, and the settings' own."""
-        others = environment_of_others(os.environ)  # where this runner's own traces go is not the agent's business
-        kept = {name: value for name, value in others.items() if not name.startswith(OUR_VARIABLES)}
-        quick = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
-        return {**kept, **quick, **self.slot(), **self.extra}
-
-
 class PythonHost:
     """``module:function`` in the user's interpreter, loaded once and kept warm between rollouts."""
 
     _mode = "one"
 
-    def __init__(self, python: Path, agent: str, reward: str | None, place: Place) -> None:
-        self._command = [str(python), str(SCRIPT)]
-        self._targets = [agent, *([reward] if reward else [])]
-        self._place = place
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.StreamReader
-        self._writer: asyncio.StreamWriter
+    def __init__(self, python: Path, agent: str, reward: str | None, place: Place, rollouts: int | None = None) -> None:
+        """``rollouts``: after so many the process gives way to a fresh one."""
+        self._command = [str(python), str(SCRIPT), self._mode, agent, *([reward] if reward else [])]
+        self._target = agent
+        self._place, self._rollouts = place, rollouts
+        self._inmate: Inmate | None = None
         self._jobs = itertools.count()
+        self._left = 0
 
     async def start(self) -> None:
         """Start the process, unless it runs, and wait until it has imported the agent."""
-        if self._process is not None and self._process.returncode is None:
+        if self._inmate is not None and self._inmate.runs and not self._inmate.why:
             return
         await self.stop()
-        ours, theirs = socket.socketpair()
-        try:
-            self._process = await spawn(
-                *self._command,
-                str(theirs.fileno()),
-                self._mode,
-                *self._targets,
-                cwd=self._place.directory,
-                env=self._place.environment(),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),
-                pass_fds=[theirs.fileno()],
-                parent_dies=signal.SIGKILL,
-                data_bytes=self._place.data_bytes,
-            )
-        except OSError as error:
-            ours.close()
-            raise CannotStart(f"{self._command[0]} cannot be started in {self._place.directory}: {error}") from error
-        finally:
-            theirs.close()
-        self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
+        self._inmate = await self._place.start(*self._command)
+        self._left = self._rollouts or 0
         try:
             async with asyncio.timeout(START_SECONDS):
                 said = await self._hear()
         except TimeoutError:
             await self.stop()
-            raise CannotStart(f"{self._targets[0]} was not imported within {START_SECONDS:g} s") from None
+            raise CannotStart(f"{self._target} was not imported within {START_SECONDS:g} s") from None
         except AgentFault as error:
             await self.stop()
-            raise CannotStart(f"{self._targets[0]} cannot be loaded: {error}") from error
+            raise CannotStart(f"{self._target} cannot be loaded: {error}") from error
         if "error" in said:
             log.error("%s", said.get("traceback", ""))
             await self.stop()
-            raise CannotStart(f"{self._targets[0]} cannot be loaded from {self._place.directory}: {said['error']}")
+            raise CannotStart(f"{self._target} cannot be loaded from {self._place.directory}: {said['error']}")
 
     async def run(self, task: Any) -> dict[str, Any]:
         """One rollout."""
         job = next(self._jobs)
         try:
-            self._writer.write(json.dumps({"job": job, "input": task}).encode() + b"\n")
+            self._say({"job": job, "input": task})
             answer = await self._hear()
             while answer.get("job") != job:  # of a process the agent forked, for a rollout that is over
                 answer = await self._hear()
         except BaseException:  # cancelled at the deadline, or died: either way this process is no longer usable
             await self.stop()
             raise
+        self._left -= 1
+        if met := self._place.limits.met(str(answer.get("error", ""))):
+            answer["error"] = f"{answer['error']}; {met}"
+        if met or self._left == 0:  # what it took, or did, is not the next rollout's
+            await self.stop()
         if "error" in answer:
             raise AgentFault(str(answer["error"]), str(answer.get("traceback", "")))
         return answer
 
     async def stop(self) -> None:
-        """End the process group."""
-        process, self._process = self._process, None
-        if process is not None:
-            self._writer.close()
-            await kill_group(process)
+        """End the process and all it started."""
+        inmate, self._inmate = self._inmate, None
+        if inmate is not None:
+            await inmate.stop()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        if self._inmate is not None:
+            self._inmate.say(json.dumps(message).encode() + b"\n")
 
     async def _hear(self) -> dict[str, Any]:
+        inmate = self._inmate
+        if inmate is None:
+            raise AgentFault("the agent's process is gone")
         try:
-            line = await self._reader.readline()
+            line = await inmate.line()
         except (OSError, ValueError) as error:
             raise AgentFault(f"the agent's answer cannot be read: {error}") from error
         if not line:
-            code = await self._process.wait() if self._process else None
-            raise AgentFault(f"the agent's process ended with {code}")
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise AgentFault(f"the agent wrote into our connection: {line[:80]!r}")
-        return answer
+            raise AgentFault(await inmate.ended())
+        return answer_of(line)
 
 
 class SharedHost(PythonHost):
@@ -184,16 +152,16 @@ class SharedHost(PythonHost):
     def __init__(self, python: Path, agent: str, reward: str | None, place: Place) -> None:
         super().__init__(python, agent, reward, place)
         self._starting = asyncio.Lock()
-        self._answers: dict[int, asyncio.Future[dict[str, Any] | None]] = {}
-        """By job; None: there will be no answer."""
+        self._answers: dict[int, asyncio.Future[dict[str, Any] | str]] = {}
+        """By job; a string says why there will be no answer."""
         self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the process, unless it runs; whoever comes first does."""
         async with self._starting:
-            if self._process is None or self._process.returncode is not None:
+            if self._inmate is None or not self._inmate.runs:
                 await super().start()
-                self._listening = asyncio.create_task(self._listen())
+                self._listening = asyncio.create_task(self._listen(self._inmate))
 
     async def serve(self, task: Any, endpoint: dict[str, str]) -> dict[str, Any]:
         """One rollout, see `Host.run`; cancelled, it is asked to end, and the process is ended if it does not.
@@ -204,7 +172,7 @@ class SharedHost(PythonHost):
         answer = self._answers[job] = asyncio.get_running_loop().create_future()
         try:
             self._say({"job": job, "input": task, "endpoint": endpoint})
-            said: dict[str, Any] | None = await asyncio.shield(answer)
+            said: dict[str, Any] | str = await asyncio.shield(answer)
         except asyncio.CancelledError:
             self._say({"cancel": job})
             await asyncio.wait([answer], timeout=CANCEL_SECONDS)
@@ -213,8 +181,8 @@ class SharedHost(PythonHost):
             raise
         finally:
             self._answers.pop(job, None)
-        if said is None:
-            raise ProcessLost("the agent's process, which other rollouts shared, is gone")
+        if isinstance(said, str):
+            raise ProcessLost(f"{said}; other rollouts shared it")
         if "error" in said:
             raise AgentFault(str(said["error"]), str(said.get("traceback", "")))
         return said
@@ -222,27 +190,25 @@ class SharedHost(PythonHost):
     async def stop(self) -> None:
         """End the process group; whoever waits for an answer hears so."""
         await super().stop()
-        self._lost()
+        self._lost("the agent's process was ended")
 
-    def _say(self, message: dict[str, Any]) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(json.dumps(message).encode() + b"\n")
-
-    async def _listen(self) -> None:
+    async def _listen(self, inmate: Inmate | None) -> None:
         try:
-            while True:
+            while self._inmate is inmate:
                 said = await self._hear()
-                answer = self._answers.get(int(said.get("job", -1)))
+                job = said.get("job")
+                answer = self._answers.get(job) if isinstance(job, int) else None
                 if answer is not None and not answer.done():
                     answer.set_result(said)
         except AgentFault as fault:
             log.warning("%s", fault)
-            self._lost()
+            if self._inmate in (None, inmate):  # else it is of a process whose rollouts know already
+                self._lost(str(fault))
 
-    def _lost(self) -> None:
+    def _lost(self, why: str) -> None:
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_result(None)
+                answer.set_result(why)
 
 
 class SharedSlot:
@@ -271,43 +237,34 @@ class CommandHost:
     def __init__(self, command: list[str], place: Place) -> None:
         self._command = command
         self._place = place
-        self._process: asyncio.subprocess.Process | None = None
+        self._inmate: Inmate | None = None
 
     async def start(self) -> None:
         """Nothing to keep warm."""
 
     async def run(self, task: Any) -> dict[str, Any]:
         """One process from start to end."""
+        inmate = self._inmate = await self._place.start(*self._command)
         try:
-            self._process = await spawn(
-                *self._command,
-                cwd=self._place.directory,
-                env=self._place.environment(),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                parent_dies=signal.SIGKILL,
-                data_bytes=self._place.data_bytes,
-                limit=MAX_LINE,
-            )
-        except OSError as error:
-            raise CannotStart(f"{self._command[0]} cannot be started in {self._place.directory}: {error}") from error
-        try:
-            out, _ = await self._process.communicate(json.dumps(task).encode())
-            code = self._process.returncode
+            inmate.say(json.dumps(task).encode(), last=True)
+            out = await inmate.everything()
+            how, code = await inmate.ended(), inmate.process.returncode
+        except (OSError, ValueError) as error:
+            raise AgentFault(f"what the agent prints cannot be read: {error}") from error
         finally:
             await self.stop()
         if code:
-            raise AgentFault(f"the agent's process ended with {code}")
+            raise AgentFault(how)
         try:
             return {"value": json.loads(out)}
-        except ValueError:
+        except (ValueError, RecursionError):
             raise AgentFault(f"the agent printed no JSON result: {out[:200].decode(errors='replace')!r}") from None
 
     async def stop(self) -> None:
-        """End the process group."""
-        process, self._process = self._process, None
-        if process is not None:
-            await kill_group(process)
+        """End the process and all it started."""
+        inmate, self._inmate = self._inmate, None
+        if inmate is not None:
+            await inmate.stop()
 
 
 def _found_from_here(program: Path) -> Path:
@@ -315,15 +272,26 @@ def _found_from_here(program: Path) -> Path:
     return program.absolute() if len(program.parts) > 1 else program
 
 
-def make_hosts(settings: RunnerSettings, slots: Sequence[Callable[[], dict[str, str]]]) -> list[Host]:
+def _paths(python: Path) -> dict[str, str]:
+    """What a sandbox has to let in: our script, the interpreter's environment, and the installation that is made of."""
+    found = Path(shutil.which(python) or sys.executable)
+    venv, base = found.parents[1], found.resolve().parents[1]
+    return {"host": str(SCRIPT), "venv": str(base if venv == Path("/") else venv), "base": str(base)}
+
+
+def make_hosts(settings: RunnerSettings, slots: Sequence[Callable[[], dict[str, str]]], keeper: Keeper) -> list[Host]:
     """A host for each slot, as the settings ask for; a slot is called for each process that is started for it."""
-    limit = None if settings.memory_gb is None else int(settings.memory_gb * 2**30)
-    places = [Place(settings.path, settings.env, slot, limit) for slot in slots]
-    if settings.command is not None:
-        return [CommandHost(settings.command, place) for place in places]
     python, agent = _found_from_here(settings.python or Path(sys.executable)), settings.agent or ""
+    limits, paths = Limits.of(settings), _paths(python)
+
+    def place(slot: Callable[[], dict[str, str]]) -> Place:
+        return Place(settings.path, settings.env, slot, limits, settings.sandbox, paths, keeper)
+
+    if settings.command is not None:
+        return [CommandHost(settings.command, place(slot)) for slot in slots]
     if settings.per_process == 1:
-        return [PythonHost(python, agent, settings.reward, place) for place in places]
-    nobody = Place(settings.path, settings.env, dict, limit)
-    shared = [SharedHost(python, agent, settings.reward, nobody) for _ in range(0, len(slots), settings.per_process)]
+        fresh = settings.rollouts_per_process
+        return [PythonHost(python, agent, settings.reward, place(slot), fresh) for slot in slots]
+    groups = range(0, len(slots), settings.per_process)
+    shared = [SharedHost(python, agent, settings.reward, place(dict)) for _ in groups]
     return [SharedSlot(shared[number // settings.per_process], slot) for number, slot in enumerate(slots)]

@@ -1,10 +1,10 @@
 """Runs a Python agent in the user's own interpreter: Python 3.8 or newer, standard library only, nothing of ours.
 
-``python host_script.py FD many|one module:function [module:reward]``: one JSON object per line over the socket ``FD``.
-First it says ``{"ready": true}`` or ``{"error": "..."}``; then, for each ``{"job": n, "input": ...}``, it answers
-``{"job": n, "value": ..., "reward": ...}`` or ``{"job": n, "error": "...", "traceback": "..."}``. With ``many`` it
-is an async function of the input and of where its model is, the job's ``{"endpoint": {...}}``; jobs run side by side,
-and ``{"cancel": n}`` ends one.
+``python host_script.py many|one module:function [module:reward]``: one JSON object per line to its standard input and
+from its standard output, so that whatever hands these on may stand between. First it says ``{"ready": true}`` or
+``{"error": "..."}``; then, for each ``{"job": n, "input": ...}``, ``{"job": n, "value": ..., "reward": ...}`` or
+``{"job": n, "error": "...", "traceback": "..."}``. With ``many`` it is an async function of the input and of where
+its model is, the job's ``{"endpoint": {...}}``; jobs run side by side, and ``{"cancel": n}`` ends one.
 """
 
 from __future__ import annotations
@@ -15,47 +15,50 @@ import inspect
 import json
 import numbers
 import os
-import socket
 import sys
 import traceback
 import types
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 MAX_LINE = 64 * 1024 * 1024
 
 
 def main() -> None:
-    fd, many, target = int(sys.argv[1]), sys.argv[2] == "many", sys.argv[3]
-    reward_target = sys.argv[4] if len(sys.argv) > 4 else ""
+    many, target = sys.argv[1] == "many", sys.argv[2]
+    reward_target = sys.argv[3] if len(sys.argv) > 3 else ""
     sys.path[0] = ""  # the working directory; it was this script's own, whose modules are not the agent's business
+    asked = os.fdopen(os.dup(0), "rb")  # a copy is closed in whatever program the agent starts
+    said = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what the agent prints goes where its errors go
-    connection = socket.socket(fileno=fd)
-    lines = connection.makefile("rw", encoding="utf-8", newline="\n")
     try:
         agent = load(target)
         reward = load(reward_target) if reward_target else None
         if many and not inspect.iscoroutinefunction(agent):
             raise TypeError(f"{target} is no async function, so it cannot run many rollouts in one process")
     except BaseException as error:
-        say(lines, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+        say(said, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
         return
-    say(lines, {"ready": True})
+    say(said, {"ready": True})
     if many:
-        asyncio.run(serve_many(connection, agent, reward))
+        asyncio.run(serve_many(asked, said, agent, reward))
         return
     loop = asyncio.new_event_loop()  # one for all rollouts: a client made at import time keeps its connections
     asyncio.set_event_loop(loop)
     us = os.getpid()
-    for line in lines:
-        asked = json.loads(line)
-        answer = run(loop, agent, reward, asked["input"])
+    for line in asked:
+        job = json.loads(line)
+        answer = run(loop, agent, reward, job["input"])
         if os.getpid() != us:  # the agent forked, and this is its child: the answer is its parent's to give
             os._exit(0)
-        say(lines, dict(answer, job=asked["job"]))
+        say(said, dict(answer, job=job["job"]))
 
 
-async def serve_many(connection: socket.socket, agent: Any, reward: Any) -> None:
-    reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_LINE)
+async def serve_many(incoming: BinaryIO, outgoing: TextIO, agent: Any, reward: Any) -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=MAX_LINE)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), incoming)
+    writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, outgoing)
     jobs: dict[int, asyncio.Task[None]] = {}
 
     async def serve(asked: dict[str, Any]) -> None:

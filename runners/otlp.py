@@ -42,6 +42,10 @@ Kind = Literal["internal", "server", "client", "producer", "consumer"]
 Status = Literal["unset", "ok", "error"]
 KINDS: dict[int, Kind] = {2: "server", 3: "client", 4: "producer", 5: "consumer"}
 STATUS: dict[int, Status] = {1: "ok", 2: "error"}
+UNREADABLE = (
+    DecodeError, json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError, OverflowError,
+    SystemError,  # protobuf's own, for a key with half a character in it
+)  # fmt: skip
 
 
 class BadTelemetry(ValueError):
@@ -103,7 +107,7 @@ def _parsed(request: Any, body: bytes, content_type: str) -> Any:
             json_format.ParseDict(_as_protobuf_has_it(json.loads(body)), request, ignore_unknown_fields=True)
         else:
             request.ParseFromString(body)
-    except (DecodeError, json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadTelemetry(f"not an OTLP request: {error}") from error
     return request
 

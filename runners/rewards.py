@@ -22,9 +22,13 @@ def as_reward(value: Any) -> float:
     """A finite float; booleans count as 1 and 0. Raises `NotAReward`."""
     if not isinstance(value, int | float):
         raise NotAReward(f"a reward is a number, not {str(value)[:80]!r}")
-    if not math.isfinite(value):
-        raise NotAReward(f"a reward is a finite number, not {value}")
-    return float(value)
+    try:
+        reward = float(value)
+    except OverflowError:
+        reward = math.inf
+    if not math.isfinite(reward):
+        raise NotAReward(f"a reward is a finite number, not {str(value)[:80]}")
+    return reward
 
 
 def resolve(answer: Mapping[str, Any], spans: Iterable[Span]) -> tuple[float, str]:

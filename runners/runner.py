@@ -14,10 +14,12 @@ from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased
 from bus.cancelling import cancel
 from bus.doors import read_key
 from runners import attempts
+from runners.admission import Allowance
 from runners.attempts import Decision
 from runners.ending import Ending, run_agent
 from runners.gateway import Gateway
 from runners.host import Host, make_hosts
+from runners.place import Keeper
 from runners.record import Attempt
 from runners.settings import RunnerSettings
 from runners.slot import Slot
@@ -50,6 +52,7 @@ class Runner:
         self._settings = settings
         self.id = own_id(settings.id)
         self._hosts: dict[int, Host] = {}
+        self._keeper = Keeper()
         self._free: asyncio.Queue[Slot] = asyncio.Queue()
         self._running: set[asyncio.Task[None]] = set()
         self._state = "starting"
@@ -78,8 +81,10 @@ class Runner:
                 settings.token_in_token_out,
                 key,
                 settings.one_version,
+                Allowance(settings.requests_at_once, settings.requests_per_second),
             ) as self._gateway,
             self._bus.beat("runner", self.id, self._describe),
+            self._keeper,
         ):
             try:
                 await self._start_hosts()
@@ -104,7 +109,7 @@ class Runner:
 
     async def _start_hosts(self) -> None:
         slots = self._gateway.slots
-        self._hosts = dict(enumerate(make_hosts(self._settings, [slot.environment for slot in slots])))
+        self._hosts = dict(enumerate(make_hosts(self._settings, [slot.environment for slot in slots], self._keeper)))
         first, *others = self._gateway.slots
         await self._hosts[first.number].start()  # one first: a wrong setting is said once
         await asyncio.gather(*(self._hosts[slot.number].start() for slot in others))

@@ -35,7 +35,24 @@ class RunnerSettings(RoleSettings):
         pattern=r"^[\w.]+:[\w.]+$",
     )
     memory_gb: float | None = Field(
-        None, gt=0, description="most memory of an agent's process, in GiB; beyond it the agent gets a MemoryError"
+        None, gt=0, description="most memory of an agent's process, and of it with all it starts, in GiB"
+    )
+    file_gb: float | None = Field(None, gt=0, description="largest file an agent may write, in GiB")
+    open_files: int | None = Field(None, ge=16, description="most files an agent's process may have open")
+    processes: int | None = Field(
+        None, ge=1, description="most processes of an agent, its own and all it starts; beyond it they are ended"
+    )
+    rollouts_per_process: int | None = Field(
+        None, ge=1, description="rollouts after which an agent's process gives way to a fresh one; 1: one for each"
+    )
+    sandbox: list[str] = Field(
+        [],
+        description="put in front of the agent's command, as [bwrap, ...]; {path}, {tmp}, {venv}, {base} and {host} "
+        "stand for its directory, its private one, its interpreter's environment and installation, and our script",
+    )
+    requests_at_once: int = Field(64, ge=1, description="of an agent at the gateway; beyond it 429")
+    requests_per_second: float | None = Field(
+        None, gt=0, description="of an agent at the gateway; beyond it 429, with when to come again"
     )
     env: dict[str, str] = Field({}, description="more environment variables for the agent")
     id: str | None = Field(None, description="name of this runner; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
@@ -61,6 +78,8 @@ class RunnerSettings(RoleSettings):
             raise ValueError("give either an agent (module:function) or a command")
         if self.per_process > 1 and self.command is not None:
             raise ValueError("per_process goes with a Python agent; a command is a process for each rollout")
+        if self.rollouts_per_process is not None and (self.per_process > 1 or self.command is not None):
+            raise ValueError("rollouts_per_process goes with a Python agent that has a process for each slot")
         if self.reward is not None and self.command is not None:
             raise ValueError("a reward function goes with a Python agent; a command prints its reward")
         return self

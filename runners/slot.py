@@ -1,8 +1,9 @@
 """A place for an agent process, and the rollout that is in it."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from runners.admission import Admission
 from runners.record import Attempt
 from schemas.events import Task
 
@@ -24,6 +25,7 @@ class Slot:
     base_url: str = ""
     key: str = ""
     running: Running | None = None
+    admission: Admission = field(default_factory=Admission)
 
     def begin(self, attempt: Attempt, task: Task, deadline: float) -> None:
         """From now on calls to this slot belong to the attempt; ``deadline`` is in the event loop's time."""

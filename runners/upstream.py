@@ -62,6 +62,12 @@ class MakeRequest(Protocol):
     def __call__(self, node: Heartbeat) -> tuple[str, dict[str, Any]]: ...
 
 
+class Content(Protocol):
+    """A body on its way, such as aiohttp's."""
+
+    def iter_any(self) -> AsyncIterator[bytes]: ...
+
+
 class Upstream:
     """The inference nodes, as one: chooses a node, holds a call, asks again elsewhere."""
 
@@ -107,7 +113,7 @@ class Upstream:
                     ) as response:
                         if response.status == 200:
                             attempt.node = node.id
-                            yield node, _events(response)
+                            yield node, events_of(response.content)
                             problem = f"{node.id} broke off its answer"
                         elif response.status == 401:  # between us and the node; the agent has nothing to do with it
                             problem = f"{node.id} asks for another cluster key than this runner's"
@@ -176,10 +182,13 @@ class Upstream:
             metrics.calls_held.dec()
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """JSON of each server-sent event until ``[DONE]``; raises `aiohttp.ClientPayloadError` if that never comes."""
+async def events_of(content: Content) -> AsyncIterator[Any]:
+    """JSON of each server-sent event until ``[DONE]``; raises `aiohttp.ClientPayloadError` if that never comes.
+
+    ValueError for what is no JSON.
+    """
     rest = b""
-    async for data in response.content.iter_any():
+    async for data in content.iter_any():
         *events, rest = (rest + data).split(b"\n\n")
         for event in events:
             if event == b"data: [DONE]":

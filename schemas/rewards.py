@@ -14,7 +14,8 @@ def rewards_of(span: Span) -> Iterator[Any]:
             yield span.attributes[name]
     for event in span.events:
         if event.get("name") == attributes.EVALUATION_EVENT:
-            score = event.get("attributes", {}).get(attributes.EVALUATION_SCORE)
+            said = event.get("attributes")
+            score = said.get(attributes.EVALUATION_SCORE) if isinstance(said, dict) else None
             if score is not None:
                 yield score
 

@@ -78,7 +78,7 @@ class HttpInterface:
         if request.method == "GET" and "query" not in request.query:
             return web.Response(text="Ok.\n")
         try:
-            statement = await _statement(request)
+            statement = await statement_of(request)
             if not statement.sql.strip():
                 raise ValueError("Empty query")
         except (ValueError, OSError, RuntimeError, web.RequestPayloadError) as error:  # a body no decoder reads
@@ -112,7 +112,8 @@ def _credentials(request: web.Request) -> tuple[str, str]:
     return user or request.query.get("user", ""), key or request.query.get("password", "")
 
 
-async def _statement(request: web.Request) -> Statement:
+async def statement_of(request: web.Request) -> Statement:
+    """What is asked; raises ValueError, OSError, RuntimeError or `web.RequestPayloadError` where it cannot be read."""
     fields = {name: str(value) for name, value in request.query.items()}
     body = b""
     if request.content_type == "multipart/form-data":
@@ -137,7 +138,11 @@ def _inflated(body: bytes, encoding: str) -> bytes:
     if encoding == "lz4":
         import lz4.frame
 
-        return bytes(lz4.frame.decompress(body))
+        decompressor = lz4.frame.LZ4FrameDecompressor()
+        plain = bytes(decompressor.decompress(body, max_length=MAX_REQUEST_BYTES))
+        if not decompressor.eof:
+            raise ValueError(f"a body of lz4 is cut off, or holds more than {MAX_REQUEST_BYTES} bytes")
+        return plain
     if encoding not in ("", "identity", "gzip", "deflate", "br", "zstd"):
         raise ValueError(f"Content-Encoding {encoding} is not known")
     return body

@@ -32,6 +32,7 @@ from schemas.events import (
 Row = dict[str, Any]
 """Column names to values. All rows of one table have the same columns in the same order."""
 
+MOST_VERSION = 2**32 - 1
 PREVIEW = 200
 """Characters of what was asked and answered that are shown in a list."""
 
@@ -315,6 +316,8 @@ def _versions(call: ModelCall) -> bytes:
     """``u32[T]``: the version of each response token, 0 where none is said."""
     found = bytearray(len(call.response_ids))
     for run in call.versions:
+        if run.version > MOST_VERSION:
+            raise DecodeError(f"a token of version {run.version}: they are counted to {MOST_VERSION}")
         end = min(run.end * 4, len(found))
         found[run.start * 4 : end] = struct.pack("<I", run.version) * max(end // 4 - run.start, 0)
     return bytes(found)

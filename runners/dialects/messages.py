@@ -11,7 +11,13 @@ from runners.dialects.dialect import said
 from runners.dialects.messages_request import chat
 
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 """Names of errors by HTTP status; of any other: api_error."""
 
 

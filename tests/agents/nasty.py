@@ -1,12 +1,18 @@
 """Agents that would bring a careless runner down, one way each; 1.0 is the reward of one that got away with nothing."""
 
 import functools
+import hashlib
 import json
 import os
 import signal
+import socket
 import sys
+import threading
 import time
+import urllib.error
+import urllib.parse
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import openai
@@ -80,7 +86,7 @@ def prints_binary(task):
 def writes_into_our_connection(task):
     for link in Path("/proc/self/fd").iterdir():
         try:
-            if str(link.readlink()).startswith("socket:"):
+            if str(link.readlink()).startswith(("socket:", "pipe:")) and int(link.name) > 2:
                 os.write(int(link.name), b'\xff\x00 not json\n{"job": 0, "value": 99}\n')
         except OSError:
             continue
@@ -105,3 +111,142 @@ def sends_50_mb(task):
     except openai.APIStatusError as error:
         return float(error.status_code == 413)
     return 0.0
+
+
+@unless_calm
+def forks_without_end(task):
+    while True:
+        if os.fork() == 0:
+            time.sleep(3600)
+
+
+@unless_calm
+def leaks_in_children(task):
+    """Each holds less than a process may; together they do not."""
+    for _ in range(4):
+        if os.fork() == 0:
+            hoard.append(b"x" * 150_000_000)
+            time.sleep(3600)
+    time.sleep(3600)
+
+
+@unless_calm
+def writes_without_end(task):
+    with (Path(os.environ["TMPDIR"]) / "large").open("wb") as file:
+        while True:
+            file.write(bytes(1_000_000))
+
+
+@unless_calm
+def opens_without_end(task):
+    while True:
+        hoard.append(os.open(os.devnull, os.O_RDONLY))
+
+
+@unless_calm
+def nests_deeply(task):
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            if str(link.readlink()).startswith(("socket:", "pipe:")) and int(link.name) > 2:
+                os.write(int(link.name), b"[" * 60_000 + b"\n")
+        except OSError:
+            continue
+    return 1.0
+
+
+@unless_calm
+def says_half_a_character(task):
+    return {"reward": 1.0, "text": "\ud83d"}
+
+
+@unless_calm
+def leaves_a_daemon(task):
+    """In a session of its own, and its parent gone."""
+    if os.fork() == 0:
+        os.setsid()
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(3600)
+        (Path(os.environ["TMPDIR"]) / "daemon").write_text(str(pid))
+        os._exit(0)
+    os.wait()
+    return {"reward": 1.0, "daemon": int((Path(os.environ["TMPDIR"]) / "daemon").read_text())}
+
+
+def tells(task):
+    """What this process is given, and what it can see."""
+    (Path(os.environ["TMPDIR"]) / "own").write_text("x")
+    ask()
+    umask = os.umask(0o077)
+    return {
+        "reward": 1.0,
+        "tmp": os.environ["TMPDIR"],
+        "umask": umask,
+        "key": os.environ["OPENAI_API_KEY"],
+        "marked": os.environ.get("MARK"),
+        "status": Path("/proc/self/status").read_text(),
+        "readable": [path for path in task.get("paths", ()) if os.access(path, os.R_OK)],
+    }
+
+
+def attacks_the_gateway(task):
+    if task.get("calm"):
+        ask()
+        return 0.25
+    url, key = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"]), os.environ["OPENAI_API_KEY"]
+    head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+    for said in ("", "POST /slot", f"{head}Content-Length: 1000000\r\n\r\n{{", f"{head}X: {'y' * 100_000}\r\n\r\n"):
+        for _ in range(10):
+            connection = socket.create_connection((url.hostname, url.port))
+            connection.sendall(said.encode())
+            hoard.append(connection)  # and wait
+    statuses = Counter()
+
+    def flood():
+        for _ in range(20):
+            try:
+                with urllib.request.urlopen(urllib.request.Request(f"{url.geturl()}/models", headers=bearer)) as answer:
+                    statuses[answer.status] += 1
+            except urllib.error.HTTPError as error:
+                statuses[error.code] += 1
+
+    bearer = {"Authorization": f"Bearer {key}"}
+    threads = [threading.Thread(target=flood) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    hoard.clear()
+    trace = hashlib.sha256(f"trace:{task['victim']}".encode()).hexdigest()[:32]  # as any agent could work it out
+    times = {"startTimeUnixNano": "1", "endTimeUnixNano": "2"}
+    reward = [{"key": "lightningbus.reward", "value": {"doubleValue": -9.0}}]
+    span = {"traceId": trace, "spanId": "01" * 8, "name": "stolen", "attributes": reward, **times}
+    body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}).encode()
+    sent = {**bearer, "Content-Type": "application/json"}
+    otlp = os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces"
+    while True:  # what it held open is let go when it is heard of
+        try:
+            urllib.request.urlopen(urllib.request.Request(otlp, body, sent)).close()
+            break
+        except urllib.error.HTTPError as error:
+            if error.code != 429:
+                raise
+            time.sleep(0.05)
+    return float(statuses.keys() <= {200, 429} and 429 in statuses)
+
+
+def spies(task):
+    """Looks into whoever started it, and leaves a daemon."""
+    parent = Path(f"/proc/{os.getppid()}")
+    opened = []
+    for secret in ("environ", "mem", "maps"):
+        try:
+            (parent / secret).open("rb").close()
+            opened.append(secret)
+        except PermissionError:
+            continue
+    return {**leaves_a_daemon({}), "parent": os.getppid(), "opened": opened}
+
+
+if __name__ == "__main__":
+    print(json.dumps(spies({})))

@@ -7,7 +7,7 @@ import pytest
 
 from bus import Bus
 from runners import runner
-from runners.host import CannotStart
+from runners.place import CannotStart
 from runners.settings import RunnerSettings
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 

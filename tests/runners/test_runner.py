@@ -14,7 +14,7 @@ import pytest
 
 from bus import Bus, DeadLetters, PoisonFlood, runner_tasks
 from runners import runner
-from runners.host import CannotStart
+from runners.place import CannotStart
 from runners.settings import RunnerSettings
 from schemas.codec import schema_of
 from schemas.events import Task

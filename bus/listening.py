@@ -1,0 +1,112 @@
+"""What both gateways do before a request is looked at: no more connections than they can hold, and little patience."""
+
+import asyncio
+import logging
+import resource
+import socket
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+log = logging.getLogger(__name__)
+
+HEAD_SECONDS = 10.0
+"""A connection whose first request's head is not there by then is closed."""
+BODY_SECONDS = 60.0
+IDLE_SECONDS = 75.0
+"""A connection that is kept for another request is closed after so long without one."""
+LINGER_SECONDS = 10.0
+"""How long the rest of a body that was refused is taken, for a client hears the answer only once it has sent all."""
+BACKLOG = 1024
+FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+
+
+async def body_of(request: web.Request) -> bytes:
+    """A request's body; raises aiohttp's errors for one that is too large, or comes too slowly."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"a request's body comes within {BODY_SECONDS:g} s") from None
+
+
+class Listening:
+    """An application on a socket; an async context manager. `middleware` must be one of the application's."""
+
+    def __init__(self) -> None:
+        self._nameless: set[asyncio.BaseProtocol] = set()
+        """Connections that have not sent the head of a request yet."""
+        self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # the other half is for what we ask ourselves
+        self._runner: web.AppRunner
+        self._server: asyncio.Server
+
+    @web.middleware
+    async def middleware(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """A head has come."""
+        self._nameless.discard(request.protocol)
+        return await handler(request)
+
+    async def open(self, app: web.Application, listener: socket.socket, shutdown_seconds: float) -> None:
+        """Answer what comes; a client that goes away cancels its handler, and with it the engine's work."""
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=shutdown_seconds,
+            keepalive_timeout=IDLE_SECONDS,
+            lingering_time=LINGER_SECONDS,
+            logger=_quiet(),
+        )
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._accepted, sock=listener, backlog=BACKLOG)
+
+    async def close(self) -> None:
+        """Answer nothing new, and what is being answered to its end, within the shutdown's time."""
+        self._server.close()
+        await self._runner.cleanup()
+
+    def _accepted(self) -> asyncio.BaseProtocol:
+        server = self._runner.server
+        assert server is not None
+        if len(server.connections) >= self._most:
+            return _Full()
+        connection = server()
+        self._nameless.add(connection)
+        asyncio.get_running_loop().call_later(HEAD_SECONDS, self._lose_patience, connection)
+        return connection
+
+    def _lose_patience(self, connection: web.RequestHandler) -> None:
+        if connection in self._nameless:
+            self._nameless.discard(connection)
+            if connection.transport is not None:
+                connection.transport.abort()
+
+
+class _Full(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        refusing = cast("asyncio.Transport", transport)
+        refusing.write(FULL)
+        refusing.close()
+
+
+class _Short(logging.Filter):
+    """What is no HTTP is a line in the log, and nothing of it: the sender chooses what it says, and how often."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.msg, record.args = "a request could not be read as HTTP: %s", (type(error).__name__,)
+            record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
+        return True
+
+
+def _quiet() -> logging.Logger:
+    quiet = logging.getLogger(f"{__name__}.http")
+    if not quiet.filters:
+        quiet.addFilter(_Short())
+    return quiet

@@ -1,0 +1,49 @@
+"""What the kernel says of processes: who started whom, and how much memory they hold. Linux's ``/proc``."""
+
+import os
+from pathlib import Path
+
+PROC = Path("/proc")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def children_of(pid: int) -> set[int]:
+    """Living children of a process, those it was given by the end of their parents among them."""
+    found: set[int] = set()
+    try:
+        threads = list((PROC / str(pid) / "task").iterdir())
+    except OSError:
+        return found
+    for thread in threads:
+        try:
+            found.update(map(int, (thread / "children").read_bytes().split()))
+        except OSError:  # the thread has ended meanwhile
+            continue
+    return found
+
+
+def below(pid: int) -> set[int]:
+    """All that a process has started, and what those have started; zombies too."""
+    found: set[int] = set()
+    new = children_of(pid)
+    while new:
+        found |= new
+        new = set().union(*map(children_of, new)) - found
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        state = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in (b"Z", b"X")
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory a process holds, as ``ps`` shows them (RSS); 0 of one that is gone."""
+    try:
+        return int((PROC / str(pid) / "statm").read_bytes().split()[1]) * PAGE
+    except (OSError, IndexError):
+        return 0

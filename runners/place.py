@@ -1,0 +1,226 @@
+"""Where an agent's processes run: with which environment, in which directories, within which limits and sandbox."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bus import processes
+from bus.cancelling import cancel
+from bus.children import PASSES, Guard, kill, kill_group, spawn, takes_in_orphans
+from bus.tracing import environment_of_others
+from runners.limits import Limits
+
+log = logging.getLogger(__name__)
+
+MAX_LINE = 64 * 1024 * 1024
+"""Longest answer of an agent that is read."""
+OUR_VARIABLES = "LIGHTNINGBUS_"
+"""Settings of ours, the bus's address and password among them, are not the agent's business."""
+READ_BYTES = 1024 * 1024
+LAST_WORDS_SECONDS = 1.0
+"""How long the output of a process that has ended is listened to."""
+WATCH_SECONDS = 0.5
+"""Between two looks at what agents take; the kernel says nothing of a whole tree of processes by itself."""
+
+
+class CannotStart(Exception):
+    """The agent cannot be started as configured; no rollout could ever work."""
+
+
+class Inmate:
+    """A running agent process, and the streams to it; ``why`` says which limit ended it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, scratch: Path, limits: Limits) -> None:
+        self.process, self.limits = process, limits
+        self.why = ""
+        self._scratch = scratch
+        self._end = asyncio.create_task(process.wait())
+        self._reader: asyncio.StreamReader
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self, said: socket.socket, heard: socket.socket) -> None:
+        """Our ends of its standard input and output."""
+        _, writer = await asyncio.open_connection(sock=said)
+        self._reader, other = await asyncio.open_connection(sock=heard, limit=MAX_LINE)
+        self._writers = [writer, other]
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.returncode is None
+
+    def say(self, data: bytes, last: bool = False) -> None:
+        """To its standard input, which ``last`` ends."""
+        writer = self._writers[0]
+        if not writer.is_closing():
+            writer.write(data)
+            if last:
+                writer.write_eof()
+
+    async def line(self) -> bytes:
+        """The next of its standard output, empty when there will be none; raises OSError, ValueError for a bad one."""
+        return await self._heard(self._reader.readline())
+
+    async def everything(self) -> bytes:
+        """Its standard output to the end; raises ValueError when that does not come within `MAX_LINE`."""
+        printed = bytearray()
+        while data := await self._heard(self._reader.read(READ_BYTES)):
+            printed += data
+            if len(printed) > MAX_LINE:
+                raise ValueError(f"more than {MAX_LINE} bytes")
+        return bytes(printed)
+
+    async def ended(self) -> str:
+        """How it ended, as a sentence; waits until it has."""
+        code = await self.process.wait()
+        return self.why or self.limits.ended(code)
+
+    async def stop(self) -> None:
+        """End it and all it started, and remove its files."""
+        for writer in self._writers:
+            writer.close()
+        await kill_group(self.process)
+        await asyncio.to_thread(_remove, self._scratch)
+
+    async def _heard(self, reading: Coroutine[Any, Any, bytes]) -> bytes:
+        """What is read; nothing once the process has ended, though something it left may hold its output open."""
+        read = asyncio.ensure_future(reading)
+        try:
+            await asyncio.wait({read, self._end}, return_when=asyncio.FIRST_COMPLETED)
+            if not read.done():
+                await asyncio.wait({read}, timeout=LAST_WORDS_SECONDS)
+            return read.result() if read.done() else b""
+        finally:
+            read.cancel()
+
+
+class Keeper:
+    """Ends agents that take more than they may, and what agents have left behind; an async context manager."""
+
+    def __init__(self) -> None:
+        self._inmates: set[Inmate] = set()
+        self._seen: set[int] = set()
+
+    def keep(self, inmate: Inmate) -> None:
+        """From now on, until it ends."""
+        self._inmates.add(inmate)
+
+    async def __aenter__(self) -> "Keeper":
+        self._watching = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *exit: object) -> None:
+        """Everything has been stopped; nothing of it is left."""
+        await cancel(self._watching)
+        for _ in range(PASSES):
+            if not self._sweep(at_once=True):
+                return
+            await asyncio.sleep(0.01)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            self._inmates = {inmate for inmate in self._inmates if inmate.runs}
+            for inmate in [one for one in self._inmates if one.limits.watched and not one.why]:
+                inmate.why = inmate.limits.exceeded(inmate.process.pid)
+                if inmate.why:
+                    log.warning("%s", inmate.why)
+                    await kill_group(inmate.process)
+            self._sweep()
+
+    def _sweep(self, at_once: bool = False) -> bool:
+        """End strays; whether there were any. Not ``at_once``: if seen twice, as a new one may yet be ours."""
+        strays = Guard.strays()
+        for pid in strays if at_once else strays & self._seen:
+            for one in (pid, *processes.below(pid)):
+                kill(one, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self._seen = strays
+        return bool(strays)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How an agent's processes are started; ``slot`` gives each new one its own variables."""
+
+    directory: Path
+    extra: dict[str, str]
+    slot: Callable[[], dict[str, str]]
+    limits: Limits
+    sandbox: Sequence[str]
+    """Put in front of every command; ``{name}`` stands for one of ``paths``, ``{path}`` or ``{tmp}``."""
+    paths: dict[str, str]
+    keeper: Keeper
+
+    async def start(self, *command: str) -> Inmate:
+        """A process that is written to and read from; raises `CannotStart`."""
+        scratch = Path(tempfile.mkdtemp(prefix="lightningbus-agent-"))
+        paths = {**self.paths, "path": str(self.directory.absolute()), "tmp": str(scratch)}
+        orphans, limits = takes_in_orphans(), self.limits
+
+        def prepare() -> None:
+            if orphans is not None:
+                orphans()
+            os.umask(0o077)
+            limits.take()
+
+        # Not asyncio's own pipes: the end of a process would not be heard while anything it left holds one.
+        (said, stdin), (heard, stdout) = socket.socketpair(), socket.socketpair()
+        try:
+            process = await spawn(
+                *(_filled(word, paths) for word in self.sandbox),
+                *command,
+                cwd=self.directory,
+                env=self._environment(scratch),
+                stdin=stdin,
+                stdout=stdout,
+                parent_dies=signal.SIGKILL,
+                prepare=prepare,
+            )
+        except OSError as error:
+            said.close()
+            heard.close()
+            _remove(scratch)
+            first = [*self.sandbox, *command][0]
+            raise CannotStart(f"{first} cannot be started in {self.directory}: {error}") from error
+        finally:
+            stdin.close()
+            stdout.close()
+        inmate = Inmate(process, scratch, limits)
+        self.keeper.keep(inmate)
+        try:
+            await inmate.connect(said, heard)
+        except BaseException:  # cancelled before anybody holds it
+            await inmate.stop()
+            raise
+        return inmate
+
+    def _environment(self, scratch: Path) -> dict[str, str]:
+        """The user's environment without our variables, what the slot adds, and the settings' own."""
+        others = environment_of_others(os.environ)  # where this runner's own traces go is not the agent's business
+        kept = {name: value for name, value in others.items() if not name.startswith(OUR_VARIABLES)}
+        quick = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
+        return {**kept, **quick, "TMPDIR": str(scratch), **self.slot(), **self.extra}
+
+
+def _filled(word: str, paths: dict[str, str]) -> str:
+    for name, path in paths.items():
+        word = word.replace(f"{{{name}}}", path)
+    return word
+
+
+def _remove(scratch: Path) -> None:
+    try:
+        shutil.rmtree(scratch)
+    except (OSError, RecursionError) as error:  # files of another user's, or a tree too deep
+        log.warning("what an agent left in %s cannot be removed: %s", scratch, error)

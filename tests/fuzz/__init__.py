@@ -1,0 +1,1 @@
+"""A million wrong inputs for every decoder of what comes from outside: ``make fuzz``."""

@@ -1,0 +1,242 @@
+"""Right inputs: what a healthy run sends."""
+
+import json
+from typing import Any
+
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from schemas import attributes, identity
+from schemas.codec import encode
+from schemas.events import (
+    Alarm,
+    Blob,
+    DeadLetter,
+    Event,
+    Heartbeat,
+    Link,
+    RolloutEnd,
+    RolloutUse,
+    Span,
+    SpanBatch,
+    Task,
+    TaskKey,
+    TaskPublished,
+    TasksPublished,
+    TrainingStep,
+    Usage,
+    WeightApplied,
+    WeightVersion,
+)
+from tests.making import SECOND_NS, START_NS, model_call
+
+TASK = Task(id="q1", run="run", agent="calc", input={"question": "1+1", "more": [1, None]}, sample=2, samples=8)
+CALLS = (
+    model_call(0, [1, 2, 3], [4, 5], 7, request='{"model": "policy", "messages": [{"content": "1"}]}', response='"2"'),
+    model_call(
+        1, [6], [7], 8, prompt_prefix=((0, 5),), request_prefix=((0, 20),), request='é"]}', response='{"content": "3"}',
+        sampling={"temperature": 0.5}, pieces=("x",), finish_reason="stop",
+    ),
+)  # fmt: skip
+
+
+def span(number: int, **fields: Any) -> Span:
+    """A span of the rollout's trace."""
+    said = {"name": "tool", "attributes": {"gen_ai.operation.name": "execute_tool", attributes.REWARD: 0.5}, **fields}
+    times = {"start_ns": START_NS + number * SECOND_NS, "end_ns": START_NS + (number + 1) * SECOND_NS}
+    return Span(trace_id=identity.trace_id("q1.2"), span_id=f"{number:016x}", **times, **said)
+
+
+END = RolloutEnd(
+    outcome="ok", reward=1.0, spans=4, usage=Usage(calls=2, version_min=7, version_max=8), started_ns=START_NS,
+    ended_ns=START_NS + 9 * SECOND_NS, result='{"reward": 1.0}',
+)  # fmt: skip
+BATCH = SpanBatch(
+    run="run", task="q1", rollout="q1.2", sample=2, samples=8, attempt=1, execution="e1", agent="calc", mode="train",
+    runner="me", sequence=0, end=END,
+    spans=(
+        span(0, call=CALLS[0]), span(1, call=CALLS[1]),
+        span(2, events=({"name": attributes.EVALUATION_EVENT, "attributes": {attributes.EVALUATION_SCORE: 1}},),
+             links=({"trace_id": "a" * 32, "span_id": "b" * 16, "attributes": {}},)),
+        span(3, attributes={attributes.OUTCOME: "ok"}),
+    ),
+)  # fmt: skip
+BLOB = Blob(bucket="lb-weights", name="policy-1", size=10, sha256="a" * 64)
+USE = RolloutUse(
+    rollout="q1.2", task="q1", attempt=1, execution="e1", outcome="ok", reward=1.0, advantage=0.5, trained=True,
+    tokens=3, staleness_max=1, credit=(0.5, 0.25),
+)  # fmt: skip
+EVENTS: tuple[Event, ...] = (
+    TASK,
+    TaskKey(id="q1", run="run", agent="calc"),
+    *CALLS,
+    span(0),
+    BATCH,
+    TasksPublished(tasks=(TaskPublished(task=TASK, rollout="q1.2", span=span(9)),)),
+    BLOB,
+    WeightVersion(run="run", model="policy", version=1, blobs=(BLOB,), epoch=1, step=1, created_ns=START_NS),
+    WeightVersion(
+        run="run", model="policy", version=2, parent=1, kind="delta", blobs=(BLOB,), content="c" * 32, epoch=1, step=2,
+        chain=(Link(version=1, content="d" * 32, blob=BLOB),), created_ns=START_NS,
+    ),
+    WeightApplied(node="n", model="policy", version=2, fetch_seconds=0.5, pause_seconds=0.1, applied_ns=START_NS),
+    TrainingStep(
+        run="run", model="policy", step=1, version=2, epoch=1, started_ns=START_NS, ended_ns=START_NS + SECOND_NS,
+        uses=(USE,), metrics={"loss": 0.5}, spans=(span(5, attributes={attributes.ROLLOUT: "q1.2"}),),
+    ),
+    Heartbeat(
+        role="inference", id="n", state="ready", address="http://127.0.0.1:1", model="policy", version=2,
+        detail={"inflight": 3, "max_model_len": 4096}, sent_ns=START_NS,
+    ),
+    Alarm(role="store", reason="no rollout", raised_ns=START_NS),
+    DeadLetter(
+        stream="TASKS", subject="lb.task.train.calc", sequence=5, deliveries=3, reason="poisoned",
+        headers={"Lb-Schema": "Task/2"}, payload=encode(TASK), dead_ns=START_NS,
+    ),
+)  # fmt: skip
+
+
+def json_lines(*values: Any) -> list[bytes]:
+    """Each as JSON."""
+    return [json.dumps(value).encode() for value in values]
+
+
+TOOL = {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {}}}
+CALLED = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+CHAT: dict[str, Any] = {
+    "model": "policy:writer", "temperature": 0.5, "max_tokens": 20, "n": 1, "stop": ["x"], "logprobs": True,
+    "stream": True, "stream_options": {"include_usage": True}, "include_reasoning": False,
+    "messages": [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "1+1"}]},
+        {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+        {"role": "tool", "tool_call_id": "c1", "content": "2"},
+    ],
+}  # fmt: skip
+CHATS = json_lines(
+    CHAT,
+    {"model": "policy", "messages": [{"role": "user", "content": "hello"}]},
+    {**CHAT, "tools": [{"type": "function", "function": TOOL}], "tool_choice": "auto"},
+)
+COMPLETIONS = json_lines({"model": "policy", "prompt": "once", "max_tokens": 5, "echo": False, "logprobs": 2})
+RESPONSES = json_lines(
+    {
+        "model": "policy", "instructions": "be brief", "stream": True, "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}, "max_output_tokens": 9,
+        "tools": [{"type": "function", **TOOL}], "tool_choice": {"type": "function", "name": "add"},
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "1+1"}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "2"},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "2"}]},
+        ],
+    },
+    {"model": "policy", "input": "hello", "previous_response_id": "resp_1"},
+)  # fmt: skip
+MESSAGES = json_lines(
+    {
+        "model": "policy", "max_tokens": 9, "system": [{"type": "text", "text": "be brief"}], "stream": True,
+        "stop_sequences": ["x"], "tool_choice": {"type": "tool", "name": "add", "disable_parallel_tool_use": True},
+        "tools": [{"name": "add", "description": "adds", "input_schema": {"type": "object"}}],
+        "output_config": {"format": {"type": "json_schema", "schema": {}}},
+        "messages": [
+            {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm", "signature": ""},
+                {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}]},
+            ]},
+        ],
+    },
+    {"model": "policy", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]},
+)  # fmt: skip
+
+
+def _choice(token: int, **more: Any) -> dict[str, Any]:
+    said = {"index": 0, "token_ids": [token], "finish_reason": None, "stop_reason": None}
+    return {**said, "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}, **more}
+
+
+def _chunk(choice: dict[str, Any], **more: Any) -> dict[str, Any]:
+    head = {"id": "chatcmpl-1", "created": 1, "model": "policy", "weight_version": 3}
+    return {**head, "choices": [choice], **more}
+
+
+PIECE = {"index": 0, "id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a"'}}
+CHUNKS: list[list[dict[str, Any]]] = [
+    [
+        _chunk(_choice(7, delta={"role": "assistant", "reasoning": "hm"}), prompt_token_ids=[1, 2]),
+        _chunk(_choice(8, delta={"content": "x"})),
+        _chunk(_choice(9, delta={"tool_calls": [PIECE]}), weight_version=4),
+        _chunk(_choice(10, delta={"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]}, finish_reason="x")),
+        {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6}},
+    ],
+    [
+        _chunk(
+            {**_choice(7), "text": "x", "logprobs": {"token_logprobs": [-0.5], "tokens": ["x"]}},
+            prompt_token_ids=[1],
+        ),
+        _chunk({**_choice(8), "text": "y", "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": "length"}),
+    ],
+    [{"error": {"message": "the engine failed", "code": 500}}],
+]  # fmt: skip
+
+
+def streamed(chunks: list[dict[str, Any]]) -> bytes:
+    """As a node's gateway sends it."""
+    return b"".join(b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks) + b"data: [DONE]\n\n"
+
+
+STREAMS = [*map(streamed, CHUNKS), b": still here\n\n" + streamed(CHUNKS[0])]
+ANSWERS = json_lines(
+    {"job": 0, "value": 1.0},
+    {"job": 0, "value": {"reward": 0.5, "text": "x"}, "reward": 1},
+    {"job": 0, "value": None},
+    {"job": 0, "error": "ValueError: no", "traceback": "..."},
+)
+
+
+def _traces() -> ExportTraceServiceRequest:
+    request = ExportTraceServiceRequest()
+    resource = request.resource_spans.add()
+    resource.resource.attributes.add(key="service.name").value.string_value = "agent"
+    scope = resource.scope_spans.add()
+    scope.scope.name, scope.scope.version = "agent", "1.2"
+    for number in range(3):
+        one = scope.spans.add(name="tool", trace_id=b"\1" * 16, span_id=(number + 1).to_bytes(8, "big"), kind=3)
+        one.start_time_unix_nano, one.end_time_unix_nano, one.status.code = START_NS, START_NS + 9, 2
+        one.attributes.add(key=attributes.REWARD).value.double_value = 0.5
+        values = one.attributes.add(key="list").value.array_value.values
+        values.add().int_value, values.add().bytes_value = 3, b"\xff"
+        pair = one.attributes.add(key="map").value.kvlist_value.values.add(key="inner")
+        pair.value.bool_value = True
+        event = one.events.add(name=attributes.EVALUATION_EVENT, time_unix_nano=START_NS)
+        event.attributes.add(key=attributes.EVALUATION_SCORE).value.int_value = 1
+        one.links.add(trace_id=b"\2" * 16, span_id=b"\3" * 8).attributes.add(key="why").value.string_value = "x"
+    return request
+
+
+def _logs() -> ExportLogsServiceRequest:
+    request = ExportLogsServiceRequest()
+    record = request.resource_logs.add().scope_logs.add().log_records.add(event_name="gen_ai.choice")
+    record.time_unix_nano, record.severity_text, record.body.string_value = START_NS, "INFO", "said"
+    record.attributes.add(key="a").value.string_value = "b"
+    return request
+
+
+TRACES, LOGS = _traces().SerializeToString(), _logs().SerializeToString()
+SPAN_IN_JSON = {
+    "traceId": "01" * 16, "spanId": "02" * 8, "parentSpanId": "", "name": "tool", "kind": 3, "status": {"code": 2},
+    "startTimeUnixNano": "5", "endTimeUnixNano": "9", "new": {"a": 1},
+    "links": [{"traceId": "01" * 16, "spanId": "02" * 8}],
+    "attributes": [{"key": "list", "value": {"arrayValue": {"values": [{"intValue": "3"}, {"bytesValue": "AA=="}]}}}],
+}  # fmt: skip
+SCOPE_IN_JSON = {"scope": {"name": "agent", "version": "1"}, "spans": [SPAN_IN_JSON]}
+RESOURCE_IN_JSON = {"attributes": [{"key": "service.name", "value": {"stringValue": "agent"}}]}
+TRACES_IN_JSON = json_lines({"resourceSpans": [{"resource": RESOURCE_IN_JSON, "scopeSpans": [SCOPE_IN_JSON]}]})
+LOGS_IN_JSON = json_lines(
+    {"resourceLogs": [{"scopeLogs": [{"logRecords": [{"timeUnixNano": "5", "body": {"stringValue": "said"}}]}]}]}
+)

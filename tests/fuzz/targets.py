@@ -1,0 +1,326 @@
+"""Every decoder of bytes from outside, each with the errors it documents and nothing else."""
+
+import asyncio
+import atexit
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import lz4.frame
+from aiohttp import web
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.test_utils import make_mocked_request
+
+from bus import AccessError
+from bus.access import FILE, Access
+from bus.dead import again
+from bus.tasks import TaskFileError, read_problems
+from inference.gateway import marked, salted
+from learner.rollouts import Assembler
+from learner.settings import AirRule
+from lightningbus.roles import UserError
+from lightningbus.rundir import RunDirectory
+from lightningbus.settings import RunSettings, load
+from runners import otlp, rewards, routing
+from runners.completion import Completion, UnusableAnswer, in_form
+from runners.dialects.apis import APIS, passed_on
+from runners.ending import result_of
+from runners.gateway import TurnedAway, well_formed
+from runners.history import History
+from runners.host import AgentFault, answer_of
+from runners.record import Attempt
+from runners.upstream import events_of
+from schemas import identity
+from schemas.codec import DecodeError, decode, decode_as, encode, schema_of
+from schemas.delta import DeltaError, apply_deltas, make_delta
+from schemas.events import DeadLetter, Event, Heartbeat, SpanBatch
+from schemas.prefixes import BrokenPrompt, whole
+from schemas.tensorfile import BadTensorFile, read_header, tensors_of
+from store.http import MAX_REQUEST_BYTES, statement_of
+from store.rows import Received, rows_of
+from tests import tensorfiles
+from tests.fuzz import corpora
+from tests.fuzz.engine import Target
+
+RECEIVED = Received(1, 1, lambda run: 0)
+MAX_MODEL_LEN = 4096
+
+
+def all_targets() -> list[Target]:
+    """In the order they are fed."""
+    return [*_events(), *_telemetry(), *_requests(), *_answers(), *_files(), *_others()]
+
+
+def _events() -> Iterator[Target]:
+    kinds: dict[str, list[bytes]] = {}
+    for event in corpora.EVENTS:
+        kinds.setdefault(schema_of(event), []).append(encode(event))
+    for schema, corpus in kinds.items():
+        yield Target(f"event {schema}", corpus, partial(_event, schema), (DecodeError,), "msgpack", 0.5)
+    batches = kinds[schema_of(SpanBatch)]
+    yield Target("prompts of a SpanBatch", batches, _prompts, (DecodeError, BrokenPrompt), "msgpack")
+    yield Target("rollout of SpanBatches", batches, _rollout, (DecodeError,), "msgpack")
+    letters = kinds[schema_of(DeadLetter)]
+    yield Target("dead letter sent again", letters, _letter, (DecodeError,), "msgpack", 0.5)
+    beats = kinds[schema_of(Heartbeat)]
+    yield Target("heartbeat of a node", beats, _beat, (DecodeError,), "msgpack", 0.5)
+
+
+def _event(schema: str, data: bytes) -> None:
+    """What can be read can be written and read again, and kept by the store or refused by it."""
+    event: Event = decode_as(schema, data)
+    assert encode(decode_as(schema, encode(event))) == encode(event)
+    with contextlib.suppress(DecodeError):
+        for _ in rows_of(event, RECEIVED):
+            pass
+
+
+def _prompts(data: bytes) -> None:
+    whole([span.call for span in decode(SpanBatch, data).spans if span.call is not None])
+
+
+def _rollout(data: bytes) -> None:
+    rule = AirRule(name="*", reward=0.1)
+    Assembler([rule]).add(decode(SpanBatch, data), 1)
+
+
+def _letter(data: bytes) -> None:
+    again(decode(DeadLetter, data))
+
+
+def _beat(data: bytes) -> None:
+    beat = decode(Heartbeat, data)
+    routing.choose([beat, beat], "policy", "q1.2", "n", None, lambda node: 0)
+
+
+def _telemetry() -> Iterator[Target]:
+    for signal, plain, said in (
+        ("traces", [corpora.TRACES], corpora.TRACES_IN_JSON),
+        ("logs", [corpora.LOGS], corpora.LOGS_IN_JSON),
+    ):
+        yield Target(f"OTLP {signal}", plain, partial(_otlp, signal, "application/x-protobuf"), (otlp.BadTelemetry,))
+        yield Target(f"OTLP {signal} in JSON", said, partial(_otlp, signal, otlp.JSON), (otlp.BadTelemetry,), "json")
+
+
+def _otlp(signal: str, kind: str, data: bytes) -> None:
+    """Spans are taken into an attempt, and it ends as always."""
+    attempt = Attempt(corpora.TASK, 1, "runner")
+    for span in otlp.read(signal, data, kind, attempt.rollout, attempt.root_id):
+        attempt.add(span)
+    with contextlib.suppress(rewards.NotAReward):
+        rewards.resolve({"value": None}, attempt.rewarding)
+    attempt.conclude("ok", 1.0, "", "")
+    for batch in attempt.unsent:
+        decode(SpanBatch, encode(batch))
+
+
+def _requests() -> Iterator[Target]:
+    for path, corpus in (
+        ("chat/completions", corpora.CHATS),
+        ("completions", corpora.COMPLETIONS),
+        ("responses", corpora.RESPONSES),
+        ("messages", corpora.MESSAGES),
+    ):
+        yield Target(f"request {path}", corpus, partial(_asked, path), (TurnedAway,), "json", 2.0)
+
+
+def _asked(path: str, data: bytes) -> None:
+    """A request is refused with a sentence, or goes all its way: to an engine, which breaks off, and back."""
+    history = History(responses={"resp_1": [{"role": "user", "content": "hello"}]})
+    with well_formed():
+        dialect = APIS[path].parse(json.loads(data), history)
+    call = dialect.call
+    attempt = Attempt(corpora.TASK, 1, "runner", history=history)
+    completion = Completion(call, {"temperature": 0.5})
+    chunks = corpora.CHUNKS[0] if call.chat else corpora.CHUNKS[1]
+    json.dumps(completion.request(MAX_MODEL_LEN))
+    completion.taken(chunks[0])
+    json.dumps(completion.request(MAX_MODEL_LEN))
+    if call.chat:
+        history.before(call)
+        json.dumps(call.rendering(call.body["messages"], answered=False))
+    _recorded(Completion(call, {}), dialect, attempt, chunks)
+
+
+def _recorded(completion: Completion, dialect: Any, attempt: Attempt, chunks: list[Any]) -> None:
+    """An answer goes to the agent, streamed and whole, and into the record, which its readers can read."""
+    completion.request(MAX_MODEL_LEN)
+    events = dialect.events()
+    with in_form():
+        for chunk in chunks:
+            shown = completion.visible(completion.taken(chunk))
+            if shown is not None:
+                events.take(shown)
+        parts = list(completion.parts())
+        json.dumps(dialect.answer(completion.response()))
+    events.end()
+    for part in parts:
+        request = dialect.call.recorded()
+        attempt.add_call(part, node="n", role=dialect.call.role, request=request, started_ns=1, ended_ns=2)
+        if dialect.call.chat:
+            attempt.history.add(dialect.call, json.loads(part.response), part.tokens)
+    attempt.conclude("ok", 1.0, "", "")
+    for batch in attempt.unsent:
+        decode(SpanBatch, encode(batch))
+
+
+class _Content:
+    """A body that comes in two pieces."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        middle = len(self._data) // 2
+        yield self._data[:middle]
+        yield self._data[middle:]
+
+
+def _run(coroutine: Any) -> Any:
+    """Drive a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits")
+
+
+def _answers() -> Iterator[Target]:
+    errors = (UnusableAnswer, aiohttp.ClientError, ValueError)  # after these the gateway asks again
+    for path, corpus in (
+        ("chat/completions", corpora.CHATS),
+        ("completions", corpora.COMPLETIONS),
+        ("responses", corpora.RESPONSES),
+        ("messages", corpora.MESSAGES),
+    ):
+        answered = partial(_answered, path, json.loads(corpus[0]))
+        chunks = [json.dumps(chunks).encode() for chunks in corpora.CHUNKS]
+        yield Target(f"stream to {path}", corpora.STREAMS, answered, errors)
+        yield Target(f"chunks to {path}", chunks, partial(_chunked, answered), errors, "json")
+    yield Target("error of a node", corpora.json_lines({"error": {"message": "no"}}), _refused, (), "json", 0.2)
+    yield Target("event of an engine", corpora.STREAMS, _engine, (), weight=0.2)
+    yield Target("answer of an agent", corpora.ANSWERS, _agent, (AgentFault, rewards.NotAReward), "json")
+
+
+def _answered(path: str, body: Any, data: bytes) -> None:
+    dialect = APIS[path].parse(body, History())
+
+    async def take() -> list[Any]:
+        return [chunk async for chunk in events_of(_Content(data))]
+
+    _recorded(Completion(dialect.call, {}), dialect, Attempt(corpora.TASK, 1, "runner"), _run(take()))
+
+
+def _chunked(answered: Callable[[bytes], None], data: bytes) -> None:
+    chunks = json.loads(data)
+    answered(corpora.streamed(chunks if isinstance(chunks, list) else [chunks]))
+
+
+def _refused(data: bytes) -> None:
+    for api in APIS.values():
+        passed_on(api, 400, data)
+
+
+def _engine(data: bytes) -> None:
+    marked(data, 3)
+    salted(data, 3)
+
+
+def _agent(data: bytes) -> None:
+    answer = answer_of(data)
+    rewards.resolve(answer, [])
+    result_of(answer)
+    identity.span_of(data.decode(errors="replace"))
+
+
+def _files() -> Iterator[Target]:
+    directory = Path(
+        tempfile.mkdtemp(prefix="lightningbus-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    )
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    small = tensorfiles.write(directory / "small", tensorfiles.weights(1, 20))
+    first = tensorfiles.write(directory / "first", tensorfiles.weights(1, 2000))
+    second = tensorfiles.write(directory / "second", tensorfiles.stepped(tensorfiles.weights(1, 2000), 2))
+    assert make_delta(first, second, directory / "delta", 1 << 20)
+    yield Target("tensor file", [small.read_bytes()], partial(_tensors, directory / "tensors"), (BadTensorFile,))
+    delta = [(directory / "delta").read_bytes()]
+    yield Target("delta", delta, partial(_delta, first, directory), (DeltaError,), weight=0.3)
+    tasks = [b'{"id": "a1", "input": {"question": "x"}}\n\n{"input": 1}\n']
+    yield Target("task file", tasks, partial(_file, read_problems, directory / "tasks"), (TaskFileError,), weight=0.5)
+    runs = [(Path(__file__).parents[2] / "examples/calculator/run.yaml").read_bytes()]
+    yield Target(
+        "run file", runs, partial(_file, partial(load, RunSettings), directory / "run"), (UserError,), weight=0.05
+    )
+    access = corpora.json_lines({"inbox": "_INBOX_runner"}, {"inbox": "x", "nkey": "none", "ca": "none"})
+    (directory / "access").mkdir()
+    path = directory / "access" / FILE
+    yield Target(
+        "access file",
+        access,
+        partial(_file, lambda path: Access.read(path.parent, "runner"), path),
+        (AccessError,),
+        "json",
+        0.3,
+    )
+    ends = corpora.json_lines({"pid": 1, "bus": "nats://x", "sql": "http://x", "roles": {"store": 2}})
+    path = directory / "endpoints.json"
+    yield Target(
+        "endpoints of a run",
+        ends,
+        partial(_file, lambda path: RunDirectory(path.parent).endpoints(), path),
+        (),
+        "json",
+        0.3,
+    )
+
+
+def _file(read: Callable[[Path], object], path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    read(path)
+
+
+def _tensors(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    for tensor in tensors_of(read_header(path), len(data)).values():
+        _ = tensor.width
+
+
+def _delta(base: Path, directory: Path, data: bytes) -> None:
+    (directory / "changed").write_bytes(data)
+    apply_deltas(base, [directory / "changed"], directory / "out")
+
+
+def _others() -> Iterator[Target]:
+    statements = [
+        b"\nquery=SELECT+1&param_a=5&database=x&max_threads=1\nSELECT 1 FORMAT JSON",
+        b"\ndatabase=x&default_format=TabSeparated\nINSERT INTO t FORMAT TSV 1",
+        b"lz4\n\n" + lz4.frame.compress(b"SELECT 1" * 9),
+    ]
+    loop = asyncio.new_event_loop()
+    errors = (ValueError, OSError, RuntimeError, web.RequestPayloadError)  # after these it answers 400
+    yield Target("statement over HTTP", statements, partial(_statement, loop), errors, weight=0.3)
+
+
+def _statement(loop: asyncio.AbstractEventLoop, data: bytes) -> None:
+    encoding, _, rest = data.partition(b"\n")
+    query, _, body = rest.partition(b"\n")
+    payload = aiohttp.StreamReader(BaseProtocol(loop), 1 << 30, loop=loop)
+    payload.feed_data(body)
+    payload.feed_eof()
+    headers = {"Content-Encoding": encoding.decode("latin-1"), "Content-Length": str(len(body))}
+    request = make_mocked_request(
+        "POST",
+        f"/?{quote(query, safe='=&+%')}",
+        headers,
+        payload=payload,
+        loop=loop,
+        client_max_size=MAX_REQUEST_BYTES,
+    )
+    loop.run_until_complete(statement_of(request))

@@ -1,0 +1,206 @@
+"""How much an agent may ask of its gateway, and what becomes of those who ask badly."""
+
+import asyncio
+import gzip
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus import Bus, listening
+from bus.doors import bearer
+from bus.processes import resident
+from inference.gateway import Gateway as NodeGateway
+from runners.admission import Admission, Allowance, TooMany
+from runners.gateway import MAX_REQUEST_BYTES, Gateway
+from runners.record import Attempt
+from runners.slot import Slot
+from tests.runners.conftest import ScriptedEngine, ended, running, task
+
+OTLP = "application/x-protobuf"
+KEY = "k" * 16
+
+
+@asynccontextmanager
+async def serving(bus: Bus, send: Any, **allowance: Any) -> AsyncIterator[list[Slot]]:
+    """Two slots of a gateway, a rollout in each."""
+    async with bus.fleet("inference") as fleet, Gateway(fleet, send, 2, allowance=Allowance(**allowance)) as gateway:
+        for slot in gateway.slots:
+            slot.environment()
+            attempt = Attempt(task(id=f"t{slot.number}"), 1, "runner")
+            slot.begin(attempt, task(), asyncio.get_running_loop().time() + 60)
+        yield gateway.slots
+
+
+async def nothing(attempt: Attempt, seconds: float) -> None:
+    """Sends nothing."""
+
+
+async def post(http: aiohttp.ClientSession, slot: Slot, path: str, body: bytes, **headers: str) -> tuple[int, Any, Any]:
+    """Status, headers and body of the answer."""
+    url, headers = f"{slot.base_url}/{path}", {**bearer(slot.key), **headers}
+    async with http.post(url, data=body, headers=headers) as answer:
+        return answer.status, answer.headers, await answer.read()
+
+
+async def test_so_many_requests_at_once_and_no_more_of_one_slot(bus: Bus) -> None:
+    let_go, sending = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def send(attempt: Attempt, seconds: float) -> None:
+        sending.release()
+        await let_go.wait()
+
+    async with serving(bus, send, at_once=2) as (one, other), aiohttp.ClientSession() as http:
+        held = [asyncio.create_task(post(http, one, "otlp/v1/traces", b"", **{"Content-Type": OTLP})) for _ in range(2)]
+        async with asyncio.timeout(20):
+            for _ in held:
+                await sending.acquire()
+        status, headers, body = await post(http, one, "v1/messages", b"{}")
+        assert (status, headers["Retry-After"]) == (429, "1")
+        assert json.loads(body)["error"]["type"] == "rate_limit_error", "as Anthropic's clients know it"
+        async with http.get(f"{other.base_url}/v1/models", headers=bearer(other.key)) as answer:
+            assert answer.status == 200, "the other rollout has its own"
+        let_go.set()
+        assert [status for status, *_ in await asyncio.gather(*held)] == [200, 200]
+        async with http.get(f"{one.base_url}/v1/models", headers=bearer(one.key)) as answer:
+            assert answer.status == 200
+
+
+async def test_so_many_requests_per_second_and_no_more(bus: Bus) -> None:
+    async with serving(bus, nothing, per_second=0.1) as (one, other), aiohttp.ClientSession() as http:
+        assert (await post(http, one, "v1/chat/completions", b"{}"))[0] == 400
+        status, headers, body = await post(http, one, "v1/chat/completions", b"{}")
+        assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert 9 <= int(headers["Retry-After"]) <= 10
+        assert (await post(http, other, "v1/chat/completions", b"{}"))[0] == 400
+
+
+@given(rate=st.floats(0.1, 50), pauses=st.lists(st.floats(0, 3), max_size=60))
+def test_never_more_than_the_rate_and_one_second_ahead(rate: float, pauses: list[float]) -> None:
+    now = 1000.0
+    admission = Admission(Allowance(per_second=rate), clock=lambda: now)
+    admitted = 0
+    for pause in pauses:
+        now += pause
+        try:
+            with admission.request():
+                admitted += 1
+        except TooMany as error:
+            assert error.retry_after >= 1
+            earlier, now = now, now + error.retry_after
+            with admission.request():
+                admitted += 1
+            assert now > earlier
+    assert admitted <= rate * (now - 1000.0) + max(rate, 1.0) + 1e-6
+    assert admission.held == 0
+
+
+async def hears(address: str, said: bytes, seconds: float = 20.0) -> bytes:
+    """What a server says to raw bytes until it hangs up."""
+    host, _, port = address.removeprefix("http://").partition("/")[0].rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(said)
+    try:
+        async with asyncio.timeout(seconds):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def turns_away(address: str, path: str, key: str) -> None:
+    """A gateway answers who is slow or says too much, or hangs up."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+    assert await hears(address, b"") == b"", "a head that never comes"
+    assert await hears(address, f"{head}X: y".encode()) == b"", "or not to its end"
+    slow = await hears(address, f"{head}Content-Length: 10\r\nConnection: close\r\n\r\n{{".encode())
+    assert b" 408 " in slow and b"a request's body comes within 0.2 s" in slow
+    large = await hears(address, f"{head}X: {'y' * 9000}\r\n\r\n".encode())
+    assert b" 400 " in large and b"Got more than 8190 bytes" in large
+    many = "".join(f"X{number}: y\r\n" for number in range(200))
+    assert b"Too many headers" in await hears(address, f"{head}{many}\r\n".encode())
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gateways that wait a fifth of a second."""
+    for name in ("HEAD_SECONDS", "BODY_SECONDS", "LINGER_SECONDS"):
+        monkeypatch.setattr(listening, name, 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_who_is_slow_or_says_too_much_to_a_runner_is_turned_away(bus: Bus) -> None:
+    async with serving(bus, nothing) as (slot, _), aiohttp.ClientSession() as http:
+        await turns_away(slot.base_url, "/slot/0/v1/chat/completions", slot.key)
+        async with http.get(f"{slot.base_url}/v1/models", headers=bearer(slot.key)) as answer:
+            assert answer.status == 200
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("loop", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_who_is_slow_or_says_too_much_to_a_node_is_turned_away(
+    loop: Callable[[Coroutine[Any, Any, None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> None:
+        async with aiohttp.ClientSession() as http, node(http) as gateway:
+            await turns_away(gateway.address, "/v1/completions", KEY)
+        monkeypatch.setattr(listening.resource, "getrlimit", lambda which: (0, 0))
+        async with aiohttp.ClientSession() as http, node(http) as gateway:
+            assert b" 503 " in await hears(gateway.address, b"")
+
+    loop(ask())
+
+
+@asynccontextmanager
+async def node(http: aiohttp.ClientSession) -> AsyncIterator[NodeGateway]:
+    """The gateway of a node that is ready."""
+    async with NodeGateway(lambda: "http://127.0.0.1:1", http, "127.0.0.1", 0, KEY) as gateway:
+        gateway.state, gateway.version = "ready", 1
+        yield gateway
+
+
+async def test_no_more_connections_than_it_can_hold(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening.resource, "getrlimit", lambda which: (4, 4))
+    async with serving(bus, nothing) as (slot, _):
+        monkeypatch.undo()
+        at = slot.base_url.removeprefix("http://").partition("/")[0].rpartition(":")
+        held = [await asyncio.open_connection(at[0], int(at[2])) for _ in range(2)]
+        assert b" 503 " in await hears(slot.base_url, b"")
+        for _, writer in held:
+            writer.close()
+
+
+async def test_what_is_small_when_packed_is_measured_unpacked(bus: Bus) -> None:
+    bomb = gzip.compress(bytes(6 * MAX_REQUEST_BYTES))
+    async with serving(bus, nothing) as (slot, _), aiohttp.ClientSession() as http:
+        before = resident_now()
+        for path in ("v1/chat/completions", "otlp/v1/traces"):
+            status, *_ = await post(http, slot, path, bomb, **{"Content-Encoding": "gzip", "Content-Type": OTLP})
+            assert status == 413
+        assert resident_now() - before < 4 * MAX_REQUEST_BYTES
+
+
+def resident_now() -> int:
+    """Bytes this process holds."""
+    return resident(os.getpid())
+
+
+async def test_an_attack_on_the_gateway_is_its_own_rollouts_affair(bus: Bus, engine: ScriptedEngine) -> None:
+    async with running(bus, agent="nasty:attacks_the_gateway", concurrency=2, requests_at_once=8):
+        await bus.publish_task(task(id="bad", input={"victim": "good.0"}))
+        await bus.publish_task(task(id="good", input={"calm": True}))
+        found = {batch.task: batch for batch in await ended(bus, 2)}
+    bad, good = found["bad"], found["good"]
+    assert bad.end is not None and (bad.end.outcome, bad.end.reward) == ("ok", 1.0), bad.end
+    assert good.end is not None and (good.end.outcome, good.end.reward) == ("ok", 0.25), good.end
+    assert "stolen" not in {span.name for span in good.spans}
+    (forged,) = [span for span in bad.spans if span.name == "stolen"]
+    assert forged.trace_id == bad.spans[-1].trace_id != good.spans[-1].trace_id
