@@ -97,7 +97,9 @@ async def streamed(
                 ids, told = ids + new, told + (choice["logprobs"] or {}).get("token_logprobs", [])
                 versions += [event["weight_version"]] * len(new)
             now = time.monotonic()
-            longest, last = max(longest, now - last), now
+            if begun.is_set():  # before, it is the prompts that are waited for
+                longest = max(longest, now - last)
+            last = now
             if len(ids) > BEGUN:
                 begun.set()
     runs = tuple(
