@@ -11,19 +11,19 @@ MODEL, OPTIMIZER, SCHEDULE, RANDOM = "model", "optimizer", "schedule", "random"
 
 def save(engine: Any, path: Path) -> None:
     """Weights, optimiser, schedule and random state into a directory that every rank can reach; every rank must ask."""
-    from torch.distributed.checkpoint.state_dict_saver import save as write
+    from torch.distributed.checkpoint import state_dict_saver
 
     state = {MODEL: _model(engine), SCHEDULE: engine.lr_scheduler.state_dict(), _random(): _generators()}
     if engine.optimizer.state:  # torch would make some by a step, which counts as one
         state[OPTIMIZER] = _optimizer(engine)
-    write(state, checkpoint_id=path)
+    state_dict_saver.save(state, checkpoint_id=path)
 
 
 def load(engine: Any, path: Path) -> None:
     """What `save` wrote, by as many ranks or by others; every rank must ask."""
+    from torch.distributed.checkpoint import state_dict_loader
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
-    from torch.distributed.checkpoint.state_dict_loader import load as read
 
     found = {name.partition(".")[0] for name in FileSystemReader(path).read_metadata().state_dict_metadata}
     state = {MODEL: _model(engine), SCHEDULE: engine.lr_scheduler.state_dict()}
@@ -31,7 +31,7 @@ def load(engine: Any, path: Path) -> None:
         state[OPTIMIZER] = _optimizer(engine)
     if _random() in found:
         state[_random()] = _generators()
-    read(state, checkpoint_id=path)
+    state_dict_loader.load(state, checkpoint_id=path)
     set_model_state_dict(engine.module, state[MODEL])
     if OPTIMIZER in found:
         set_optimizer_state_dict(engine.module, engine.optimizer, state[OPTIMIZER])
