@@ -92,13 +92,15 @@ class Releases:
                 found = stands(release, manifest)
                 to_try = manifest if newest and awaits(release, manifest) else to_try
             elif manifest.version < release.pinned:
-                raise BusError(f"version {release.pinned} is pinned and is not on the bus")
+                break
             else:
                 found = manifest.version == release.pinned
             if found:
                 self._choice = Choice(manifest, to_try)
                 return self._choice
             newest = False
+        if release.pinned is not None and not newest:
+            raise BusError(f"version {release.pinned} is pinned and is not on the bus")
         self._choice = Choice(None, to_try)
         return self._choice
 

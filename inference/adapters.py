@@ -16,6 +16,8 @@ from inference.engine import EngineFailed
 from inference.gateway import Gateway
 from inference.peft import write_directory
 from inference.residents import Residents
+from schemas.events import WeightRelease
+from schemas.releases import is_revoked
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,14 @@ class Adapters:
                 self._gateway.version = None  # the base by itself is no version
                 raise
             return time.monotonic() - started
+
+    def heed(self, release: WeightRelease) -> None:
+        """What may not be served, of what is held, answers no new call."""
+        self._residents.close(
+            version
+            for version in self._residents.held
+            if is_revoked(release, version) or release.pinned not in (None, version)
+        )
 
     async def retire(self) -> None:
         """Unload for ever whatever may go; raises `EngineFailed`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from bus.nodes import Happening
 from inference.engine import Engine, EngineFailed, EngineRefused
@@ -88,14 +89,7 @@ def fitted(trial: Trial, context: int | None) -> Trial:
         Case(ids=case.ids[: 4 * most], logprobs=case.logprobs[: 4 * (min(len(case.ids) // 4, most) - 1)])
         for case in trial.cases
     )
-    return Trial(
-        cases=cases,
-        answer_tokens=answer,
-        max_kl=trial.max_kl,
-        min_entropy=trial.min_entropy,
-        max_entropy=trial.max_entropy,
-        max_length_ratio=trial.max_length_ratio,
-    )
+    return replace(trial, cases=cases, answer_tokens=answer)
 
 
 class Canary(Protocol):

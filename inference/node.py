@@ -131,7 +131,15 @@ class Node:
         canary = EngineCanary(self._engine, self._settings.model, self._gateway, self._happen)
         one_at_a_time = self._adapters is None  # what pauses nothing is waited for by nobody
         self._subscriber = Subscriber(
-            self._bus, self.id, self._settings.model, work, self._swap, canary, one_at_a_time, self._take_part
+            self._bus,
+            self.id,
+            self._settings.model,
+            work,
+            self._swap,
+            canary,
+            one_at_a_time,
+            self._take_part,
+            self._adapters.heed if self._adapters else lambda release: None,
         )
         lost = asyncio.create_task(self._engine.lost())
         working = {asyncio.create_task(self._subscriber.run(self._applied))}
@@ -211,7 +219,7 @@ class Node:
                 "max_model_len": self._engine.max_model_len,
                 "problem": subscriber.problem[:120] if subscriber else "",
                 **({"versions": list(self._gateway.versions)} if self._adapters else {}),
-                **({"reach": to_builtins(self._engine.reach)} if self._engine.reach else {}),
+                **({"reach": to_builtins(self._engine.reach)} if self._engine.reach and not self._adapters else {}),
                 **({"wants_whole": True} if subscriber and subscriber.wants_whole else {}),
             },
         }

@@ -1,7 +1,7 @@
 """Which versions an engine holds beside one another, how many calls each answers, and when one may go. Pure."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -32,6 +32,7 @@ class Residents:
         self.model, self._kept = model, kept
         self._calls: dict[int, int] = {}
         self._back: set[int] = set()
+        self._closed: frozenset[int] = frozenset()
         self.changed = asyncio.Event()
         """Set for a moment when a version comes or goes, or a call to one ends."""
 
@@ -42,7 +43,8 @@ class Residents:
     @property
     def open(self) -> tuple[int, ...]:
         """Versions new calls may go to, newest last."""
-        return tuple(version for version in self._calls if version not in self._back)[-self._kept :]
+        closed = self._back | self._closed
+        return tuple(version for version in self._calls if version not in closed)[-self._kept :]
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -69,6 +71,13 @@ class Residents:
         self._calls[version] = self._calls.pop(version, 0)
         self._back = {other for other in self._calls if other > version or other in self._back} - {version}
         self._say()
+
+    def close(self, versions: Iterable[int]) -> None:
+        """These, and no others, are open to no new call from now on, whatever came when."""
+        closed = frozenset(versions)
+        if closed != self._closed:
+            self._closed = closed
+            self._say()
 
     def remove(self, version: int) -> None:
         """The engine holds it no more; never while it answers a call."""

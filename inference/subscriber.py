@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -20,21 +20,28 @@ from nats.errors import Error as NatsError
 from bus import Bus, BusError, metrics, tracing
 from bus.arriving import counting
 from bus.releases import Releases
-from inference.canary import Canary
+from inference.canary import Canary, Judgement
+from inference.engine import EngineRefused
 from inference.files import VersionFiles
 from inference.offers import TakePart, by_files_only
 from inference.turns import Turns
 from schemas import attributes, subjects
-from schemas.events import WeightApplied, WeightVersion
-from schemas.releases import length_released, stands
+from schemas.events import WeightApplied, WeightRelease, WeightVersion
+from schemas.releases import is_revoked, length_released, stands
 
 log = logging.getLogger(__name__)
 
 RECHECK_SECONDS = 5.0
 """How often the last version is looked up even if no event came: events are hints, the stream is the truth."""
 
+TRY_AGAIN_SECONDS = 60.0
+"""How long a node that could not bring a trial to an end leaves that version to others."""
+
 HINT_PAUSES = (0.02, 0.1, 0.5)
 """An event may arrive before the stream can be asked for it: looked up again after these pauses, in seconds."""
+
+
+Heed = Callable[[WeightRelease], None]
 
 
 class Swap(Protocol):
@@ -71,16 +78,21 @@ class Subscriber:
         canary: Canary | None = None,
         one_at_a_time: bool = True,
         take_part: TakePart = by_files_only,
+        heed: Heed = lambda release: None,
     ) -> None:
-        """Without a ``canary`` this node tries no version; ``one_at_a_time``: it swaps when it is its turn."""
-        self._one_at_a_time, self._take_part = one_at_a_time, take_part
+        """Without a ``canary`` this node tries no version; ``one_at_a_time``: it swaps when it is its turn.
+
+        ``heed`` is told what holds, again and again.
+        """
+        self._one_at_a_time, self._take_part, self._heed = one_at_a_time, take_part, heed
         self._bus, self._node, self._model, self._swap, self._canary = bus, node, model, swap, canary
         self._files = VersionFiles(bus, model, work)
         self._releases = Releases(bus, model)
         self._turns = Turns(bus, node, model)
         self._news = asyncio.Event()
         self._served: Step | None = None
-        self._offered: WeightVersion | None = None
+        self._left_alone: tuple[int, float] | None = None
+        """A version that is not to be tried here, and until when."""
         self.problem = ""
         self.wants_whole = False
         """The newest version is a delta that cannot be put together here, not even from the whole one before it."""
@@ -123,45 +135,69 @@ class Subscriber:
 
     async def _catch_up(self) -> bool:
         """Go on to what is next; a bad or missing blob leaves the old version serving. False: there is nothing."""
-        self._offered = None
         try:
             await self._turns.settle()
             step = await self._next()
             if step is None:
-                return False
-            self._offered = step.manifest
+                return await self._stopped()
             said: tracing.Said = {attributes.WEIGHT_VERSION: step.manifest.version, attributes.NODE: self._node}
             with tracing.span("version", said):
                 return await self._go_on_to(step)
         except (BusError, NatsError, OSError, ValueError) as error:
             metrics.fetch_failures.inc()
-            of_delta = self._offered is not None and self._offered.kind == "delta"
-            self.problem, self.wants_whole = f"weights not fetched: {error}", self.wants_whole or of_delta
+            self.problem = f"weights not fetched: {error}"
             log.warning("%s; version %s goes on serving", self.problem, self.version)
             return False
 
     async def _next(self) -> Step | None:
         """What is to be served and is not, else what is to be tried; its files are not here yet."""
         choice = await self._releases.choice()
+        self._heed(self._releases.state)
         if choice.serve is not None and choice.serve.version != self.version:
             return Step(choice.serve, on_trial=False)
-        return Step(choice.to_try, on_trial=True) if choice.to_try is not None and self._canary is not None else None
+        version, until = self._left_alone or (None, 0.0)
+        if choice.to_try is None or self._canary is None:
+            return None
+        if choice.to_try.version == version and time.monotonic() < until:
+            return None
+        return Step(choice.to_try, on_trial=True)
+
+    async def _stopped(self) -> bool:
+        """Whether this node has ended serving a version that was revoked and has none before it."""
+        version = self.version
+        if version is None or self._canary is None or not is_revoked(self._releases.state, version):
+            return False
+        await self._canary.withdraw()
+        self._served = None
+        await self._canary.give_up()
+        self.problem = f"version {version} was revoked, and no other stands"
+        log.warning("%s", self.problem)
+        return True
 
     async def _go_on_to(self, step: Step) -> bool:
         if await self._took_part(step):
             return True
         step = await self._fetched(step)
-        missed = self._served is not None and self._one_at_a_time  # who serves nobody is missed by nobody
+        missed = self._served is not None and self._pauses(step)  # who serves nobody is missed by nobody
         if not missed and not step.on_trial:
             await self._apply(step)
             return True
         async with self._turns.taken():
             return await self._take_turn(step)
 
+    def _pauses(self, step: Step) -> bool:
+        """Whether calls stand still for it: all but adapters of a base that is there."""
+        before = self._served.manifest.blobs[:-1] if self._served is not None else ()
+        return self._one_at_a_time or step.manifest.kind != "lora" or step.manifest.blobs[:-1] != before
+
     async def _fetched(self, step: Step) -> Step:
         started = time.monotonic()
-        with tracing.span("fetch and verify"), counting() as verified:
-            files = await self._files.get(step.manifest)
+        try:
+            with tracing.span("fetch and verify"), counting() as verified:
+                files = await self._files.get(step.manifest)
+        except (BusError, NatsError, OSError, ValueError):
+            self.wants_whole = self.wants_whole or step.manifest.kind == "delta"
+            raise
         took = time.monotonic() - started
         return changed(step, files=files, fetched=max(0.0, took - verified.seconds), verified=verified.seconds)
 
@@ -178,13 +214,21 @@ class Subscriber:
 
     async def _take_turn(self, step: Step) -> bool:
         now = await self._next()
-        if now is None or now.manifest.version != step.manifest.version:
-            return now is not None  # it was decided otherwise while this node waited
-        if now.on_trial:
+        if now is None:
+            return False
+        if now.manifest.version != step.manifest.version and not self._still_worth(step, now):
+            return True  # it was decided otherwise while this node waited
+        if step.on_trial:
             await self._try(step)
         else:
             await self._apply(step)
         return True
+
+    def _still_worth(self, step: Step, now: Step) -> bool:
+        """Versions may come quicker than turns: who began anew for each would never swap."""
+        release, version = self._releases.state, step.manifest.version
+        follows = (-1 if self.version is None else self.version) < version < now.manifest.version
+        return follows and not step.on_trial and release.pinned is None and stands(release, step.manifest)
 
     async def _apply(self, step: Step) -> None:
         await self._serves(step, await self._swapped(step))
@@ -209,28 +253,33 @@ class Subscriber:
         """Hold a version that nobody serves, judge it, and tell; what does not stand then is gone back from."""
         canary, manifest = self._canary, step.manifest
         assert canary is not None and manifest.trial is not None
+        version, spoiled = manifest.version, False
+        self._left_alone = (version, time.monotonic() + TRY_AGAIN_SECONDS)
         await canary.withdraw()
         try:
             paused = await self._swapped(step)
-        except (OSError, ValueError):  # what the engine does not take, and is none the worse for
-            await self._go_back(canary)
+            with tracing.span("trial"):
+                judgement = await canary.judge(manifest.trial, version, length_released(self._releases.state))
+            spoiled = judgement.spoiled
+            await self._say_verdict(version, judgement)
+        except EngineRefused as error:  # its weights: this engine is given up
+            await self._say_verdict(version, Judgement(str(error), {}))
             raise
-        with tracing.span("trial"):
-            judgement = await canary.judge(manifest.trial, manifest.version, length_released(self._releases.state))
-        what = "revoked" if judgement.reason else "released"
-        metrics.trials.labels(what).inc()
-        log.info("version %d is %s: %s", manifest.version, what, judgement.reason or judgement.figures)
-        said = {"who": self._node, "why": judgement.reason, "figures": judgement.figures}
-        try:
-            await self._releases.decide(what, manifest.version, **said, first_only=True)  # type: ignore[arg-type]
-        except (BusError, NatsError, ValueError):
-            await self._go_back(canary, judgement.spoiled)
+        except (BusError, NatsError, OSError, ValueError):
+            await self._go_back(canary, spoiled)
             raise
         if not judgement.spoiled and stands(self._releases.state, manifest):
             await self._serves(step, paused)
         else:
             await self._go_back(canary, judgement.spoiled)
-            self.problem = f"version {manifest.version} was revoked: {judgement.reason or 'by somebody else'}"[:200]
+            self.problem = f"version {version} was revoked: {judgement.reason or 'by somebody else'}"[:200]
+
+    async def _say_verdict(self, version: int, judgement: Judgement) -> None:
+        what: Literal["released", "revoked"] = "revoked" if judgement.reason else "released"
+        metrics.trials.labels(what).inc()
+        log.info("version %d is %s: %s", version, what, judgement.reason or judgement.figures)
+        why, figures = judgement.reason, judgement.figures
+        await self._releases.decide(what, version, who=self._node, why=why, figures=figures, first_only=True)
 
     async def _go_back(self, canary: Canary, spoiled: bool = False) -> None:
         if spoiled:

@@ -24,6 +24,9 @@ from schemas.events import RolloutUse
 CallKey = tuple[str, int]
 """A call: its rollout, and its index there."""
 
+STALE = "stale"
+"""Why a rollout is not trained on whose tokens are of versions too old."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -151,7 +154,7 @@ def _reason(
     if transitions is None:
         return "no row: malformed"
     if beyond:
-        return "stale"
+        return STALE
     if not rows:
         counted = ", ".join(f"{count} {why}" for why, count in sorted(Counter(left_out.values()).items()))
         return f"no row: {counted or 'no model call'}"

@@ -96,10 +96,11 @@ class Process:
 
     async def _answer(self) -> Answer:
         assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        if not line:
-            raise SenderFailed("the sender ended")
-        answer = msgspec.json.decode(line, type=Answer)
+        try:
+            line = await self._process.stdout.readline()
+            answer = msgspec.json.decode(line, type=Answer) if line else Answer(failed="the sender ended")
+        except (ValueError, msgspec.DecodeError) as error:  # a line without end, or of something else
+            raise SenderFailed(f"the sender says what is not understood: {error}") from error
         if answer.failed:
             raise SenderFailed(answer.failed, answer.absent)
         return answer
@@ -118,6 +119,8 @@ class Broadcaster:
         self._group, self._seats = "", tuple[Seat, ...]()
         self._resting: dict[str, int] = {}
         """Engines that did not come, with the version until which they are not waited for."""
+        self._rests_until = -1
+        """No version before this one is broadcast."""
         self.sent = 0
         """Broadcasts that went through."""
 
@@ -149,7 +152,7 @@ class Broadcaster:
         ``held`` is the version before.
         """
         backend = self._settings.backend
-        if backend == "off" or held is None:
+        if backend == "off" or held is None or version < self._rests_until:
             return None
         if self._sending is not None:
             await asyncio.wait({self._sending})
@@ -203,7 +206,10 @@ class Broadcaster:
             metrics.broadcasts.labels("given_up").inc()
             why = str(error) or "it did not end in time"
             log.warning("version %d is to be had by its files: the broadcast was given up: %s", version, why)
-            self._rest(offer.seats, getattr(error, "absent", ()), version)
+            absent = getattr(error, "absent", ())
+            self._rest(offer.seats, absent, version)
+            if not absent:  # it broke off amid the weights, which costs every engine a start: it may do so again
+                self._rests_until = version + RESTS
             await self._process.end()
             self._process, self._group, self._seats = None, "", ()
             self._start_again()

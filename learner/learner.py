@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from bus import Bus, metrics, own_id, tracing
 from bus.cancelling import cancel
+from bus.nodes import serves
 from bus.tasks import read_problems
 from learner.account import Account
-from learner.batch import BatchMaker
+from learner.batch import STALE, BatchMaker
 from learner.broadcast import Broadcaster
 from learner.checkpoint import TRAINER, Checkpoints, LearnerState
 from learner.dispatch import Dispatcher
@@ -31,7 +32,7 @@ from learner.tokenizer import decoder
 from learner.uses import spans_of
 from schemas import attributes, identity, subjects
 from schemas.codec import decode, encode
-from schemas.events import TrainingStep
+from schemas.events import Heartbeat, TrainingStep
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Learner:
         self._intake: Intake
         self._account: Account
         self._phase = "starting"
+        self._waits_for = ""
         self._metrics: dict[str, float] = {}
         self._state = LearnerState(run=settings.run, model=settings.model)
 
@@ -175,6 +177,17 @@ class Learner:
         self._state = replace(self._state, groups_dropped=self._state.groups_dropped + groups)
         self._dispatcher.admit(self._state.step, self._state.groups_dropped)
 
+    async def _caught_up(self) -> None:
+        """Wait for a node that serves what is not too old to learn from."""
+        oldest = self._state.version - self._settings.max_staleness
+        self._waits_for = f"a node that serves version {oldest} or a newer one"
+        while not any(self._serves(beat, oldest) for beat in self._nodes.members()):
+            await self._nodes.changed()
+        self._waits_for = ""
+
+    def _serves(self, beat: Heartbeat, oldest: int) -> bool:
+        return serves(beat.state) and beat.model == self._settings.model and (beat.version or 0) >= oldest
+
     async def _step(self, groups: list[Group], idle: float) -> None:
         started_ns = time.time_ns()
         rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
@@ -186,6 +199,8 @@ class Learner:
         if not batch.rows:
             log.warning("%d groups gave nothing to train on: %s", len(groups), {use.reason for use in batch.uses})
             self._account.add(batch.uses, rollouts.values())
+            if {use.reason for use in batch.uses} == {STALE}:
+                await self._caught_up()  # else as many more would come from the same old weights, without end
             self._drop(len(groups))
             return
         with tracing.span("train"):
@@ -247,6 +262,8 @@ class Learner:
         if self._metrics:
             detail["reward"] = self._metrics["reward/mean"]
             detail["staleness"] = self._metrics["staleness/mean"]
+        if self._waits_for:
+            detail["waits for"] = self._waits_for
         if self._phase == "waiting":
             detail["groups"] = f"{len(self._intake.groups.ready)}/{self._settings.groups_per_step}"
         return {

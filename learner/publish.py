@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
 from bus import Bus, BusError
 from bus.releases import Releases
@@ -124,7 +125,10 @@ class WeightPublisher:
             self._broadcaster.begin(manifest, path)
         if not self._base:
             await self._chain.published(Link(version=version, content=content, blob=blob), path, whole=delta is None)
-        await self._expire(blob.name)
+        try:
+            await self._expire(blob.name)
+        except (BusError, NatsError) as error:  # the version is out; the next one has more to remove
+            log.warning("old versions are not removed: %s", str(error) or type(error).__name__)
 
     async def _expire(self, newest: str) -> None:
         self._kept = [*(name for name in self._kept if name != newest), newest]

@@ -12,7 +12,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from rich.console import Console
 from rich.table import Table
 
-from bus.releases import Releases
+from bus.releases import Choice, Releases
 from bus.tasks import Problem, read_problems
 from learner.settings import LearnerSettings
 from lightningbus.checking import Job
@@ -25,6 +25,8 @@ from lightningbus.supervisor import Child
 from lightningbus.up import Stack, children, stack
 from store.client import StoreDown, connect, first
 
+TRIAL_SECONDS = 600.0
+"""Longest wait for a node that tries a version."""
 SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
 """How held-out problems are answered, by the name of the figure."""
 RESULTS, PICTURE = "results.json", "reward.png"
@@ -92,8 +94,17 @@ def _write(made: Stack, figures: dict[str, Any]) -> None:
 async def _version(made: Stack, learner: LearnerSettings) -> int:
     """The newest weight version that nodes serve; one that is to be tried has been by then."""
     releases = Releases(made.bus, learner.model)
-    while (choice := await releases.choice()).to_try is not None:
-        await made.fleet.changed()
+
+    async def tried() -> Choice:
+        while (choice := await releases.choice()).to_try is not None:
+            await made.fleet.changed()
+        return choice
+
+    try:
+        async with asyncio.timeout(TRIAL_SECONDS):
+            choice = await made.unless_failed(tried())
+    except TimeoutError:
+        raise UserError(f"no node has tried the last version within {TRIAL_SECONDS:g} s: see the nodes' logs") from None
     if choice.serve is None:
         raise UserError("no weight version is left to serve: `lightningbus weights list` says why")
     return choice.serve.version

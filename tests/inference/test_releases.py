@@ -14,6 +14,7 @@ from bus import Bus, BusError
 from bus.cancelling import cancel
 from bus.releases import Releases
 from inference.canary import Judgement, fitted, judged
+from inference.engine import EngineRefused
 from inference.subscriber import Subscriber
 from learner.chain import expired
 from learner.publish import BUCKET
@@ -162,6 +163,49 @@ async def test_the_first_version_is_tried_too_and_nobody_serves_what_is_revoked(
         await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
         await engines[0].holds(1)
         assert made[0].version == 1
+
+
+async def test_where_nothing_else_stands_a_revoked_version_is_served_no_more(bus: Bus, tmp_path: Path) -> None:
+    await publish(bus, tmp_path, 0)
+    async with nodes(bus, tmp_path, 1) as (engines, judges, made):
+        await engines[0].holds(0)
+        await Releases(bus, "policy").decide("revoked", 0, who="me")
+        await judges[0].comes_to("nothing stands")
+        assert made[0].version is None and "no other stands" in made[0].problem
+        await publish(bus, tmp_path, 1)
+        await engines[0].holds(1)
+
+
+async def test_a_trial_that_cannot_be_made_here_is_left_to_others(bus: Bus, tmp_path: Path) -> None:
+    """Adapters of too large a rank say nothing of the version: the node serves on, and does not try again at once."""
+    await publish(bus, tmp_path, 0)
+    async with nodes(bus, tmp_path, 2) as (engines, judges, made):
+        await all_hold(engines, 0)
+        engines[0].refuses[1] = engines[1].refuses[1] = ValueError("adapters of rank 64 do not fit")
+        await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
+        for judge in judges:
+            await judge.comes_to("withdrawn")
+        await all_hold(engines, 0)
+        async with asyncio.timeout(10):
+            while not all("do not fit" in node.problem for node in made):
+                await asyncio.sleep(0.01)
+        await Releases(bus, "policy").decide("released", 0, who="me")  # all look again
+        await publish(bus, tmp_path, 2)
+        await all_hold(engines, 2)
+    assert [judge.happened for judge in judges] == [["withdrawn"], ["withdrawn"]]
+
+
+async def test_a_version_that_an_engine_refuses_is_revoked(bus: Bus, tmp_path: Path) -> None:
+    await publish(bus, tmp_path, 0)
+    async with nodes(bus, tmp_path, 1) as (engines, _, _):
+        await engines[0].holds(0)
+        engines[0].refuses[1] = EngineRefused("vLLM answered 500 to /update_weights: a tensor of another shape")
+        await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
+        releases = Releases(bus, "policy")
+        async with asyncio.timeout(10):
+            while (said := verdict(await releases.look(), 1)) is None:
+                await asyncio.sleep(0.01)
+        assert said.what == "revoked" and "another shape" in said.why
 
 
 async def test_if_the_node_that_tries_is_lost_another_one_does(bus: Bus, tmp_path: Path) -> None:

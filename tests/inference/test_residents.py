@@ -117,6 +117,20 @@ def adapters(path: Path, rank: int = 2, metadata: dict[str, str] | None = None, 
     return tensorfiles.write(path, contents, {"scale": "0.5"} if metadata is None else metadata)
 
 
+def test_what_may_not_be_served_answers_no_new_call_and_goes() -> None:
+    residents = Residents("policy", 3)
+    for version in (5, 6, 7):
+        residents.add(version)
+    with residents.call(6):
+        residents.close({6})
+        assert residents.open == (5, 7) and residents.due() == ()
+        residents.close({5, 6})
+        assert residents.open == (7,) and residents.due() == (5,)
+    assert residents.due() == (5, 6)
+    residents.close(())
+    assert residents.open == (5, 6, 7), "released again before it went"
+
+
 def test_adapters_become_pefts_directory_without_a_copy(tmp_path: Path) -> None:
     file, directory = adapters(tmp_path / "policy-7.safetensors"), tmp_path / "policy@7"
     for _ in range(2):  # the second time it is there already

@@ -25,9 +25,12 @@ class Engine:
         self.gate = asyncio.Event()
         """Closed: it does not come to an end with the next one."""
         self.gate.set()
+        self.refuses: dict[int, Exception] = {}
 
     async def swap(self, files: Sequence[Path], version: int) -> float:
         await self.gate.wait()
+        if version in self.refuses:
+            raise self.refuses[version]
         self.held.append((version, b"+".join(path.read_bytes() for path in files)))
         return 0.0
 
