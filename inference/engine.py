@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.25
 ADMIN_SECONDS = 120.0
 STOP_SECONDS = 10.0
+END_SECONDS = 1.0
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as its largest."""
 WARMING: tuple[list[list[int]], ...] = ([[0]], [[0], [0]])
@@ -86,10 +87,23 @@ class Engine:
                 ranks = await self._workers()
                 await self._warm()
                 self.reach = Reach(engine=secrets.token_hex(4), ranks=ranks, backends=backends(_has_gpu()))
+        except EngineFailed as error:
+            if await self._was_killed():
+                raise EngineKilled(str(error)) from error
+            raise
         except TimeoutError:
             raise EngineFailed(
                 f"vLLM did not start within {self._settings.start_seconds:g} s: {self._last_words()}"
             ) from None
+
+    async def _was_killed(self) -> bool:
+        """Whether a signal has ended the process; a connection is gone a moment before its process is."""
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                return await self._process.wait() < 0
+        except TimeoutError:
+            return False
 
     async def lost(self) -> int:
         """Wait until the process ends; returns its exit code."""

@@ -23,6 +23,8 @@ from schemas.releases import needed, verdict
 log = logging.getLogger(__name__)
 
 BUCKET = subjects.WEIGHT_BUCKET
+LOOK_AGAIN_SECONDS = 1.0
+"""How long a stream that did not answer is left alone."""
 
 
 class CannotLearn(Exception):
@@ -73,7 +75,12 @@ class WeightPublisher:
                 await heard.wait()
                 heard.clear()
                 # What is heard may have been refused, by compare-and-set: the stream says what was not.
-                found = await self._bus.last(subjects.WEIGHTS, self._subject, WeightVersion)
+                try:
+                    found = await self._bus.last(subjects.WEIGHTS, self._subject, WeightVersion)
+                except (BusError, NatsError):
+                    await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                    heard.set()
+                    continue
                 if found is not None and found[0].epoch > epoch:
                     raise another_learner(self._settings.model, epoch)
         finally:
