@@ -99,7 +99,7 @@ class Releases:
                 self._choice = Choice(manifest, to_try)
                 return self._choice
             newest = False
-        if release.pinned is not None and not newest:
+        if release.pinned is not None and self._newest:
             raise BusError(f"version {release.pinned} is pinned and is not on the bus")
         self._choice = Choice(None, to_try)
         return self._choice

@@ -218,7 +218,7 @@ class Subscriber:
             return False
         if now.manifest.version != step.manifest.version and not self._still_worth(step, now):
             return True  # it was decided otherwise while this node waited
-        if step.on_trial:
+        if now.on_trial and now.manifest.version == step.manifest.version:
             await self._try(step)
         else:
             await self._apply(step)

@@ -141,7 +141,9 @@ async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(
             await all_hold(engines, 0)
         revoked = verdict(releases.state, 1)
         assert revoked is not None and (revoked.what, revoked.why) == ("revoked", "it is bad")
-        assert [node for node in made if "version 2 was revoked: it is bad" in node.problem], "said by who tried it"
+        async with asyncio.timeout(10):
+            while not any("version 2 was revoked: it is bad" in node.problem for node in made):
+                await asyncio.sleep(0.01)  # said by who tried it
         await publish(bus, tmp_path, 3, trial=trial_of(-1.0))
         await all_hold(engines, 3)
         assert made[0].problem == ""
