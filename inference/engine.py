@@ -129,10 +129,10 @@ class Engine:
             raise EngineRefused(f"vLLM's answer to {path} is no JSON") from error
 
     async def _post(self, path: str, body: object) -> str:
+        # uvicorn hangs up after an error it has answered: who took up that connection again would find it gone.
+        headers, timeout = {"Connection": "close"}, aiohttp.ClientTimeout(total=ADMIN_SECONDS)
         try:
-            async with self._session.post(
-                self.url + path, json=body, timeout=aiohttp.ClientTimeout(total=ADMIN_SECONDS)
-            ) as response:
+            async with self._session.post(self.url + path, json=body, headers=headers, timeout=timeout) as response:
                 text = await response.text()
                 if response.status != 200:
                     raise EngineRefused(f"vLLM answered {response.status} to {path}: {text[:300]}")
