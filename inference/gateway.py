@@ -20,13 +20,13 @@ from bus.doors import holds
 from bus.listening import Listening, body_of
 from bus.measuring import counted
 from bus.nodes import State, serves
+from inference.marking import Mark, marked, salted, stream
 from inference.residents import Residents, chosen
 from inference.settings import MOST_REQUESTS
 from schemas import attributes
 from schemas.subjects import TRACE_HEADER
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Mark = Callable[[bytes], bytes]
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 * 1024 * 1024
@@ -37,35 +37,6 @@ VERSION_HEADER = "X-Lightningbus-Version"
 """This version or none."""
 PREFERRED_HEADER = "X-Lightningbus-Prefers"
 """This version where it is held, else the newest."""
-EVENT_START = b"data: {"
-EVENT_END = b"\n\n"
-QUIET_SECONDS = 10.0
-STILL_HERE = b": still here\n\n"
-"""Said on a stream that has been quiet for so long, so that a slow answer is told from a dead connection."""
-
-
-def marked(event: bytes, version: int, inside: str = "", asked: str = "") -> bytes:
-    """A server-sent event with ``weight_version`` as the first field of its JSON object.
-
-    Of a model that has another name ``inside`` it says the one it was ``asked`` by.
-    """
-    if not event.startswith(EVENT_START):
-        return event
-    if inside:  # quotes within a string are escaped, so this is the field and nothing the model said
-        event = event.replace(b'"model":"%b"' % inside.encode(), b'"model":"%b"' % asked.encode(), 1)
-    return b'%b"weight_version":%d,%b' % (EVENT_START, version, event[len(EVENT_START) :])
-
-
-def salted(body: bytes, version: int, inside: str = "") -> bytes:
-    """The request with a cache salt: a prefix computed by other weights is never reused.
-
-    With ``inside`` it is one to the model of that name: of two fields of a name the last one counts.
-    """
-    closing = body.rstrip()
-    if not closing.endswith(b"}") or len(closing) < 3:
-        return body
-    model = b',"model":"%b"' % inside.encode() if inside else b""
-    return b'%b,"cache_salt":"v%d"%b}' % (closing[:-1], version, model)
 
 
 class Gateway:
@@ -215,7 +186,7 @@ class Gateway:
                         return web.Response(
                             body=await answer.read(), status=answer.status, content_type=answer.content_type
                         )
-                    return await self._stream(request, answer, mark)
+                    return await stream(request, answer, mark)
             except (aiohttp.ClientConnectionError, TimeoutError):
                 return _error(503, "the engine is not answering")
 
@@ -235,45 +206,8 @@ class Gateway:
             self._ended.set()
             self._ended.clear()
 
-    async def _stream(self, request: web.Request, answer: aiohttp.ClientResponse, mark: Mark) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        events: asyncio.Queue[bytes | None] = asyncio.Queue()
-        reading = asyncio.create_task(_read(answer, mark, events))
-        try:
-            while (event := await _next(events)) is not None:
-                await response.write(event)
-            await reading
-        except aiohttp.ClientError as error:
-            log.warning("an answer broke off: %s", str(error) or type(error).__name__)
-            if request.transport is not None:
-                request.transport.abort()  # so that the runner sees that it is not whole
-        finally:
-            reading.cancel()
-        return response
-
     def _not_ready(self) -> web.Response:
         return _error(503, f"this node is {'taking weights' if serves(self.state) else self.state}", AGAIN)
-
-
-async def _read(answer: aiohttp.ClientResponse, mark: Mark, events: asyncio.Queue[bytes | None]) -> None:
-    # Apart from the writing, so that a slow reader of ours never delays the mark.
-    rest = b""
-    try:
-        async for data in answer.content.iter_any():
-            *whole, rest = (rest + data).split(EVENT_END)
-            if whole:
-                events.put_nowait(b"".join(mark(event) + EVENT_END for event in whole))
-    finally:
-        events.put_nowait(None)
-
-
-async def _next(events: asyncio.Queue[bytes | None]) -> bytes | None:
-    try:
-        async with asyncio.timeout(QUIET_SECONDS):
-            return await events.get()
-    except TimeoutError:
-        return STILL_HERE
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:

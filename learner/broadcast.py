@@ -19,7 +19,8 @@ from bus.children import kill_group, spawn
 from bus.nodes import serves
 from bus.transports import link_or_copy
 from learner.sender import Answer, Order
-from learner.settings import BroadcastSettings, LearnerSettings
+from learner.settings import LearnerSettings
+from learner.weight_settings import BroadcastSettings
 from schemas.events import Backend, Heartbeat, Offer, Reach, Seat, WeightVersion
 
 log = logging.getLogger(__name__)

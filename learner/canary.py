@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from learner.rows import NOT_TRAINED, Row
-from learner.settings import CanarySettings
+from learner.weight_settings import CanarySettings
 from schemas.events import Case, Trial
 
 MOST_PROMPTS = 32

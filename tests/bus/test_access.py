@@ -37,7 +37,8 @@ from bus.rights import RIGHTS, inbox
 from bus.users import make_users
 from inference.subscriber import Subscriber
 from learner.publish import WeightPublisher
-from learner.settings import LearnerSettings, WeightSettings
+from learner.settings import LearnerSettings
+from learner.weight_settings import WeightSettings
 from schemas import subjects
 from schemas.codec import encode
 from schemas.events import (

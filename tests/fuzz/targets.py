@@ -22,7 +22,7 @@ from bus import AccessError
 from bus.access import FILE, Access
 from bus.dead import again
 from bus.tasks import TaskFileError, read_problems
-from inference.gateway import marked, salted
+from inference.marking import marked, salted
 from learner.rollouts import Assembler
 from learner.settings import AirRule
 from lightningbus.roles import UserError

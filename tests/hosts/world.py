@@ -145,9 +145,10 @@ async def hosts(directory: Path, *, steps: int, token_seconds: float = 0.05) -> 
         bus = await exits.enter_async_context(bus_as(secrets, "admin", urls))
         fleet = await exits.enter_async_context(bus.fleet("*"))
         tap = await exits.enter_async_context(Tap(bus).listening())
-        sql = f"http://127.0.0.1:{SQL}"
-        made = Hosts(directory, steps, bus, fleet, None, tap, sql, [], network=network, secrets=secrets, urls=urls)
-        for child in children(directory, steps, NODES, RUNNERS, token_seconds, {}):
+        roles = children(directory, steps, NODES, RUNNERS, token_seconds, {})
+        store = next(_placed(child, network.host("store")).settings for child in roles if child.role == "store")
+        made = Hosts(directory, steps, bus, fleet, None, tap, store, [], network=network, secrets=secrets, urls=urls)
+        for child in roles:
             name = child.name.replace("inference", "node")
             host = network.host(name)
             await role(host, directory / "hosts" / name, _placed(child, host), secrets, urls)

@@ -18,7 +18,8 @@ from bus import AccessError, Bus
 from bus.doors import bearer, holds
 from bus.measuring import REGISTRIES
 from bus.nodes import NEXT, Happening, State, serves, step
-from inference.gateway import PREFERRED_HEADER, VERSION_HEADER, Gateway, marked, salted
+from inference.gateway import PREFERRED_HEADER, VERSION_HEADER, Gateway
+from inference.marking import marked, salted
 from inference.node import run
 from inference.residents import Residents
 from inference.settings import InferenceSettings
