@@ -11,6 +11,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from bus import measuring, metrics
 from bus.measuring import ENTRIES
+from store.settings import StoreSettings
 from tests.commands import environment
 from tests.deploy.commands import ROOT, Commands
 
@@ -55,6 +56,20 @@ def test_every_command_of_a_page_is_ours_or_says_what_it_needs(page: str, comman
             commands.begun(words[1:], {})
             ours += 1
     assert ours >= 2
+
+
+def test_the_address_of_clickhouse_is_an_option_else_a_setting_else_in_the_environment(commands: Commands) -> None:
+    option, setting, named = (f"http://{name}:8123" for name in ("option", "setting", "named"))
+    file = {"/etc/lightningbus/store.yaml": f"url: {setting}"}
+    for words, expected in (
+        (["--url", option, "--settings", *file], option),
+        (["--settings", *file], setting),
+        ([], named),
+    ):
+        begun = commands.begun(["store", "--bus", "nats://bus:4222", *words], file, url=named)
+        assert isinstance(begun, StoreSettings) and begun.url == expected
+    begun = commands.begun(["store", "--bus", "nats://bus:4222"], {})
+    assert isinstance(begun, StoreSettings) and begun.url is None
 
 
 def test_the_bus_is_reached_under_names_its_certificate_has() -> None:
