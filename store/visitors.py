@@ -1,4 +1,4 @@
-"""Who comes by HTTP. A browser goes wherever a site sends it, so names and origins are looked at. Pure.
+"""Who comes by HTTP. A browser goes wherever a site sends it, so names and origins are looked at.
 
 A site can have its own name point at this machine, and then reads what is answered; a page that asks for a name it was
 not told to have is refused that. What a site sends here by our own name it cannot read, but it is sent.
