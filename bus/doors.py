@@ -4,6 +4,7 @@ import ipaddress
 import json
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 from bus.errors import AccessError
@@ -19,11 +20,11 @@ def new_key() -> str:
     return secrets.token_urlsafe(KEY_BYTES)
 
 
-def read_key(path: Path) -> str:
-    """The cluster key in a file; raises `AccessError` in one sentence, which never has any of it."""
-    key = read_secret(path, "cluster key").strip()
+def read_key(path: Path, what: str = "cluster key") -> str:
+    """The cluster key in a file, or another; raises `AccessError` in one sentence, which never has any of it."""
+    key = read_secret(path, what).strip()
     if len(key) < SHORTEST_KEY or not key.isascii() or any(not sign.isprintable() or sign == " " for sign in key):
-        raise AccessError(f"{path} holds no cluster key: {SHORTEST_KEY} or more letters, digits and signs in one line")
+        raise AccessError(f"{path} holds no {what}: {SHORTEST_KEY} or more letters, digits and signs in one line")
     return key
 
 
@@ -44,9 +45,12 @@ def same(key: str, given: str) -> bool:
 
 
 def write_secret(path: Path, content: str | bytes) -> None:
-    """A new file that only its owner can read; raises FileExistsError rather than write over one."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    """A new file, whole or not there, that only its owner reads; raises FileExistsError rather than write over one."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:  # of mode 0600
         file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+        os.link(file.name, path)
 
 
 def read_secret(path: Path, what: str) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lightningbus import asking, dead, repeating, reporting, serving, starting, weights
+from lightningbus import asking, dead, repeating, reporting, servers, serving, starting, weights
 from lightningbus.logs import FORMAT_VARIABLE, LogFormat, set_up_logging
 from lightningbus.places import ACCESS_VARIABLE
 
@@ -18,14 +18,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 COMMANDS = (
-    starting.demo, starting.train, starting.up, starting.provision, starting.inference,
+    starting.demo, starting.train, starting.up, servers.provision, starting.inference,
     starting.learner, starting.runner, asking.publish, asking.query, asking.status,
     reporting.report, reporting.transcript, reporting.tail, serving.ui, repeating.replay, repeating.export,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
-app.add_typer(starting.bus_app, name="bus")
-app.add_typer(starting.store_app, name="store")
+app.add_typer(servers.bus_app, name="bus")
+app.add_typer(servers.store_app, name="store")
 app.add_typer(dead.app, name="dead")
 app.add_typer(weights.app, name="weights")
 

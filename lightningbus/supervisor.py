@@ -121,6 +121,7 @@ class Supervisor:
 
     async def _spawn(self, child: Child) -> None:
         settings = self._directory.path / "work" / f"{child.name}.json"
+        settings.touch(0o600)  # a store's address may hold a password
         settings.write_text(json.dumps(child.settings.model_dump(mode="json"), indent=2))
         command = [
             sys.executable,

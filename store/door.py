@@ -5,10 +5,11 @@ the function ``file`` reads any file, INTO OUTFILE writes one, DESCRIBE of a tab
 QUERY ends the questions of others. So a statement is looked at as ClickHouse's own parser understood it.
 """
 
+import os
 import re
 from collections.abc import Mapping
 
-from store.limits import PEOPLE
+from store.limits import PEOPLE, Limits
 
 WRITER = "writer"
 """User who may do everything."""
@@ -21,10 +22,20 @@ OUTSIDE = re.compile(
     r"\b(file|[Pp]ython|eval|OUTFILE|INFILE|PARALLEL WITH|ai[A-Z]\w*|AI[A-Z]\w*)\b|\bDESCRIBE TABLE [\w`.]+\("
 )
 """What readonly lets through though it reaches further than the tables."""
-HARMLESS = re.compile(
-    r"output_format_\w+|date_time_output_format|session_timezone|max_threads|max_block_size|join_use_nulls|log_comment"
-)
-"""Settings a reader may choose, beside limits lower than its own."""
+MOST: Limits = {**PEOPLE, "max_threads": os.cpu_count() or 1, "max_block_size": 1_000_000}
+"""Settings that a reader may only lower."""
+HARMLESS = frozenset(
+    {
+        "date_time_output_format", "session_timezone", "join_use_nulls", "log_comment",
+        "output_format_arrow_compression_method", "output_format_arrow_low_cardinality_as_dictionary",
+        "output_format_arrow_string_as_string", "output_format_binary_write_json_as_string",
+        "output_format_json_quote_64bit_integers", "output_format_json_quote_decimals",
+        "output_format_json_quote_denormals", "output_format_native_write_json_as_string",
+        "output_format_parquet_compression_method", "output_format_parquet_string_as_string",
+    }
+)  # fmt: skip
+"""Settings a reader may choose: what clients set about an answer's form. By name, for some of that kind name a file
+(``output_format_schema`` one that is written)."""
 
 
 class Refused(Exception):
@@ -46,10 +57,10 @@ def settings_of(given: Mapping[str, str]) -> dict[str, str]:
     """Settings of a reader's session, in their order: what it chose, its limits, and readonly; raises `Refused`."""
     chosen: dict[str, str] = {}
     for name, value in given.items():
-        if name in PEOPLE:
+        if name in MOST:
             least = int(value) if value.isdecimal() else 0
-            chosen[name] = str(min(least or PEOPLE[name], PEOPLE[name]))  # 0 is none for ClickHouse
-        elif HARMLESS.fullmatch(name):
+            chosen[name] = str(min(least or MOST[name], MOST[name]))  # 0 is none for ClickHouse
+        elif name in HARMLESS:
             chosen[name] = value
         elif name != "readonly":
             raise Refused(f"a reader may not set {name}")

@@ -2,7 +2,7 @@
 
 What a client may send: https://clickhouse.com/docs/interfaces/http. One statement per request, in the body or in
 ``?query=``; ``param_x``, ``database`` and settings in the URL or a form; compressed bodies; a FORMAT clause.
-Whoever comes as `door.WRITER` with its key may do everything, anybody else may ask.
+Whoever comes as `door.WRITER` with its key may do everything, anybody else may ask, but for pages of other sites.
 """
 
 import asyncio
@@ -11,11 +11,13 @@ import logging
 import re
 import socket
 import uuid
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import BasicAuth, web
 
 from bus.doors import same
+from store import visitors
 from store.door import WRITER
 from store.engine import Answer, Engine, EngineError, Statement
 
@@ -38,18 +40,21 @@ NO_RESULT = re.compile(rb"(?i)\s*(INSERT|CREATE|DROP|ALTER|TRUNCATE|RENAME|OPTIM
 STATUS = {60: 404, 81: 404, 62: 400, 47: 400, 46: 400, 164: 403, 516: 403}
 """By ClickHouse's error: not known, not understood, not allowed."""
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 
 class PortInUse(Exception):
     """The interface cannot listen where it should."""
 
 
 class HttpInterface:
-    """Serves an engine on one address; an async context manager."""
+    """Serves an engine on one address; an async context manager. ``names``: more names it is reached by."""
 
-    def __init__(self, engine: Engine, host: str, port: int, key: str) -> None:
+    def __init__(self, engine: Engine, host: str, port: int, key: str, names: Collection[str] = ()) -> None:
         self._engine, self._host, self._port, self._key = engine, host, port, key
+        self._names = names
         self._threads = ThreadPoolExecutor(THREADS, "clickhouse")
-        app = web.Application(client_max_size=MAX_REQUEST_BYTES)
+        app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[self._guard])
         app.router.add_get("/ping", self._ping)
         app.router.add_get("/", self._query)
         app.router.add_post("/", self._query)
@@ -70,6 +75,20 @@ class HttpInterface:
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
         await asyncio.to_thread(self._threads.shutdown)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if not visitors.named(request.host, self._host, self._names):
+                why = f"{request.host} is not a name of this store (its setting `names` has more)"
+                return web.Response(status=421, text=f"Code: 516. DB::Exception: {why}. (AUTHENTICATION_FAILED)\n")
+            refused = visitors.foreign(request.headers)
+        except ValueError:  # a host or an origin that is none
+            refused = True
+        if refused:
+            why = "a page of another site asks nothing here"
+            return web.Response(status=403, text=f"Code: 516. DB::Exception: {why}. (AUTHENTICATION_FAILED)\n")
+        return await handler(request)
 
     async def _ping(self, request: web.Request) -> web.Response:
         return web.Response(text="Ok.\n")

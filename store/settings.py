@@ -17,6 +17,10 @@ class StoreSettings(RoleSettings):
     )
     path: Path = Field(Path("runs/store"), description="directory of the embedded engine's data")
     host: str = Field("127.0.0.1", description="address the embedded engine's HTTP interface listens on")
+    names: list[str] = Field(
+        [],
+        description="more names that is reached by, where it listens beyond loopback; others are refused to browsers",
+    )
     http_port: int = Field(8123, ge=0, le=65535, description="its port; 0 takes a free one")
     database: str = Field(
         "lightningbus", description="database of the tables", pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from store.writer import Insert, Writer, by_client
 
 log = logging.getLogger(__name__)
 
+WRITERS_KEY = "key of the writer"
 RETRY_SECONDS = 2.0
 LOOK_SECONDS = 2.0
 
@@ -39,7 +40,7 @@ async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
     if settings.url is not None:
         await _ingest(bus, settings, settings.url, stop)
         return
-    async with served(settings.path, settings.host, settings.http_port) as (engine, url):
+    async with served(settings.path, settings.host, settings.http_port, settings.names) as (engine, url):
         # Its own engine is in this process: columns need not travel to it.
         await _ingest(bus, settings, url, stop, engine.insert)
 
@@ -55,13 +56,15 @@ async def embedded(path: Path, host: str = "127.0.0.1", port: int = 0) -> AsyncI
 
 
 @asynccontextmanager
-async def served(path: Path, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[tuple[Engine, str]]:
+async def served(
+    path: Path, host: str = "127.0.0.1", port: int = 0, names: Collection[str] = ()
+) -> AsyncIterator[tuple[Engine, str]]:
     """`embedded`, but yields the engine itself and the URL of its writer, whose key lies in the directory."""
     engine = await asyncio.to_thread(Engine, path)
     try:
         if not (path / KEY_FILE).exists():
             write_secret(path / KEY_FILE, new_key())
-        async with HttpInterface(engine, host, port, read_key(path / KEY_FILE)) as interface:
+        async with HttpInterface(engine, host, port, read_key(path / KEY_FILE, WRITERS_KEY), names) as interface:
             yield engine, writer_url(path, interface.url)
     finally:
         await asyncio.to_thread(engine.close)
@@ -69,7 +72,7 @@ async def served(path: Path, host: str = "127.0.0.1", port: int = 0) -> AsyncIte
 
 def writer_url(path: Path, url: str) -> str:
     """The URL of an embedded engine for who may write, by the key in its directory; raises `bus.AccessError`."""
-    return url.replace("://", f"://{WRITER}:{read_key(path / KEY_FILE)}@", 1)
+    return url.replace("://", f"://{WRITER}:{read_key(path / KEY_FILE, WRITERS_KEY)}@", 1)
 
 
 async def _reached(url: str, stop: asyncio.Event) -> Client | None:

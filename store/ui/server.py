@@ -9,23 +9,20 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from schemas import identity
 from schemas.events import Heartbeat
+from store import visitors
 from store.ui import finding, queries
 from store.ui.reading import Reader, Row, Unanswered
 from store.ui.rollout import attempts_of, calls_of, chosen, requests_of
 from store.ui.tree import tree
 
 STATIC = Path(__file__).parent / "static"
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -79,7 +76,7 @@ class Pages:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if not self._known(request.host):
+            if not visitors.named(request.host, self._host):
                 raise web.HTTPMisdirectedRequest(text=f"{request.host} is not a name of this page")
             response = await handler(request)
         except Unanswered as error:
@@ -90,13 +87,6 @@ class Pages:
             response = _json({"error": error.text or error.reason}, error.status)
         response.headers.update(HEADERS)
         return response
-
-    def _known(self, host: str) -> bool:
-        """Whether a Host header names this server; addresses need no name, so they cannot be made to point here."""
-        name = urlsplit(f"//{host}").hostname or ""
-        if name in LOOPBACK or name == self._host:
-            return True
-        return self._host in EVERYWHERE and (name == socket.gethostname() or _is_address(name))
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
         return web.FileResponse(STATIC / "index.html")
@@ -193,14 +183,6 @@ def _needed(request: web.Request, name: str) -> str:
     if not value:
         raise ValueError(f"{name} is missing")
     return value
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

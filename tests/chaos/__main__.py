@@ -21,7 +21,7 @@ from tests.chaos.world import CALCULATOR
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "chaos.json"
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "guarantees.md"
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(found, indent=2) + "\n")
     if given.out == RESULTS:
-        README.write_text(filled(README.read_text(), markdown(found)))
+        PAGE.write_text(filled(PAGE.read_text(), markdown(found)))
     raise SystemExit(0 if report.good else 1)
 
 

@@ -83,7 +83,7 @@ BEGIN, END = "<!-- make chaos: begin -->", "<!-- make chaos: end -->"
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """The table of a result file, as the README shows it: one row per fault, over all scenarios."""
+    """The table of a result file, as `docs/guarantees.md` shows it: one row per fault, over all scenarios."""
     counts = {name: sum(one["counts"].get(name, 0) for one in found.values()) for name in COUNTED}
     totals = ", ".join(f"{count:,} {name}" for name, count in counts.items())
     commands = ", ".join(sorted({f"`{one['command']}`" for one in found.values()}))
@@ -99,8 +99,8 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def filled(readme: str, table: str) -> str:
-    """The README with the table between its marks."""
-    before, _, rest = readme.partition(BEGIN)
+def filled(page: str, table: str) -> str:
+    """The page with the table between its marks."""
+    before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table}\n{END}{after}"

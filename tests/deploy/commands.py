@@ -13,9 +13,10 @@ from bus.embedded import may_listen
 from bus.health import RoleSettings
 from inference.node import Node
 from inference.settings import InferenceSettings
-from lightningbus import starting
+from lightningbus import servers, starting
 from lightningbus.cli import app
 from lightningbus.places import ACCESS_VARIABLE, KEY_VARIABLE, Place
+from lightningbus.servers import URL_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -30,26 +31,33 @@ class Commands:
         self.secrets = secrets
         self._monkeypatch, self._directory = monkeypatch, directory
         self._begun: list[tuple[Place, str, RoleSettings]] = []
-        monkeypatch.setattr(
-            starting, "run_role", lambda at, name, role, checked, *_: self._begun.append((at, name, checked))
-        )
+        for module in (servers, starting):
+            monkeypatch.setattr(
+                module, "run_role", lambda at, name, role, checked, *_: self._begun.append((at, name, checked))
+            )
 
     def begun(
-        self, words: Sequence[str], settings: Mapping[str, str], access: Path | None = None, key: Path | None = None
+        self,
+        words: Sequence[str],
+        settings: Mapping[str, str],
+        access: Path | None = None,
+        key: Path | None = None,
+        url: str | None = None,
     ) -> RoleSettings | None:
         """The checked settings a role would begin with; None: it is no role, but its options are right.
 
-        ``settings`` has the text of each mounted settings file by its path; ``access`` and the cluster ``key`` are what
-        the environment names. Raises `bus.BusError` where the bus or a node would not listen for want of them.
+        ``settings`` has the text of each mounted settings file by its path; ``access``, the cluster ``key`` and the
+        ``url`` of ClickHouse are what the environment names. Raises `bus.BusError` where the bus or a node would not
+        listen for want of them.
         """
         words = [self._local(word, settings) for word in words]
         if words[0] == "--access":
             access, words = self.secrets.parent / words[1], words[2:]
-        for variable, path in ((ACCESS_VARIABLE, access), (KEY_VARIABLE, key)):
-            if path is None:
+        for variable, said in ((ACCESS_VARIABLE, access), (KEY_VARIABLE, key), (URL_VARIABLE, url)):
+            if said is None:
                 self._monkeypatch.delenv(variable, raising=False)
             else:
-                self._monkeypatch.setenv(variable, str(path))
+                self._monkeypatch.setenv(variable, str(said))
         command: Any = typer.main.get_group(app)
         while isinstance(command, TyperGroup) and words and words[0] in command.commands:
             name, command, words = words[0], command.commands[words[0]], words[1:]

@@ -18,8 +18,11 @@ from bus.embedded import find_server, server_config
 from bus.health import address
 from inference.settings import InferenceSettings
 from lightningbus.places import KEY_VARIABLE
+from lightningbus.servers import ADMIN_VARIABLE, READER_VARIABLE, URL_VARIABLE, WRITER_VARIABLE
+from lightningbus.sql import SQL_VARIABLE
 from runners.runner import GIVE_BACK_SECONDS
 from runners.settings import RunnerSettings
+from store.users import READER, WRITER
 from tests.deploy.commands import DEPLOY, ROLES, ROOT, Commands, Document
 
 COMPOSE: Document = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -58,8 +61,10 @@ def begun(commands: Commands, name: str) -> Any:
     if KEY_VARIABLE in service["environment"]:
         assert service["environment"][KEY_VARIABLE] in secrets_of(service)
         key = commands.secrets / "node" / CLUSTER_KEY
-    words = [VARIABLE.sub("secret", word) for word in service["command"]]
-    return commands.begun(words, settings_of(service), key=key)
+    words = service["command"]
+    assert not any(VARIABLE.search(word) for word in words), "arguments are seen by everybody on a machine"
+    url = service["environment"].get(URL_VARIABLE)
+    return commands.begun(words, settings_of(service), key=key, url=url and VARIABLE.sub("secret", url))
 
 
 def test_the_compose_files_are_valid() -> None:
@@ -95,7 +100,11 @@ def test_a_services_command_is_one_of_ours_and_its_health_is_asked_where_it_answ
 
 
 def test_the_other_commands_are_ours_too_and_nothing_is_open_to_others(commands: Commands) -> None:
-    assert begun(commands, "provision") is begun(commands, "ui") is begun(commands, "reader") is None
+    assert begun(commands, "provision") is begun(commands, "ui") is begun(commands, "users") is None
+    users = SERVICES["users"]["environment"]
+    assert users.keys() == {ADMIN_VARIABLE, WRITER_VARIABLE, READER_VARIABLE}
+    assert begun(commands, "store").url == f"http://{WRITER}:secret@clickhouse:8123"
+    assert SERVICES["ui"]["environment"][SQL_VARIABLE].startswith(f"http://{READER}:{users[READER_VARIABLE]}@")
     published = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert published and all(port.startswith("127.0.0.1:") for port in published)
     assert f":{4222}" in SERVICES["store"]["environment"]["LIGHTNINGBUS_BUS"]

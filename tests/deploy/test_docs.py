@@ -11,6 +11,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from bus import measuring, metrics
 from bus.measuring import ENTRIES
+from store.settings import StoreSettings
 from tests.commands import environment
 from tests.deploy.commands import ROOT, Commands
 
@@ -23,7 +24,7 @@ ELSEWHERE = {
     "torchrun": "# on ",
 }
 """How a block begins whose commands are not ours; tests/hosts runs those of the last two."""
-ANYWHERE = {"curl", "make", "export"}
+ANYWHERE = {"curl", "make", "export", "pip"}
 
 
 def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
@@ -57,6 +58,20 @@ def test_every_command_of_a_page_is_ours_or_says_what_it_needs(page: str, comman
     assert ours >= 2
 
 
+def test_the_address_of_clickhouse_is_an_option_else_a_setting_else_in_the_environment(commands: Commands) -> None:
+    option, setting, named = (f"http://{name}:8123" for name in ("option", "setting", "named"))
+    file = {"/etc/lightningbus/store.yaml": f"url: {setting}"}
+    for words, expected in (
+        (["--url", option, "--settings", *file], option),
+        (["--settings", *file], setting),
+        ([], named),
+    ):
+        begun = commands.begun(["store", "--bus", "nats://bus:4222", *words], file, url=named)
+        assert isinstance(begun, StoreSettings) and begun.url == expected
+    begun = commands.begun(["store", "--bus", "nats://bus:4222"], {})
+    assert isinstance(begun, StoreSettings) and begun.url is None
+
+
 def test_the_bus_is_reached_under_names_its_certificate_has() -> None:
     made = re.findall(r"^lightningbus bus users .*", DEPLOYMENT, re.M)
     named = {host for line in made for host in re.findall(r"--host ([\w.]+)", line)} | {"localhost"}
@@ -64,7 +79,7 @@ def test_the_bus_is_reached_under_names_its_certificate_has() -> None:
 
 
 def test_the_bus_of_several_machines_lets_in_whom_the_page_says(tmp_path: Path) -> None:
-    block = re.search(r"## Several machines\n.*?```sh\n(.*?)```", DEPLOYMENT, re.S)
+    block = re.search(r"## Several machines\n.*?```sh\n(lightningbus .*?)```", DEPLOYMENT, re.S)
     assert block is not None
     made, served, *_, asked = (shlex.split(line) for line in block[1].splitlines())
 

@@ -14,9 +14,11 @@ import yaml
 from bus.health import address
 from inference.settings import InferenceSettings
 from lightningbus.places import ACCESS_VARIABLE
+from lightningbus.servers import URL_VARIABLE
 from runners.runner import GIVE_BACK_SECONDS
 from runners.settings import RunnerSettings
 from schemas import subjects
+from store.settings import StoreSettings
 from tests.deploy.commands import DEPLOY, ROLES, ROOT, Commands, Document
 
 BASE = DEPLOY / "kubernetes"
@@ -28,7 +30,8 @@ DOCUMENTS = [
     for document in yaml.safe_load_all(path.read_text())
 ]
 KUBERNETES = "1.37"
-EXPANDED = {"CLICKHOUSE_URL": "http://user:secret@clickhouse:8123", "POD_IP": "10.0.0.1"}
+EXPANDED = {"POD_IP": "10.0.0.1"}
+CLICKHOUSE = "http://user:secret@clickhouse:8123"
 USERS = {
     "nats": "server", "provision": "admin", "store": "store", "learner": "learner", "inference": "node",
     "runner": "runner",
@@ -103,7 +106,8 @@ def begun(commands: Commands, name: str) -> Any:
         words.append(word)
     mounted = BASE / "settings" / f"{name}.yaml"
     settings = {f"/etc/lightningbus/{name}.yaml": mounted.read_text()} if mounted.exists() else {}
-    return commands.begun(words, settings, access)
+    url = CLICKHOUSE if URL_VARIABLE in known else None
+    return commands.begun(words, settings, access, url=url)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +148,8 @@ def test_kustomize_builds_the_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize("role", sorted(ROLES))
 def test_a_roles_command_is_one_of_ours_and_its_probes_ask_where_it_answers(commands: Commands, role: str) -> None:
     found, settings = container(role), begun(commands, role)
+    if isinstance(settings, StoreSettings):
+        assert settings.url == CLICKHOUSE
     host, port = address(settings.health)
     assert (host, port) == ("0.0.0.0", ports(found)["health"])
     asked = {probe: found[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}

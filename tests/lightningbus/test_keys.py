@@ -1,12 +1,14 @@
 """The keys of a run: where they lie, who finds them, and that nobody says them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bus import Access, Bus
-from bus.doors import read_key
+from bus.doors import read_key, write_secret
 from bus.users import make_users
 from lightningbus.places import place
 from lightningbus.rundir import RunDirectory
@@ -14,6 +16,7 @@ from lightningbus.settings import BusSettings
 from lightningbus.supervisor import Child
 from lightningbus.up import Stack, stack
 from runners.settings import RunnerSettings
+from tests.commands import environment
 
 AGENTS = Path(__file__).resolve().parents[1] / "agents"
 
@@ -74,3 +77,17 @@ async def test_a_run_with_users_gives_each_role_its_own(tmp_path: Path) -> None:
     assert len(secret) == 17 and "permissions violation" not in "".join(logs).lower()
     for line in (line for path in secret for line in path.read_text().splitlines() if "-----" not in line):
         assert not any(line in text for text in (told, *logs))
+
+
+def test_a_secret_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_secret(tmp_path / "key", "first")
+    with pytest.raises(FileExistsError):
+        write_secret(tmp_path / "key", "second")
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+    assert (tmp_path / "key").read_text() == "first" and (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_users_of_a_far_site_come_with_the_step_of_its_server(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "lightningbus", "bus", "users", "--site", "--out", str(tmp_path / "site")]
+    said = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "nats-server -c leaf.conf" in said and f"{tmp_path / 'site'} bus" not in said

@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from backports import zstd
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import DatabaseError
 
+from store import visitors
 from tests.store.conftest import SERVE, client, serving
 
 
@@ -103,6 +105,48 @@ async def test_plain_http_as_curl_would(url: str) -> None:
         async with http.post(url, data="SELECT 1", params={"max_threads": "no"}) as answer:
             assert answer.status >= 400
             assert "max_threads" in await answer.text()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:8123"}, 200),
+        ({"Host": "rebound.example:8123"}, 421),
+        ({"Origin": "https://site.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
+        ({"Host": "localhost:8123", "Origin": "http://localhost:8123", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "none"}, 200),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_pages_of_other_sites_ask_nothing(url: str, headers: dict[str, str], status: int, method: str) -> None:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.request(method, url, params={"query": "SELECT 1"}, headers=headers) as answer,
+    ):
+        assert answer.status == status
+        assert (await answer.text() == "1\n") == (status == 200)
+
+
+@pytest.mark.parametrize(
+    ("host", "listens", "known"),
+    [
+        ("store.example:8123", "store.example", True),
+        ("store.example", "127.0.0.1", False),
+        ("10.0.0.7:8123", "0.0.0.0", True),
+        ("[fe80::1]:8123", "::", True),
+        ("store:8123", "0.0.0.0", True),
+        ("store:8123", "127.0.0.1", False),
+        ("rebound.example", "0.0.0.0", False),
+        ("More.Example", "0.0.0.0", True),
+        (socket.gethostname(), "0.0.0.0", True),
+    ],
+)
+def test_a_store_knows_its_names(host: str, listens: str, known: bool) -> None:
+    assert visitors.named(host, listens, ["more.example"]) is known
 
 
 def test_another_process_cannot_open_the_directory(tmp_path: Path, url: str, sql: Client) -> None:

@@ -8,16 +8,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import clickhouse_connect
 import pytest
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
 
+from bus import AccessError
 from store import door, users
 from store.client import connect, reader, without_secrets
 from store.door import KEY_FILE
-from store.limits import PEOPLE, sentence
+from store.limits import PAGE, PEOPLE, sentence
 from store.reports import REPORTS
+from store.store import writer_url
 from tests.store.conftest import StoreProcess, prepared
 
 
@@ -129,7 +132,26 @@ def test_nobody_reaches_files_or_other_machines(anybody: Client, tmp_path: Path,
     assert not out.exists()
 
 
+@pytest.mark.parametrize("setting", ["output_format_schema", "format_schema", "input_format_schema"])
+async def test_no_setting_of_a_request_names_a_file(store: StoreProcess, tmp_path: Path, setting: str) -> None:
+    out = tmp_path / "out"
+    async with aiohttp.ClientSession() as http:
+        asked = {setting: str(out), "query": "SELECT 1 AS x FORMAT Protobuf"}
+        async with http.get(without_secrets(store.url), params=asked) as answer:
+            assert answer.status == 403 and f"may not set {setting}" in await answer.text()
+    assert not out.exists()
+
+
+def test_no_setting_a_reader_may_choose_names_a_file(anybody: Client) -> None:
+    told = "SELECT name, type, value, description FROM system.settings WHERE has({names:Array(String)}, name)"
+    found = {row[0]: row[1:] for row in anybody.query(told, parameters={"names": sorted(door.HARMLESS)}).result_rows}
+    assert found.keys() == door.HARMLESS
+    for name, (_, _, description) in found.items():
+        assert not any(word in description.lower() for word in (" file", "path", "schema ")), (name, description)
+
+
 def test_limits_may_be_lowered_and_not_raised(store: StoreProcess) -> None:
+    assert door.settings_of({"max_threads": "100000"})["max_threads"] == str(os.cpu_count())
     settings = {"max_result_rows": "5", "max_execution_time": "0", "max_threads": "1", "readonly": "0"}
     assert door.settings_of(settings) == {
         **{name: str(value) for name, value in PEOPLE.items()}, "max_result_rows": "5", "max_threads": "1",
@@ -150,6 +172,18 @@ def test_the_writers_key_is_a_file_of_its_own_and_no_other_will_do(store: StoreP
 def test_our_own_client_only_reads_even_as_the_writer(store: StoreProcess, statement: str) -> None:
     with pytest.raises(DatabaseError, match="READONLY"):
         reader(store.url).command(statement)
+
+
+def test_a_reader_of_ours_has_the_lower_limits_it_was_made_with(store: StoreProcess) -> None:
+    page = reader(without_secrets(store.url), limits=PAGE)
+    asked = ", ".join(f"toUInt64(getSetting('{name}'))" for name in PAGE)
+    assert page.query(f"SELECT {asked}").first_row == tuple(PAGE.values())
+
+
+def test_a_key_that_was_cut_off_is_named_for_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / KEY_FILE).touch(0o600)
+    with pytest.raises(AccessError, match=f"{tmp_path / KEY_FILE} holds no key of the writer"):
+        writer_url(tmp_path, "http://127.0.0.1:8123")
 
 
 def test_too_much_is_one_sentence_that_says_what_to_do(store: StoreProcess) -> None:

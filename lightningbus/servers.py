@@ -1,0 +1,191 @@
+"""Commands for what the roles stand on: the bus and its users, the store and ClickHouse's."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bus import Bus
+from lightningbus.options import (
+    BusOption,
+    DatabaseOption,
+    HealthOption,
+    SettingsOption,
+    check_names,
+    extra,
+    finish,
+    or_fail,
+    settings_of,
+)
+from lightningbus.places import access_directory, access_of, connected, place
+from lightningbus.roles import fail, on_stop_signals, run_role
+
+bus_app = typer.Typer(rich_markup_mode=None)
+store_app = typer.Typer(rich_markup_mode=None)
+READER_VARIABLE, WRITER_VARIABLE = "LIGHTNINGBUS_READER_PASSWORD", "LIGHTNINGBUS_WRITER_PASSWORD"
+URL_VARIABLE, ADMIN_VARIABLE = "LIGHTNINGBUS_STORE_URL", "LIGHTNINGBUS_ADMIN_SQL"
+"""Addresses with a password in them, which everybody on a machine sees in the arguments of a process."""
+
+
+@bus_app.callback(invoke_without_command=True)
+def bus(
+    context: typer.Context,
+    port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one")] = 4222,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    dir: Annotated[Path, typer.Option(help="where the streams are kept")] = Path("runs/bus"),
+    sync: Annotated[
+        str, typer.Option(help="how long a write may wait for the disk; always: survives a power loss")
+    ] = "2m",
+    open: Annotated[bool, typer.Option("--open", help="let in whoever reaches it, beyond loopback too")] = False,
+) -> None:
+    """Run a nats-server with all streams made, until Ctrl-C; one that dies is started again."""
+    from bus.cancelling import cancel
+    from bus.embedded import nats_server
+
+    if context.invoked_subcommand is not None:
+        return
+    users = access_directory()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        on_stop_signals(asyncio.get_running_loop(), stop)
+        async with nats_server(dir, host, port, sync, users, open) as server:
+            async with Bus.connect(server.url, name="provision", access=access_of("admin")) as own:
+                await own.provision()
+            print(f"bus: {server.url}", flush=True)
+            alive = asyncio.ensure_future(server.keep_alive())
+            stopping = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({alive, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if alive.done():
+                alive.result()
+            await cancel(alive)
+
+    finish(serve())
+
+
+@bus_app.command()
+def users(
+    out: Annotated[Path, typer.Option(help="directory for what is made; keep it to yourself")],
+    tls: Annotated[
+        bool, typer.Option("--tls", help="certificates too: the bus speaks TLS, to clients with one")
+    ] = False,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="name or address the server is reached under, for its certificate; repeat it"),
+    ] = None,
+    site: Annotated[bool, typer.Option("--site", help="for the server of a far site, a leaf of a cluster")] = False,
+) -> None:
+    """Make a user of the bus for each role, with no more rights than it needs, and the server's configuration."""
+    with extra("bus"):
+        from bus.users import make_users
+
+    def make() -> None:
+        for line in make_users(out, tls, host or (), site):
+            print(line)
+
+    or_fail(make)
+    if site:
+        print(
+            "next, on the host of the site's server, with `leaf` of the cluster's users beside it:\n"
+            f"  SERVER_NAME=site1 nats-server -c leaf.conf    # deploy/hosts/leaf.conf, with {out} for `site` in it\n"
+            "and each of the site's roles with its own directory:\n"
+            f"  lightningbus --access {out}/runner runner --bus nats://ADDRESS:4222 ..."
+        )
+        return
+    print(
+        "next, a server that knows them:\n"
+        f"  lightningbus --access {out} bus{' --host ADDRESS' if tls else ''}"
+        f"        # or `include` {out}/users.conf in your own\n"
+        "and each role with its own directory, which is all that has to go to its machine:\n"
+        f"  lightningbus --access {out}/runner runner --bus nats://ADDRESS:4222 ..."
+    )
+
+
+def provision(
+    bus: BusOption = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, max=5, help="servers that hold each stream [default: as it is, else 1]"),
+    ] = None,
+) -> None:
+    """Make the streams and consumers on a NATS server or cluster of your own; safe to repeat."""
+
+    async def make() -> None:
+        async with connected(bus, "provision", "admin") as at:
+            await at.provision(replicas)
+
+    finish(make())
+
+
+@store_app.callback(invoke_without_command=True)
+def store(
+    context: typer.Context,
+    bus: BusOption = None,
+    url: Annotated[
+        str | None, typer.Option(help=f"ClickHouse server [default: ${URL_VARIABLE}, else an embedded engine]")
+    ] = None,
+    path: Annotated[Path | None, typer.Option(help="data of the embedded engine [default: runs/store]")] = None,
+    http_port: Annotated[int | None, typer.Option(help="its HTTP port; 0 takes a free one [default: 8123]")] = None,
+    health: HealthOption = None,
+    settings: SettingsOption = None,
+) -> None:
+    """Write every event into ClickHouse, and answer SQL over ClickHouse's HTTP interface."""
+    if context.invoked_subcommand is not None:
+        return
+    with extra("store"):
+        from store import client, engine, http, migrations
+        from store import store as room
+        from store.settings import StoreSettings
+
+    given = {"path": path, "http_port": http_port, "health": health}
+    checked = settings_of(StoreSettings, settings, url=url, **given)
+    if "url" not in checked.model_fields_set:
+        checked = settings_of(StoreSettings, settings, url=os.environ.get(URL_VARIABLE), **given)
+    expected = (http.PortInUse, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
+    run_role(or_fail(place, bus, "store"), "store", room.run, checked, *expected)
+
+
+@store_app.command("users")
+def sql_users(
+    sql: Annotated[
+        str | None,
+        typer.Option(
+            "--sql",
+            envvar=ADMIN_VARIABLE,
+            show_envvar=False,
+            help=f"make them there, as a user who may [default: ${ADMIN_VARIABLE}, else print the statements]",
+        ),
+    ] = None,
+    database: DatabaseOption = "lightningbus",
+    cluster: Annotated[str | None, typer.Option(help="on all servers of a cluster")] = None,
+) -> None:
+    """Make users of a ClickHouse server: one who reads within limits, one who writes.
+
+    Their passwords are in $LIGHTNINGBUS_READER_PASSWORD and $LIGHTNINGBUS_WRITER_PASSWORD; without one, no such user.
+    """
+    with extra("store"):
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+
+        from store import users
+        from store.client import StoreUnreachable, connect
+        from store.limits import sentence
+
+    check_names(database=database, **({"cluster": cluster} if cluster else {}))
+    reader, writer = (os.environ.get(name, "") for name in (READER_VARIABLE, WRITER_VARIABLE))
+    made = users.statements(database, cluster, reader=reader, writer=writer)
+    if not made:
+        fail(f"put a password into ${READER_VARIABLE} or ${WRITER_VARIABLE}, or into both: no user is made without one")
+    if sql is None:
+        print(";\n".join(made) + ";")
+        return
+    try:
+        client = connect(sql, None)
+        for statement in made:
+            client.command(statement)
+    except StoreUnreachable as error:
+        fail(error)
+    except ClickHouseError as error:
+        fail(sentence(error))
+    print(f"made: {', '.join(name for name, given in ((users.READER, reader), (users.WRITER, writer)) if given)}")
