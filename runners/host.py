@@ -115,7 +115,8 @@ class PythonHost:
         self._left -= 1
         if met := self._place.limits.met(str(answer.get("error", ""))):
             answer["error"] = f"{answer['error']}; {met}"
-        if met or self._left == 0:  # what it took, or did, is not the next rollout's
+        crowded = self._inmate is not None and self._inmate.crowded
+        if met or crowded or self._left == 0:  # what it took, or did, is not the next rollout's
             await self.stop()
         if "error" in answer:
             raise AgentFault(str(answer["error"]), str(answer.get("traceback", "")))
@@ -272,17 +273,19 @@ def _found_from_here(program: Path) -> Path:
     return program.absolute() if len(program.parts) > 1 else program
 
 
-def _paths(python: Path) -> dict[str, str]:
+def paths_of(python: Path) -> dict[str, str]:
     """What a sandbox has to let in: our script, the interpreter's environment, and the installation that is made of."""
     found = Path(shutil.which(python) or sys.executable)
     venv, base = found.parents[1], found.resolve().parents[1]
-    return {"host": str(SCRIPT), "venv": str(base if venv == Path("/") else venv), "base": str(base)}
+    if not (venv / "pyvenv.cfg").exists():  # an interpreter that stands anywhere, perhaps in somebody's home
+        venv = base
+    return {"host": str(SCRIPT), "venv": str(venv), "base": str(base)}
 
 
 def make_hosts(settings: RunnerSettings, slots: Sequence[Callable[[], dict[str, str]]], keeper: Keeper) -> list[Host]:
     """A host for each slot, as the settings ask for; a slot is called for each process that is started for it."""
     python, agent = _found_from_here(settings.python or Path(sys.executable)), settings.agent or ""
-    limits, paths = Limits.of(settings), _paths(python)
+    limits, paths = Limits.of(settings), paths_of(python)
 
     def place(slot: Callable[[], dict[str, str]]) -> Place:
         return Place(settings.path, settings.env, slot, limits, settings.sandbox, paths, keeper)

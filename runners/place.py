@@ -9,7 +9,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,19 @@ from bus.cancelling import cancel
 from bus.children import PASSES, Guard, kill, kill_group, spawn, takes_in_orphans
 from bus.tracing import environment_of_others
 from runners.limits import Limits
+from runners.printed import Printed, Share
 
 log = logging.getLogger(__name__)
 
 MAX_LINE = 64 * 1024 * 1024
 """Longest answer of an agent that is read."""
-OUR_VARIABLES = "LIGHTNINGBUS_"
-"""Settings of ours, the bus's address and password among them, are not the agent's business."""
+OUR_VARIABLES = ("LIGHTNINGBUS_", "AWS_")
+"""Settings of ours, the bus's address and password and the keys to the weights among them, are not the agent's."""
 READ_BYTES = 1024 * 1024
 LAST_WORDS_SECONDS = 1.0
 """How long the output of a process that has ended is listened to."""
+MOST_ZOMBIES = 100
+"""Ended children that a warm process may have not asked after; each takes a process id of the system's."""
 WATCH_SECONDS = 0.5
 """Between two looks at what agents take; the kernel says nothing of a whole tree of processes by itself."""
 
@@ -39,10 +42,10 @@ class CannotStart(Exception):
 class Inmate:
     """A running agent process, and the streams to it; ``why`` says which limit ended it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, scratch: Path, limits: Limits) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, scratch: Path, limits: Limits, printed: Printed) -> None:
         self.process, self.limits = process, limits
         self.why = ""
-        self._scratch = scratch
+        self._scratch, self._printed = scratch, printed
         self._end = asyncio.create_task(process.wait())
         self._reader: asyncio.StreamReader
         self._writers: list[asyncio.StreamWriter] = []
@@ -57,6 +60,12 @@ class Inmate:
     def runs(self) -> bool:
         """Whether it has not ended."""
         return self.process.returncode is None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether it has left more children unburied than a process should; it is given all orphans of its own."""
+        children = processes.children_of(self.process.pid)
+        return len(children) > MOST_ZOMBIES and sum(not processes.is_alive(pid) for pid in children) > MOST_ZOMBIES
 
     def say(self, data: bytes, last: bool = False) -> None:
         """To its standard input, which ``last`` ends."""
@@ -89,6 +98,7 @@ class Inmate:
         for writer in self._writers:
             writer.close()
         await kill_group(self.process)
+        self._printed.close()
         await asyncio.to_thread(_remove, self._scratch)
 
     async def _heard(self, reading: Coroutine[Any, Any, bytes]) -> bytes:
@@ -129,13 +139,22 @@ class Keeper:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            self._inmates = {inmate for inmate in self._inmates if inmate.runs}
-            for inmate in [one for one in self._inmates if one.limits.watched and not one.why]:
-                inmate.why = inmate.limits.exceeded(inmate.process.pid)
-                if inmate.why:
-                    log.warning("%s", inmate.why)
-                    await kill_group(inmate.process)
-            self._sweep()
+            try:
+                await self._look()
+            except Exception:  # the next look may do better, and without any nobody is held to anything
+                log.exception("what agents take could not be looked at")
+
+    async def _look(self) -> None:
+        for inmate in [one for one in self._inmates if not one.runs]:  # before another has its process id
+            self._inmates.discard(inmate)
+            await kill_group(inmate.process)
+        for inmate in [one for one in self._inmates if one.limits.watched and not one.why]:
+            why = await asyncio.to_thread(inmate.limits.exceeded, inmate.process.pid)
+            if why and inmate.runs:
+                inmate.why = why
+                log.warning("%s", why)
+                await kill_group(inmate.process)
+        self._sweep()
 
     def _sweep(self, at_once: bool = False) -> bool:
         """End strays; whether there were any. Not ``at_once``: if seen twice, as a new one may yet be ours."""
@@ -161,10 +180,32 @@ class Place:
     """Put in front of every command; ``{name}`` stands for one of ``paths``, ``{path}`` or ``{tmp}``."""
     paths: dict[str, str]
     keeper: Keeper
+    share: Share = field(default_factory=Share)
 
     async def start(self, *command: str) -> Inmate:
         """A process that is written to and read from; raises `CannotStart`."""
-        scratch = Path(tempfile.mkdtemp(prefix="lightningbus-agent-"))
+        with contextlib.ExitStack() as undo:
+            try:
+                scratch = Path(tempfile.mkdtemp(prefix="lightningbus-agent-"))
+                undo.callback(_remove, scratch)
+                process, said, heard, printed = await self._spawned(scratch, command, undo)
+            except OSError as error:
+                first = [*self.sandbox, *command][0]
+                raise CannotStart(f"{first} cannot be started in {self.directory}: {error}") from error
+            undo.pop_all()
+        inmate = Inmate(process, scratch, self.limits, Printed(printed, self.share))
+        self.keeper.keep(inmate)
+        try:
+            await inmate.connect(said, heard)
+        except BaseException:  # cancelled before anybody holds it
+            await inmate.stop()
+            raise
+        return inmate
+
+    async def _spawned(
+        self, scratch: Path, command: Sequence[str], undo: contextlib.ExitStack
+    ) -> tuple[asyncio.subprocess.Process, socket.socket, socket.socket, int]:
+        """A process, and our ends of its standard input, output and error, which ``undo`` closes."""
         paths = {**self.paths, "path": str(self.directory.absolute()), "tmp": str(scratch)}
         orphans, limits = takes_in_orphans(), self.limits
 
@@ -175,8 +216,11 @@ class Place:
             limits.take()
 
         # Not asyncio's own pipes: the end of a process would not be heard while anything it left holds one.
-        (said, stdin), (heard, stdout) = socket.socketpair(), socket.socketpair()
-        try:
+        with contextlib.ExitStack() as theirs:
+            (said, stdin), (heard, stdout) = _pair(undo, theirs), _pair(undo, theirs)
+            printed, stderr = os.pipe()  # no socket, which could not be opened as /dev/stderr
+            undo.callback(os.close, printed)
+            theirs.callback(os.close, stderr)
             process = await spawn(
                 *(_filled(word, paths) for word in self.sandbox),
                 *command,
@@ -184,26 +228,11 @@ class Place:
                 env=self._environment(scratch),
                 stdin=stdin,
                 stdout=stdout,
+                stderr=stderr,
                 parent_dies=signal.SIGKILL,
                 prepare=prepare,
             )
-        except OSError as error:
-            said.close()
-            heard.close()
-            _remove(scratch)
-            first = [*self.sandbox, *command][0]
-            raise CannotStart(f"{first} cannot be started in {self.directory}: {error}") from error
-        finally:
-            stdin.close()
-            stdout.close()
-        inmate = Inmate(process, scratch, limits)
-        self.keeper.keep(inmate)
-        try:
-            await inmate.connect(said, heard)
-        except BaseException:  # cancelled before anybody holds it
-            await inmate.stop()
-            raise
-        return inmate
+        return process, said, heard, printed
 
     def _environment(self, scratch: Path) -> dict[str, str]:
         """The user's environment without our variables, what the slot adds, and the settings' own."""
@@ -219,8 +248,29 @@ def _filled(word: str, paths: dict[str, str]) -> str:
     return word
 
 
+def _pair(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    one, other = socket.socketpair()
+    ours.callback(one.close)
+    theirs.callback(other.close)
+    return one, other
+
+
 def _remove(scratch: Path) -> None:
     try:
-        shutil.rmtree(scratch)
+        try:
+            shutil.rmtree(scratch)
+        except PermissionError:
+            _unlock(str(scratch))
+            shutil.rmtree(scratch)
     except (OSError, RecursionError) as error:  # files of another user's, or a tree too deep
         log.warning("what an agent left in %s cannot be removed: %s", scratch, error)
+        shutil.rmtree(scratch, onerror=lambda *_: None)  # the rest of it
+
+
+def _unlock(directory: str) -> None:
+    """Directories that an agent closed to itself are ours to open."""
+    Path(directory).chmod(0o700)
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                _unlock(entry.path)
