@@ -13,6 +13,9 @@ MOST_BYTES = 64 * 1024 * 1024
 CONNECTIONS = 2
 """For each request at once: a client keeps some for the next."""
 
+ROUNDING = 1e-7
+"""Who comes when it was told to is not sent away for the last digit of a clock."""
+
 
 class TooMany(Exception):
     """A request that has to wait; the message says why, ``retry_after`` for how many seconds."""
@@ -87,7 +90,7 @@ class Admission:
         now = self.clock()
         used = max(0.0, self._used - (now - self._at) * rate)
         size = max(rate, 1.0)
-        if used + 1 > size:
+        if used + 1 > size + ROUNDING:
             wait = (used + 1 - size) / rate
             raise TooMany(f"an agent may make {rate:g} requests per second", math.ceil(wait))
         self._used, self._at = used + 1, now
