@@ -12,7 +12,7 @@ from learner.settings import LearnerSettings
 from lightningbus.roles import UserError
 from lightningbus.settings import HeldOut, RunSettings
 from lightningbus.up import children
-from runners.host import make_hosts
+from runners.hosts import make_hosts
 from runners.place import CannotStart, Keeper
 from runners.settings import RunnerSettings
 from runners.slot import Slot

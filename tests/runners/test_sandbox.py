@@ -17,7 +17,7 @@ import yaml
 from bus import Bus
 from bus.children import kill_group, spawn
 from bus.processes import below, is_alive
-from runners.host import paths_of
+from runners.hosts import paths_of
 from runners.limits import Limits
 from runners.place import CannotStart, Keeper, Place
 from runners.printed import AHEAD_BYTES, READ_BYTES
