@@ -13,7 +13,8 @@ from lightningbus.roles import UserError
 from lightningbus.settings import HeldOut, RunSettings
 from lightningbus.up import children
 from runners.hosts import make_hosts
-from runners.place import CannotStart, Keeper
+from runners.inmate import Keeper
+from runners.place import CannotStart
 from runners.settings import RunnerSettings
 from runners.slot import Slot
 

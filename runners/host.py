@@ -7,7 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any, Protocol
 
-from runners.place import CannotStart, Inmate, Place
+from runners.inmate import Inmate
+from runners.place import CannotStart, Place
 
 log = logging.getLogger(__name__)
 

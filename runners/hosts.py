@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from runners.host import SCRIPT, CommandHost, Host, PythonHost
+from runners.inmate import Keeper
 from runners.limits import Limits
-from runners.place import Keeper, Place
+from runners.place import Place
 from runners.settings import RunnerSettings
 from runners.shared import SharedHost, SharedSlot
 

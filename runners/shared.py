@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from runners.host import AgentFault, ProcessLost, PythonHost
-from runners.place import Inmate, Place
+from runners.inmate import Inmate
+from runners.place import Place
 
 log = logging.getLogger(__name__)
 

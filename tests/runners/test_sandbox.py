@@ -18,8 +18,9 @@ from bus import Bus
 from bus.children import kill_group, spawn
 from bus.processes import below, is_alive
 from runners.hosts import paths_of
+from runners.inmate import Keeper
 from runners.limits import Limits
-from runners.place import CannotStart, Keeper, Place
+from runners.place import CannotStart, Place
 from runners.printed import AHEAD_BYTES, READ_BYTES
 from schemas.events import SpanBatch
 from tests.runners.conftest import AGENTS, ScriptedEngine, ended, running, task
@@ -164,13 +165,13 @@ async def test_one_that_is_given_up_as_it_starts_leaves_nothing(
 
 LOCKED = """
 import os, pathlib, sys
-from runners.place import _remove
+from runners.inmate import remove
 place = pathlib.Path(sys.argv[1])
 (place / "a" / "b" / "c").mkdir(parents=True)
 (place / "a" / "file").touch()
 for closed in ("a/b", "a"):
     (place / closed).chmod(0)
-_remove(place)
+remove(place)
 """
 
 
