@@ -169,7 +169,8 @@ def remove(scratch: Path) -> None:
             shutil.rmtree(scratch)
     except (OSError, RecursionError) as error:  # files of another user's, or a tree too deep
         log.warning("what an agent left in %s cannot be removed: %s", scratch, error)
-        shutil.rmtree(scratch, onerror=lambda *_: None)  # the rest of it
+        with contextlib.suppress(RecursionError):
+            shutil.rmtree(scratch, ignore_errors=True)  # the rest of it
 
 
 def _unlock(directory: str) -> None:
