@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from bus import processes
 
@@ -41,11 +42,13 @@ def takes_in_orphans() -> Callable[[], None] | None:
 
 
 class Guard:
-    """What a process that runs untrusted code does for itself, once: `stand`."""
+    """What a process does for itself, once, before it starts others: `open_more`; `stand` if these are untrusted."""
 
     standing = False
-    ours: frozenset[int] = frozenset()
-    """Process ids of the children that were started by `spawn` and have not been ended."""
+    ours: ClassVar[dict[int, asyncio.subprocess.Process]] = {}
+    """Children that were started by `spawn` and whose group has not been ended, by process id."""
+    files: int | None = None
+    """Most open files a program is started with; None: as many as this process."""
 
     @classmethod
     def stand(cls) -> None:
@@ -57,9 +60,17 @@ class Guard:
             cls.standing = True
 
     @classmethod
+    def open_more(cls) -> None:
+        """Let this process have as many open files as it may; what it starts gets as many as it was given."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(ValueError, OSError):  # a system that has a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            cls.files = soft
+
+    @classmethod
     def strays(cls) -> set[int]:
         """Children that nobody here started: what untrusted code left behind. None where no guard stands."""
-        return processes.children_of(os.getpid()) - cls.ours if cls.standing else set()
+        return processes.children_of(os.getpid()) - cls.ours.keys() if cls.standing else set()
 
 
 async def spawn(
@@ -73,16 +84,18 @@ async def spawn(
     ``parent_dies`` is what it is sent when this process is gone; ``prepare`` runs in the child before the program.
     Raises OSError when it cannot be started.
     """
-    tied = ends_with_parent(parent_dies)
+    tied, files = ends_with_parent(parent_dies), Guard.files
 
     def first() -> None:
         if tied is not None:
             tied()
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         if prepare is not None:
             prepare()
 
     process = await asyncio.create_subprocess_exec(*command, start_new_session=True, preexec_fn=first, **options)
-    Guard.ours |= {process.pid}
+    Guard.ours[process.pid] = process
     return process
 
 
@@ -103,8 +116,12 @@ async def end(process: asyncio.subprocess.Process, seconds: float) -> bool:
 async def kill_group(process: asyncio.subprocess.Process) -> None:
     """SIGKILL for a process and whatever it started, also when it has ended itself.
 
-    What has left its group is found while the process lives, and by `Guard.strays` afterwards.
+    What has left its group is found while the process lives, and by `Guard.strays` afterwards. Done once, for
+    afterwards its id may be another's.
     """
+    if Guard.ours.get(process.pid) is not process:
+        await process.wait()
+        return
     if process.returncode is None:
         kill(process.pid, signal.SIGSTOP)  # or it starts more while the rest is ended
         for _ in range(PASSES):
@@ -114,10 +131,11 @@ async def kill_group(process: asyncio.subprocess.Process) -> None:
             for pid in left:
                 kill(pid, signal.SIGKILL)
             await asyncio.sleep(0)
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
-    Guard.ours -= {process.pid}
+    if Guard.ours.get(process.pid) is process:
+        del Guard.ours[process.pid]
 
 
 def kill(pid: int, number: signal.Signals) -> None:

@@ -12,8 +12,9 @@ from learner.settings import LearnerSettings
 from lightningbus.roles import UserError
 from lightningbus.settings import HeldOut, RunSettings
 from lightningbus.up import children
-from runners.host import make_hosts
-from runners.place import CannotStart, Keeper
+from runners.hosts import make_hosts
+from runners.inmate import Keeper
+from runners.place import CannotStart
 from runners.settings import RunnerSettings
 from runners.slot import Slot
 

@@ -9,6 +9,7 @@ import uvloop
 from nats.errors import Error as NatsError
 
 from bus import AccessError, Bus, BusError, PoisonFlood, own_id, tracing
+from bus.children import Guard
 from bus.health import RoleSettings
 from lightningbus.health import CannotListen, Health
 from lightningbus.logs import say_last, this_process
@@ -64,6 +65,7 @@ async def serve(at: Place, name: str, role: Role[S], settings: S) -> None:
 
 def run_role(at: Place, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
     """`serve` to the end; errors a user can act on become one sentence and exit code 2, a lost bus 75."""
+    Guard.open_more()
     this_process(role=name, run=getattr(settings, "run", None))
     tracing.begin(name, own_id(getattr(settings, "id", None)))
     try:

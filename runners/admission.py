@@ -1,10 +1,20 @@
-"""How many requests the agent in one slot may make: at once, and per second."""
+"""What the agent in one slot may ask: requests at once and per second, bytes of them, and connections."""
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
+
+MOST_BYTES = 64 * 1024 * 1024
+"""Of the requests of one slot that are being answered: each is held, and what was read from it."""
+CONNECTIONS = 2
+"""For each request at once: a client keeps some for the next."""
+
+ROUNDING = 1e-7
+"""Who comes when it was told to is not sent away for the last digit of a clock."""
 
 
 class TooMany(Exception):
@@ -23,28 +33,55 @@ class Allowance:
     per_second: float | None = None
 
 
+class Connection(Protocol):
+    """A server's side of one; ``transport`` is None once it is closed."""
+
+    transport: asyncio.Transport | None
+
+
+@dataclass
+class Held:
+    """One request being answered, and the bytes it counts for."""
+
+    size: int
+
+
 @dataclass
 class Admission:
     """One slot's requests: a token bucket that holds one second's worth, and a count of those being answered."""
 
     allowance: Allowance = field(default_factory=Allowance)
     clock: Callable[[], float] = time.monotonic
-    held: int = 0
+    requests: list[Held] = field(default_factory=list)
+    """Those being answered."""
+    _kept: list[Connection] = field(default_factory=list)
     _used: float = 0.0
     """Of the bucket, at `_at`."""
     _at: float = 0.0
 
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """Around answering one; raises `TooMany`."""
-        if self.held >= self.allowance.at_once:
+    def request(self, size: int = 0) -> Iterator[Held]:
+        """Around answering one of so many bytes, which may be put right when they are known; raises `TooMany`."""
+        if len(self.requests) >= self.allowance.at_once:
             raise TooMany(f"an agent may make {self.allowance.at_once} requests at once", 1)
+        if sum(one.size for one in self.requests) + size > MOST_BYTES:
+            raise TooMany(f"an agent's requests may have {MOST_BYTES} bytes at once", 1)
         self._take()
-        self.held += 1
+        held = Held(size)
+        self.requests.append(held)
         try:
-            yield
+            yield held
         finally:
-            self.held -= 1
+            self.requests = [one for one in self.requests if one is not held]
+
+    def keeps(self, connection: Connection) -> bool:
+        """Whether it may stay open for another request."""
+        if not any(one is connection for one in self._kept):
+            self._kept = [one for one in self._kept if one.transport is not None]
+            if len(self._kept) >= CONNECTIONS * self.allowance.at_once:
+                return False
+            self._kept.append(connection)
+        return True
 
     def _take(self) -> None:
         rate = self.allowance.per_second
@@ -53,7 +90,7 @@ class Admission:
         now = self.clock()
         used = max(0.0, self._used - (now - self._at) * rate)
         size = max(rate, 1.0)
-        if used + 1 > size:
+        if used + 1 > size + ROUNDING:
             wait = (used + 1 - size) / rate
             raise TooMany(f"an agent may make {rate:g} requests per second", math.ceil(wait))
         self._used, self._at = used + 1, now

@@ -20,7 +20,7 @@ from bus.doors import same
 from bus.listening import Listening, body_of
 from bus.measuring import counted
 from runners import otlp
-from runners.admission import Admission, Allowance, TooMany
+from runners.admission import Admission, Allowance, Held, TooMany
 from runners.answering import PATIENCE_SECONDS, Answering, Send
 from runners.dialects.apis import APIS, Api, api_of, passed_on
 from runners.dialects.messages import Messages
@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 WAITS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
 RETRY_AFTER_SECONDS = 1
+HELD = web.RequestKey("held", Held)
+"""Of a request: what it counts for in its slot's `Admission`."""
+KEPT = web.RequestKey("kept", bool)
+"""Of a request: whether its connection may stay open."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TOO_LARGE = f"a request may have {MAX_REQUEST_BYTES} bytes"
 
@@ -72,6 +76,7 @@ class Gateway:
         self._listening = Listening()
         before = [self._listening.middleware, counted(metrics.agent_requests), _in_its_words, self._let_in]
         self._app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=before)
+        self._app.on_response_prepare.append(_hang_up)
         for path, api in APIS.items():
             self._app.router.add_post(f"/slot/{{k}}/v1/{path}", partial(self._call, api))
         self._app.router.add_post("/slot/{k}/v1/messages/count_tokens", self._count)
@@ -101,14 +106,16 @@ class Gateway:
         if request.match_info.http_exception is not None:  # no route of ours
             return await handler(request)
         try:
-            with self._slot(request).admission.request():
+            admission = self._slot(request).admission
+            request[KEPT] = admission.keeps(request.protocol)
+            with admission.request(_most_bytes(request)) as request[HELD]:
                 return await handler(request)
         except TooMany as error:
             raise TurnedAway(429, "rate_limit_exceeded", str(error), error.retry_after) from error
 
     async def _call(self, api: Api, request: web.Request) -> web.StreamResponse:
         _, running = self._running(request)
-        body = await body_of(request)
+        body = await _body_of(request)
         with well_formed():
             dialect = api.parse(json.loads(body), running.attempt.history)
         try:
@@ -121,7 +128,7 @@ class Gateway:
     async def _count(self, request: web.Request) -> web.Response:
         """Tokens of a prompt that is not asked, as Anthropic's clients want to know them."""
         _, running = self._running(request)
-        task, body = running.task, await body_of(request)
+        task, body = running.task, await _body_of(request)
         with well_formed():
             call = Messages(json.loads(body)).call
         errand = Errand(running.attempt, call.model, task.model, task.weight_version, running.deadline)
@@ -146,7 +153,7 @@ class Gateway:
         attempt = running.attempt
         signal, kind = request.match_info["signal"], request.content_type
         try:
-            body = await body_of(request)  # aiohttp has undone Content-Encoding
+            body = await _body_of(request)  # aiohttp has undone Content-Encoding
             spans = otlp.read(signal, body, kind, attempt.rollout, attempt.root_id)
         except web.HTTPRequestEntityTooLarge:
             return otlp.answer(413, kind, TOO_LARGE)
@@ -180,6 +187,28 @@ class Gateway:
         if slot.running is None:
             raise TurnedAway(409, "no_rollout", "no rollout is running: a model call belongs to one")
         return slot, slot.running
+
+
+def _most_bytes(request: web.Request) -> int:
+    """Of a body that has not been read."""
+    if not request.body_exists:
+        return 0
+    said = request.content_length
+    packed = "Content-Encoding" in request.headers
+    return MAX_REQUEST_BYTES if said is None or packed else min(said, MAX_REQUEST_BYTES)
+
+
+async def _body_of(request: web.Request) -> bytes:
+    body = await body_of(request)
+    request[HELD].size = len(body)
+    return body
+
+
+async def _hang_up(request: web.Request, response: web.StreamResponse) -> None:
+    """After an answer to whom nothing is kept open for: one who has no key here, or too many connections."""
+    if not request.get(KEPT, False):
+        response.force_close()
+        response.headers["Connection"] = "close"
 
 
 @contextmanager

@@ -4,30 +4,17 @@ import asyncio
 import itertools
 import json
 import logging
-import shutil
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from runners.limits import Limits
-from runners.place import CannotStart, Inmate, Keeper, Place
-from runners.settings import RunnerSettings
+from runners.inmate import Inmate
+from runners.place import CannotStart, Place
 
 log = logging.getLogger(__name__)
 
 SCRIPT = Path(__file__).with_name("host_script.py")
 START_SECONDS = 120.0
 """Importing an agent's framework may take long; longer than this is a fault."""
-CANCEL_SECONDS = 2.0
-"""How long one rollout of many in a process gets to end when it is cancelled."""
-ENDPOINT = {
-    "base_url": "OPENAI_BASE_URL",
-    "api_key": "OPENAI_API_KEY",
-    "otlp_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT",
-    "otlp_headers": "OTEL_EXPORTER_OTLP_HEADERS",
-}
-"""What an agent that shares its process is told per rollout, and the variable that says it to any other."""
 
 
 class AgentFault(Exception):
@@ -115,7 +102,8 @@ class PythonHost:
         self._left -= 1
         if met := self._place.limits.met(str(answer.get("error", ""))):
             answer["error"] = f"{answer['error']}; {met}"
-        if met or self._left == 0:  # what it took, or did, is not the next rollout's
+        crowded = self._inmate is not None and self._inmate.crowded
+        if met or crowded or self._left == 0:  # what it took, or did, is not the next rollout's
             await self.stop()
         if "error" in answer:
             raise AgentFault(str(answer["error"]), str(answer.get("traceback", "")))
@@ -142,93 +130,6 @@ class PythonHost:
         if not line:
             raise AgentFault(await inmate.ended())
         return answer_of(line)
-
-
-class SharedHost(PythonHost):
-    """An async ``module:function`` of (task, endpoint) that serves many slots side by side in one process."""
-
-    _mode = "many"
-
-    def __init__(self, python: Path, agent: str, reward: str | None, place: Place) -> None:
-        super().__init__(python, agent, reward, place)
-        self._starting = asyncio.Lock()
-        self._answers: dict[int, asyncio.Future[dict[str, Any] | str]] = {}
-        """By job; a string says why there will be no answer."""
-        self._listening: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Start the process, unless it runs; whoever comes first does."""
-        async with self._starting:
-            if self._inmate is None or not self._inmate.runs:
-                await super().start()
-                self._listening = asyncio.create_task(self._listen(self._inmate))
-
-    async def serve(self, task: Any, endpoint: dict[str, str]) -> dict[str, Any]:
-        """One rollout, see `Host.run`; cancelled, it is asked to end, and the process is ended if it does not.
-
-        Raises `ProcessLost` when that, or an end of its own, took the process away.
-        """
-        job = next(self._jobs)
-        answer = self._answers[job] = asyncio.get_running_loop().create_future()
-        try:
-            self._say({"job": job, "input": task, "endpoint": endpoint})
-            said: dict[str, Any] | str = await asyncio.shield(answer)
-        except asyncio.CancelledError:
-            self._say({"cancel": job})
-            await asyncio.wait([answer], timeout=CANCEL_SECONDS)
-            if not answer.done():  # it does not listen: the others of this process come to nothing too
-                await self.stop()
-            raise
-        finally:
-            self._answers.pop(job, None)
-        if isinstance(said, str):
-            raise ProcessLost(f"{said}; other rollouts shared it")
-        if "error" in said:
-            raise AgentFault(str(said["error"]), str(said.get("traceback", "")))
-        return said
-
-    async def stop(self) -> None:
-        """End the process group; whoever waits for an answer hears so."""
-        await super().stop()
-        self._lost("the agent's process was ended")
-
-    async def _listen(self, inmate: Inmate | None) -> None:
-        try:
-            while self._inmate is inmate:
-                said = await self._hear()
-                job = said.get("job")
-                answer = self._answers.get(job) if isinstance(job, int) else None
-                if answer is not None and not answer.done():
-                    answer.set_result(said)
-        except AgentFault as fault:
-            log.warning("%s", fault)
-            if self._inmate in (None, inmate):  # else it is of a process whose rollouts know already
-                self._lost(str(fault))
-
-    def _lost(self, why: str) -> None:
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_result(why)
-
-
-class SharedSlot:
-    """One slot's part of a `SharedHost`."""
-
-    def __init__(self, shared: SharedHost, slot: Callable[[], dict[str, str]]) -> None:
-        self._shared, self._slot = shared, slot
-
-    async def start(self) -> None:
-        """The process of all of them."""
-        await self._shared.start()
-
-    async def run(self, task: Any) -> dict[str, Any]:
-        """One rollout, with a key of its own."""
-        given = self._slot()
-        return await self._shared.serve(task, {name: given[variable] for name, variable in ENDPOINT.items()})
-
-    async def stop(self) -> None:
-        """End the process, of the others too."""
-        await self._shared.stop()
 
 
 class CommandHost:
@@ -265,33 +166,3 @@ class CommandHost:
         inmate, self._inmate = self._inmate, None
         if inmate is not None:
             await inmate.stop()
-
-
-def _found_from_here(program: Path) -> Path:
-    """As whoever wrote the path means it, not as its process would, which starts elsewhere; a link stays one."""
-    return program.absolute() if len(program.parts) > 1 else program
-
-
-def _paths(python: Path) -> dict[str, str]:
-    """What a sandbox has to let in: our script, the interpreter's environment, and the installation that is made of."""
-    found = Path(shutil.which(python) or sys.executable)
-    venv, base = found.parents[1], found.resolve().parents[1]
-    return {"host": str(SCRIPT), "venv": str(base if venv == Path("/") else venv), "base": str(base)}
-
-
-def make_hosts(settings: RunnerSettings, slots: Sequence[Callable[[], dict[str, str]]], keeper: Keeper) -> list[Host]:
-    """A host for each slot, as the settings ask for; a slot is called for each process that is started for it."""
-    python, agent = _found_from_here(settings.python or Path(sys.executable)), settings.agent or ""
-    limits, paths = Limits.of(settings), _paths(python)
-
-    def place(slot: Callable[[], dict[str, str]]) -> Place:
-        return Place(settings.path, settings.env, slot, limits, settings.sandbox, paths, keeper)
-
-    if settings.command is not None:
-        return [CommandHost(settings.command, place(slot)) for slot in slots]
-    if settings.per_process == 1:
-        fresh = settings.rollouts_per_process
-        return [PythonHost(python, agent, settings.reward, place(slot), fresh) for slot in slots]
-    groups = range(0, len(slots), settings.per_process)
-    shared = [SharedHost(python, agent, settings.reward, place(dict)) for _ in groups]
-    return [SharedSlot(shared[number // settings.per_process], slot) for number, slot in enumerate(slots)]

@@ -43,9 +43,9 @@ class Limits:
         """In the child, before the agent's program: what each process of its own is held to by the kernel."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for which, asked in (
-            (resource.RLIMIT_DATA, self.memory_gb and self.memory_gb * GIB),
             (resource.RLIMIT_FSIZE, self.file_gb and self.file_gb * GIB),
             (resource.RLIMIT_NOFILE, self.open_files),
+            (resource.RLIMIT_DATA, self.memory_gb and self.memory_gb * GIB),  # last: the others take memory too
         ):
             if asked is not None:
                 hard = resource.getrlimit(which)[1]
@@ -54,7 +54,7 @@ class Limits:
 
     def exceeded(self, head: int) -> str:
         """Of all processes from the head on, together: a sentence if they take too much, else nothing."""
-        tree = [head, *processes.below(head)]
+        tree = [pid for pid in (head, *processes.below(head)) if processes.is_alive(pid)]
         if self.processes is not None and len(tree) > self.processes:
             return f"the agent had {len(tree)} processes; {self._said('processes')}"
         held = sum(map(processes.resident, tree)) if self.memory_gb is not None else 0
@@ -68,7 +68,8 @@ class Limits:
 
     def ended(self, code: int | None) -> str:
         """How a process ended, and which limit may be why."""
-        said = self._said(SIGNALS.get(code or 0, ""))
+        number = 128 - code if code is not None and code > 128 else code  # as a sandbox hands a signal on
+        said = self._said(SIGNALS.get(number or 0, ""))
         return f"the agent's process ended with {code}" + (f"; {said}" if said else "")
 
     def _said(self, name: str) -> str:

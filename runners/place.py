@@ -2,151 +2,26 @@
 
 import asyncio
 import contextlib
-import logging
 import os
-import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from bus import processes
-from bus.cancelling import cancel
-from bus.children import PASSES, Guard, kill, kill_group, spawn, takes_in_orphans
+from bus.children import spawn, takes_in_orphans
 from bus.tracing import environment_of_others
+from runners.inmate import Inmate, Keeper, remove
 from runners.limits import Limits
+from runners.printed import Printed, Share
 
-log = logging.getLogger(__name__)
-
-MAX_LINE = 64 * 1024 * 1024
-"""Longest answer of an agent that is read."""
-OUR_VARIABLES = "LIGHTNINGBUS_"
-"""Settings of ours, the bus's address and password among them, are not the agent's business."""
-READ_BYTES = 1024 * 1024
-LAST_WORDS_SECONDS = 1.0
-"""How long the output of a process that has ended is listened to."""
-WATCH_SECONDS = 0.5
-"""Between two looks at what agents take; the kernel says nothing of a whole tree of processes by itself."""
+OUR_VARIABLES = ("LIGHTNINGBUS_", "AWS_")
+"""Settings of ours, the bus's address and password and the keys to the weights among them, are not the agent's."""
 
 
 class CannotStart(Exception):
     """The agent cannot be started as configured; no rollout could ever work."""
-
-
-class Inmate:
-    """A running agent process, and the streams to it; ``why`` says which limit ended it."""
-
-    def __init__(self, process: asyncio.subprocess.Process, scratch: Path, limits: Limits) -> None:
-        self.process, self.limits = process, limits
-        self.why = ""
-        self._scratch = scratch
-        self._end = asyncio.create_task(process.wait())
-        self._reader: asyncio.StreamReader
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def connect(self, said: socket.socket, heard: socket.socket) -> None:
-        """Our ends of its standard input and output."""
-        _, writer = await asyncio.open_connection(sock=said)
-        self._reader, other = await asyncio.open_connection(sock=heard, limit=MAX_LINE)
-        self._writers = [writer, other]
-
-    @property
-    def runs(self) -> bool:
-        """Whether it has not ended."""
-        return self.process.returncode is None
-
-    def say(self, data: bytes, last: bool = False) -> None:
-        """To its standard input, which ``last`` ends."""
-        writer = self._writers[0]
-        if not writer.is_closing():
-            writer.write(data)
-            if last:
-                writer.write_eof()
-
-    async def line(self) -> bytes:
-        """The next of its standard output, empty when there will be none; raises OSError, ValueError for a bad one."""
-        return await self._heard(self._reader.readline())
-
-    async def everything(self) -> bytes:
-        """Its standard output to the end; raises ValueError when that does not come within `MAX_LINE`."""
-        printed = bytearray()
-        while data := await self._heard(self._reader.read(READ_BYTES)):
-            printed += data
-            if len(printed) > MAX_LINE:
-                raise ValueError(f"more than {MAX_LINE} bytes")
-        return bytes(printed)
-
-    async def ended(self) -> str:
-        """How it ended, as a sentence; waits until it has."""
-        code = await self.process.wait()
-        return self.why or self.limits.ended(code)
-
-    async def stop(self) -> None:
-        """End it and all it started, and remove its files."""
-        for writer in self._writers:
-            writer.close()
-        await kill_group(self.process)
-        await asyncio.to_thread(_remove, self._scratch)
-
-    async def _heard(self, reading: Coroutine[Any, Any, bytes]) -> bytes:
-        """What is read; nothing once the process has ended, though something it left may hold its output open."""
-        read = asyncio.ensure_future(reading)
-        try:
-            await asyncio.wait({read, self._end}, return_when=asyncio.FIRST_COMPLETED)
-            if not read.done():
-                await asyncio.wait({read}, timeout=LAST_WORDS_SECONDS)
-            return read.result() if read.done() else b""
-        finally:
-            read.cancel()
-
-
-class Keeper:
-    """Ends agents that take more than they may, and what agents have left behind; an async context manager."""
-
-    def __init__(self) -> None:
-        self._inmates: set[Inmate] = set()
-        self._seen: set[int] = set()
-
-    def keep(self, inmate: Inmate) -> None:
-        """From now on, until it ends."""
-        self._inmates.add(inmate)
-
-    async def __aenter__(self) -> "Keeper":
-        self._watching = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(self, *exit: object) -> None:
-        """Everything has been stopped; nothing of it is left."""
-        await cancel(self._watching)
-        for _ in range(PASSES):
-            if not self._sweep(at_once=True):
-                return
-            await asyncio.sleep(0.01)
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            self._inmates = {inmate for inmate in self._inmates if inmate.runs}
-            for inmate in [one for one in self._inmates if one.limits.watched and not one.why]:
-                inmate.why = inmate.limits.exceeded(inmate.process.pid)
-                if inmate.why:
-                    log.warning("%s", inmate.why)
-                    await kill_group(inmate.process)
-            self._sweep()
-
-    def _sweep(self, at_once: bool = False) -> bool:
-        """End strays; whether there were any. Not ``at_once``: if seen twice, as a new one may yet be ours."""
-        strays = Guard.strays()
-        for pid in strays if at_once else strays & self._seen:
-            for one in (pid, *processes.below(pid)):
-                kill(one, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        self._seen = strays
-        return bool(strays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +36,32 @@ class Place:
     """Put in front of every command; ``{name}`` stands for one of ``paths``, ``{path}`` or ``{tmp}``."""
     paths: dict[str, str]
     keeper: Keeper
+    share: Share = field(default_factory=Share)
 
     async def start(self, *command: str) -> Inmate:
         """A process that is written to and read from; raises `CannotStart`."""
-        scratch = Path(tempfile.mkdtemp(prefix="lightningbus-agent-"))
+        with contextlib.ExitStack() as undo:
+            try:
+                scratch = Path(tempfile.mkdtemp(prefix="lightningbus-agent-"))
+                undo.callback(remove, scratch)
+                process, said, heard, printed = await self._spawned(scratch, command, undo)
+            except OSError as error:
+                first = [*self.sandbox, *command][0]
+                raise CannotStart(f"{first} cannot be started in {self.directory}: {error}") from error
+            undo.pop_all()
+        inmate = Inmate(process, scratch, self.limits, Printed(printed, self.share))
+        self.keeper.keep(inmate)
+        try:
+            await inmate.connect(said, heard)
+        except BaseException:  # cancelled before anybody holds it
+            await inmate.stop()
+            raise
+        return inmate
+
+    async def _spawned(
+        self, scratch: Path, command: Sequence[str], undo: contextlib.ExitStack
+    ) -> tuple[asyncio.subprocess.Process, socket.socket, socket.socket, int]:
+        """A process, and our ends of its standard input, output and error, which ``undo`` closes."""
         paths = {**self.paths, "path": str(self.directory.absolute()), "tmp": str(scratch)}
         orphans, limits = takes_in_orphans(), self.limits
 
@@ -175,8 +72,11 @@ class Place:
             limits.take()
 
         # Not asyncio's own pipes: the end of a process would not be heard while anything it left holds one.
-        (said, stdin), (heard, stdout) = socket.socketpair(), socket.socketpair()
-        try:
+        with contextlib.ExitStack() as theirs:
+            (said, stdin), (heard, stdout) = _pair(undo, theirs), _pair(undo, theirs)
+            printed, stderr = os.pipe()  # no socket, which could not be opened as /dev/stderr
+            undo.callback(os.close, printed)
+            theirs.callback(os.close, stderr)
             process = await spawn(
                 *(_filled(word, paths) for word in self.sandbox),
                 *command,
@@ -184,26 +84,11 @@ class Place:
                 env=self._environment(scratch),
                 stdin=stdin,
                 stdout=stdout,
+                stderr=stderr,
                 parent_dies=signal.SIGKILL,
                 prepare=prepare,
             )
-        except OSError as error:
-            said.close()
-            heard.close()
-            _remove(scratch)
-            first = [*self.sandbox, *command][0]
-            raise CannotStart(f"{first} cannot be started in {self.directory}: {error}") from error
-        finally:
-            stdin.close()
-            stdout.close()
-        inmate = Inmate(process, scratch, limits)
-        self.keeper.keep(inmate)
-        try:
-            await inmate.connect(said, heard)
-        except BaseException:  # cancelled before anybody holds it
-            await inmate.stop()
-            raise
-        return inmate
+        return process, said, heard, printed
 
     def _environment(self, scratch: Path) -> dict[str, str]:
         """The user's environment without our variables, what the slot adds, and the settings' own."""
@@ -219,8 +104,8 @@ def _filled(word: str, paths: dict[str, str]) -> str:
     return word
 
 
-def _remove(scratch: Path) -> None:
-    try:
-        shutil.rmtree(scratch)
-    except (OSError, RecursionError) as error:  # files of another user's, or a tree too deep
-        log.warning("what an agent left in %s cannot be removed: %s", scratch, error)
+def _pair(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    one, other = socket.socketpair()
+    ours.callback(one.close)
+    theirs.callback(other.close)
+    return one, other

@@ -18,8 +18,9 @@ from runners.admission import Allowance
 from runners.attempts import Decision
 from runners.ending import Ending, run_agent
 from runners.gateway import Gateway
-from runners.host import Host, make_hosts
-from runners.place import Keeper
+from runners.host import Host
+from runners.hosts import make_hosts
+from runners.inmate import Keeper
 from runners.record import Attempt
 from runners.settings import RunnerSettings
 from runners.slot import Slot

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -233,6 +234,29 @@ def attacks_the_gateway(task):
                 raise
             time.sleep(0.05)
     return float(statuses.keys() <= {200, 429} and 429 in statuses)
+
+
+@unless_calm
+def prints_without_end(task):
+    """And reaches for what it prints into, which could be others' as well."""
+    print("its first words", flush=True)
+    try:
+        os.ftruncate(2, 0)
+        shortened = True
+    except OSError:
+        shortened = False
+    for _ in range(300):
+        os.write(2, (b"x" * 99 + b"\n") * 100)
+    with Path("/dev/stderr").open("w") as again:
+        again.write("its last words\n")
+    return {"reward": 1.0, "file": stat.S_ISREG(os.fstat(2).st_mode), "shortened": shortened}
+
+
+@unless_calm
+def leaves_zombies(task):
+    for pid in [os.fork() or os._exit(0) for _ in range(120)]:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return {"reward": 1.0, "pid": os.getpid()}
 
 
 def spies(task):

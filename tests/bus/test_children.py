@@ -1,11 +1,15 @@
 """Child processes end when they should, whatever they think of it."""
 
 import asyncio
+import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
-from bus.children import end, kill_group
+import pytest
+
+from bus.children import Guard, end, kill_group, spawn
 from tests.waiting import until
 
 PARENT = """
@@ -33,9 +37,7 @@ def runs(pid: int) -> bool:
 
 async def start(code: str) -> tuple[asyncio.subprocess.Process, int]:
     """A process, and the child it names."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, start_new_session=True
-    )
+    process = await spawn(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     return process, int(await process.stdout.readline())
 
@@ -60,3 +62,36 @@ async def test_one_that_obeys_is_ended_gently() -> None:
     process, _ = await start(PARENT)
     assert await end(process, 30)
     assert process.returncode == -signal.SIGTERM
+
+
+async def test_a_group_is_ended_once_for_its_id_may_be_anothers_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    signalled: list[int] = []
+
+    def not_allowed(group: int, number: int) -> None:
+        signalled.append(group)
+        raise PermissionError
+
+    ours = await spawn("true")
+    assert await ours.wait() == 0
+    monkeypatch.setattr(os, "killpg", not_allowed)
+    await kill_group(ours)
+    await kill_group(ours)
+    assert signalled == [ours.pid] and ours.pid not in Guard.ours
+
+
+FILES = """
+import asyncio, resource
+from bus.children import Guard, spawn
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (99, hard))
+Guard.open_more()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard) != (99, hard)
+async def main():
+    await (await spawn("sh", "-c", "ulimit -S -n")).wait()
+asyncio.run(main())
+"""
+
+
+def test_a_role_may_open_more_files_and_what_it_starts_as_many_as_before() -> None:
+    done = subprocess.run([sys.executable, "-c", FILES], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("99\n", "")

@@ -18,7 +18,7 @@ from bus import Bus, listening
 from bus.doors import bearer
 from bus.processes import resident
 from inference.gateway import Gateway as NodeGateway
-from runners.admission import Admission, Allowance, TooMany
+from runners.admission import MOST_BYTES, Admission, Allowance, TooMany
 from runners.gateway import MAX_REQUEST_BYTES, Gateway
 from runners.record import Attempt
 from runners.slot import Slot
@@ -99,7 +99,62 @@ def test_never_more_than_the_rate_and_one_second_ahead(rate: float, pauses: list
                 admitted += 1
             assert now > earlier
     assert admitted <= rate * (now - 1000.0) + max(rate, 1.0) + 1e-6
-    assert admission.held == 0
+    assert not admission.requests
+
+
+def test_large_requests_wait_for_one_another() -> None:
+    admission = Admission()
+    with admission.request(MOST_BYTES - 10) as first:
+        with admission.request(10), pytest.raises(TooMany, match="bytes at once"), admission.request(1):
+            pass
+        first.size = 5  # it was packed, and is known now
+        with admission.request(MOST_BYTES - 5):
+            pass
+    assert not admission.requests
+
+
+async def test_what_is_not_there_yet_is_counted_and_another_slot_has_its_own(bus: Bus) -> None:
+    async with serving(bus, nothing) as (one, other), aiohttp.ClientSession() as http:
+        at = one.base_url.removeprefix("http://").partition("/")[0].rpartition(":")
+        head = f"POST /slot/0/v1/messages HTTP/1.1\r\nHost: x\r\nx-api-key: {one.key}\r\n"
+        held = [await asyncio.open_connection(at[0], int(at[2])) for _ in range(2)]
+        held[0][1].write(f"{head}Content-Length: {MAX_REQUEST_BYTES}\r\n\r\n".encode())
+        held[1][1].write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        async with asyncio.timeout(20):
+            while len(one.admission.requests) < 2:
+                await asyncio.sleep(0.01)
+        assert (await post(http, one, "v1/messages", b"{}"))[0] == 429
+        assert (await post(http, one, "v1/chat/completions", b"{}"))[0] == 429
+        assert (await post(http, other, "v1/messages", b"{}"))[0] == 400
+        async with http.get(f"{one.base_url}/v1/models", headers=bearer(one.key)) as answer:
+            assert answer.status == 200, "what has no body is let in"
+        for _, writer in held:
+            writer.close()
+        async with asyncio.timeout(20):
+            while one.admission.requests:
+                await asyncio.sleep(0.01)
+        assert (await post(http, one, "v1/messages", b"{}"))[0] == 400
+
+
+async def test_so_many_connections_of_one_slot_are_kept_and_none_without_its_key(bus: Bus) -> None:
+    async with serving(bus, nothing, at_once=1) as slots:
+        answers, writers = [], []
+        for number, key in ((0, ""), (0, "0"), (0, "0"), (0, "0"), (1, "1")):
+            slot = slots[number]
+            at = slot.base_url.removeprefix("http://").partition("/")[0].rpartition(":")
+            reader, writer = await asyncio.open_connection(at[0], int(at[2]))
+            writers.append(writer)
+            head = f"GET /slot/{number}/v1/models HTTP/1.1\r\nHost: x\r\nx-api-key: {key and slot.key}\r\n\r\n"
+            said = b""
+            async with asyncio.timeout(20):
+                for asked in (1, 2):
+                    writer.write(head.encode())
+                    while said.count(b"HTTP/1.1") < asked and (data := await reader.read(65536)):
+                        said += data
+            answers.append((said.count(b"HTTP/1.1 200"), b"Connection: close" in said))
+        assert answers == [(0, True), (2, False), (2, False), (1, True), (2, False)]
+        for writer in writers:
+            writer.close()
 
 
 async def hears(address: str, said: bytes, seconds: float = 20.0) -> bytes:

@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,13 @@ import pytest
 import yaml
 
 from bus import Bus
-from bus.processes import is_alive
+from bus.children import kill_group, spawn
+from bus.processes import below, is_alive
+from runners.hosts import paths_of
+from runners.inmate import Keeper
+from runners.limits import Limits
+from runners.place import CannotStart, Place
+from runners.printed import AHEAD_BYTES, READ_BYTES
 from schemas.events import SpanBatch
 from tests.runners.conftest import AGENTS, ScriptedEngine, ended, running, task
 from tests.waiting import until
@@ -80,8 +88,9 @@ def usable(*command: str) -> str:
 
 @pytest.mark.parametrize("prefix", [["env", "MARK={tmp}"], ["setpriv", "--no-new-privs"]])
 async def test_whatever_hands_on_input_output_and_environment_may_stand_in_front(
-    bus: Bus, engine: ScriptedEngine, prefix: list[str]
+    bus: Bus, engine: ScriptedEngine, prefix: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "opens the weights")
     if why := usable(*prefix):
         pytest.skip(why)
     async with running(bus, agent="nasty:tells", sandbox=prefix):
@@ -91,10 +100,104 @@ async def test_whatever_hands_on_input_output_and_environment_may_stand_in_front
     assert told["marked"] == (told["tmp"] if prefix[0] == "env" else None)
     assert ("NoNewPrivs:\t1" in told["status"]) == (prefix[0] == "setpriv")
     command = [sys.executable, "-c", "import json, os, sys; print(json.dumps({'reward': 1.0, **os.environ}))"]
-    async with running(bus, command=command, name="two", sandbox=["env", "MARK=x"]):
+    async with running(bus, command=command, name="two", sandbox=["env", "MARK=x"], env={"AWS_REGION": "y"}):
         await bus.publish_task(task(id="u", agent="two"))
         (batch,) = await ended(bus)
     assert said(batch)["MARK"] == "x"
+    assert {name for name in said(batch) if name.startswith("AWS_")} == {"AWS_REGION"}, "what it was given, not ours"
+
+
+async def test_what_an_agent_prints_reaches_our_log_whole_lines_of_it_and_not_without_end(
+    bus: Bus, engine: ScriptedEngine, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(bus, agent="nasty:prints_without_end", file_gb=0.001):
+        await bus.publish_task(task())
+        (batch,) = await ended(bus)
+    assert (said(batch)["file"], said(batch)["shortened"]) == (False, False)
+    first, *lines = [line for line in capfd.readouterr().err.splitlines() if line[:3] in ("its", "xxx")]
+    assert first == "its first words" and set(lines) <= {"x" * 99, "its last words"}
+    assert AHEAD_BYTES - 2 * READ_BYTES < 100 * len(lines) < 2 * AHEAD_BYTES
+    assert "bytes of what an agent printed are left out" in caplog.text
+
+
+async def test_the_ended_are_not_counted_and_a_process_that_leaves_many_gives_way(
+    bus: Bus, engine: ScriptedEngine
+) -> None:
+    async with running(bus, agent="nasty:leaves_zombies"):
+        await bus.publish_task(task(id="a"))
+        await bus.publish_task(task(id="b"))
+        one, other = map(said, await ended(bus, 2))
+    assert one["pid"] != other["pid"]
+    leaves = "import nasty, time; nasty.leaves_zombies({}); print(flush=True); time.sleep(600)"
+    environment = {**os.environ, "PYTHONPATH": str(AGENTS), "OPENAI_API_KEY": "none"}
+    process = await spawn(sys.executable, "-c", leaves, stdout=asyncio.subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    await process.stdout.readline()
+    assert len(below(process.pid)) == 120 and Limits(processes=1).exceeded(process.pid) == ""
+    await kill_group(process)
+
+
+async def test_what_a_process_leaves_ends_with_it_though_nobody_asks(tmp_path: Path) -> None:
+    async with Keeper() as keeper:
+        inmate = await Place(tmp_path, {}, dict, Limits(), [], {}, keeper).start("sh", "-c", "sleep 600 & echo $!")
+        left = int(await inmate.line())
+        await asyncio.to_thread(until, lambda: is_alive(left), False)
+        await inmate.stop()
+
+
+async def test_one_that_is_given_up_as_it_starts_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "private"))
+    place = Place(tmp_path, {}, dict, Limits(), [], {}, Keeper())
+    with pytest.raises(CannotStart, match="cannot be started"):
+        await place.start("true")
+    (tmp_path / "private").mkdir()
+    before = set(Path("/proc/self/fd").iterdir())
+    starting = asyncio.create_task(place.start("sleep", "600"))
+    await asyncio.sleep(0)
+    assert list((tmp_path / "private").iterdir())
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not list((tmp_path / "private").iterdir()) and set(Path("/proc/self/fd").iterdir()) <= before
+
+
+LOCKED = """
+import os, pathlib, sys
+from runners.inmate import remove
+place = pathlib.Path(sys.argv[1])
+(place / "a" / "b" / "c").mkdir(parents=True)
+(place / "a" / "file").touch()
+for closed in ("a/b", "a"):
+    (place / closed).chmod(0)
+remove(place)
+"""
+
+
+def test_directories_that_an_agent_closed_are_removed_too(tmp_path: Path) -> None:
+    user = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.getuid() == 0 else []
+    if user and (why := usable(*user)):
+        pytest.skip(why)
+    subprocess.run([*user, sys.executable, "-c", LOCKED, str(tmp_path / "x")], cwd=ROOT, check=True)
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_interpreter_that_stands_anywhere_lets_nothing_into_the_sandbox(tmp_path: Path) -> None:
+    python = tmp_path / "home" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    installed = str(Path(sys.executable).resolve().parents[1])
+    assert paths_of(python)["venv"] == installed == paths_of(python)["base"]
+    (tmp_path / "pyvenv.cfg").touch()
+    assert paths_of(python)["venv"] == str(tmp_path)
+
+
+def test_a_signal_that_a_sandbox_hands_on_is_known() -> None:
+    limits = Limits(memory_gb=2)
+    for code in (-signal.SIGSEGV, 128 + signal.SIGSEGV):
+        assert limits.ended(code) == f"the agent's process ended with {code}; the limit is memory_gb: 2"
+    assert limits.ended(3) == "the agent's process ended with 3"
 
 
 async def test_the_documented_bubblewrap_hides_secrets_other_rollouts_and_other_processes(

@@ -1,0 +1,45 @@
+"""A host for each slot of a runner, as its settings ask for."""
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from runners.host import SCRIPT, CommandHost, Host, PythonHost
+from runners.inmate import Keeper
+from runners.limits import Limits
+from runners.place import Place
+from runners.settings import RunnerSettings
+from runners.shared import SharedHost, SharedSlot
+
+
+def _found_from_here(program: Path) -> Path:
+    """As whoever wrote the path means it, not as its process would, which starts elsewhere; a link stays one."""
+    return program.absolute() if len(program.parts) > 1 else program
+
+
+def paths_of(python: Path) -> dict[str, str]:
+    """What a sandbox has to let in: our script, the interpreter's environment, and the installation that is made of."""
+    found = Path(shutil.which(python) or sys.executable)
+    venv, base = found.parents[1], found.resolve().parents[1]
+    if not (venv / "pyvenv.cfg").exists():  # an interpreter that stands anywhere, perhaps in somebody's home
+        venv = base
+    return {"host": str(SCRIPT), "venv": str(venv), "base": str(base)}
+
+
+def make_hosts(settings: RunnerSettings, slots: Sequence[Callable[[], dict[str, str]]], keeper: Keeper) -> list[Host]:
+    """A host for each slot, as the settings ask for; a slot is called for each process that is started for it."""
+    python, agent = _found_from_here(settings.python or Path(sys.executable)), settings.agent or ""
+    limits, paths = Limits.of(settings), paths_of(python)
+
+    def place(slot: Callable[[], dict[str, str]]) -> Place:
+        return Place(settings.path, settings.env, slot, limits, settings.sandbox, paths, keeper)
+
+    if settings.command is not None:
+        return [CommandHost(settings.command, place(slot)) for slot in slots]
+    if settings.per_process == 1:
+        fresh = settings.rollouts_per_process
+        return [PythonHost(python, agent, settings.reward, place(slot), fresh) for slot in slots]
+    groups = range(0, len(slots), settings.per_process)
+    shared = [SharedHost(python, agent, settings.reward, place(dict)) for _ in groups]
+    return [SharedSlot(shared[number // settings.per_process], slot) for number, slot in enumerate(slots)]
