@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bus.releases import Releases
 from lightningbus.rundir import RunDirectory
 from lightningbus.supervisor import Child, Supervisor
 from tests.chaos.__main__ import prepare
@@ -61,6 +62,29 @@ async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyon
         admitted = (ended + BOUND - (PUBLISH_EVERY - 1) + 1) * GROUPS
         assert number < admitted, f"group {number} was dispatched when {ended} steps had ended"
     assert all((reason == "stale") == (lag > BOUND) for trained, reason, lag in uses if trained or reason == "stale")
+
+
+async def test_a_learner_whose_versions_nobody_serves_waits_and_goes_on_when_somebody_does(tmp_path: Path) -> None:
+    """It does not dispatch without end what is too old when it comes."""
+    place = tmp_path / "world"
+    await asyncio.to_thread(prepare, place)
+    async with world(place, steps=3, nodes=1, runners=1, token_seconds=0.01, learner={"max_staleness": 0}) as made:
+        releases = Releases(made.bus, "policy")
+        await releases.decide("pinned", 0, who="test")
+        await _says(made, "a node that serves version 1 or a newer one")
+        await releases.decide("unpinned", 0, who="test")
+        await made.finished(120)
+        sql = made.sql()
+        ((tasks,),) = sql.query("SELECT uniqExact(task) FROM tasks WHERE run = {run:String}", {"run": RUN}).result_rows
+        ((stale,),) = sql.query("SELECT uniqExact(task) FROM training_uses WHERE reason = 'stale'").result_rows
+    assert stale >= GROUPS and tasks == (3 + 1) * GROUPS, "one step's worth was too old, and no more was asked for"
+
+
+async def _says(made: World, waits_for: str) -> None:
+    while not any(
+        beat.role == "learner" and beat.detail.get("waits for") == waits_for for beat in made.fleet.members()
+    ):
+        await made.fleet.changed()
 
 
 async def _step(made: World, number: int) -> None:
