@@ -111,8 +111,7 @@ class Gateway:
         """A time without calls: new ones are turned away, to come again, and those in flight have ended."""
         self._closed = True
         try:
-            while self._open:
-                await self._ended.wait()
+            await self._quiet()
             yield
         finally:
             self._closed = False
@@ -122,6 +121,9 @@ class Gateway:
         for request in self._open.values():
             if request.transport is not None:
                 request.transport.abort()
+        await self._quiet()
+
+    async def _quiet(self) -> None:
         while self._open:
             await self._ended.wait()
 
