@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Event)
 
 CONNECT_SECONDS = 10.0
-PROVISION_SECONDS = 60.0
-PROVISION_PAUSE_SECONDS = 0.5
+LEADER_SECONDS = 60.0
+LEADER_PAUSE_SECONDS = 0.5
 PUBLISH_SECONDS = 30.0
 PING_SECONDS = 5
 """A connection over which two pings in a row are not answered is dead, though nobody has said so."""
@@ -143,19 +143,12 @@ class Bus:
         ``replicas``: servers of a cluster that hold each stream; None: as many as there are now, else one. A cluster
         that has no leader yet is waited for; raises `BusError` when it has none after 60 s.
         """
-        deadline = asyncio.get_running_loop().time() + PROVISION_SECONDS
-        while True:
-            try:
-                return await self._allowed(streams.provision(self.js, replicas))
-            except (NatsTimeoutError, NoRespondersError, ServiceUnavailableError) as error:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise BusError(f"the streams cannot be made: {error or type(error).__name__}") from error
-            await asyncio.sleep(PROVISION_PAUSE_SECONDS)
+        await self._made(lambda: streams.provision(self.js, replicas))
 
     async def ensure(self, consumer: Consumer) -> None:
-        """Make one durable; safe to repeat."""
+        """Make one durable; safe to repeat, and patient as `provision`."""
         try:
-            await self._allowed(streams.ensure_consumer(self.js, consumer))
+            await self._made(lambda: streams.ensure_consumer(self.js, consumer))
         except NotFoundError as error:
             raise BusError(f"stream {consumer.stream} is missing: run `lightningbus provision` once") from error
 
@@ -269,6 +262,17 @@ class Bus:
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 await self.nc.close()
+
+    async def _made(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        deadline = asyncio.get_running_loop().time() + LEADER_SECONDS
+        while True:
+            try:
+                return await self._allowed(make())
+            except (NatsTimeoutError, NoRespondersError, ServiceUnavailableError) as error:
+                if asyncio.get_running_loop().time() > deadline:
+                    said = error or type(error).__name__
+                    raise BusError(f"JetStream has been without a leader for {LEADER_SECONDS:g} s: {said}") from error
+            await asyncio.sleep(LEADER_PAUSE_SECONDS)
 
     async def _allowed(self, request: Coroutine[Any, Any, None]) -> None:
         """A request to JetStream; raises `AccessError` when the server says no, of which the request does not hear."""

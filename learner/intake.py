@@ -5,6 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from nats.errors import Error as NatsError
 
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 RESET_PAUSE_SECONDS = 1.0
 SETTLE_SECONDS = 1.0
-"""How long after a reset deliveries may come that were on their way before it."""
+"""How long after a reset deliveries may come that were on their way before it; then the first is missed."""
 PREFETCH = 512
 """Span batches on their way to this process at once."""
 
@@ -70,20 +71,26 @@ class Intake:
 
     async def _read(self, puller: Puller) -> None:
         """Read until a delivery is missing: a broker counts for a consumer what it has delivered to anybody."""
-        loop, expected = asyncio.get_running_loop(), 1
-        settled = loop.time() + SETTLE_SECONDS
-        async for delivery in puller:
-            if delivery.consumer_sequence == expected:
-                expected += 1
-                if delivery.sequence >= self.next_sequence:
-                    self._take(delivery)
-                    self.next_sequence = delivery.sequence + 1
-                delivery.data = b""  # held only to be acknowledged
-                self._held.append(delivery)
-            elif expected > 1 or loop.time() > settled:  # else it was on its way before the reset
-                delivery.release()
-                return
-            delivery.release()
+        expected, settled = 1, asyncio.get_running_loop().time() + SETTLE_SECONDS
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as first:
+                async for delivery in puller:
+                    delivery.release()
+                    if delivery.consumer_sequence == expected:
+                        expected += 1
+                        first.reschedule(None)
+                        self._count(delivery)
+                    elif expected == 1:  # on its way before the reset, or somebody else was given the first
+                        first.reschedule(settled)
+                    else:
+                        return
+
+    def _count(self, delivery: Delivery) -> None:
+        if delivery.sequence >= self.next_sequence:
+            self._take(delivery)
+            self.next_sequence = delivery.sequence + 1
+        delivery.data = b""  # held only to be acknowledged
+        self._held.append(delivery)
 
     def position(self) -> int:
         """Where a replay must begin to see again everything that is not used yet."""

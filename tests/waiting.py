@@ -1,8 +1,15 @@
-"""Waiting for what announces itself by no event: rows in ClickHouse, counters of the broker."""
+"""Waiting for what announces itself by no event: rows in ClickHouse, counters of the broker, a cluster's leader."""
 
+import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js.errors import ServiceUnavailableError
+
+T = TypeVar("T")
 
 
 def until(look: Callable[[], Any], expected: Any, seconds: float = 60.0) -> None:
@@ -11,3 +18,12 @@ def until(look: Callable[[], Any], expected: Any, seconds: float = 60.0) -> None
     while (found := look()) != expected:
         assert time.monotonic() < deadline, f"{found!r}, not {expected!r} within {seconds:g} s"
         time.sleep(0.05)
+
+
+async def answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask JetStream until it answers: a cluster that elects a leader has no answer for a while."""
+    while True:
+        try:
+            return await ask()
+        except (NatsTimeoutError, NoRespondersError, ServiceUnavailableError):
+            await asyncio.sleep(0.2)

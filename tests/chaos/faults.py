@@ -17,6 +17,7 @@ from schemas.events import Heartbeat, Outcome, Task, WeightVersion
 from tests.chaos.proxy import Fault
 from tests.chaos.world import LEASE_SECONDS, RUN, World
 from tests.limits import limit
+from tests.waiting import answered
 
 STOP_SECONDS = 3 * LEASE_SECONDS
 LINK_SECONDS = 6.0
@@ -226,7 +227,7 @@ async def bad_agent(world: World, log: Log, name: str) -> None:
 
 async def leader(world: World, log: Log) -> None:
     """``kill -9`` of the server that leads the spans, in a cluster of three."""
-    info = await world.bus.js.stream_info(subjects.SPANS)
+    info = await answered(lambda: world.bus.js.stream_info(subjects.SPANS))
     name = info.cluster.leader if info.cluster else None
     broker = world.brokers[int((name or "n0")[1:])]
     assert broker.process is not None

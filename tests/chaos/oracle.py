@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from bus import Bus
@@ -11,6 +12,7 @@ from schemas.events import WeightVersion
 from tests.chaos.tap import Tap
 from tests.chaos.tokens import flaw
 from tests.chaos.world import World
+from tests.waiting import answered
 
 SHOWN = 5
 
@@ -112,10 +114,10 @@ def _calls(verdict: Verdict, calls: list[tuple[Any, ...]], vocabulary: int) -> N
 
 async def _versions(verdict: Verdict, bus: Bus) -> None:
     """Versions only grow; a learner that takes over says the newest one again, the same bytes under its own epoch."""
-    state = (await bus.js.stream_info(subjects.WEIGHTS)).state
+    state = (await answered(lambda: bus.js.stream_info(subjects.WEIGHTS))).state
     last: WeightVersion | None = None
     for sequence in range(state.first_seq, state.last_seq + 1):
-        message = await bus.js.get_msg(subjects.WEIGHTS, sequence)
+        message = await answered(partial(bus.js.get_msg, subjects.WEIGHTS, sequence))
         if message.subject != subjects.weights("policy"):
             continue
         new = decode(WeightVersion, message.data or b"")

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from store.settings import StoreSettings
 from store.store import writer_url
 from tests.chaos.proxy import Proxy
 from tests.chaos.tap import Tap
+from tests.waiting import answered
 
 ROOT = Path(__file__).resolve().parents[2]
 CALCULATOR = ROOT / "examples" / "calculator"
@@ -131,9 +133,10 @@ class World:
 
     async def drained(self) -> None:
         """Wait until no task is left and the store has written every event."""
+        js = self.bus.js
         while True:
-            tasks = (await self.bus.js.stream_info("TASKS")).state
-            readers = [await self.bus.js.consumer_info("SPANS", name) for name in ("store", "tap")]
+            tasks = (await answered(lambda: js.stream_info("TASKS"))).state
+            readers = [await answered(partial(js.consumer_info, "SPANS", name)) for name in ("store", "tap")]
             if not tasks.messages and not any(reader.num_pending or reader.num_ack_pending for reader in readers):
                 return
             await asyncio.sleep(0.2)

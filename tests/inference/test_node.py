@@ -67,10 +67,18 @@ async def states_until(bus: Bus, last: str, after: "psutil.Process | None" = Non
     return seen
 
 
+def the_engine() -> psutil.Process:
+    """The stand-in this process started."""
+    (found,) = [
+        child for child in psutil.Process().children() if STAND_IN in (child.as_dict(["cmdline"])["cmdline"] or [])
+    ]
+    return found
+
+
 async def test_an_engine_that_dies_is_started_again_and_serves_only_verified_weights(bus: Bus, tmp_path: Path) -> None:
     async with serving(bus, tmp_path, [sys.executable, STAND_IN]):
         await states_until(bus, "ready")
-        (engine,) = psutil.Process().children()[-1:]
+        engine = the_engine()
         engine.kill()
         seen = await states_until(bus, "ready", after=engine)
     assert [state for state in seen if state != "ready"] == ["starting", "stale"]
@@ -106,7 +114,7 @@ async def test_an_engine_that_dies_is_given_again_the_adapters_it_held(bus: Bus,
         for version in (1, 2, 3):
             await publish_adapters(bus, tmp_path, version)
             address = await holds(*range(max(1, version - 1), version + 1))
-        (engine,) = psutil.Process().children()[-1:]
+        engine = the_engine()
         engine.kill()
         await states_until(bus, "ready", after=engine)
         assert await holds(2, 3) == address

@@ -88,14 +88,14 @@ def environment(collector: Collector) -> dict[str, str]:
     return {**os.environ, **told, "OTEL_EXPORTER_OTLP_HEADERS": f"x-key={COLLECTORS_KEY}"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
     """An OTLP receiver."""
     with collecting() as made:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def loop(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Loop]:
     """``lightningbus up``, ready to serve; stopped by Ctrl-C at the end, which must be clean."""
     directory = tmp_path_factory.mktemp("loop")
