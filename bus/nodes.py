@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from schemas.events import Heartbeat
+
 State = Literal["starting", "stale", "ready", "judging", "draining", "suspect", "dead"]
 DEAD = "dead"
 Happening = Literal["engine_up", "weights_applied", "withdrawn", "nothing_stands", "engine_lost", "stop"]
@@ -39,6 +41,12 @@ def step(state: State, happening: Happening) -> State:
 def serves(state: str) -> bool:
     """Whether model calls are answered."""
     return state == "ready"
+
+
+def answers_with(node: Heartbeat, version: int) -> bool:
+    """Whether a node holds a version for new calls: the only one it has, or one of several of adapters."""
+    held = node.detail.get("versions")
+    return version == node.version or (isinstance(held, list) and version in held)
 
 
 def seen(said: str, silence: float) -> str:

@@ -23,7 +23,7 @@ from inference.offers import meeting, seat_in
 from inference.residents import Residents
 from inference.settings import InferenceSettings
 from inference.subscriber import Subscriber
-from schemas.events import WeightVersion
+from schemas.events import WeightRelease, WeightVersion
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,10 @@ class Node:
         self._adapters: Adapters | None = None
         self._meeting = ""
         """The last one gone to: who was there in vain does not go again."""
+        self.one_at_a_time = settings.lora is None
+        """See `inference.server.Server`: adapters pause nothing, and what pauses nothing is waited for by nobody."""
+        self.canary: EngineCanary
+        """See `inference.server.Server`."""
         self._engine: Engine
         self._gateway: Gateway
         self._subscriber: Subscriber
@@ -84,6 +88,7 @@ class Node:
             if lora and residents:
                 place = self._settings.work / "adapters"
                 self._adapters = Adapters(residents, lora.rank, place, self._gateway, self._engine.tell)
+            self.canary = EngineCanary(self._engine, self._settings.model, self._gateway, self._happen)
             try:
                 await self._gateway.__aenter__()
             except OSError as error:
@@ -128,21 +133,9 @@ class Node:
         await self._happen("engine_up")
         log.info("node %s: engine is up, waiting for weights of %s", self.id, self._settings.model)
         work = self._settings.work / "weights"
-        canary = EngineCanary(self._engine, self._settings.model, self._gateway, self._happen)
-        one_at_a_time = self._adapters is None  # what pauses nothing is waited for by nobody
-        self._subscriber = Subscriber(
-            self._bus,
-            self.id,
-            self._settings.model,
-            work,
-            self._swap,
-            canary,
-            one_at_a_time,
-            self._take_part,
-            self._adapters.heed if self._adapters else lambda release: None,
-        )
+        self._subscriber = Subscriber(self._bus, self.id, self._settings.model, work, self)
         lost = asyncio.create_task(self._engine.lost())
-        working = {asyncio.create_task(self._subscriber.run(self._applied))}
+        working = {asyncio.create_task(self._subscriber.run())}
         if self._adapters:
             working.add(asyncio.create_task(self._adapters.retire()))
         try:
@@ -153,7 +146,8 @@ class Node:
         finally:
             await cancel(*working, lost)
 
-    async def _swap(self, files: Sequence[Path], version: int) -> float:
+    async def swap(self, files: Sequence[Path], version: int) -> float:
+        """See `inference.server.Server`."""
         paused = await (
             self._adapters.take(files, version, self._replace) if self._adapters else self._replace(files, version)
         )
@@ -163,8 +157,8 @@ class Node:
     async def _replace(self, files: Sequence[Path], version: int) -> float:
         return await self._load({"paths": [str(path.resolve()) for path in files]}, version)
 
-    async def _take_part(self, manifest: WeightVersion) -> float | None:
-        """See `inference.offers.TakePart`; the engine stands still from when it waits for the others."""
+    async def take_part(self, manifest: WeightVersion) -> float | None:
+        """See `inference.server.Server`; the engine stands still from when it waits for the others."""
         offer, reach, started = manifest.offer, self._engine.reach, time.monotonic()
         seat = seat_in(offer, self.id, reach) if reach is not None else None
         if offer is None or seat is None or offer.meeting == self._meeting or self._adapters is not None:
@@ -199,7 +193,13 @@ class Node:
         await self._engine.tell("/resume")
         return time.monotonic() - started
 
-    async def _applied(self) -> None:
+    def heed(self, release: WeightRelease) -> None:
+        """See `inference.server.Server`."""
+        if self._adapters:
+            self._adapters.heed(release)
+
+    async def applied(self) -> None:
+        """See `inference.server.Server`."""
         await self._happen("weights_applied")
 
     async def _happen(self, happening: Happening) -> None:

@@ -1,19 +1,8 @@
 """What a node makes of a broadcast that a manifest offers: whether its engine has a seat, and what that is told."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-from schemas.events import Offer, Reach, Seat, WeightVersion
-
-TakePart = Callable[[WeightVersion], Awaitable[float | None]]
-"""Brings a version into the engine by the broadcast that its manifest offers.
-
-Returns the seconds generation stood still, or None: it is to be had by its files.
-"""
-
-
-async def by_files_only(manifest: WeightVersion) -> None:
-    """Of a node that takes part in nothing."""
+from schemas.events import Offer, Reach, Seat
 
 
 def backends(has_gpu: bool) -> tuple[str, ...]:

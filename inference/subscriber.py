@@ -8,11 +8,12 @@ whose turn it is; what the trial shows is a decision for all.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -23,9 +24,10 @@ from bus.releases import Releases
 from inference.canary import Canary, Judgement
 from inference.engine import EngineRefused
 from inference.files import VersionFiles
-from inference.offers import TakePart, by_files_only
+from inference.server import Server
 from inference.turns import Turns
 from schemas import attributes, subjects
+from schemas.codec import DecodeError, decode
 from schemas.events import WeightApplied, WeightRelease, WeightVersion
 from schemas.releases import is_revoked, length_released, stands
 
@@ -37,20 +39,8 @@ RECHECK_SECONDS = 5.0
 TRY_AGAIN_SECONDS = 60.0
 """How long a node that could not bring a trial to an end leaves that version to others."""
 
-HINT_PAUSES = (0.02, 0.1, 0.5)
+HINT_PAUSES = (0.02, 0.1, 0.5, 1.5)
 """An event may arrive before the stream can be asked for it: looked up again after these pauses, in seconds."""
-
-
-Heed = Callable[[WeightRelease], None]
-
-
-class Swap(Protocol):
-    """Loads verified files as a version: all weights, or a base and its adapters.
-
-    Returns the seconds generation stood still.
-    """
-
-    def __call__(self, files: Sequence[Path], version: int) -> Awaitable[float]: ...
 
 
 @dataclass(frozen=True)
@@ -68,24 +58,8 @@ class Step:
 class Subscriber:
     """Keeps the engine at the version that is to be served."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        node: str,
-        model: str,
-        work: Path,
-        swap: Swap,
-        canary: Canary | None = None,
-        one_at_a_time: bool = True,
-        take_part: TakePart = by_files_only,
-        heed: Heed = lambda release: None,
-    ) -> None:
-        """Without a ``canary`` this node tries no version; ``one_at_a_time``: it swaps when it is its turn.
-
-        ``heed`` is told what holds, again and again.
-        """
-        self._one_at_a_time, self._take_part, self._heed = one_at_a_time, take_part, heed
-        self._bus, self._node, self._model, self._swap, self._canary = bus, node, model, swap, canary
+    def __init__(self, bus: Bus, node: str, model: str, work: Path, server: Server) -> None:
+        self._bus, self._node, self._model, self._server = bus, node, model, server
         self._files = VersionFiles(bus, model, work)
         self._releases = Releases(bus, model)
         self._turns = Turns(bus, node, model)
@@ -102,12 +76,11 @@ class Subscriber:
         """What is served; None: nothing yet."""
         return self._served.manifest.version if self._served is not None else None
 
-    async def run(self, on_applied: Callable[[], Awaitable[None]]) -> None:
-        """Follow for ever; ``on_applied`` is called after each swap. An engine's failure is raised."""
+    async def run(self) -> None:
+        """Follow for ever. An engine's failure is raised."""
         self._files.clear()
-        self._on_applied = on_applied
-        followed = (subjects.weights(self._model), subjects.release(self._model))
-        hints = [await self._bus.nc.subscribe(subject, cb=self._on_news) for subject in followed]
+        followed = {subjects.weights(self._model): self._on_news, subjects.release(self._model): self._on_release}
+        hints = [await self._bus.nc.subscribe(subject, cb=told) for subject, told in followed.items()]
         try:
             async with self._turns:
                 await self._follow()
@@ -133,6 +106,11 @@ class Subscriber:
     async def _on_news(self, message: Msg) -> None:
         self._news.set()
 
+    async def _on_release(self, message: Msg) -> None:
+        with suppress(DecodeError):
+            self._server.heed(decode(WeightRelease, message.data))  # at once: this node may be waiting for a place
+        self._news.set()
+
     async def _catch_up(self) -> bool:
         """Go on to what is next; a bad or missing blob leaves the old version serving. False: there is nothing."""
         try:
@@ -152,11 +130,11 @@ class Subscriber:
     async def _next(self) -> Step | None:
         """What is to be served and is not, else what is to be tried; its files are not here yet."""
         choice = await self._releases.choice()
-        self._heed(self._releases.state)
+        self._server.heed(self._releases.state)
         if choice.serve is not None and choice.serve.version != self.version:
             return Step(choice.serve, on_trial=False)
         version, until = self._left_alone or (None, 0.0)
-        if choice.to_try is None or self._canary is None:
+        if choice.to_try is None or self._server.canary is None:
             return None
         if choice.to_try.version == version and time.monotonic() < until:
             return None
@@ -165,11 +143,11 @@ class Subscriber:
     async def _stopped(self) -> bool:
         """Whether this node has ended serving a version that was revoked and has none before it."""
         version = self.version
-        if version is None or self._canary is None or not is_revoked(self._releases.state, version):
+        if version is None or self._server.canary is None or not is_revoked(self._releases.state, version):
             return False
-        await self._canary.withdraw()
+        await self._server.canary.withdraw()
         self._served = None
-        await self._canary.give_up()
+        await self._server.canary.give_up()
         self.problem = f"version {version} was revoked, and no other stands"
         log.warning("%s", self.problem)
         return True
@@ -188,7 +166,7 @@ class Subscriber:
     def _pauses(self, step: Step) -> bool:
         """Whether calls stand still for it: all but adapters of a base that is there."""
         before = self._served.manifest.blobs[:-1] if self._served is not None else ()
-        return self._one_at_a_time or step.manifest.kind != "lora" or step.manifest.blobs[:-1] != before
+        return self._server.one_at_a_time or step.manifest.kind != "lora" or step.manifest.blobs[:-1] != before
 
     async def _fetched(self, step: Step) -> Step:
         started = time.monotonic()
@@ -206,7 +184,7 @@ class Subscriber:
         if step.on_trial or step.manifest.offer is None or step.manifest.parent != self.version:
             return False
         with tracing.span("broadcast"):
-            paused = await self._take_part(step.manifest)
+            paused = await self._server.take_part(step.manifest)
         if paused is None:
             return False
         await self._serves(step, paused)
@@ -235,7 +213,7 @@ class Subscriber:
 
     async def _swapped(self, step: Step) -> float:
         with tracing.span("swap"):
-            return await self._swap(step.files, step.manifest.version)
+            return await self._server.swap(step.files, step.manifest.version)
 
     async def _serves(self, step: Step, paused: float) -> None:
         version = step.manifest.version
@@ -247,11 +225,11 @@ class Subscriber:
         await self._announce(step, paused)
         if step.files:  # else those of the last version that came as one, which the next may be told from
             self._files.drop_all_but(step.files)
-        await self._on_applied()
+        await self._server.applied()
 
     async def _try(self, step: Step) -> None:
         """Hold a version that nobody serves, judge it, and tell; what does not stand then is gone back from."""
-        canary, manifest = self._canary, step.manifest
+        canary, manifest = self._server.canary, step.manifest
         assert canary is not None and manifest.trial is not None
         version, spoiled = manifest.version, False
         self._left_alone = (version, time.monotonic() + TRY_AGAIN_SECONDS)

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from bus import Bus
-from bus.nodes import serves
+from bus.nodes import answers_with, serves
 from bus.releases import Releases
 from lightningbus.answers import show
 from lightningbus.options import BusOption, JsonOption, check_names, finish
@@ -150,7 +150,7 @@ def _fields(manifest: WeightVersion, release: WeightRelease, nodes: Sequence[Hea
         "published": datetime.fromtimestamp(manifest.created_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         "state": _state(manifest, release),
         "why": said.why if said is not None else "",
-        "nodes": [beat.id for beat in nodes if beat.version == manifest.version and serves(beat.state)],
+        "nodes": [beat.id for beat in nodes if serves(beat.state) and answers_with(beat, manifest.version)],
     }
 
 

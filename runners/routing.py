@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
-from bus.nodes import serves
+from bus.nodes import answers_with, serves
 from schemas.events import Heartbeat
 
 
@@ -25,18 +25,13 @@ def choose(
     """
     fit = [node for node in nodes if serves(node.state) and node.model == model and node.address]
     if pinned is not None:
-        fit = [node for node in fit if _has(node, pinned)]
+        fit = [node for node in fit if answers_with(node, pinned)]
     elif preferred is not None:
-        fit = [node for node in fit if _has(node, preferred)] or fit
+        fit = [node for node in fit if answers_with(node, preferred)] or fit
     for node in fit:
         if node.id == last:
             return node
     return min(fit, key=lambda node: (_load(node, open_calls), _weight(rollout, node.id)), default=None)
-
-
-def _has(node: Heartbeat, version: int) -> bool:
-    held = node.detail.get("versions")  # beside one another: adapters
-    return version == node.version or (isinstance(held, list) and version in held)
 
 
 def _load(node: Heartbeat, open_calls: Callable[[str], int]) -> tuple[int, int]:

@@ -53,6 +53,7 @@ from schemas.events import (
 )
 from tests import tensorfiles
 from tests.commands import environment
+from tests.inference.test_subscriber import Engine
 from tests.making import batches
 
 LIGHTNINGBUS = [sys.executable, "-P", "-m", "lightningbus"]
@@ -161,24 +162,13 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
             weights = tensorfiles.write(tmp_path / f"{version}.safetensors", contents)
             await publisher.publish(weights, version=version, epoch=1, step=version)
         assert publisher.last is not None and publisher.last.kind == "delta"
-        held: list[bytes] = []
-
-        async def swap(files: Any, version: int) -> float:
-            held.extend(path.read_bytes() for path in files)
-            return 0.0
-
-        async def applied() -> None:
-            done.set()
-
-        done = asyncio.Event()
-        following = asyncio.create_task(Subscriber(node, "node", "policy", tmp_path / "node", swap).run(applied))
-        async with asyncio.timeout(20):
-            await done.wait()
-            assert held == [weights.read_bytes()]
-            done.clear()
-            await Releases(roles["admin"], "policy").decide("pinned", 2, who="admin")
-            await done.wait()  # in its turn, and back to the manifest of an older version
-        assert held == [(tmp_path / f"{version}.safetensors").read_bytes() for version in (3, 2)]
+        engine = Engine()
+        following = asyncio.create_task(Subscriber(node, "node", "policy", tmp_path / "node", engine).run())
+        await engine.holds(3)
+        await Releases(roles["admin"], "policy").decide("pinned", 2, who="admin")
+        await engine.holds(2)  # in its turn, and back to the manifest of an older version
+        written = {version: (tmp_path / f"{version}.safetensors").read_bytes() for version in (3, 2)}
+        assert engine.held == list(written.items())
         await Releases(node, "policy").decide("revoked", 3, who="node")
         await publisher.publish(weights, version=4, epoch=1, step=4)  # looks at what is still needed
         looking = Releases(client, "policy")

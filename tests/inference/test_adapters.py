@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from bus import Bus, Fleet
 from bus.cancelling import cancel
 from bus.embedded import nats_server
+from bus.releases import Releases
 from inference.gateway import PREFERRED_HEADER, VERSION_HEADER
 from inference.node import Node
 from inference.settings import InferenceSettings
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 VOCABULARY, RANK, SCALE, KEPT = 128, 4, 0.5, 2
 PROMPT = list(range(10, 40))
-LONG = 600
+LONG = 1200
 """Tokens of an answer that is still being made when several versions have come and gone."""
 
 Tensors = dict[str, torch.Tensor]
@@ -271,10 +272,24 @@ async def test_a_call_ends_on_the_version_it_began_with_and_then_that_version_go
     assert paused.keys() == {second, third, last}
 
 
+async def test_a_version_that_is_revoked_gives_its_place_to_one_that_waits(world: World, base: Tensors) -> None:
+    (first,) = await world.serve(base)
+    async with await world.asked(LONG) as answer:
+        second, third = await world.serve(base, 2)
+        last = await world.publish(base)  # has no place
+        await Releases(world.bus, "policy").decide("revoked", third, who="me")
+        beat = await world.serves(last)
+        assert beat.detail["versions"] == [second, last]
+        assert beat.detail["inflight"] >= 1, "or this test shows nothing"
+        world.check(await read(answer), first)
+    world.check(await world.ask(), last)
+    await world.holds(second, last)
+
+
 async def test_another_base_waits_for_the_calls_on_the_old_one(world: World, base: Tensors) -> None:
     """Adapters are never served on a base that is not theirs."""
     (old,) = await world.serve(base)
-    async with await world.asked(LONG // 2) as answer:
+    async with await world.asked(LONG // 4) as answer:
         new = await world.publish(another(world.model, 2))
         await world.beat(lambda beat: beat.version == new)
         world.check(await read(answer), old)

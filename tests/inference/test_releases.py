@@ -67,14 +67,15 @@ async def nodes(
     bus: Bus, directory: Path, count: int, *bad: int
 ) -> AsyncIterator[tuple[list[Engine], list[Judge], list[Subscriber]]]:
     """Nodes that follow, and try versions."""
-    engines, judges = [Engine() for _ in range(count)], [Judge(*bad) for _ in range(count)]
+    judges = [Judge(*bad) for _ in range(count)]
+    engines = [Engine(judge) for judge in judges]
     made, running = [], []
     async with AsyncExitStack() as exits:
-        for number, (engine, judge) in enumerate(zip(engines, judges, strict=True)):
+        for number, engine in enumerate(engines):
             name = f"n{number}"
             await exits.enter_async_context(bus.beat("inference", name, lambda: {"state": "ready", "model": "policy"}))
-            made.append(Subscriber(bus, name, "policy", directory / name, engine.swap, judge))
-            running.append(asyncio.create_task(made[-1].run(engine.applied)))
+            made.append(Subscriber(bus, name, "policy", directory / name, engine))
+            running.append(asyncio.create_task(made[-1].run()))
         try:
             yield engines, judges, made
         finally:

@@ -11,15 +11,19 @@ import pytest
 from bus import Bus
 from bus.cancelling import cancel
 from inference import subscriber as module
+from inference.canary import Canary
 from inference.subscriber import Subscriber
 from schemas import subjects
-from schemas.events import Blob, WeightVersion
+from schemas.events import Blob, WeightRelease, WeightVersion
 
 
 class Engine:
-    """Remembers what it was given."""
+    """Remembers what it was given; takes part in no broadcast."""
 
-    def __init__(self) -> None:
+    one_at_a_time = True
+
+    def __init__(self, canary: Canary | None = None) -> None:
+        self.canary = canary
         self.held: list[tuple[int, bytes]] = []
         self.changed = asyncio.Event()
         self.gate = asyncio.Event()
@@ -33,6 +37,12 @@ class Engine:
             raise self.refuses[version]
         self.held.append((version, b"+".join(path.read_bytes() for path in files)))
         return 0.0
+
+    async def take_part(self, manifest: WeightVersion) -> None:
+        pass
+
+    def heed(self, release: WeightRelease) -> None:
+        pass
 
     async def applied(self) -> None:
         self.changed.set()
@@ -48,8 +58,8 @@ class Engine:
 @asynccontextmanager
 async def following(bus: Any, directory: Path) -> AsyncIterator[tuple[Subscriber, Engine]]:
     engine = Engine()
-    made = Subscriber(bus, "node", "policy", directory / "node", engine.swap)
-    running = asyncio.create_task(made.run(engine.applied))
+    made = Subscriber(bus, "node", "policy", directory / "node", engine)
+    running = asyncio.create_task(made.run())
     try:
         yield made, engine
     finally:

@@ -155,8 +155,8 @@ async def nodes(bus: Bus, directory: Path, engines: dict[str, Engine]) -> AsyncI
         running = []
         for name, engine in engines.items():
             await exits.enter_async_context(bus.beat("inference", name, lambda: {"state": "ready", "model": "policy"}))
-            made[name] = Subscriber(bus, name, "policy", directory / name, engine.swap)
-            running.append(asyncio.create_task(made[name].run(engine.applied)))
+            made[name] = Subscriber(bus, name, "policy", directory / name, engine)
+            running.append(asyncio.create_task(made[name].run()))
         try:
             yield made
         finally:

@@ -34,10 +34,14 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, n
     async with following(bus, tmp_path) as (subscriber, engine):
         await engine.holds(2)
         said = {"state": "ready", "model": "policy", "address": "http://x"}
-        async with bus.beat("inference", "node", lambda: {**said, "version": subscriber.version}):
+        beside = {**said, "version": 2, "detail": {"versions": [1, 2]}}
+        async with (
+            bus.beat("inference", "node", lambda: {**said, "version": subscriber.version}),
+            bus.beat("inference", "adapters", lambda: beside),
+        ):
             rows = await listed(nats_url)
-            assert [(row["version"], row["state"], row["nodes"]) for row in rows] == [
-                (2, "released", ["node"]), (1, "released", []), (0, "released", []),
+            assert [(row["version"], row["state"], sorted(row["nodes"])) for row in rows] == [
+                (2, "released", ["adapters", "node"]), (1, "released", ["adapters"]), (0, "released", []),
             ]  # fmt: skip
             assert rows[0]["bytes"] == 20000 and rows[0]["kind"] == "full" and rows[0]["step"] == 2
             assert "version 2 is revoked" in await weights(nats_url, "revoke", 2, "--why", "it swears")
