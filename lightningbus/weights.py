@@ -124,14 +124,26 @@ def _decide(what: What, version: int | None, model: str, bus: str | None, why: s
             which = version if version is not None else before.pinned
             if which is None:
                 raise UserError(f"no version of model {model!r} is pinned")
-            await releases.published(which)
-            if what == "pinned" and is_revoked(before, which):
-                raise UserError(f"version {which} is revoked: `lightningbus weights release {which}` first")
+            (manifest, _), *_ = await releases.published(which)
+            if what == "pinned":
+                if is_revoked(before, which):
+                    raise UserError(f"version {which} is revoked: `lightningbus weights release {which}` first")
+                if gone := await _expired(at, manifest):
+                    raise UserError(f"version {which} cannot be served any more: {gone} has expired")
             who = f"{getpass.getuser()}@{socket.gethostname()}"
             await releases.decide(what, which, who=who, why=why)
             return which
 
     print(f"version {finish(work())} is {what}")
+
+
+async def _expired(at: Bus, manifest: WeightVersion) -> str:
+    """A file of a version that is not on the bus any more, if there is one; places elsewhere are not looked at."""
+    if manifest.transport != "blob":
+        return ""
+    wanted = {(blob.bucket, blob.name) for blob in (*manifest.blobs, *(link.blob for link in manifest.chain))}
+    there = {(bucket, name) for bucket, _ in wanted for name in await at.blobs.names(bucket)}
+    return min((name for _, name in wanted - there), default="")
 
 
 async def _nodes(at: Bus, model: str) -> list[Heartbeat]:

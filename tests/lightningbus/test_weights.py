@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from bus import Bus
 from bus.releases import Releases
 from lightningbus.cli import app
+from schemas import subjects
 from tests.inference.test_releases import Judge, trial_of
 from tests.inference.test_subscriber import following, publish
 
@@ -57,6 +58,8 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, n
             assert "no version of model 'policy' is pinned" in await weights(nats_url, "unpin", code=2)
             assert "version 2 is released" in await weights(nats_url, "release", 2)
             await engine.holds(2)
+    await bus.blobs.delete(subjects.WEIGHT_BUCKET, "policy-0")
+    assert "policy-0 has expired" in await weights(nats_url, "pin", 0, code=2)
     shown = json.loads(await weights(nats_url, "show", 2))
     assert [(one["what"], one.get("why", "")) for one in shown["decisions"]] == [
         ("revoked", "it swears"),
