@@ -27,8 +27,8 @@ from inference.files import VersionFiles
 from inference.server import Server
 from inference.turns import Turns
 from schemas import attributes, subjects
-from schemas.codec import DecodeError, decode
-from schemas.events import WeightApplied, WeightRelease, WeightVersion
+from schemas.codec import encode
+from schemas.events import WeightApplied, WeightVersion
 from schemas.releases import is_revoked, length_released, stands
 
 log = logging.getLogger(__name__)
@@ -107,9 +107,15 @@ class Subscriber:
         self._news.set()
 
     async def _on_release(self, message: Msg) -> None:
-        with suppress(DecodeError):
-            self._server.heed(decode(WeightRelease, message.data))  # at once: this node may be waiting for a place
+        """Heeded at once, for this node may be waiting for a place; a decision that the stream refused is none."""
         self._news.set()
+        for pause in HINT_PAUSES:
+            with suppress(BusError, NatsError):
+                release = await self._releases.look()
+                self._server.heed(release)
+                if encode(release) == message.data:
+                    return
+            await asyncio.sleep(pause)
 
     async def _catch_up(self) -> bool:
         """Go on to what is next; a bad or missing blob leaves the old version serving. False: there is nothing."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from bus import Bus, BusError
+from bus import Bus, BusError, Fenced
 from bus.cancelling import cancel
 from bus.releases import Releases
 from inference.canary import Judgement, fitted, judged
@@ -18,6 +18,7 @@ from inference.engine import EngineRefused
 from inference.subscriber import Subscriber
 from learner.chain import expired
 from learner.publish import BUCKET
+from schemas import subjects
 from schemas.events import LONGEST_REASON, Case, Decision, Trial, WeightRelease
 from schemas.releases import KEPT, decided, needed, verdict
 from tests.inference.test_chain import Learner
@@ -107,6 +108,26 @@ async def test_a_version_that_is_revoked_is_left_by_all_and_taken_by_nobody(bus:
         await all_hold(engines, 2)
     for engine in engines:
         assert all(content == b"weights of version %d" % version * 1000 for version, content in engine.held)
+
+
+async def test_decisions_are_heeded_while_a_swap_waits_and_those_the_stream_refused_are_not(
+    bus: Bus, tmp_path: Path
+) -> None:
+    await publish(bus, tmp_path, 0)
+    releases = Releases(bus, "policy")
+    async with nodes(bus, tmp_path, 1) as ((engine,), _, _), asyncio.timeout(20):
+        await engine.holds(0)
+        engine.gate.clear()
+        await publish(bus, tmp_path, 1)
+        refused = decided(await releases.look(), Decision(what="revoked", version=1, who="x", decided_ns=1))
+        with pytest.raises(Fenced):
+            await bus.publish(subjects.release("policy"), refused, msg_id="late", expect_last=99)
+        held = await releases.decide("pinned", 1, who="me")
+        while held not in engine.heeded:
+            await asyncio.sleep(0.01)
+        assert refused not in engine.heeded
+        engine.gate.set()
+        await engine.holds(1)
 
 
 async def test_a_pinned_version_is_served_whatever_comes_until_it_is_unpinned(bus: Bus, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ class Engine:
 
     def __init__(self, canary: Canary | None = None) -> None:
         self.canary = canary
+        self.heeded: list[WeightRelease] = []
         self.held: list[tuple[int, bytes]] = []
         self.changed = asyncio.Event()
         self.gate = asyncio.Event()
@@ -42,7 +43,7 @@ class Engine:
         pass
 
     def heed(self, release: WeightRelease) -> None:
-        pass
+        self.heeded.append(release)
 
     async def applied(self) -> None:
         self.changed.set()
