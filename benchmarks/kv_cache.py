@@ -28,7 +28,8 @@ from lightningbus.settings import BusSettings
 from lightningbus.supervisor import Child
 from lightningbus.up import Stack, stack
 from schemas import subjects
-from schemas.events import Blob, Heartbeat, ModelCall, VersionRun, WeightVersion
+from schemas.events import Heartbeat, ModelCall, VersionRun
+from schemas.weights import Blob, WeightVersion
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "calculator"
 RESULTS = Path(__file__).resolve().parent / "results" / "kv_cache.json"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bus.errors import BlobCorrupt
-from schemas.events import Blob
+from schemas.weights import Blob
 
 
 @dataclass

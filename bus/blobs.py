@@ -23,7 +23,7 @@ from bus.arriving import arriving
 from bus.errors import BusError
 from bus.publisher import Publisher
 from bus.puller import Puller
-from schemas.events import Blob
+from schemas.weights import Blob
 
 _META = "$O.{bucket}.M.{name}"
 CHUNK_BYTES = 128 * 1024

@@ -13,8 +13,9 @@ from bus.connection import Bus
 from bus.errors import BusError, Fenced
 from schemas import subjects
 from schemas.codec import decode
-from schemas.events import LONGEST_NAME, LONGEST_REASON, Decision, Event, WeightApplied, WeightRelease, WeightVersion
+from schemas.events import Event
 from schemas.releases import awaits, decided, stands, verdict
+from schemas.weights import LONGEST_NAME, LONGEST_REASON, Decision, WeightApplied, WeightRelease, WeightVersion
 
 E = TypeVar("E", bound=Event)
 

@@ -19,7 +19,7 @@ from obstore.store import S3Store
 from bus.arriving import arriving, sha256_of
 from bus.errors import BusError
 from bus.transports import key
-from schemas.events import Blob
+from schemas.weights import Blob
 
 PART_BYTES = 8 << 20
 IN_FLIGHT = 4

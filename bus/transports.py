@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from bus.arriving import check, sha256_of
 from bus.errors import BusError
-from schemas.events import Blob, TransportName
+from schemas.weights import Blob, TransportName
 
 if TYPE_CHECKING:
     from bus.connection import Bus

@@ -16,8 +16,8 @@ from inference.engine import EngineFailed
 from inference.gateway import Gateway
 from inference.peft import write_directory
 from inference.residents import Residents
-from schemas.events import WeightRelease
 from schemas.releases import is_revoked
+from schemas.weights import WeightRelease
 
 log = logging.getLogger(__name__)
 

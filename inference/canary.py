@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from bus.nodes import Happening
 from inference.engine import Engine, EngineFailed, EngineRefused
 from inference.gateway import Gateway
-from schemas.events import Case, Trial
+from schemas.weights import Case, Trial
 
 LOWEST = -9000.0
 """vLLM writes -9999 for minus infinity."""

@@ -19,7 +19,7 @@ from inference.offers import backends
 from inference.plugin import BACKEND
 from inference.residents import places
 from inference.settings import InferenceSettings
-from schemas.events import Reach
+from schemas.weights import Reach
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from bus import Bus, BusError
 from bus.arriving import verifying
 from bus.transports import Transport, transport
 from schemas.delta import DeltaError, apply_deltas
-from schemas.events import Blob, Link, WeightVersion
+from schemas.weights import Blob, Link, WeightVersion
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from inference.offers import meeting, seat_in
 from inference.residents import Residents
 from inference.settings import InferenceSettings
 from inference.subscriber import Subscriber
-from schemas.events import WeightRelease, WeightVersion
+from schemas.weights import WeightRelease, WeightVersion
 
 log = logging.getLogger(__name__)
 

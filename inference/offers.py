@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schemas.events import Offer, Reach, Seat
+from schemas.weights import Offer, Reach, Seat
 
 
 def backends(has_gpu: bool) -> tuple[str, ...]:

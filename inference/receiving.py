@@ -29,7 +29,7 @@ DTYPES = {
 
 @dataclass
 class Meeting:
-    """Where and with whom; without an address there is none. What `schemas.events.Offer` says, for one engine."""
+    """Where and with whom; without an address there is none. What `schemas.weights.Offer` says, for one engine."""
 
     address: str = ""
     group: str = ""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from inference.canary import Canary
-from schemas.events import WeightRelease, WeightVersion
+from schemas.weights import WeightRelease, WeightVersion
 
 
 class Server(Protocol):

@@ -28,8 +28,8 @@ from inference.server import Server
 from inference.turns import Turns
 from schemas import attributes, subjects
 from schemas.codec import encode
-from schemas.events import WeightApplied, WeightVersion
 from schemas.releases import is_revoked, length_released, stands
+from schemas.weights import WeightApplied, WeightVersion
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from bus import Bus, BusError, Fenced, metrics
 from bus.fleet import Fleet
 from bus.nodes import DEAD_SECONDS
 from schemas import subjects
-from schemas.events import Heartbeat, Turn
+from schemas.events import Heartbeat
+from schemas.weights import Turn
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from learner.intake import Intake
 from learner.rollouts import Rollout
 from learner.settings import LearnerSettings
 from learner.uses import missing, unused
-from schemas.events import RolloutUse
+from schemas.training import RolloutUse
 
 
 class Account:

@@ -19,7 +19,7 @@ from learner.settings import LearnerSettings
 from learner.staleness import lags, mask_tokens, worst_lag
 from learner.transitions import Transition, transitions_of
 from learner.uses import masked, use_of
-from schemas.events import RolloutUse
+from schemas.training import RolloutUse
 
 CallKey = tuple[str, int]
 """A call: its rollout, and its index there."""

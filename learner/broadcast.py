@@ -21,7 +21,8 @@ from bus.transports import link_or_copy
 from learner.sender import Answer, Order
 from learner.settings import LearnerSettings
 from learner.weight_settings import BroadcastSettings
-from schemas.events import Backend, Heartbeat, Offer, Reach, Seat, WeightVersion
+from schemas.events import Heartbeat
+from schemas.weights import Backend, Offer, Reach, Seat, WeightVersion
 
 log = logging.getLogger(__name__)
 

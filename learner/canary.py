@@ -1,4 +1,4 @@
-"""Fixed prompts that every version is tried on, with what the learner makes of them: `schemas.events.Trial`."""
+"""Fixed prompts that every version is tried on, with what the learner makes of them: `schemas.weights.Trial`."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 from learner.rows import NOT_TRAINED, Row
 from learner.weight_settings import CanarySettings
-from schemas.events import Case, Trial
+from schemas.weights import Case, Trial
 
 MOST_PROMPTS = 32
 MOST_TOKENS = 256

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bus.transports import link_or_copy
 from schemas.delta import make_delta
-from schemas.events import Link
 from schemas.tensorfile import BadTensorFile
+from schemas.weights import Link
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,8 @@ from learner.tokenizer import decoder
 from learner.uses import spans_of
 from schemas import attributes, identity, subjects
 from schemas.codec import decode, encode
-from schemas.events import Heartbeat, TrainingStep
+from schemas.events import Heartbeat
+from schemas.training import TrainingStep
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -17,8 +17,9 @@ from learner.chain import SUFFIX, Chain, blob_name, expired, of_model, version_o
 from learner.settings import LearnerSettings
 from schemas import identity, subjects
 from schemas.delta import fingerprint
-from schemas.events import Blob, Heartbeat, Link, Trial, WeightVersion
+from schemas.events import Heartbeat
 from schemas.releases import needed, verdict
+from schemas.weights import Blob, Link, Trial, WeightVersion
 
 log = logging.getLogger(__name__)
 

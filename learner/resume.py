@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from learner.checkpoint import LearnerState
 from learner.publish import CannotLearn
 from learner.settings import LearnerSettings
-from schemas.events import WeightVersion
+from schemas.weights import WeightVersion
 
 
 def resumed(

@@ -14,8 +14,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from schemas.events import Backend
 from schemas.tensorfile import read_header, tensors_of
+from schemas.weights import Backend
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -9,7 +9,8 @@ from learner.rows import Row
 from learner.settings import LearnerSettings
 from schemas import attributes, identity
 from schemas.attempts import OURS
-from schemas.events import RolloutUse, Span, TrainingStep
+from schemas.events import Span
+from schemas.training import RolloutUse, TrainingStep
 
 SCOPE = "lightningbus.learner"
 

@@ -18,8 +18,9 @@ from lightningbus.answers import show
 from lightningbus.options import BusOption, JsonOption, check_names, finish
 from lightningbus.places import connected
 from lightningbus.roles import UserError
-from schemas.events import Heartbeat, WeightRelease, WeightVersion
+from schemas.events import Heartbeat
 from schemas.releases import awaits, is_revoked, verdict
+from schemas.weights import WeightRelease, WeightVersion
 
 app = typer.Typer(
     help="Weight versions: which there are, who serves them, and which may be served.",

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from schemas import events
+from schemas import events, training, weights
 from schemas.events import Event
 
 E = TypeVar("E", bound=Event)
@@ -22,7 +22,10 @@ VERSION = 2
 """Bumped when a reader of the previous one could misread a message."""
 
 _TYPES: dict[str, type[Event]] = {
-    t.__name__: t for t in vars(events).values() if isinstance(t, type) and issubclass(t, Event) and t is not Event
+    kind.__name__: kind
+    for module in (events, training, weights)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
 }
 _ENCODER = msgspec.msgpack.Encoder()
 

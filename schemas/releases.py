@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from schemas.events import Decision, WeightRelease, WeightVersion
+from schemas.weights import Decision, WeightRelease, WeightVersion
 
 KEPT: Final = 100
 """Decisions that are remembered: far more than there are versions whose files are still kept."""

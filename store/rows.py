@@ -13,21 +13,9 @@ import numpy as np
 from schemas import attributes, identity
 from schemas.attempts import standing
 from schemas.codec import DecodeError
-from schemas.events import (
-    Alarm,
-    DeadLetter,
-    Event,
-    ModelCall,
-    Span,
-    SpanBatch,
-    TaskPublished,
-    TasksPublished,
-    TrainingStep,
-    Turn,
-    WeightApplied,
-    WeightRelease,
-    WeightVersion,
-)
+from schemas.events import Alarm, DeadLetter, Event, ModelCall, Span, SpanBatch, TaskPublished, TasksPublished
+from schemas.training import TrainingStep
+from schemas.weights import Turn, WeightApplied, WeightRelease, WeightVersion
 
 Row = dict[str, Any]
 """Column names to values. All rows of one table have the same columns in the same order."""

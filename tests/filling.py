@@ -16,21 +16,9 @@ from bus.tasks import producer_span
 from runners.part import Part
 from runners.record import Attempt
 from schemas import attributes, identity, subjects
-from schemas.events import (
-    Blob,
-    Event,
-    Outcome,
-    RolloutUse,
-    Span,
-    SpanBatch,
-    Task,
-    TaskPublished,
-    TasksPublished,
-    TrainingStep,
-    VersionRun,
-    WeightApplied,
-    WeightVersion,
-)
+from schemas.events import Event, Outcome, Span, SpanBatch, Task, TaskPublished, TasksPublished, VersionRun
+from schemas.training import RolloutUse, TrainingStep
+from schemas.weights import Blob, WeightApplied, WeightVersion
 from store import arrow
 from store.batch import types_of
 from store.rows import Received, Row, rows_of

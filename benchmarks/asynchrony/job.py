@@ -26,7 +26,7 @@ from lightningbus.supervisor import Child
 from lightningbus.up import Stack, stack
 from runners.settings import RunnerSettings
 from schemas import subjects
-from schemas.events import WeightVersion
+from schemas.weights import WeightVersion
 from store.client import connect, first
 from store.settings import StoreSettings
 

@@ -41,16 +41,8 @@ from learner.settings import LearnerSettings
 from learner.weight_settings import WeightSettings
 from schemas import subjects
 from schemas.codec import encode
-from schemas.events import (
-    Heartbeat,
-    SpanBatch,
-    Task,
-    TasksPublished,
-    Turn,
-    WeightApplied,
-    WeightRelease,
-    WeightVersion,
-)
+from schemas.events import Heartbeat, SpanBatch, Task, TasksPublished
+from schemas.weights import Turn, WeightApplied, WeightRelease, WeightVersion
 from tests import tensorfiles
 from tests.commands import environment
 from tests.inference.test_subscriber import Engine

@@ -18,7 +18,8 @@ from bus.errors import BlobCorrupt, Verdict, classify
 from bus.streams import LEARNER_SPANS, STORE_SPANS, ensure_stream
 from schemas import subjects
 from schemas.codec import DecodeError, encode
-from schemas.events import Blob, DeadLetter, Heartbeat, Task, TasksPublished
+from schemas.events import DeadLetter, Heartbeat, Task, TasksPublished
+from schemas.weights import Blob
 
 
 def task(number: int, **fields: object) -> Task:

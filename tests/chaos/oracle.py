@@ -8,7 +8,7 @@ from typing import Any
 from bus import Bus
 from schemas import subjects
 from schemas.codec import decode
-from schemas.events import WeightVersion
+from schemas.weights import WeightVersion
 from tests.chaos.tap import Tap
 from tests.chaos.tokens import flaw
 from tests.chaos.world import World

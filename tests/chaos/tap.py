@@ -12,7 +12,8 @@ from bus import Bus, Consumer
 from bus.cancelling import cancel
 from schemas import subjects
 from schemas.attempts import TRIED_AGAIN, standing, supersedes
-from schemas.events import SpanBatch, TasksPublished, TrainingStep
+from schemas.events import SpanBatch, TasksPublished
+from schemas.training import TrainingStep
 
 SPANS = Consumer(subjects.SPANS, "tap", subjects.ALL_SPANS)
 SLOTS = 256

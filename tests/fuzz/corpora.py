@@ -10,24 +10,20 @@ from schemas import attributes, identity
 from schemas.codec import encode
 from schemas.events import (
     Alarm,
-    Blob,
     DeadLetter,
     Event,
     Heartbeat,
-    Link,
     RolloutEnd,
-    RolloutUse,
     Span,
     SpanBatch,
     Task,
     TaskKey,
     TaskPublished,
     TasksPublished,
-    TrainingStep,
     Usage,
-    WeightApplied,
-    WeightVersion,
 )
+from schemas.training import RolloutUse, TrainingStep
+from schemas.weights import Blob, Link, WeightApplied, WeightVersion
 from tests.making import SECOND_NS, START_NS, model_call
 
 TASK = Task(id="q1", run="run", agent="calc", input={"question": "1+1", "more": [1, None]}, sample=2, samples=8)

@@ -9,7 +9,7 @@ import pytest
 
 from bus import Bus
 from schemas import subjects
-from schemas.events import WeightVersion
+from schemas.weights import WeightVersion
 from tests.hosts.network import Host, Network, missing
 from tests.hosts.world import HEALTH, LIGHTNINGBUS, bus_as, cluster, told
 from tests.learner.conftest import tiny_model

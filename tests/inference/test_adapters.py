@@ -30,7 +30,8 @@ from inference.node import Node
 from inference.settings import InferenceSettings
 from schemas import subjects
 from schemas.codec import decode
-from schemas.events import Heartbeat, WeightApplied, WeightVersion
+from schemas.events import Heartbeat
+from schemas.weights import WeightApplied, WeightVersion
 from tests.runners.conftest import calls_of, ended, running, task
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

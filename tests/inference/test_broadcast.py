@@ -30,7 +30,8 @@ from learner.settings import LearnerSettings
 from schemas import subjects
 from schemas.codec import encode
 from schemas.delta import fingerprint
-from schemas.events import Heartbeat, Reach, Seat, WeightVersion
+from schemas.events import Heartbeat
+from schemas.weights import Reach, Seat, WeightVersion
 from tests.tensorfiles import weights, write
 
 STAND_IN = str(Path(__file__).resolve().parents[1] / "chaos" / "vllm.py")

@@ -21,7 +21,8 @@ from learner.publish import WeightPublisher
 from learner.settings import LearnerSettings
 from schemas import subjects
 from schemas.codec import encode
-from schemas.events import Heartbeat, Offer, Reach
+from schemas.events import Heartbeat
+from schemas.weights import Offer, Reach
 from tests.inference.test_trial import seen, tiny_model
 
 Answer = tuple[list[int], list[float]]

@@ -16,7 +16,8 @@ from inference import subscriber as subscriber_module
 from inference.subscriber import Subscriber
 from learner.publish import BUCKET, WeightPublisher, wants_whole
 from learner.settings import LearnerSettings
-from schemas.events import Blob, Heartbeat, WeightVersion
+from schemas.events import Heartbeat
+from schemas.weights import Blob, WeightVersion
 from tests.inference.test_subscriber import Engine, following
 from tests.tensorfiles import stepped, weights, write
 

@@ -20,7 +20,7 @@ from inference.engine import EngineFailed
 from inference.gateway import VERSION_HEADER
 from inference.settings import InferenceSettings
 from schemas import subjects
-from schemas.events import WeightVersion
+from schemas.weights import WeightVersion
 from tests.chaos.tokens import logprob
 
 STAND_IN = str(Path(__file__).resolve().parents[1] / "chaos" / "vllm.py")

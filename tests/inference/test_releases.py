@@ -19,8 +19,8 @@ from inference.subscriber import Subscriber
 from learner.chain import expired
 from learner.publish import BUCKET
 from schemas import subjects
-from schemas.events import LONGEST_REASON, Case, Decision, Trial, WeightRelease
 from schemas.releases import KEPT, decided, needed, verdict
+from schemas.weights import LONGEST_REASON, Case, Decision, Trial, WeightRelease
 from tests.inference.test_chain import Learner
 from tests.inference.test_subscriber import Engine, publish
 

@@ -14,7 +14,7 @@ from inference import subscriber as module
 from inference.canary import Canary
 from inference.subscriber import Subscriber
 from schemas import subjects
-from schemas.events import Blob, WeightRelease, WeightVersion
+from schemas.weights import Blob, WeightRelease, WeightVersion
 
 
 class Engine:

@@ -22,8 +22,9 @@ from learner.publish import WeightPublisher
 from learner.saving import Saver
 from learner.trainer import Trainer
 from schemas import subjects
-from schemas.events import Decision, Heartbeat, Trial, WeightVersion
+from schemas.events import Heartbeat
 from schemas.releases import verdict
+from schemas.weights import Decision, Trial, WeightVersion
 from tests.learner.conftest import settings_for, tiny_tokenizer
 
 PROMPTS = ["compute 12 plus 30", [{"role": "user", "content": "what is the capital of nowhere?"}]]

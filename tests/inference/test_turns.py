@@ -18,7 +18,8 @@ from inference import turns
 from inference.subscriber import Subscriber
 from inference.turns import Turns, free
 from schemas import subjects
-from schemas.events import Heartbeat, Turn, WeightApplied
+from schemas.events import Heartbeat
+from schemas.weights import Turn, WeightApplied
 from tests.inference.test_subscriber import Engine, publish
 
 NODES = range(4)

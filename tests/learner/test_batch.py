@@ -20,7 +20,8 @@ from learner.transitions import token_versions, transitions_of
 from learner.uses import spans_of, unused
 from learner.weighting import row_weights
 from schemas import identity
-from schemas.events import ModelCall, TrainingStep, VersionRun
+from schemas.events import ModelCall, VersionRun
+from schemas.training import TrainingStep
 from tests.making import group, model_call, rollout
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bus import Bus
 from schemas import subjects
-from schemas.events import WeightVersion
+from schemas.weights import WeightVersion
 from tests.making import batches
 
 STEPS, SAMPLES = 2, 4

@@ -9,7 +9,7 @@ from learner.checkpoint import CheckpointError, Checkpoints, LearnerState
 from learner.publish import CannotLearn
 from learner.resume import resumed
 from learner.settings import LearnerSettings
-from schemas.events import Blob, WeightVersion
+from schemas.weights import Blob, WeightVersion
 
 SETTINGS = LearnerSettings(model_path=Path("model"))
 

@@ -25,7 +25,8 @@ from bus.health import address
 from lightningbus import logs
 from runners.settings import RunnerSettings
 from schemas import subjects
-from schemas.events import Task, WeightVersion
+from schemas.events import Task
+from schemas.weights import WeightVersion
 from tests.learner.conftest import tiny_model
 from tests.runners.conftest import AGENTS, ended
 from tests.store.conftest import prepared

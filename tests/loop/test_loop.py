@@ -24,7 +24,8 @@ from bus.doors import CLUSTER_KEY, bearer, read_key
 from learner.chain import blob_name
 from schemas import identity, subjects
 from schemas.codec import schema_of
-from schemas.events import Heartbeat, SpanBatch, Task, WeightVersion
+from schemas.events import Heartbeat, SpanBatch, Task
+from schemas.weights import WeightVersion
 from tests.loop.conftest import CALCULATOR, COLLECTORS_KEY, COMPILED, Loop, write_tasks
 from tests.waiting import until
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from schemas.events import SpanBatch, TasksPublished, TrainingStep
+from schemas.events import SpanBatch, TasksPublished
+from schemas.training import TrainingStep
 from store.client import connect
 from store.reports import REPORTS
 from tests import filling

@@ -14,7 +14,8 @@ from bus.releases import Releases
 from schemas import subjects
 from schemas.attempts import winner
 from schemas.codec import schema_of
-from schemas.events import Outcome, RolloutEnd, SpanBatch, Task, Turn, WeightApplied
+from schemas.events import Outcome, RolloutEnd, SpanBatch, Task
+from schemas.weights import Turn, WeightApplied
 from store import migrations
 from store.batch import deduplication_token
 from store.migrations import Migration, MigrationError, migrate

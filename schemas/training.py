@@ -1,0 +1,49 @@
+"""Events about training: what a step made, and of what."""
+
+from typing import Literal
+
+from schemas.events import Count, Event, Identifier, Name, Outcome, Positive, Span
+
+
+class RolloutUse(Event, frozen=True, kw_only=True):
+    """What one training step did with one rollout."""
+
+    rollout: Identifier
+    task: Identifier
+    attempt: Count
+    """0 and no execution: it had not ended."""
+    execution: str
+    outcome: Outcome | Literal[""]
+    reward: float | None
+    advantage: float
+    trained: bool
+    reason: str = ""
+    """Why it was not trained on; empty if it was."""
+    tokens: Count
+    staleness_max: Count
+    """Versions between the one trained and the oldest that made a token of it."""
+    place: int = -1
+    """Where it stood in the batch; -1: it came into none."""
+    credit: tuple[float, ...] = ()
+    """Advantage of each of its calls."""
+
+
+class TrainingStep(Event, frozen=True, kw_only=True):
+    """One optimiser step: what went in, what came out."""
+
+    run: Name
+    model: Name
+    step: Positive
+    version: Count
+    """The weight version this step made."""
+    epoch: Count
+    started_ns: Count
+    ended_ns: Count
+    uses: tuple[RolloutUse, ...]
+    metrics: dict[str, float]
+    digest: str = ""
+    """SHA-256 of the batch: rows and advantages, to the bit."""
+    settings: str = ""
+    """The learner's settings, JSON: with them the batch can be made again."""
+    spans: tuple[Span, ...]
+    """One span per rollout trained on, in that rollout's own trace."""
