@@ -108,8 +108,8 @@ class OptimSettings(BaseModel):
     lr_scheduler_type: Literal["constant", "cosine"] = Field("constant", description="over the learner's steps")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="where the cosine ends, as a share of lr")
     lr_warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
-    weight_decay: float = Field(0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's")
+    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW's")
     clip_grad: float = Field(1.0, gt=0, description="largest gradient norm")
 
 
@@ -122,9 +122,9 @@ class ActorSettings(BaseModel):
         "vanilla", description="verl's name: vanilla (PPO), gspo, cispo, dppo_tv, dppo_kl, sapo, gpg, geo_mean, …"
     )
     policy_loss_options: dict[str, float] = Field({}, description="its own numbers: dro_beta, clip_cov_ratio, …")
-    clip_ratio_low: float = Field(0.2, gt=0)
-    clip_ratio_high: float = Field(0.28, gt=0)
-    clip_ratio_c: float = Field(3.0, gt=1)
+    clip_ratio_low: float = Field(0.2, gt=0, description="PPO's ratio is clipped at 1 less this")
+    clip_ratio_high: float = Field(0.28, gt=0, description="and at 1 plus this")
+    clip_ratio_c: float = Field(3.0, gt=1, description="of tokens with negative advantage: dual-clip PPO's bound")
     loss_agg_mode: Literal["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"] = Field(
         "seq-mean-token-mean", description="how tokens are averaged; here a sequence is a whole rollout"
     )
@@ -158,7 +158,7 @@ class LoraSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     lora_rank: int = Field(0, ge=0, description="0: train all weights")
-    lora_alpha: int = Field(16, ge=1)
+    lora_alpha: int = Field(16, ge=1, description="adapters are scaled by lora_alpha / lora_rank")
     target_modules: str | list[str] = Field("all-linear", description="modules that get adapters")
 
 
@@ -199,7 +199,7 @@ class LearnerSettings(RoleSettings):
         description="wait: no more tasks than the bound allows; drop: no rollout with a token beyond it; mask_tokens: "
         "only such tokens; ready_first: groups as they end, not as they were dispatched",
     )
-    seed: int = 0
+    seed: int = Field(0, description="order of the tasks, and what is random in training")
     id: str | None = Field(None, description="name of this learner; default: host-pid", pattern=NAME)
     threads: int | None = Field(None, gt=0, description="CPU threads; default: torch's own choice")
     checkpoints: Path = Field(Path("runs/checkpoints"), description="directory of checkpoints")

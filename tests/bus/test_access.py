@@ -33,7 +33,7 @@ from bus import (
 from bus.cancelling import cancel
 from bus.embedded import nats_server
 from bus.releases import Releases
-from bus.rights import RIGHTS, inbox
+from bus.rights import RIGHTS, from_afar, inbox
 from bus.users import make_users
 from inference.subscriber import Subscriber
 from learner.publish import WeightPublisher
@@ -220,7 +220,10 @@ MAY_NOT_SAY = {
         "lb.dead.TASKS", f"{API}.STREAM.MSG.DELETE.DEAD", f"{API}.CONSUMER.CREATE.DEAD", *DECISIONS,
     ),
 }  # fmt: skip
-MAY_NOT_SAY["leaf"] = tuple(one for one in MAY_NOT_SAY["runner"] if one in MAY_NOT_SAY["node"])
+_SITES = [one for one in MAY_NOT_SAY["runner"] if one in MAY_NOT_SAY["node"]]
+MAY_NOT_SAY["leaf"] = tuple(dict.fromkeys((
+    *_SITES, *from_afar((*_SITES, *ADMINISTRATION)), *(f"lb.dead.{stream}" for stream in ("SPANS", "WEIGHTS", "DEAD")),
+)))  # fmt: skip
 HEARD = (
     "lb.task.>",
     "lb.span.train",

@@ -7,10 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client import Counter, Gauge, Histogram
 
 from bus import measuring, metrics
 from bus.measuring import ENTRIES
+from lightningbus.checking import job
+from lightningbus.reference import tables
+from lightningbus.settings import RunSettings, checked
 from store.settings import StoreSettings
 from tests.commands import environment
 from tests.deploy.commands import ROOT, Commands
@@ -24,7 +28,7 @@ ELSEWHERE = {
     "torchrun": "# on ",
 }
 """How a block begins whose commands are not ours; tests/hosts runs those of the last two."""
-ANYWHERE = {"curl", "make", "export", "pip"}
+ANYWHERE = {"curl", "make", "export", "pip", "source", "python"}
 
 
 def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
@@ -38,6 +42,39 @@ def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
         == len({entry.name for entry in ENTRIES})
         == sum(isinstance(one, Counter | Gauge | Histogram) for one in vars(metrics).values())
     )
+
+
+def test_every_setting_is_in_the_page_with_what_it_is_for() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+    found = re.search(r"<!-- settings: begin -->\n(.*)\n<!-- settings: end -->", page, re.S)
+    assert found is not None
+    assert found[1] == tables(), "python -c 'from lightningbus.reference import tables; print(tables())' prints it"
+    rows = [line.split(" | ") for line in found[1].splitlines() if line.startswith("| `")]
+    assert len(rows) > 100
+    assert not [row[0] for row in rows if not row[2].strip(" |")], "these say nothing of what they are for"
+
+
+def test_links_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("examples/*/*.md")]
+    for page in pages:
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), f"{page.name}: {link}"
+            if anchor:
+                titles = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
+                assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, link
+
+
+def test_the_pages_install_torch_as_make_does() -> None:
+    (pinned,) = set(re.findall(r"torch==\S+", (ROOT / "Makefile").read_text()))
+    assert f"pip install {pinned} && pip install --no-deps --requirement requirements/gpu.lock" in DEPLOYMENT
+    assert f"pip install {pinned}" in (ROOT / "deploy" / "Dockerfile").read_text()
+
+
+def test_the_readmes_run_file_is_a_training_job() -> None:
+    (block,) = re.findall(r"```yaml\n(# run.yaml.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert job(checked(RunSettings, yaml.safe_load(block), "README.md"), "README.md").learner.steps
 
 
 @pytest.mark.parametrize("page", [OPERATIONS, DEPLOYMENT], ids=["operations", "deployment"])

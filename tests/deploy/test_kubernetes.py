@@ -214,6 +214,63 @@ def test_each_pod_has_the_secrets_of_its_role_and_no_other() -> None:
             assert mounted_at(found, volume) == "/etc/nats"
 
 
+def ends(selectors: list[Document]) -> set[str]:
+    """Who is named by the peers of a rule, or the pods a policy is for: roles, or namespaces in brackets."""
+    found = set()
+    for one in selectors:
+        label = one.get("podSelector", one.get("namespaceSelector", {}))
+        (names,) = (
+            [list(label["matchLabels"].values())]
+            if "matchLabels" in label
+            else [expression["values"] for expression in label["matchExpressions"]]
+        )
+        found |= {f"[{name}]" if "namespaceSelector" in one else name for name in names}
+    return found
+
+
+def test_these_pods_talk_to_each_other_and_no_others() -> None:
+    """Every arrow that is let through, from where it begins and from where it ends."""
+    policies = of("NetworkPolicy")
+    nothing = policies.pop("nothing")["spec"]
+    assert nothing["podSelector"] == {} and set(nothing["policyTypes"]) == {"Ingress", "Egress"}
+    assert "ingress" not in nothing and {port["port"] for rule in nothing["egress"] for port in rule["ports"]} == {53}
+    everybody = {name for name, _ in pods()}
+    roles = everybody - {"nats"}
+    into: set[tuple[str, str, int]] = set()
+    out: set[tuple[str, str, int]] = set()
+    for policy in policies.values():
+        spec = policy["spec"]
+        own = ends([spec]) if spec["podSelector"] else everybody
+        assert {kind.lower() for kind in spec["policyTypes"]} == {
+            kind for kind in ("ingress", "egress") if kind in spec
+        }
+        into |= {
+            (peer, one, port["port"])
+            for rule in spec.get("ingress", []) for one in own for peer in ends(rule["from"]) for port in rule["ports"]
+        }  # fmt: skip
+        out |= {
+            (one, peer, port["port"])
+            for rule in spec.get("egress", [])
+            for one in own
+            for peer in (ends(rule["to"]) if "to" in rule else {"anywhere"})
+            for port in rule["ports"]
+        }
+    inside = {("nats", "nats", 6222), ("runner", "inference", 8000), *((role, "nats", 4222) for role in roles)}
+    watching = {("[monitoring]", one, port) for one in everybody for port in (9464, 8000, 8222)}
+    assert into == inside | watching | {("[keda]", "nats", 8222)}
+    assert out == inside | {("store", "anywhere", 8123), ("store", "anywhere", 8443)}
+
+
+def test_the_loader_may_run_in_the_namespace_and_holds_the_models() -> None:
+    (pod,) = yaml.safe_load_all((BASE / "loader" / "loader.yaml").read_text())
+    assert kubernetes_validate.validate(pod, KUBERNETES, strict=True) == KUBERNETES
+    assert pod["metadata"]["namespace"] == KUSTOMIZATION["namespace"]
+    (found,), (volume,) = pod["spec"]["containers"], pod["spec"]["volumes"]
+    assert pod["spec"]["securityContext"] == next(pod for name, pod in pods() if name == "learner")["securityContext"]
+    assert found["securityContext"] == container("learner")["securityContext"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "models"} and mounted_at(found, volume) == "/models"
+
+
 def test_policies_and_budgets_select_pods_that_exist_and_ports_they_have() -> None:
     names = {name for name, _ in pods()}
     for policy in of("NetworkPolicy").values():
@@ -223,7 +280,6 @@ def test_policies_and_budgets_select_pods_that_exist_and_ports_they_have() -> No
     for policy in of("NetworkPolicy").values():
         for rule in policy["spec"].get("ingress", []):
             assert {port["port"] for port in rule["ports"]} <= open_to
-    assert of("NetworkPolicy")["nothing"]["spec"]["podSelector"] == {}
     many = {
         name
         for name in names

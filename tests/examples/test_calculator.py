@@ -13,6 +13,7 @@ from threading import Thread
 import pytest
 import yaml
 
+from lightningbus.checking import job
 from lightningbus.settings import RunSettings, checked
 
 CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator"
@@ -89,3 +90,4 @@ def test_the_run_file_is_valid_and_names_what_is_there() -> None:
     settings = checked(RunSettings, yaml.safe_load((CALCULATOR / "run.yaml").read_text()), "run.yaml")
     assert settings.learner is not None and len(settings.runners) == 2
     assert all((CALCULATOR.parents[1] / runner.path / "agent.py").exists() for runner in settings.runners)
+    assert job(settings, "run.yaml").heldout.tasks == Path("runs/calculator/heldout.jsonl")
