@@ -20,6 +20,9 @@ from schemas.weights import LONGEST_NAME, LONGEST_REASON, Decision, WeightApplie
 E = TypeVar("E", bound=Event)
 
 ANSWER_SECONDS = 10.0
+BEHIND_SECONDS = 30.0
+"""A server is behind the others for moments; what has been older for longer than this is a stream made anew."""
+AGAIN_SECONDS = 0.2
 BATCH = 500
 SEQUENCE = "Nats-Sequence"
 STATUS = "Status"
@@ -33,22 +36,42 @@ class Choice:
     to_try: WeightVersion | None = None
 
 
+class Seen:
+    """How far a subject was seen to have come, by servers of which one may be behind."""
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        """Of the stream; 0: nothing."""
+        self._behind_since: float | None = None
+
+    def counts(self, sequence: int) -> bool:
+        """Whether this is the last message there is, as far as one can know; if so it is what was seen."""
+        now = time.monotonic()
+        if sequence < self.sequence:
+            self._behind_since = now if self._behind_since is None else self._behind_since
+            if now - self._behind_since < BEHIND_SECONDS:
+                return False
+        self.sequence, self._behind_since = sequence, None
+        return True
+
+
 class Releases:
     """What may be served of a model; decisions are made by compare-and-set, so none is lost to another."""
 
     def __init__(self, bus: Bus, model: str) -> None:
         self._bus, self._model = bus, model
         self._subject = subjects.release(model)
-        self._sequence = 0
+        self._decided, self._published = Seen(), Seen()
         self.state = WeightRelease(model=model)
         """As of the last look."""
-        self._newest, self._choice = 0, Choice()
+        self._choice = Choice()
 
     async def look(self) -> WeightRelease:
         """What holds now; an answer that is older than what was seen already counts for nothing."""
         found = await self._bus.last(subjects.WEIGHTS, self._subject, WeightRelease)
-        if found is not None and found[1] > self._sequence:
-            self.state, self._sequence = found
+        state, sequence = found or (WeightRelease(model=self._model), 0)
+        if self._decided.counts(sequence):
+            self.state = state
         return self.state
 
     async def decide(
@@ -61,7 +84,11 @@ class Releases:
         figures: dict[str, float] | None = None,
         first_only: bool = False,
     ) -> WeightRelease:
-        """Add a decision; returns what holds then. ``first_only``: a verdict that is there already stays the last."""
+        """Add a decision; returns what holds then. ``first_only``: a verdict that is there already stays the last.
+
+        Raises as `Bus.publish`, `Fenced` if others have been quicker for a minute.
+        """
+        deadline = time.monotonic() + 2 * BEHIND_SECONDS
         words = {"who": who[:LONGEST_NAME], "why": why[:LONGEST_REASON]}
         said = Decision(what=what, version=version, **words, figures=figures or {}, decided_ns=time.time_ns())
         while True:
@@ -69,12 +96,17 @@ class Releases:
             if first_only and verdict(before, version) is not None:
                 return before
             after = decided(before, said)
-            msg_id = f"release:{self._model}:{said.decided_ns}:{what}:{version}:{self._sequence}"
+            last = self._decided.sequence
+            msg_id = f"release:{self._model}:{said.decided_ns}:{what}:{version}:{last}"
             try:
-                sequence = await self._bus.publish(self._subject, after, msg_id=msg_id, expect_last=self._sequence)
+                sequence = await self._bus.publish(self._subject, after, msg_id=msg_id, expect_last=last)
             except Fenced:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(AGAIN_SECONDS)
                 continue
-            self.state, self._sequence = after, sequence
+            if self._decided.counts(sequence):  # else it was looked up meanwhile, with what came after it
+                self.state = after
             return after
 
     async def choice(self) -> Choice:
@@ -83,15 +115,15 @@ class Releases:
         Only the newest of all is tried. Raises `BusError` when the pinned one is not on the bus.
         """
         release = await self.look()
-        to_try = None
-        newest = True
+        to_try, newest = None, 0
         async for manifest, sequence in self.versions():
-            if newest and sequence < self._newest:
-                return self._choice  # an answer that is older than what was seen already
-            self._newest = max(self._newest, sequence)
+            if not newest:
+                if not self._published.counts(sequence):
+                    return self._choice
+                newest = sequence
             if release.pinned is None:
                 found = stands(release, manifest)
-                to_try = manifest if newest and awaits(release, manifest) else to_try
+                to_try = manifest if sequence == newest and awaits(release, manifest) else to_try
             elif manifest.version < release.pinned:
                 break
             else:
@@ -99,8 +131,9 @@ class Releases:
             if found:
                 self._choice = Choice(manifest, to_try)
                 return self._choice
-            newest = False
-        if release.pinned is not None and self._newest:
+        if not newest and not self._published.counts(0):
+            return self._choice
+        if release.pinned is not None and newest:
             raise BusError(f"version {release.pinned} is pinned and is not on the bus")
         self._choice = Choice(None, to_try)
         return self._choice

@@ -122,8 +122,10 @@ class Subscriber:
         try:
             await self._turns.settle()
             step = await self._next()
+            if (step is None or step.on_trial) and await self._stopped():
+                return True
             if step is None:
-                return await self._stopped()
+                return False
             said: tracing.Said = {attributes.WEIGHT_VERSION: step.manifest.version, attributes.NODE: self._node}
             with tracing.span("version", said):
                 return await self._go_on_to(step)
@@ -164,8 +166,7 @@ class Subscriber:
         step = await self._fetched(step)
         missed = self._served is not None and self._pauses(step)  # who serves nobody is missed by nobody
         if not missed and not step.on_trial:
-            await self._apply(step)
-            return True
+            return await self._take_turn(step)
         async with self._turns.taken():
             return await self._take_turn(step)
 
@@ -252,10 +253,12 @@ class Subscriber:
         except (BusError, NatsError, OSError, ValueError):
             await self._go_back(canary, spoiled)
             raise
-        if not judgement.spoiled and stands(self._releases.state, manifest):
+        release = self._releases.state
+        if not judgement.spoiled and stands(release, manifest) and release.pinned in (None, version):
             await self._serves(step, paused)
-        else:
-            await self._go_back(canary, judgement.spoiled)
+            return
+        await self._go_back(canary, judgement.spoiled)
+        if not stands(release, manifest):
             self.problem = f"version {version} was revoked: {judgement.reason or 'by somebody else'}"[:200]
 
     async def _say_verdict(self, version: int, judgement: Judgement) -> None:
@@ -269,7 +272,7 @@ class Subscriber:
         if spoiled:
             await canary.renew()
         before, self._served = self._served, None  # until it is there again
-        if before is None:
+        if before is None or is_revoked(self._releases.state, before.manifest.version):
             await canary.give_up()
         elif before.files:
             await self._apply(changed(before, fetched=0.0, verified=0.0))

@@ -76,9 +76,9 @@ class Turns:
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
         """Wait until it is this node's turn, and keep it while the block runs. Raises as `Bus.publish`."""
+        self._owed = True  # before it is asked for: the stream may have it though it never answered
         with metrics.turn_wait_seconds.time():
             sequence = await self._take()
-        self._owed = True
         try:
             yield
         finally:

@@ -11,16 +11,19 @@ import pytest
 from hypothesis import given
 
 from bus import Bus, BusError, Fenced
+from bus import releases as releases_module
 from bus.cancelling import cancel
 from bus.releases import Releases
+from inference import subscriber as subscriber_module
 from inference.canary import Judgement, fitted, judged
 from inference.engine import EngineRefused
+from inference.files import VersionFiles
 from inference.subscriber import Subscriber
 from learner.chain import expired
 from learner.publish import BUCKET
 from schemas import subjects
 from schemas.releases import KEPT, decided, needed, verdict
-from schemas.weights import LONGEST_REASON, Case, Decision, Trial, WeightRelease
+from schemas.weights import LONGEST_REASON, Case, Decision, Trial, WeightRelease, WeightVersion
 from tests.inference.test_chain import Learner
 from tests.inference.test_subscriber import Engine, publish
 
@@ -128,6 +131,75 @@ async def test_decisions_are_heeded_while_a_swap_waits_and_those_the_stream_refu
         assert refused not in engine.heeded
         engine.gate.set()
         await engine.holds(1)
+
+
+async def test_a_version_that_is_revoked_while_a_node_fetches_it_is_not_loaded(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(bus, tmp_path, 0)
+    await publish(bus, tmp_path, 1)
+    fetching, decided_on, get = asyncio.Event(), asyncio.Event(), VersionFiles.get
+
+    async def slow(files: VersionFiles, manifest: WeightVersion) -> list[Path]:
+        if manifest.version == 1:
+            fetching.set()
+            await decided_on.wait()
+        return await get(files, manifest)
+
+    monkeypatch.setattr(VersionFiles, "get", slow)
+    async with nodes(bus, tmp_path, 1) as ((engine,), _, _), asyncio.timeout(20):
+        await fetching.wait()
+        await Releases(bus, "policy").decide("revoked", 1, who="me")
+        decided_on.set()
+        await engine.holds(0)
+    assert [version for version, _ in engine.held] == [0]
+
+
+async def test_what_is_revoked_is_left_though_another_version_awaits_its_trial_and_not_gone_back_to(
+    bus: Bus, tmp_path: Path
+) -> None:
+    await publish(bus, tmp_path, 0)
+    releases = Releases(bus, "policy")
+    async with nodes(bus, tmp_path, 1, 1) as ((engine,), (judge,), (subscriber,)), asyncio.timeout(20):
+        await engine.holds(0)
+        judge.gate.clear()
+        await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
+        await judge.comes_to("judges 1")
+        await releases.decide("revoked", 0, who="me")
+        judge.gate.set()
+        await judge.comes_to("nothing stands")
+        assert subscriber.version is None
+        await publish(bus, tmp_path, 2)
+        await engine.holds(2)
+        judge.happened.clear()
+        judge.gate.clear()
+        await publish(bus, tmp_path, 3, trial=trial_of(-1.0))
+        await judge.comes_to("judges 3")
+        await releases.decide("pinned", 2, who="me")
+        judge.gate.set()
+        await engine.holds(2)
+        assert [version for version, _ in engine.held] == [0, 1, 2, 3, 2], "a good version is not served beside a pin"
+
+
+async def test_nodes_follow_a_stream_that_was_made_anew(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sequences begin again; a server that is behind says the same, but not for long."""
+    monkeypatch.setattr(releases_module, "BEHIND_SECONDS", 0.5)
+    monkeypatch.setattr(subscriber_module, "RECHECK_SECONDS", 0.1)
+    releases = Releases(bus, "policy")
+    for version in range(5):
+        await publish(bus, tmp_path, version)
+    await releases.decide("revoked", 4, who="me")
+    async with nodes(bus, tmp_path, 1) as ((engine,), _, _):
+        await engine.holds(3)
+        await bus.js.delete_stream(subjects.WEIGHTS)
+        await bus.provision()
+        await publish(bus, tmp_path, 5)
+        await engine.holds(5)
+        async with asyncio.timeout(10):
+            after = await releases.decide("pinned", 5, who="me")
+        assert [one.what for one in after.decisions] == ["pinned"], "what was decided of the old ones went with them"
 
 
 async def test_a_pinned_version_is_served_whatever_comes_until_it_is_unpinned(bus: Bus, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from bus import Bus
+from bus import Bus, PublishTimeout
 from bus.cancelling import cancel
 from bus.nodes import DEAD_SECONDS
 from inference import turns
@@ -235,3 +235,31 @@ async def test_every_applied_version_is_announced_with_its_seconds(bus: Bus, tmp
                 await asyncio.sleep(0.01)
     applied = found[0]
     assert applied.version == 0 and applied.fetch_seconds > 0 and 0 < applied.verify_seconds < 1
+
+
+class Deaf:
+    """A bus on which the stream has what is published, and the publisher does not hear of it, once."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus, self.deaf = bus, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def publish(self, *arguments: Any, **more: Any) -> int:
+        sequence = await self._bus.publish(*arguments, **more)
+        if self.deaf:
+            self.deaf = False
+            raise PublishTimeout("nobody answered")
+        return sequence
+
+
+async def test_a_turn_that_was_taken_without_an_answer_is_given_back(bus: Bus) -> None:
+    async with Turns(Deaf(bus), "n0", "policy") as made:  # type: ignore[arg-type]
+        await made.settle()
+        with pytest.raises(PublishTimeout):
+            async with made.taken():
+                raise AssertionError("it was not told that it is its turn")
+        await made.settle()
+    last = await bus.last(subjects.WEIGHTS, subjects.turn("policy"), Turn)
+    assert last is not None and last[0].node == "n0" and last[0].over
