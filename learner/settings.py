@@ -147,7 +147,7 @@ class CriticSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    cliprange_value: float = Field(0.5, gt=0)
+    cliprange_value: float = Field(0.5, gt=0, description="how far a value may move from what it was in one step")
     warmup: int = Field(0, ge=0, description="steps that train the critic alone (verl: critic_warmup)")
     optim: OptimSettings = OptimSettings(lr=1e-5)
 

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from bus import Bus
+from bus.children import Guard
 from bus.embedded import may_listen
 from bus.health import RoleSettings
 from inference.node import Node
@@ -31,10 +32,16 @@ class Commands:
         self.secrets = secrets
         self._monkeypatch, self._directory = monkeypatch, directory
         self._begun: list[tuple[Place, str, RoleSettings]] = []
+        self._guarded = 0
+        # In this process a guard would end what other tests have started.
+        monkeypatch.setattr(Guard, "stand", self._stand)
         for module in (servers, starting):
             monkeypatch.setattr(
                 module, "run_role", lambda at, name, role, checked, *_: self._begun.append((at, name, checked))
             )
+
+    def _stand(self) -> None:
+        self._guarded += 1
 
     def begun(
         self,
@@ -66,7 +73,9 @@ class Commands:
             if name == "bus":
                 may_listen(given["host"], access, given["open"])
             return None
+        guarded = self._guarded
         command.main(words, standalone_mode=False)
+        assert self._guarded - guarded == (name == "runner")
         at, begun, checked = self._begun.pop()
         assert begun == name and (at.access is not None) == (access is not None)
         if isinstance(checked, InferenceSettings):
