@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bus.nodes import SUSPECT_SECONDS
 from bus.tasks import read_problems
 from lightningbus.answers import answer_of, show
 from lightningbus.options import (
@@ -89,7 +90,7 @@ def status(
                     view.say("watching; Ctrl-C stops")
                     await stop.wait()
                 return
-            await asyncio.sleep(1.5)  # everybody says once a second what they do
+            await asyncio.sleep(SUSPECT_SECONDS)  # who lives has said so by then
             members = fleet.members()
             Console().print(members_table(members) if members else "nobody is alive on this bus")
             for alarm in alarms(members):

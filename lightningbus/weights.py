@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from bus import Bus
-from bus.nodes import answers_with, serves
+from bus.nodes import SUSPECT_SECONDS, answers_with, serves
 from bus.releases import Releases
 from lightningbus.answers import show
 from lightningbus.options import BusOption, JsonOption, check_names, finish
@@ -28,8 +28,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-HEARTBEATS_SECONDS = 1.5
-"""Everybody says once a second what they do."""
 What = Literal["released", "revoked", "pinned", "unpinned"]
 VersionArgument = Annotated[int, typer.Argument(min=0, help="as `list` shows it")]
 ModelOption = Annotated[str, typer.Option(help="name the versions are published under")]
@@ -149,7 +147,7 @@ async def _expired(at: Bus, manifest: WeightVersion) -> str:
 
 async def _nodes(at: Bus, model: str) -> list[Heartbeat]:
     async with at.fleet("inference") as fleet:
-        await asyncio.sleep(HEARTBEATS_SECONDS)
+        await asyncio.sleep(SUSPECT_SECONDS)  # who lives has said so by then
         return [beat for beat in fleet.members() if beat.model == model]
 
 

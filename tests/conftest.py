@@ -4,9 +4,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from bus import Bus
 from bus.embedded import NatsServer, nats_server
+
+# What is random here is what is tried, not how long a busy machine takes for it.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture

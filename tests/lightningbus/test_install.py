@@ -53,7 +53,8 @@ async def test_its_runner_takes_work(bus: Bus, nats_url: str, environment: Path,
                     assert (event.end.outcome, event.end.reward) == ("ok", 0.5)
                     break
     finally:
-        runner.terminate()
+        if runner.returncode is None:
+            runner.terminate()
         assert await runner.wait() == 0
 
 

@@ -186,9 +186,9 @@ async def turns_away(address: str, path: str, key: str) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gateways that wait a fifth of a second."""
-    for name in ("HEAD_SECONDS", "BODY_SECONDS", "LINGER_SECONDS"):
-        monkeypatch.setattr(listening, name, 0.2)
+    """Gateways that wait a second for a head, else a fifth of one."""
+    for name, seconds in (("HEAD_SECONDS", 1.0), ("BODY_SECONDS", 0.2), ("LINGER_SECONDS", 0.2)):
+        monkeypatch.setattr(listening, name, seconds)
 
 
 @pytest.mark.usefixtures("impatient")

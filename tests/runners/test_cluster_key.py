@@ -40,7 +40,7 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
         node.state, node.version = "ready", engine.version
         said = {"state": "ready", "address": node.address, "model": "behind", "version": engine.version}
         async with bus.beat("inference", "behind", lambda: said), running(bus, **given):
-            await bus.publish_task(task(model="behind", deadline=10.0 if same else 2.0, max_attempts=1))
+            await bus.publish_task(task(model="behind", deadline=10.0 if same else 4.0, max_attempts=1))
             (batch,) = await ended(bus)
     assert batch.end is not None
     if not same:

@@ -45,7 +45,7 @@ async def test_a_deadline_ends_one_and_not_the_others(bus: Bus) -> None:
 
 async def test_one_that_does_not_end_takes_its_process_with_it_and_the_others_are_tried_again(bus: Bus) -> None:
     async with running(bus, agent="many:deaf", **MANY):
-        await bus.publish_task(task(id="other", input={"seconds": 4.0}))
+        await bus.publish_task(task(id="other", input={"seconds": 8.0}))
         await bus.publish_task(task(id="deaf", input={"seconds": 60.0}, deadline=0.5, max_attempts=1))
         found = [(batch.task, batch.end.outcome) for batch in await ended(bus, 3, final=None) if batch.end]
     assert sorted(found[:2]) == [("deaf", "timeout"), ("other", "infra")]

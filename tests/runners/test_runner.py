@@ -76,7 +76,7 @@ async def test_what_the_engine_refuses_the_agent_is_told(bus: Bus, engine: Scrip
 
 async def test_no_node_until_the_deadline_is_infra_and_tried_again(bus: Bus) -> None:
     async with running(bus, agent="plain:asks"):
-        await bus.publish_task(task(deadline=0.5, max_attempts=2))
+        await bus.publish_task(task(deadline=3.0, max_attempts=2))
         first, batch = await ended(bus, 2, final=None)
     assert first.end is not None and (first.end.outcome, first.end.final) == ("infra", False), "each try is on record"
     assert (first.attempt, batch.attempt) == (1, 2)
