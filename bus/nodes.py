@@ -46,7 +46,7 @@ def serves(state: str) -> bool:
 def answers_with(node: Heartbeat, version: int) -> bool:
     """Whether a node holds a version for new calls: the only one it has, or one of several of adapters."""
     held = node.detail.get("versions")
-    return version == node.version or (isinstance(held, list) and version in held)
+    return version in held if isinstance(held, list) else version == node.version
 
 
 def seen(said: str, silence: float) -> str:

@@ -76,41 +76,36 @@ class Adapters:
                     await self._unload(held)
             await replace([base], version)
             self._base = base if adapters else None
-            try:
-                for held in (*self._again(base, version), version) if adapters else ():
-                    await self._load(held)
-            except EngineFailed:
+            if adapters:
                 self._gateway.version = None  # the base by itself is no version
-                raise
+                for held in (*self._again(base, version), version):
+                    await self._load(held)
             return time.monotonic() - started
 
     def heed(self, release: WeightRelease) -> None:
-        """What may not be served, of what is held, answers no new call."""
-        self._residents.close(
-            version
-            for version in self._residents.held
-            if is_revoked(release, version) or release.pinned not in (None, version)
-        )
+        """What may not be served answers no new call, be it held already or not."""
+        revoked = {said.version for said in release.decisions if is_revoked(release, said.version)}
+        self._residents.close(lambda version: version in revoked or release.pinned not in (None, version))
 
     async def retire(self) -> None:
         """Unload for ever whatever may go; raises `EngineFailed`."""
         while True:
-            while self._residents.due():
-                async with self._telling:  # until which it may have come again
-                    for version in self._residents.due():
-                        await self._unload(version)
+            async with self._telling:
+                while due := self._residents.due():  # each time anew: what was due a moment ago may answer calls again
+                    await self._unload(due[0])
             await self._residents.changed.wait()
 
     async def _add(self, version: int) -> float:
-        while version not in self._residents and not self._residents.room:
+        if version not in self._residents and not self._residents.room:
             log.info("version %d waits until the calls of an older one have ended", version)
-            await self._residents.changed.wait()
+            with self._residents.waiting():
+                while not self._residents.room:
+                    await self._residents.changed.wait()
         started = time.monotonic()
         try:
             await self._load(version)
         except EngineFailed as error:
             raise ValueError(f"adapters are not taken: {error}") from error
-        self._gateway.version = version
         return time.monotonic() - started
 
     async def _load(self, version: int) -> None:
@@ -122,6 +117,7 @@ class Adapters:
             self._residents.add(version)
 
     async def _unload(self, version: int) -> None:
+        self._residents.leave(version)
         await self._tell("/v1/unload_lora_adapter", {"lora_name": self._residents.name(version)})
         self._residents.remove(version)
         self._left.add(version)

@@ -62,6 +62,7 @@ class Gateway:
         self._host, self._port = host, port
         self._residents = residents or Residents("", 1)
         self.version: int | None = None
+        """Of the weights themselves; None where there are none, or a base for adapters, which is no version."""
         self.state: State = "starting"
         self._open: dict[int, web.Request] = {}
         """What the engine is answering."""
@@ -101,6 +102,11 @@ class Gateway:
     def versions(self) -> tuple[int, ...]:
         """Those a new call may go to, newest last."""
         return self._residents.open or (() if self.version is None else (self.version,))
+
+    @property
+    def newest(self) -> int | None:
+        """The one a new call goes to that names none; None: it is refused."""
+        return chosen(self.versions, None, None)
 
     def inside(self, version: int) -> str:
         """What vLLM calls a version; empty for the weights themselves, which it calls as agents do."""
@@ -148,7 +154,7 @@ class Gateway:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response(
-            {"state": self.state, "version": self.version}, status=200 if serves(self.state) else 503
+            {"state": self.state, "version": self.newest}, status=200 if serves(self.state) else 503
         )
 
     async def _pass_on(self, request: web.Request) -> web.Response:

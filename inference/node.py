@@ -212,7 +212,7 @@ class Node:
             "state": self._gateway.state,
             "address": self._settings.advertise or self._gateway.address,
             "model": self._settings.model,
-            "version": self._gateway.version,
+            "version": self._gateway.newest,
             "detail": {
                 "inflight": self._gateway.inflight,
                 "swaps": self._swaps,

@@ -1,7 +1,7 @@
 """Which versions an engine holds beside one another, how many calls each answers, and when one may go. Pure."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -25,14 +25,17 @@ def places(kept: int) -> int:
 class Residents:
     """Versions in the order they came; new calls go to the ``kept`` that came last.
 
-    Where an older one comes again, those that were newer are taken back: no new call goes to them.
+    Where an older one comes again, those that were newer are taken back: no new call goes to them. What came last
+    stays whatever is decided of it, until another has come or waits for its place: the decision may not last.
     """
 
     def __init__(self, model: str, kept: int) -> None:
         self.model, self._kept = model, kept
         self._calls: dict[int, int] = {}
-        self._back: set[int] = set()
-        self._closed: frozenset[int] = frozenset()
+        self._past: set[int] = set()
+        """Taken back, or about to go: open to no new call, whatever is decided."""
+        self._closed: Callable[[int], bool] = lambda version: False
+        self._waiting = False
         self.changed = asyncio.Event()
         """Set for a moment when a version comes or goes, or a call to one ends."""
 
@@ -43,8 +46,8 @@ class Residents:
     @property
     def open(self) -> tuple[int, ...]:
         """Versions new calls may go to, newest last."""
-        closed = self._back | self._closed
-        return tuple(version for version in self._calls if version not in closed)[-self._kept :]
+        found = (version for version in self._calls if version not in self._past and not self._closed(version))
+        return tuple(found)[-self._kept :]
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -57,8 +60,8 @@ class Residents:
         return len(self._calls) < places(self._kept)
 
     def due(self) -> tuple[int, ...]:
-        """What is to go: neither open to new calls nor in use."""
-        stay = self.open
+        """What is to go: neither open to new calls nor in use; what came last only for another that waits."""
+        stay = self.open if self._waiting and not self.room else (*self.open, *self.held[-1:])
         return tuple(version for version, calls in self._calls.items() if not calls and version not in stay)
 
     def __contains__(self, version: int) -> bool:
@@ -69,27 +72,39 @@ class Residents:
         if version not in self and not self.room:
             raise ValueError(f"version {version} has no place beside {', '.join(map(str, self._calls))}")
         self._calls[version] = self._calls.pop(version, 0)
-        self._back = {other for other in self._calls if other > version or other in self._back} - {version}
+        self._past = {other for other in self._calls if other > version or other in self._past} - {version}
         self._say()
 
-    def close(self, versions: Iterable[int]) -> None:
-        """These, and no others, are open to no new call from now on, whatever came when."""
-        closed = frozenset(versions)
-        if closed != self._closed:
-            self._closed = closed
-            self._say()
+    def close(self, closed: Callable[[int], bool]) -> None:
+        """These, and no others, are open to no new call from now on, whatever came when or is yet to come."""
+        self._closed = closed
+        self._say()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A time in which another version waits for a place."""
+        self._waiting = True
+        self._say()
+        try:
+            yield
+        finally:
+            self._waiting = False
+
+    def leave(self, version: int) -> None:
+        """It is about to go: the engine is being told."""
+        self._past.add(version)
 
     def remove(self, version: int) -> None:
         """The engine holds it no more; never while it answers a call."""
         if self._calls[version]:
             raise ValueError(f"version {version} answers {self._calls[version]} calls")
         del self._calls[version]
-        self._back.discard(version)
+        self._past.discard(version)
         self._say()
 
     def clear(self) -> None:
         """The engine holds nothing, whatever calls there were."""
-        self._calls, self._back = {}, set()
+        self._calls, self._past = {}, set()
         self._say()
 
     @contextmanager

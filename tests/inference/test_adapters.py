@@ -287,6 +287,19 @@ async def test_a_version_that_is_revoked_gives_its_place_to_one_that_waits(world
     await world.holds(second, last)
 
 
+async def test_where_nothing_may_be_served_the_base_by_itself_answers_nobody(world: World, base: Tensors) -> None:
+    *_, new = await world.serve(base, 2)
+    releases = Releases(world.bus, "policy")
+    await releases.decide("pinned", 999, who="me")  # is not to be had
+    assert (await world.beat(lambda beat: beat.detail["versions"] == [])).version is None
+    async with await world.asked(8) as refused:
+        assert refused.status == 503 and "taking weights" in await refused.text()
+    await world.holds(new)
+    await releases.decide("unpinned", 999, who="me")
+    await world.serves(new)
+    world.check(await world.ask(), new)
+
+
 async def test_another_base_waits_for_the_calls_on_the_old_one(world: World, base: Tensors) -> None:
     """Adapters are never served on a base that is not theirs."""
     (old,) = await world.serve(base)

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -19,11 +20,12 @@ from inference.gateway import Gateway
 from inference.peft import described, write_directory
 from inference.residents import Residents, chosen, places
 from schemas.tensorfile import BadTensorFile
+from schemas.weights import Decision, WeightRelease
 from tests import tensorfiles
 
 
 class Holding(RuleBasedStateMachine):
-    """An engine that takes and loses versions while calls begin and end, and is killed."""
+    """An engine that takes and loses versions while calls begin and end and all is decided anew, and is killed."""
 
     @initialize(kept=st.integers(1, 3))
     def starts(self, kept: int) -> None:
@@ -32,6 +34,17 @@ class Holding(RuleBasedStateMachine):
         self.open_calls: list[tuple[Residents, int, ExitStack]] = []
         self.alive: list[int] = []
         """What it was given and has not lost or taken back, newest last."""
+        self.closed: frozenset[int] = frozenset()
+        self.last: int | None = None
+        """What came last and was not lost."""
+
+    @property
+    def kept_open(self) -> list[int]:
+        return [version for version in self.alive if version not in self.closed][-self.kept :]
+
+    @property
+    def in_use(self) -> set[int]:
+        return {version for residents, version, _ in self.open_calls if residents is self.residents}
 
     @rule()
     def a_version_is_published(self) -> None:
@@ -47,15 +60,21 @@ class Holding(RuleBasedStateMachine):
         if self.residents.room or version in self.residents:
             self.residents.add(version)
             self.alive = [*(other for other in self.alive if other < version), version]
+            self.last = version
         else:
             with pytest.raises(ValueError, match="has no place beside"):
                 self.residents.add(version)
+
+    @rule(closed=st.frozensets(st.integers(0, 12)))
+    def some_are_closed(self, closed: frozenset[int]) -> None:
+        self.closed = closed
+        self.residents.close(closed.__contains__)
 
     @rule(pinned=st.none() | st.integers(0, 9), preferred=st.none() | st.integers(0, 9))
     def a_call_begins(self, pinned: int | None, preferred: int | None) -> None:
         wishes = [None if wish is None else str(wish) for wish in (pinned, preferred)]
         version = chosen(self.residents.open, *wishes)
-        kept = self.alive[-self.kept :]
+        kept = self.kept_open
         wanted = preferred if pinned is None else pinned
         assert version == (wanted if wanted in kept else kept[-1] if pinned is None and kept else None)
         if version is not None:
@@ -69,22 +88,31 @@ class Holding(RuleBasedStateMachine):
         *_, ends = self.open_calls.pop(which % len(self.open_calls))
         ends.close()
 
-    @rule()
-    def what_is_due_goes(self) -> None:
-        for version in self.residents.due():
-            self.residents.remove(version)
-            self.alive = [other for other in self.alive if other != version]
+    @rule(waiting=st.booleans(), data=st.data())
+    def what_is_due_goes(self, waiting: bool, data: st.DataObject) -> None:
+        """While the engine is told calls begin and end, and closed versions are opened."""
+        with self.residents.waiting() if waiting else nullcontext():
+            while due := self.residents.due():
+                self.residents.leave(due[0])
+                self.alive = [other for other in self.alive if other != due[0]]
+                self.some_are_closed(data.draw(st.just(self.closed) | st.frozensets(st.integers(0, 12))))
+                self.a_call_begins(None, due[0])
+                self.residents.remove(due[0])
+                self.last = None if due[0] == self.last else self.last
+            needed = self.in_use | set(self.residents.open)
+            assert self.residents.room or needed >= set(self.residents.held) or not waiting, "waiting for nobody"
 
     @rule()
     def the_engine_is_killed(self) -> None:
         self.residents.clear()
         self.alive.clear()
+        self.last = None
         self.open_calls = [(Residents("gone", 1), version, ends) for _, version, ends in self.open_calls]
 
     @invariant()
     def a_call_has_its_version(self) -> None:
         if hasattr(self, "residents"):
-            used = {version for residents, version, _ in self.open_calls if residents is self.residents}
+            used = self.in_use
             assert used <= set(self.residents.held) and not used & set(self.residents.due())
             for version in used:
                 with pytest.raises(ValueError, match=r"answers \d+ calls"):
@@ -93,10 +121,10 @@ class Holding(RuleBasedStateMachine):
     @invariant()
     def the_newest_are_open_and_there_is_a_bound(self) -> None:
         if hasattr(self, "residents"):
-            assert self.residents.open == tuple(self.alive[-self.kept :])
-            assert set(self.residents.due()).isdisjoint(self.residents.open)
+            assert self.residents.open == tuple(self.kept_open)
+            assert set(self.residents.due()).isdisjoint([*self.residents.open, self.last])
+            assert self.last is None or self.last in self.residents, "what came last stays"
             assert len(self.residents.held) <= places(self.kept)
-            assert self.residents.room or self.residents.due() or self.open_calls, "waiting for nobody"
 
 
 TestHolding = Holding.TestCase
@@ -122,12 +150,12 @@ def test_what_may_not_be_served_answers_no_new_call_and_goes() -> None:
     for version in (5, 6, 7):
         residents.add(version)
     with residents.call(6):
-        residents.close({6})
+        residents.close({6}.__contains__)
         assert residents.open == (5, 7) and residents.due() == ()
-        residents.close({5, 6})
+        residents.close({5, 6}.__contains__)
         assert residents.open == (7,) and residents.due() == (5,)
     assert residents.due() == (5, 6)
-    residents.close(())
+    residents.close(lambda version: False)
     assert residents.open == (5, 6, 7), "released again before it went"
 
 
@@ -158,6 +186,10 @@ class Names:
 
     def __init__(self) -> None:
         self.known: dict[str, Path] = {}
+        self.gateway: Gateway
+        self.forgets, self.may_forget = asyncio.Event(), asyncio.Event()
+        """It is forgetting a name; it may go on with that."""
+        self.may_forget.set()
 
     async def tell(self, path: str, body: object = None) -> None:
         await asyncio.sleep(0)
@@ -166,12 +198,15 @@ class Names:
         if (name in self.known) == path.endswith("/load_lora_adapter"):
             raise EngineFailed(f"400 to {path} of {name}")
         if name in self.known:
+            self.forgets.set()
+            await self.may_forget.wait()
             del self.known[name]
         else:
             self.known[name] = Path(body["lora_path"])
 
     async def replace(self, files: Sequence[Path], version: int) -> float:
         assert not self.known, "no adapters are left on a base that goes"
+        self.gateway.version = version  # as the node does
         return 0.0
 
     async def become(self, *versions: int) -> None:
@@ -181,12 +216,43 @@ class Names:
         assert all((place / "adapter_model.safetensors").exists() for place in self.known.values())
 
 
-async def test_versions_come_go_and_come_again(tmp_path: Path) -> None:
-    file, base, vllm, residents = adapters(tmp_path / "a"), tmp_path / "base", Names(), Residents("policy", 1)
+@dataclass
+class Engine:
+    """What a node has of an engine that holds adapters."""
+
+    vllm: Names
+    residents: Residents
+    gateway: Gateway
+    held: Adapters
+    files: list[Path]
+
+    async def take(self, *versions: int) -> None:
+        """Adapters of one base."""
+        for version in versions:
+            await asyncio.wait_for(self.held.take(self.files, version, self.vllm.replace), 10)
+
+    def heed(self, pinned: int | None = None, revoked: Sequence[int] = ()) -> None:
+        """What was decided."""
+        said = [Decision(what="revoked", version=version, who="me", decided_ns=1) for version in revoked]
+        self.held.heed(WeightRelease(model="policy", pinned=pinned, decisions=tuple(said)))
+
+
+@asynccontextmanager
+async def engine(directory: Path, kept: int) -> AsyncIterator[Engine]:
+    """One that retires what may go, and does so to the end."""
+    vllm, residents = Names(), Residents("policy", kept)
     async with aiohttp.ClientSession() as http:
-        gateway = Gateway(lambda: "", http, "127.0.0.1", 0, residents=residents)
-        held = Adapters(residents, 2, tmp_path / "held", gateway, vllm.tell)
+        vllm.gateway = gateway = Gateway(lambda: "", http, "127.0.0.1", 0, residents=residents)
+        held = Adapters(residents, 2, directory / "held", gateway, vllm.tell)
         retiring = asyncio.create_task(held.retire())
+        yield Engine(vllm, residents, gateway, held, [directory / "base", adapters(directory / "a")])
+        assert not retiring.done()
+        await cancel(retiring)
+
+
+async def test_versions_come_go_and_come_again(tmp_path: Path) -> None:
+    async with engine(tmp_path, kept=1) as made:
+        vllm, residents, gateway, held, (base, file) = made.vllm, made.residents, made.gateway, made.held, made.files
 
         def lie() -> set[str]:
             return {place.name for place in (tmp_path / "held").iterdir()}
@@ -197,7 +263,7 @@ async def test_versions_come_go_and_come_again(tmp_path: Path) -> None:
         with residents.call(1):
             await held.take([base, file], 2, vllm.replace)
             await vllm.become(1, 2)
-            assert (gateway.versions, gateway.version) == ((2,), 2)
+            assert (gateway.versions, gateway.newest) == ((2,), 2)
             waiting = asyncio.create_task(held.take([base, file], 3, vllm.replace))
             await asyncio.wait({waiting}, timeout=0.05)
             assert not waiting.done(), "there is no place while the call goes on"
@@ -208,7 +274,7 @@ async def test_versions_come_go_and_come_again(tmp_path: Path) -> None:
             await held.take([base, file], 4, vllm.replace)
             await held.take([base, file], 3, vllm.replace)  # 4 is taken back
             await vllm.become(3)
-            assert (gateway.versions, gateway.version) == ((3,), 3)
+            assert (gateway.versions, gateway.newest) == ((3,), 3)
         await held.take([base, file], 5, vllm.replace)
         await vllm.become(5)
         assert lie() == {"policy@3", "policy@4", "policy@5"}
@@ -216,5 +282,74 @@ async def test_versions_come_go_and_come_again(tmp_path: Path) -> None:
         await vllm.become(6)
         await held.take([tmp_path / "whole"], 7, vllm.replace)
         await vllm.become()
-        assert not retiring.done()
-        await cancel(retiring)
+        assert (gateway.versions, gateway.newest) == ((7,), 7)
+
+
+async def test_where_nothing_may_be_served_the_base_by_itself_answers_nobody(tmp_path: Path) -> None:
+    async with engine(tmp_path, kept=2) as made:
+        await made.take(40, 41)
+        made.heed(pinned=38)
+        assert (made.gateway.versions, made.gateway.newest) == ((), None)
+        await made.vllm.become(41)  # which comes first when 38 cannot be had and is unpinned
+        assert made.gateway.versions == ()
+        made.heed()
+        assert made.gateway.versions == (41,)
+        made.heed(pinned=38)
+        await made.take(38)
+        await made.vllm.become(38)
+        assert made.gateway.versions == (38,)
+
+
+async def test_a_version_on_trial_stays_whatever_is_decided_meanwhile(tmp_path: Path) -> None:
+    async with engine(tmp_path, kept=2) as made:
+        await made.take(7, 8, 9)
+        made.heed(pinned=7)
+        assert 9 not in made.residents.due(), "its trial would end in a refusal, which revokes it for ever"
+
+
+async def test_what_was_revoked_before_it_came_is_never_open(tmp_path: Path) -> None:
+    async with engine(tmp_path, kept=2) as made:
+        await made.take(7)
+        with made.residents.call(7):
+            await made.take(8, 9)
+            waiting = asyncio.create_task(made.take(10))
+            await asyncio.wait({waiting}, timeout=0.05)
+            made.heed(revoked=[10])
+        await waiting
+        assert (made.gateway.versions, made.gateway.newest) == ((8, 9), 9)
+        made.held.begin()  # another engine
+        made.vllm.known.clear()
+        made.heed(revoked=[8, 10])
+        await made.take(9)
+        assert made.gateway.versions == (9,), "not what was open before and is revoked since"
+        await made.vllm.become(9)
+
+
+async def test_what_is_about_to_go_answers_no_call_and_what_was_to_follow_may_stay(tmp_path: Path) -> None:
+    async with engine(tmp_path, kept=2) as made:
+        await made.take(1, 2, 3)
+        await made.vllm.become(2, 3)
+        made.vllm.forgets.clear()
+        made.vllm.may_forget.clear()
+        await made.take(4)
+        await asyncio.wait_for(made.vllm.forgets.wait(), 10)
+        made.heed(revoked=[4])
+        assert made.gateway.versions == (3,), "vLLM is forgetting 2"
+        made.vllm.may_forget.set()
+        await made.vllm.become(3, 4)
+
+        made.heed()
+        made.vllm.forgets.clear()
+        made.vllm.may_forget.clear()
+        with made.residents.call(3), made.residents.call(4):
+            await made.take(5)
+            made.heed(pinned=5)
+        assert made.residents.due() == (3, 4)
+        await asyncio.wait_for(made.vllm.forgets.wait(), 10)
+        made.heed()
+        with made.residents.call(4):
+            made.vllm.may_forget.set()
+            await made.vllm.become(4, 5)
+            await made.take(6)
+            await made.vllm.become(4, 5, 6)
+        await made.vllm.become(5, 6)

@@ -117,6 +117,7 @@ def test_a_version_held_beside_the_newest_is_found() -> None:
     assert chosen([node("a", version=3), beside], last="a", preferred=0) == "a", "nobody has it: as without a wish"
     assert chosen([node("a", version=3), beside], pinned=3, preferred=2) == "a"
     assert chosen([node("a", version=3, versions="what?")], pinned=2) is None
+    assert chosen([node("a", version=3, versions=[1, 2])], pinned=3) is None, "its newest was revoked"
 
 
 def telemetry() -> ExportTraceServiceRequest:
