@@ -151,7 +151,7 @@ class Broadcaster:
     async def offer(self, path: Path, version: int, epoch: int, held: int | None) -> Offer | None:
         """Who can take a version straight from this machine's memory; None: nobody, or it cannot be sent now.
 
-        ``held`` is the version before.
+        ``held`` is the version before. The file at ``path`` may be replaced from now on.
         """
         backend = self._settings.backend
         if backend == "off" or held is None or version < self._rests_until:
@@ -165,6 +165,11 @@ class Broadcaster:
         seats = seats_for(self._members(), self._model, backend, held, self._resting)
         if not seats:
             return None
+        try:  # before it is offered: who is offered what does not come leaves the group
+            link_or_copy(path, self._file)
+        except OSError as error:
+            log.warning("version %d is to be had by its files: %s", version, error)
+            return None
         if seats != self._seats:
             self._group, self._seats = uuid4().hex, seats
         return Offer(
@@ -177,16 +182,10 @@ class Broadcaster:
             seconds=self._settings.seconds,
         )
 
-    def begin(self, manifest: WeightVersion, path: Path) -> None:
-        """What a manifest offers is done from now on; the file at ``path`` may be replaced meanwhile."""
-        if manifest.offer is None:
-            return
-        try:
-            link_or_copy(path, self._file)
-        except OSError as error:
-            log.warning("version %d is to be had by its files: %s", manifest.version, error)
-            return
-        self._sending = asyncio.create_task(self._send(manifest.version, manifest.offer))
+    def begin(self, manifest: WeightVersion) -> None:
+        """What a manifest offers is done from now on."""
+        if manifest.offer is not None:
+            self._sending = asyncio.create_task(self._send(manifest.version, manifest.offer))
 
     def _start_again(self) -> None:
         if self._starting is None or self._starting.done():

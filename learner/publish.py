@@ -130,7 +130,7 @@ class WeightPublisher:
         )
         self.last = manifest
         if self._broadcaster:
-            self._broadcaster.begin(manifest, path)
+            self._broadcaster.begin(manifest)
         if not self._base:
             await self._chain.published(Link(version=version, content=content, blob=blob), path, whole=delta is None)
         try:

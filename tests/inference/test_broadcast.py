@@ -23,7 +23,7 @@ from bus.fleet import Fleet
 from inference import node
 from inference.receiving import Meeting, Receiver
 from inference.settings import InferenceSettings
-from learner.broadcast import Broadcaster, seats_for
+from learner.broadcast import FILE, Broadcaster, seats_for
 from learner.publish import WeightPublisher
 from learner.sender import bytes_of
 from learner.settings import LearnerSettings
@@ -145,6 +145,25 @@ async def test_versions_go_to_all_who_are_ready_over_one_group_and_who_comes_lat
     first, second, third = (offer.group for offer in offers if offer)
     assert first == second != third
     assert all(manifest.blobs for manifest in learner.sent), "each can be had without the learner, too"
+
+
+async def test_what_cannot_be_sent_is_not_offered_and_the_group_stays(bus: Bus, tmp_path: Path) -> None:
+    async with learning(bus, tmp_path, seconds=2) as (learner, fleet), serving(bus, tmp_path, "a") as a:
+        await learner.publish()
+        lives = await served(fleet, 0, "a")
+        await learner.publish()
+        assert await served(fleet, 1, "a") == lives
+        await learner.broadcaster.settled()
+        file = tmp_path / "learner" / FILE
+        file.unlink()
+        file.mkdir()  # in the way of the next one, as a full disk would be
+        assert (await learner.publish()).offer is None
+        await served(fleet, 2, "a")
+        file.rmdir()
+        await learner.publish()
+        await served(fleet, 3, "a")
+        await learner.broadcaster.settled()
+        assert learner.broadcaster.sent == 2 and fetched(a)[-1] == 2
 
 
 async def test_who_never_comes_is_waited_for_within_a_bound_and_not_again(bus: Bus, tmp_path: Path) -> None:
