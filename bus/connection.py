@@ -156,6 +156,11 @@ class Bus:
         """Deliver again from a stream sequence on."""
         await self.js.reset_consumer(consumer.stream, consumer.durable, seq=sequence)
 
+    async def delivered(self, consumer: Consumer) -> int:
+        """How many deliveries a durable has made to anybody since it was made or reset: the last one's number."""
+        info = await self.js.consumer_info(consumer.stream, consumer.durable)
+        return info.delivered.consumer_seq if info.delivered is not None else 0
+
     async def publish(
         self,
         subject: str,

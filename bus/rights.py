@@ -85,6 +85,7 @@ _OF_ROLES: Mapping[str, Rights] = {
         publish=(
             *_pulls(LEARNER_SPANS.stream, LEARNER_SPANS.durable),
             f"{API}.CONSUMER.RESET.{LEARNER_SPANS.stream}.{LEARNER_SPANS.durable}",
+            f"{API}.CONSUMER.INFO.{LEARNER_SPANS.stream}.{LEARNER_SPANS.durable}",
             subjects.ALL_TASKS,
             subjects.TASK_SPANS,
             subjects.STEP_SPANS,

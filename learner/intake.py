@@ -5,7 +5,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 
 from nats.errors import Error as NatsError
 
@@ -13,6 +12,7 @@ from bus import LEARNER_SPANS, Bus, Delivery
 from bus.cancelling import cancel
 from bus.puller import Puller
 from learner.groups import Groups
+from learner.publish import CannotLearn
 from learner.rollouts import Assembler, Rollout, reward_of, rollout_of
 from learner.settings import LearnerSettings
 from schemas.codec import DecodeError
@@ -21,8 +21,12 @@ from schemas.events import SpanBatch
 log = logging.getLogger(__name__)
 
 RESET_PAUSE_SECONDS = 1.0
-SETTLE_SECONDS = 1.0
-"""How long after a reset deliveries may come that were on their way before it; then the first is missed."""
+LOOK_SECONDS = 1.0
+"""How often the broker is asked what it has delivered to anybody."""
+CALM_SECONDS = 10.0
+"""Misses that are further apart have nothing to do with each other."""
+PATIENCE_SECONDS = 60.0
+"""Who still takes deliveries after so long lives: what somebody who is gone has asked for ends after 30 s."""
 PREFETCH = 512
 """Span batches on their way to this process at once."""
 
@@ -40,6 +44,8 @@ class Intake:
         self._handed_out = dict(used)  # execution -> stream sequence of its last batch
         self._held: deque[Delivery] = deque()
         self._committed = position
+        self._expected = 1
+        """The delivery to come next, as the broker counts them for a consumer."""
         self.groups = Groups(settings.group_seconds, self._is_valid, closed)
         self.news = asyncio.Event()
         """Set whenever an attempt has ended."""
@@ -47,50 +53,80 @@ class Intake:
         """Stream position of what has not been delivered yet."""
 
     async def run(self) -> None:
-        """Every batch of the run into its rollout, every rollout into its group, for ever."""
+        """Every batch of the run into its rollout, every rollout into its group, for ever.
+
+        Raises `CannotLearn` if another reader of the durable does not go.
+        """
+        calm, patience = time.monotonic(), PATIENCE_SECONDS
         # One puller for all: what the broker is still asked for from before then comes here too, and to nobody else.
         async with self._bus.pull(LEARNER_SPANS, slots=PREFETCH) as puller:
             while True:
                 self._bus.reconnected.clear()
                 self._held.clear()  # their acknowledgements are of the consumer before the reset
+                self._expected = 1
                 try:
                     await self._bus.reset(LEARNER_SPANS, self._committed)
                 except NatsError as error:
                     log.warning("cannot read rollouts, trying again: %s", str(error) or type(error).__name__)
+                    calm = time.monotonic()
                     await asyncio.sleep(RESET_PAUSE_SECONDS)
                     continue
-                lost = asyncio.create_task(self._bus.reconnected.wait())
-                reading = asyncio.create_task(self._read(puller))
-                try:
-                    await asyncio.wait({lost, reading}, return_when=asyncio.FIRST_COMPLETED)
-                    if reading.done():
-                        reading.result()
-                        log.warning("span batches went to another reader or were lost on their way: reading them again")
-                finally:
-                    await cancel(lost, reading)
+                began = time.monotonic()
+                missed, now = await self._misses(puller), time.monotonic()
+                if not missed:
+                    calm = now
+                    continue
+                if now - began > CALM_SECONDS:
+                    calm, patience = now, 2 * PATIENCE_SECONDS  # who was here before is not the one to go
+                elif now - calm > patience:
+                    raise CannotLearn("another reader takes this run's spans: there can be one learner to a bus")
+                log.warning("span batches went to another reader or were lost on their way: reading them again")
+                await asyncio.sleep(RESET_PAUSE_SECONDS)
+
+    async def _misses(self, puller: Puller) -> bool:
+        """Read until a delivery is missing, or the connection was made anew: False."""
+        lost = asyncio.create_task(self._bus.reconnected.wait())
+        tasks = lost, asyncio.create_task(self._read(puller)), asyncio.create_task(self._look())
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await cancel(*tasks)
+        return lost not in done
 
     async def _read(self, puller: Puller) -> None:
-        """Read until a delivery is missing: a broker counts for a consumer what it has delivered to anybody."""
-        expected, settled = 1, asyncio.get_running_loop().time() + SETTLE_SECONDS
-        with suppress(TimeoutError):
-            async with asyncio.timeout(None) as first:
-                async for delivery in puller:
-                    delivery.release()
-                    if delivery.consumer_sequence == expected:
-                        expected += 1
-                        first.reschedule(None)
-                        self._count(delivery)
-                    elif expected == 1:  # on its way before the reset, or somebody else was given the first
-                        first.reschedule(settled)
-                    else:
-                        return
+        """Read until a later delivery comes than the next one."""
+        async for delivery in puller:
+            delivery.release()
+            if delivery.consumer_sequence == self._expected:
+                self._expected += 1
+                self._count(delivery)
+            elif self._expected > 1:  # else it may have been on its way before the reset
+                return
+
+    async def _look(self) -> None:
+        """Look until the broker has delivered to anybody what has not come here, though nothing comes later."""
+        given = 0
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            come = self._expected - 1
+            try:
+                now = await self._bus.delivered(LEARNER_SPANS)
+            except NatsError:
+                continue
+            # What was on its way at the look before came ahead of this answer; a count that falls was reset by another.
+            if self._expected <= given or now < come:
+                return
+            given = now
 
     def _count(self, delivery: Delivery) -> None:
         if delivery.sequence >= self.next_sequence:
             self._take(delivery)
             self.next_sequence = delivery.sequence + 1
-        delivery.data = b""  # held only to be acknowledged
-        self._held.append(delivery)
+        if not self._held or delivery.sequence > self._held[-1].sequence:  # else it comes again, after `ack_wait`
+            delivery.data = b""  # held only to be acknowledged
+            self._held.append(delivery)
 
     def position(self) -> int:
         """Where a replay must begin to see again everything that is not used yet."""

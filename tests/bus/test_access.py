@@ -136,6 +136,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         found = [type((await one(store, STORE_SPANS)).event()) for _ in range(2)]
         assert found == [TasksPublished, SpanBatch]
         assert (await one(learner, LEARNER_SPANS)).event() == batch
+        assert await learner.delivered(LEARNER_SPANS) == 1
         await learner.reset(LEARNER_SPANS, 1)
 
         ((number, letter),) = [each async for each in DeadLetters(client).all()]

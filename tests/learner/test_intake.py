@@ -5,11 +5,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from bus import LEARNER_SPANS, Bus
 from bus.cancelling import cancel
 from bus.embedded import NatsServer
 from learner.batch import BatchMaker
 from learner.intake import Intake
+from learner.publish import CannotLearn
 from learner.settings import LearnerSettings
 from schemas import subjects
 from schemas.codec import schema_of
@@ -93,7 +96,7 @@ async def test_what_another_reader_took_is_read_again(bus: Bus) -> None:
             await publish(bus, ("b", 0), ("c", 0), ("d", 0), ("e", 0))
             await asyncio.wait_for(anext(thief), 10)
         await publish(bus, ("a", 1), ("b", 1), ("c", 1), ("d", 1), ("e", 1))
-        await until_read(intake, 21)
+        await until_read(intake, 61)
         assert sorted(group.task for group in intake.groups.take(5)) == ["a", "b", "c", "d", "e"]
 
 
@@ -105,6 +108,87 @@ async def test_the_first_delivery_after_a_reset_is_missed_though_nothing_comes_l
         async with reading(bus) as intake:
             assert (await anext(thief)).sequence == 1, "its third slot was still asked for"
             await until_read(intake, 3)
+
+
+async def test_what_another_reader_was_given_is_missed_though_nothing_comes_here(bus: Bus) -> None:
+    """The request of a learner that is gone takes all that there is; no delivery says so."""
+    (whole,) = batches("a", 0, parts=1, samples=2)
+    await bus.publish(subjects.spans("train"), whole, msg_id="a")
+    async with bus.pull(LEARNER_SPANS, slots=2) as thief, asyncio.timeout(20):
+        assert (await anext(thief)).sequence == 1
+        async with reading(bus) as intake:
+            assert (await anext(thief)).sequence == 1, "its second slot was still asked for"
+            await until_read(intake, 2)
+
+
+async def test_the_last_delivery_is_missed_though_nothing_comes_later(bus: Bus) -> None:
+    async with reading(bus) as intake, bus.pull(LEARNER_SPANS, slots=1) as thief, asyncio.timeout(20):
+        last = 0
+        while not thief.held:  # the broker serves who waits by turns
+            (whole,) = batches("a", last, parts=1, samples=2)
+            last = await bus.publish(subjects.spans("train"), whole, msg_id=f"a:{last}")
+            while await bus.delivered(LEARNER_SPANS) < last:
+                await asyncio.sleep(0.02)
+        assert (await anext(thief)).sequence == last
+        await until_read(intake, last + 1)
+
+
+async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of its kind that is told nothing: what it takes is read again, with a pause each time, and then no more."""
+    monkeypatch.setattr("learner.intake.PATIENCE_SECONDS", 3.0)
+    await publish(bus, *((str(task), 0) for task in range(30)))
+
+    async def take() -> None:
+        async for delivery in thief:
+            delivery.release()
+
+    intake = Intake(bus, LearnerSettings(model_path=Path("model"), samples=2), 1, {}, [])
+    running = asyncio.create_task(intake.run())
+    await until_read(intake, 61)
+    async with bus.pull(LEARNER_SPANS, slots=1) as thief, asyncio.timeout(30):  # which always asks last
+        taking = asyncio.create_task(take())
+        await publish(bus, *((str(task), 1) for task in range(30)))
+        with pytest.raises(CannotLearn, match="one learner to a bus"):
+            await running
+        await cancel(taking)
+    assert sum("reading them again" in one.message for one in caplog.records) <= 4
+
+
+async def test_of_two_readers_that_stay_the_one_who_came_last_gives_up(
+    bus: Bus, nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Learners of two models by mistake: none is fenced, and each takes the other's batches."""
+    changes = {"LOOK_SECONDS": 0.2, "RESET_PAUSE_SECONDS": 0.2, "CALM_SECONDS": 2.0, "PATIENCE_SECONDS": 4.0}
+    for name, value in changes.items():
+        monkeypatch.setattr(f"learner.intake.{name}", value)
+    async with reading(bus) as older, Bus.connect(nats_url) as other, asyncio.timeout(60):
+        await publish(bus, ("a", 0), ("b", 0))
+        await until_read(older, 5)
+        await asyncio.sleep(changes["CALM_SECONDS"])
+        newer = Intake(other, LearnerSettings(model_path=Path("model"), samples=2), 1, {}, [])
+        with pytest.raises(CannotLearn, match="one learner to a bus"):
+            await newer.run()
+        await publish(bus, ("a", 1), ("b", 1))
+        await until_read(older, 9)
+        assert sorted(group.task for group in older.groups.take(2)) == ["a", "b"]
+
+
+async def test_what_comes_again_is_not_acknowledged_in_place_of_what_is_newer(bus: Bus) -> None:
+    """Batches that no checkpoint covers within `ack_wait` are delivered again, behind newer ones."""
+    async with reading(bus) as intake, asyncio.timeout(20):
+        await publish(bus, ("a", 0))
+        await until_read(intake, 3)
+        await intake._held[0].nak()  # as if its time were up
+        while await bus.delivered(LEARNER_SPANS) != 3:
+            await asyncio.sleep(0.02)
+        await publish(bus, ("b", 0))
+        await until_read(intake, 5)
+        await intake.acknowledge(3)
+        while not (info := await bus.js.consumer_info(subjects.SPANS, subjects.LEARNER)).ack_floor.stream_seq:
+            await asyncio.sleep(0.02)
+        assert info.ack_floor.stream_seq == 2
 
 
 async def test_nothing_is_missed_when_the_broker_is_killed(bus: Bus, nats: NatsServer) -> None:
