@@ -33,8 +33,9 @@ def wants_another_model(task):
 
 def streams(task):
     """1.0 if a streamed answer is an ordinary one: text, a finish reason, no field of ours."""
-    messages = [{"role": "user", "content": "compute 12 times 34"}]
-    chunks = list(client.chat.completions.create(model="policy", messages=messages, max_tokens=6, stream=True))
+    messages = [{"role": "user", "content": "what is 12 times 34 ?"}]
+    asked = {"max_tokens": 6, "temperature": 0, "stream": True}  # sampled, it may be nothing but the end
+    chunks = list(client.chat.completions.create(model="policy", messages=messages, **asked))
     extra = {key for chunk in chunks for choice in chunk.choices for key in (choice.model_extra or {})}
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     finished = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
