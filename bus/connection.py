@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Event)
 
 CONNECT_SECONDS = 10.0
+LEADERLESS = (NatsTimeoutError, NoRespondersError, ServiceUnavailableError)
+"""What JetStream answers, or fails to, while a cluster elects a leader."""
 LEADER_SECONDS = 60.0
 LEADER_PAUSE_SECONDS = 0.5
 PUBLISH_SECONDS = 30.0
@@ -273,7 +275,7 @@ class Bus:
         while True:
             try:
                 return await self._allowed(make())
-            except (NatsTimeoutError, NoRespondersError, ServiceUnavailableError) as error:
+            except LEADERLESS as error:
                 if asyncio.get_running_loop().time() > deadline:
                     said = error or type(error).__name__
                     raise BusError(f"JetStream has been without a leader for {LEADER_SECONDS:g} s: {said}") from error

@@ -5,9 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from nats.errors import NoRespondersError
-from nats.errors import TimeoutError as NatsTimeoutError
-from nats.js.errors import ServiceUnavailableError
+from bus.connection import LEADERLESS
 
 T = TypeVar("T")
 
@@ -25,5 +23,5 @@ async def answered(ask: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await ask()
-        except (NatsTimeoutError, NoRespondersError, ServiceUnavailableError):
+        except LEADERLESS:
             await asyncio.sleep(0.2)

@@ -31,10 +31,17 @@ ELSEWHERE = {
 ANYWHERE = {"curl", "make", "export", "pip", "source", "python"}
 
 
-def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
-    found = re.search(r"<!-- metrics: begin -->\n(.*)\n<!-- metrics: end -->", OPERATIONS, re.S)
+def generated(page: str, name: str) -> str:
+    """The part of a page that is printed by our own code."""
+    found = re.search(rf"<!-- {name}: begin -->\n(.*)\n<!-- {name}: end -->", page, re.S)
     assert found is not None
-    assert found[1] == measuring.table(), "python -c 'from bus.measuring import table; print(table())' prints it"
+    return found[1]
+
+
+def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
+    assert generated(OPERATIONS, "metrics") == measuring.table(), (
+        "python -c 'from bus.measuring import table; print(table())' prints it"
+    )
     for entry in ENTRIES:
         assert entry.name.startswith("lightningbus_") and entry.moves.endswith(".") and entry.act.endswith(".")
     assert (
@@ -46,10 +53,9 @@ def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
 
 def test_every_setting_is_in_the_page_with_what_it_is_for() -> None:
     page = (ROOT / "docs" / "settings.md").read_text()
-    found = re.search(r"<!-- settings: begin -->\n(.*)\n<!-- settings: end -->", page, re.S)
-    assert found is not None
-    assert found[1] == tables(), "python -c 'from lightningbus.reference import tables; print(tables())' prints it"
-    rows = [line.split(" | ") for line in found[1].splitlines() if line.startswith("| `")]
+    found = generated(page, "settings")
+    assert found == tables(), "python -c 'from lightningbus.reference import tables; print(tables())' prints it"
+    rows = [line.split(" | ") for line in found.splitlines() if line.startswith("| `")]
     assert len(rows) > 100
     assert not [row[0] for row in rows if not row[2].strip(" |")], "these say nothing of what they are for"
 

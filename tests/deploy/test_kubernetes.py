@@ -219,11 +219,11 @@ def ends(selectors: list[Document]) -> set[str]:
     found = set()
     for one in selectors:
         label = one.get("podSelector", one.get("namespaceSelector", {}))
-        (names,) = (
-            [list(label["matchLabels"].values())]
-            if "matchLabels" in label
-            else [expression["values"] for expression in label["matchExpressions"]]
-        )
+        if "matchLabels" in label:
+            names = label["matchLabels"].values()
+        else:
+            (expression,) = label["matchExpressions"]
+            names = expression["values"]
         found |= {f"[{name}]" if "namespaceSelector" in one else name for name in names}
     return found
 
