@@ -11,6 +11,7 @@ from bus.poison import PoisonLimit
 from bus.puller import Puller
 from bus.streams import (
     LEARNER_ROLLOUTS,
+    STORE_AUDIT,
     STORE_CONSUMERS,
     STORE_DEAD,
     STORE_EVAL,
@@ -24,6 +25,7 @@ from bus.streams import (
 __all__ = [
     "DEFAULT_URL",
     "LEARNER_ROLLOUTS",
+    "STORE_AUDIT",
     "STORE_CONSUMERS",
     "STORE_DEAD",
     "STORE_EVAL",

@@ -8,22 +8,27 @@ import asyncio
 import base64
 import hashlib
 import json
+import logging
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from nats.aio.client import Client
 from nats.errors import NoRespondersError
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError, ObjectNotFoundError
 
+from bus import metrics
 from bus.arriving import arriving
 from bus.errors import BusError
+from bus.lookups import lookup, sequence_of
 from bus.publisher import Publisher
-from bus.puller import Puller
 from schemas.weights import Blob
+
+log = logging.getLogger(__name__)
 
 _META = "$O.{bucket}.M.{name}"
 CHUNK_BYTES = 128 * 1024
@@ -32,6 +37,15 @@ CHUNKS_IN_FLIGHT = 64
 PUBLISH_SECONDS = 600.0
 READ_SECONDS = 60.0
 """Longest silence while reading before the read fails."""
+AGAIN_SECONDS = 0.2
+
+
+class Entry(msgspec.Struct):
+    """What is needed here of an object's entry in the Object Store."""
+
+    nuid: str
+    chunks: int
+    deleted: bool = False
 
 
 class Blobs:
@@ -44,7 +58,7 @@ class Blobs:
 
     async def put(self, bucket: str, name: str, source: Path | bytes) -> Blob:
         """Store an object under a name, replacing an older one; returns its manifest."""
-        old = await self._info(bucket, name)
+        old = await self._entry(bucket, name)
         nuid = self._nc._nuid.next().decode()
         digest, size, count = hashlib.sha256(), 0, 0
         pending: set[asyncio.Task[int]] = set()
@@ -64,19 +78,11 @@ class Blobs:
                 task_left.cancel()
             await self._purge(bucket, nuid)
             raise
-        info = {
-            "name": name,
-            "bucket": bucket,
-            "nuid": nuid,
-            "size": size,
-            "chunks": count,
-            "digest": "SHA-256=" + base64.urlsafe_b64encode(digest.digest()).decode(),
-            "mtime": datetime.now(UTC).isoformat(),
-            "options": {"max_chunk_size": CHUNK_BYTES},
-        }
+        digests = "SHA-256=" + base64.urlsafe_b64encode(digest.digest()).decode()
+        info = {**_info(bucket, name, nuid), "size": size, "chunks": count, "digest": digests}
         await self._write_info(bucket, name, info)
         if old is not None:
-            await self._purge(bucket, old["nuid"])
+            await self._purge(bucket, old.nuid)
         return Blob(bucket=bucket, name=name, size=size, sha256=digest.hexdigest())
 
     async def get(self, blob: Blob, path: Path) -> None:
@@ -84,11 +90,11 @@ class Blobs:
 
         Raises `BlobCorrupt` if its bytes are not what the manifest says, `BusError` if it is not there.
         """
-        info = await self._info(blob.bucket, blob.name)
-        if info is None:
+        entry = await self._entry(blob.bucket, blob.name)
+        if entry is None:
             raise BusError(f"blob {blob.bucket}/{blob.name} is not on the bus (expired or deleted)")
         with arriving(blob, path) as take:
-            await self._read(blob, info, take)
+            await self._read(blob, entry, take)
 
     async def names(self, bucket: str) -> list[str]:
         """Names of all blobs of a bucket."""
@@ -96,53 +102,49 @@ class Blobs:
         names = [
             base64.urlsafe_b64decode(subject.rpartition(".")[2]).decode() for subject in found.state.subjects or ()
         ]
-        infos = await asyncio.gather(*(self._info(bucket, name) for name in names))
-        return sorted(name for name, info in zip(names, infos, strict=True) if info is not None)
+        entries = await asyncio.gather(*(self._entry(bucket, name) for name in names))
+        return sorted(name for name, entry in zip(names, entries, strict=True) if entry is not None)
 
     async def delete(self, bucket: str, name: str) -> None:
         """Remove a blob; one that is not there is no error."""
-        info = await self._info(bucket, name)
-        if info is None:
+        entry = await self._entry(bucket, name)
+        if entry is None:
             return
-        await self._write_info(bucket, name, {**info, "size": 0, "chunks": 0, "digest": "", "deleted": True})
-        await self._purge(bucket, info["nuid"])
+        await self._write_info(bucket, name, {**_info(bucket, name, entry.nuid), "deleted": True})
+        await self._purge(bucket, entry.nuid)
 
-    async def _read(self, blob: Blob, info: dict[str, Any], take: Callable[[bytes], None]) -> None:
-        left = int(info["chunks"])
-        if left == 0:
-            return
-        stream = f"OBJ_{blob.bucket}"
-        name = self._nc._nuid.next().decode()  # a name, so that the filter is part of the request's subject
-        config = ConsumerConfig(
-            name=name,
-            ack_policy=AckPolicy.NONE,
-            filter_subject=f"$O.{blob.bucket}.C.{info['nuid']}",
-            inactive_threshold=READ_SECONDS,
-            mem_storage=True,
-        )
-        await self._js.add_consumer(stream, config)
-        try:
-            async with Puller(self._nc, stream, name, CHUNKS_IN_FLIGHT, lambda _: None) as puller:
-                while left:
-                    async with asyncio.timeout(READ_SECONDS):
-                        delivery = await anext(puller)
-                    take(delivery.data)
-                    left -= 1
-                    delivery.release()
-        except TimeoutError:
-            raise BusError(f"blob {blob.bucket}/{blob.name}: no chunk came for {READ_SECONDS:g} s") from None
-        finally:
-            await self._js.delete_consumer(stream, name)
+    async def _read(self, blob: Blob, entry: Entry, take: Callable[[bytes], None]) -> None:
+        subject, sequence, left = f"$O.{blob.bucket}.C.{entry.nuid}", 0, entry.chunks
+        deadline = time.monotonic() + READ_SECONDS
+        while left:
+            before = left
+            request = {"seq": sequence + 1, "next_by_subj": subject, "batch": min(left, CHUNKS_IN_FLIGHT)}
+            async with lookup(self._nc, f"OBJ_{blob.bucket}", request, READ_SECONDS) as chunks:
+                async for chunk in chunks:
+                    take(chunk.data)
+                    left, sequence = left - 1, sequence_of(chunk)
+            if left < before:
+                deadline = time.monotonic() + READ_SECONDS
+            elif time.monotonic() > deadline:
+                raise BusError(f"blob {blob.bucket}/{blob.name}: no chunk came for {READ_SECONDS:g} s")
+            else:  # the server that answered is behind the others
+                await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _info(self, bucket: str, name: str) -> dict[str, Any] | None:
+    async def _entry(self, bucket: str, name: str) -> Entry | None:
+        """The entry of an object; None if there is none, or none that can be read: then it can be written anew."""
         try:
             message = await self._js.get_last_msg(f"OBJ_{bucket}", _meta_subject(bucket, name), direct=True)
         except (NotFoundError, ObjectNotFoundError):
             return None
         except NoRespondersError as error:
             raise BusError(f"bucket {bucket} does not answer: `lightningbus provision` makes it") from error
-        info: dict[str, Any] = json.loads(message.data or b"{}")
-        return None if info.get("deleted") else info
+        try:
+            entry = msgspec.json.decode(message.data or b"", type=Entry)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            metrics.unreadable_entries.inc()
+            log.warning("the entry of blob %s/%s cannot be read and counts for nothing: %s", bucket, name, error)
+            return None
+        return None if entry.deleted else entry
 
     async def _write_info(self, bucket: str, name: str, info: dict[str, Any]) -> None:
         payload = json.dumps(info).encode()
@@ -150,6 +152,20 @@ class Blobs:
 
     async def _purge(self, bucket: str, nuid: str) -> None:
         await self._js.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.C.{nuid}")
+
+
+def _info(bucket: str, name: str, nuid: str) -> dict[str, Any]:
+    """An entry as the Object Store writes it, of an object of no bytes yet."""
+    return {
+        "name": name,
+        "bucket": bucket,
+        "nuid": nuid,
+        "size": 0,
+        "chunks": 0,
+        "digest": "",
+        "mtime": datetime.now(UTC).isoformat(),
+        "options": {"max_chunk_size": CHUNK_BYTES},
+    }
 
 
 def _meta_subject(bucket: str, name: str) -> str:

@@ -25,7 +25,7 @@ from bus.fleet import Fleet, Pulse, beating
 from bus.leaving import Client
 from bus.publisher import Publisher
 from bus.puller import Puller
-from bus.streams import Consumer
+from bus.streams import Consumer, provision_options
 from bus.tasks import producer_span, together
 from schemas import identity, subjects
 from schemas.codec import decode, encode, schema_of
@@ -139,18 +139,27 @@ class Bus:
         """The subjects whose stream has no room for what this process publishes, one after the other; empty: none."""
         return ", ".join(sorted(self._publisher.full))
 
-    async def provision(self, replicas: int | None = None) -> None:
-        """Make all streams and the durables of store and learner; safe to repeat.
+    async def provision(self, replicas: int | None = None, more: Sequence[Consumer] = ()) -> None:
+        """Make all streams, the durables of store and learner, and ``more``, such as runners'; safe to repeat.
 
         ``replicas``: servers of a cluster that hold each stream; None: as many as there are now, else one. A cluster
         that has no leader yet is waited for; raises `BusError` when it has none after 60 s.
         """
-        await self._made(lambda: streams.provision(self.js, replicas))
+        await self._made(lambda: streams.provision(self.js, replicas, more))
 
     async def ensure(self, consumer: Consumer) -> None:
-        """Make one durable; safe to repeat, and patient as `provision`."""
+        """Make one durable, or find it as it should be; safe to repeat, and patient as `provision`.
+
+        Raises `BusError` where it is not so and this user may not make it: only ``admin`` may.
+        """
         try:
             await self._made(lambda: streams.ensure_consumer(self.js, consumer))
+        except AccessError as error:
+            raise AccessError(
+                f"the durable {consumer.durable} of {consumer.stream} is missing or not as this role needs it "
+                f"(ack_wait {consumer.ack_wait:g} s), and this user may not make it: "
+                f"run `lightningbus provision{provision_options(consumer)}` once as admin"
+            ) from error
         except NotFoundError as error:
             raise BusError(f"stream {consumer.stream} is missing: run `lightningbus provision` once") from error
 

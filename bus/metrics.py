@@ -30,6 +30,10 @@ dead_letters = made(
     Counter, "every role", "dead_letters_total", "A message nobody can use is kept as a dead letter.",
     "Rising: `lightningbus dead list` says why; after a fix, `dead replay`.", ["stream"],
 )  # fmt: skip
+unreadable_entries = made(
+    Counter, "every role", "unreadable_entries_total", "An entry of the weights' bucket cannot be read and is skipped.",
+    "Rising: something else than the learner writes into the bucket; the log names the blob.",
+)  # fmt: skip
 
 tasks_leased = made(
     Counter, "runner", "tasks_leased_total", "A runner takes a task from the queue.",

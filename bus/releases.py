@@ -1,16 +1,14 @@
 """The versions of a model as the bus has them: what was decided of them, and the manifests of older ones."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from nats.aio.msg import Msg
-
 from bus.connection import Bus
 from bus.errors import BusError, Fenced
+from bus.lookups import lookup, sequence_of
 from schemas import subjects
 from schemas.codec import decode
 from schemas.events import Event
@@ -24,8 +22,6 @@ BEHIND_SECONDS = 30.0
 """A server is behind the others for moments; what has been older for longer than this is a stream made anew."""
 AGAIN_SECONDS = 0.2
 BATCH = 500
-SEQUENCE = "Nats-Sequence"
-STATUS = "Status"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,28 +171,7 @@ class Releases:
             since = some[-1][1]
 
 
-async def _collected(bus: Bus, asked: dict[str, object], kind: type[E]) -> list[tuple[E, int]]:
-    """The events that a request for several messages of WEIGHTS brings, with their sequences.
-
-    The server answers with a message each, then one that says that it was the last (ADR-31, batched direct get).
-    """
-    found: list[tuple[E, int]] = []
-    answers: asyncio.Queue[Msg] = asyncio.Queue()
-    inbox = bus.nc.new_inbox()
-    listening = await bus.nc.subscribe(inbox, cb=answers.put)
-    try:
-        await bus.nc.publish(f"$JS.API.DIRECT.GET.{subjects.WEIGHTS}", json.dumps(asked).encode(), reply=inbox)
-        async with asyncio.timeout(ANSWER_SECONDS):
-            while True:
-                message = await answers.get()
-                headers = message.headers or {}
-                if STATUS in headers:
-                    if headers[STATUS] in ("204", "404"):
-                        return found
-                    raise BusError(f"the versions cannot be looked up: {headers.get('Description', headers[STATUS])}")
-                found.append((decode(kind, message.data), int(headers[SEQUENCE])))
-    except TimeoutError:
-        raise BusError(f"the versions cannot be looked up: no answer within {ANSWER_SECONDS:g} s") from None
-    finally:
-        if bus.nc.is_connected:
-            await listening.unsubscribe()
+async def _collected(bus: Bus, request: dict[str, object], kind: type[E]) -> list[tuple[E, int]]:
+    """The events that a request for several messages of WEIGHTS brings, with their sequences."""
+    async with lookup(bus.nc, subjects.WEIGHTS, request, ANSWER_SECONDS) as messages:
+        return [(decode(kind, message.data), sequence_of(message)) async for message in messages]

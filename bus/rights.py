@@ -1,14 +1,13 @@
-"""Who may do what on the bus: one table, from which a server's users are written. Pure.
+"""Who may do what on the bus: one table, from which `bus.accounts` writes a server's accounts and users. Pure.
 
 A role may publish and subscribe to what stands here and to nothing else; requests to JetStream are subjects too. Each
 role has an inbox prefix of its own, so that no role hears what another is answered.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from bus.streams import BUCKET, LEARNER_ROLLOUTS, STORE_CONSUMERS, STREAMS, Consumer
+from bus.streams import BUCKET, LEARNER_ROLLOUTS, STORE_CONSUMERS
 from schemas import subjects
 
 API = "$JS.API"
@@ -18,31 +17,32 @@ CHUNKS, META = f"$O.{subjects.WEIGHT_BUCKET}.C.*", f"$O.{subjects.WEIGHT_BUCKET}
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Subjects, with wildcards; ``denied`` are left out of what may be published."""
+    """Subjects, with wildcards, of which no two of ``publish`` overlap: a message would be taken twice.
+
+    ``connections`` at once of all who have them, and ``payload``, the bytes of a message; None: the server's own.
+    """
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    denied: tuple[str, ...] = ()
+    connections: int | None = None
+    payload: int | None = None
 
 
 def inbox(role: str) -> str:
     """Prefix of the subjects a role is answered on."""
-    return f"_INBOX_{role}"
+    return f"_INBOX_{LEAVES.get(role, role)}"
 
 
 def _pulls(stream: str, durable: str) -> tuple[str, ...]:
-    """Ask a consumer for messages, and settle them."""
-    return f"{API}.CONSUMER.MSG.NEXT.{stream}.{durable}", f"$JS.ACK.{stream}.{durable}.>"
+    """Look at a consumer, ask it for messages, and settle them.
 
-
-def _makes(consumer: Consumer) -> str:
-    """Make or bring up to date exactly such a consumer: its filter is part of the request's subject."""
-    own = f"{API}.CONSUMER.CREATE.{consumer.stream}.{consumer.durable}"
-    return own if consumer.filter == EVERYTHING else f"{own}.{consumer.filter}"
-
-
-def _reads(consumer: Consumer) -> tuple[str, ...]:
-    return _makes(consumer), *_pulls(consumer.stream, consumer.durable)
+    Nobody but ``admin`` makes one: a consumer can be made to deliver to any subject of the streams' account.
+    """
+    return (
+        f"{API}.CONSUMER.INFO.{stream}.{durable}",
+        f"{API}.CONSUMER.MSG.NEXT.{stream}.{durable}",
+        f"$JS.ACK.{stream}.{durable}.>",
+    )
 
 
 _LOOKS_AT_WEIGHTS = (
@@ -52,38 +52,36 @@ _LOOKS_AT_WEIGHTS = (
 _LOOKS_BACK = f"{API}.DIRECT.GET.{subjects.WEIGHTS}"
 """Older messages of the stream, by sequence and subject: what to look for stands in the request."""
 _LOOKS_AT_BLOBS = f"{API}.DIRECT.GET.{BUCKET}.{META}"
-_READS_BLOBS = (
-    *_reads(Consumer(BUCKET, "*", CHUNKS)),
-    f"{API}.CONSUMER.DELETE.{BUCKET}.*",
-)
+_READS_BLOBS = (_LOOKS_AT_BLOBS, f"{API}.DIRECT.GET.{BUCKET}")
 _WRITES_BLOBS = (CHUNKS, META, f"{API}.STREAM.INFO.{BUCKET}", f"{API}.STREAM.PURGE.{BUCKET}")
 
 _OF_ROLES: Mapping[str, Rights] = {
     "runner": Rights(
         publish=(
-            *_reads(Consumer(subjects.TASKS, "*", subjects.task("*", "*"))),
+            *_pulls(subjects.TASKS, "*"),
             subjects.ALL_ROLLOUTS,
             subjects.TASK_PUBLISHED,
             subjects.dead(subjects.TASKS),
             subjects.heartbeats("runner"),
         ),
         subscribe=(subjects.heartbeats("inference"),),
+        connections=32_768,
     ),
     "store": Rights(
         publish=(
-            *(right for consumer in STORE_CONSUMERS for right in _reads(consumer)),
+            *(right for consumer in STORE_CONSUMERS for right in _pulls(consumer.stream, consumer.durable)),
             f"{API}.STREAM.INFO.{subjects.TASKS}",
             subjects.ALERT,
             subjects.ALL_DEAD,
             subjects.heartbeats("store"),
         ),
         subscribe=(subjects.heartbeats("*"),),
+        connections=16,
     ),
     "learner": Rights(
         publish=(
             *_pulls(LEARNER_ROLLOUTS.stream, LEARNER_ROLLOUTS.durable),
             f"{API}.CONSUMER.RESET.{LEARNER_ROLLOUTS.stream}.{LEARNER_ROLLOUTS.durable}",
-            f"{API}.CONSUMER.INFO.{LEARNER_ROLLOUTS.stream}.{LEARNER_ROLLOUTS.durable}",
             subjects.ALL_TASKS,
             subjects.ALL_EVENTS,
             subjects.ALL_WEIGHTS,
@@ -93,13 +91,13 @@ _OF_ROLES: Mapping[str, Rights] = {
             subjects.heartbeats("learner"),
         ),
         subscribe=(subjects.ALL_WEIGHTS, subjects.heartbeats("inference")),
+        connections=256,
     ),
     "node": Rights(
         publish=(
             *_LOOKS_AT_WEIGHTS,
             _LOOKS_BACK,
             f"{API}.DIRECT.GET.{subjects.WEIGHTS}.{subjects.ALL_TURNS}",
-            _LOOKS_AT_BLOBS,
             *_READS_BLOBS,
             subjects.ALL_APPLIED,
             subjects.ALL_TURNS,
@@ -112,6 +110,8 @@ _OF_ROLES: Mapping[str, Rights] = {
             subjects.ALL_TURNS,
             subjects.heartbeats("inference"),
         ),
+        connections=8_192,
+        payload=1024 * 1024,
     ),
     "client": Rights(
         publish=(
@@ -122,59 +122,24 @@ _OF_ROLES: Mapping[str, Rights] = {
             _LOOKS_BACK,
         ),
         subscribe=(subjects.heartbeats("*"), subjects.ALL_ROLLOUTS),
+        connections=1_024,
     ),
     "admin": Rights(publish=(EVERYTHING,), subscribe=(EVERYTHING,)),
 }
 HUB = "hub"
 """JetStream's domain in a cluster with far sites, by which their servers ask it."""
-AT_A_SITE = ("runner", "node")
+LEAVES: Mapping[str, str] = {f"leaf-{role}": role for role in ("runner", "node")}
+"""The users a far site's server comes as, one for each role behind it, in that role's account."""
 
 
 def from_afar(what: Iterable[str]) -> tuple[str, ...]:
     """What is published at a far site, as its server names it before it looks whether one may: the hub's JetStream."""
-    return tuple(dict.fromkeys(one.replace(f"{API}.", f"$JS.{HUB}.API.") for one in what))
+    return tuple(each.replace(f"{API}.", f"$JS.{HUB}.API.") for each in what)
 
 
 RIGHTS: Mapping[str, Rights] = {
     **_OF_ROLES,
-    "leaf": Rights(
-        # It hears of whole subscriptions or of none: so all that streams and fleets listen to, less what is others'.
-        publish=(
-            *from_afar(one for role in AT_A_SITE for one in _OF_ROLES[role].publish),
-            subjects.ALL_ROLLOUTS,
-            subjects.ALL_DEAD,
-            subjects.heartbeats("*"),
-        ),
-        denied=(
-            *(subjects.dead(str(stream.name)) for stream in STREAMS if stream.name not in (subjects.TASKS, BUCKET)),
-            *(subjects.heartbeats(role) for role in ("store", "learner")),
-        ),
-        subscribe=tuple(
-            dict.fromkeys(one for role in AT_A_SITE for one in (*_OF_ROLES[role].subscribe, f"{inbox(role)}.>"))
-        ),
-    ),
+    **{leaf: replace(_OF_ROLES[role], publish=from_afar(_OF_ROLES[role].publish)) for leaf, role in LEAVES.items()},
 }
-"""``client`` puts tasks in and looks on; ``admin`` makes the streams and may do anything in them; ``leaf`` is a far
-site's server, which says what its runners and nodes say and hears what they are sent."""
-
-
-def authorization(public_keys: Mapping[str, str], site: bool = False) -> str:
-    """The server's ``authorization`` block for users by role; each key is an nkey of the form ``U…``.
-
-    ``site``: it is the server of a far site, whose JetStream is the hub's.
-    """
-    rights = {
-        role: replace(RIGHTS[role], publish=from_afar(RIGHTS[role].publish)) if site else RIGHTS[role]
-        for role in public_keys
-    }
-    users = ",\n".join(f"    {_user(key, rights[role], inbox(role))}" for role, key in public_keys.items())
-    return f"authorization {{\n  users: [\n{users}\n  ]\n}}\n"
-
-
-def _user(key: str, rights: Rights, prefix: str) -> str:
-    # JSON is read by the server's configuration too.
-    permissions = {
-        "publish": {"allow": list(rights.publish), **({"deny": list(rights.denied)} if rights.denied else {})},
-        "subscribe": {"allow": [*rights.subscribe, f"{prefix}.>"]},
-    }
-    return json.dumps({"nkey": key, "permissions": permissions})
+"""``client`` puts tasks in and looks on; ``admin`` makes streams and consumers and may do anything with them; a leaf is
+a far site's server, which says what its runners, or nodes, say and hears what they are sent."""

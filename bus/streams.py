@@ -1,5 +1,7 @@
 """The streams and durable consumers as data, and the one idempotent step that makes them."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from nats.js import JetStreamContext
@@ -21,6 +23,7 @@ DEDUPLICATION_SECONDS = 600.0
 UNLIMITED = -1
 RUNNERS_WAITING = 65_536
 """Runners of one agent that may wait for a task; the server would refuse all but 512, to ask again twice a second."""
+ACK_WAIT = 30.0
 BUCKET = f"OBJ_{subjects.WEIGHT_BUCKET}"
 """The stream the weights' blobs lie in."""
 
@@ -58,6 +61,7 @@ STREAMS = (
         256,
     ),
     _stream(subjects.DEAD, [subjects.ALL_DEAD], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 512),
+    _stream(subjects.AUDIT, [subjects.API_ADVISORY], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 64),
     # A bucket, as nats-py's Object Store makes one: who writes weights then needs no right to make streams.
     StreamConfig(
         name=BUCKET,
@@ -79,7 +83,7 @@ class Consumer:
     durable: str
     filter: str
     ack: AckPolicy = AckPolicy.EXPLICIT
-    ack_wait: float = 30.0
+    ack_wait: float = ACK_WAIT
     waiting: int | None = None
     """Requests that may wait at once; None: the server's own number, 512."""
 
@@ -103,20 +107,29 @@ STORE_EVENTS = Consumer(subjects.EVENTS, subjects.STORE, subjects.ALL_EVENTS)
 STORE_ALERTS = Consumer(subjects.ALERTS, subjects.STORE, subjects.ALERT)
 STORE_WEIGHTS = Consumer(subjects.WEIGHTS, subjects.STORE, ">")
 STORE_DEAD = Consumer(subjects.DEAD, subjects.STORE, subjects.ALL_DEAD)
+STORE_AUDIT = Consumer(subjects.AUDIT, subjects.STORE, subjects.API_ADVISORY)
 # The learner acknowledges up to its checkpoint and is reset to it on start: redelivery by time must not interfere.
 LEARNER_ROLLOUTS = Consumer(
     subjects.TRAIN_ROLLOUTS, subjects.LEARNER, subjects.TRAIN_ROLLOUT, AckPolicy.ALL, ack_wait=3600.0
 )
 
-STORE_CONSUMERS = (STORE_TRAIN, STORE_EVAL, STORE_EVENTS, STORE_ALERTS, STORE_WEIGHTS, STORE_DEAD)
+STORE_CONSUMERS = (STORE_TRAIN, STORE_EVAL, STORE_EVENTS, STORE_ALERTS, STORE_WEIGHTS, STORE_DEAD, STORE_AUDIT)
 READERS = (*STORE_CONSUMERS, LEARNER_ROLLOUTS)
 """Made before anybody publishes: an interest stream drops what nobody has subscribed to."""
 
 
-def runner_tasks(agent: str, ack_wait: float = 30.0) -> Consumer:
+def runner_tasks(agent: str, ack_wait: float = ACK_WAIT) -> Consumer:
     """The durable that all runners of one agent share; how often a task may be tried is the runner's decision."""
     durable, filter = subjects.runner_durable(agent), subjects.agent_tasks(agent)
     return Consumer(subjects.TASKS, durable, filter, ack_wait=ack_wait, waiting=RUNNERS_WAITING)
+
+
+def provision_options(consumer: Consumer) -> str:
+    """What `lightningbus provision` is given to make a durable of runners; empty for those that it always makes."""
+    if consumer.stream != subjects.TASKS:
+        return ""
+    agent = consumer.filter.rpartition(".")[2]
+    return f" --agent {agent}" + (f" --ack-wait {consumer.ack_wait:g}" if consumer.ack_wait != ACK_WAIT else "")
 
 
 async def ensure_stream(js: JetStreamContext, config: StreamConfig) -> None:
@@ -130,7 +143,13 @@ async def ensure_stream(js: JetStreamContext, config: StreamConfig) -> None:
 
 
 async def ensure_consumer(js: JetStreamContext, consumer: Consumer) -> None:
-    """Create the durable, or bring an existing one to this configuration."""
+    """Create the durable, or bring an existing one to this configuration; one that has it is left alone.
+
+    So it needs no right to make consumers where an admin has made them.
+    """
+    with suppress(NotFoundError):
+        if _fits((await js.consumer_info(consumer.stream, consumer.durable)).config, consumer.config()):
+            return
     try:
         await js.add_consumer(consumer.stream, _stored_form(consumer.config()))
     except ServerError as error:
@@ -139,20 +158,27 @@ async def ensure_consumer(js: JetStreamContext, consumer: Consumer) -> None:
         await js.add_consumer(consumer.stream, _stored_form(replace(consumer, waiting=None).config()))
 
 
+def _fits(stored: ConsumerConfig, wanted: ConsumerConfig) -> bool:
+    """Whether a durable does what is wanted of it; how many requests it lets wait a server sets once for all."""
+    filters = (stored.filter_subject or ">", wanted.filter_subject or ">")
+    fields = ("ack_policy", "ack_wait", "max_deliver", "max_ack_pending", "deliver_subject")
+    return filters[0] == filters[1] and all(getattr(stored, field) == getattr(wanted, field) for field in fields)
+
+
 def _stored_form(config: ConsumerConfig) -> ConsumerConfig:
     """A stream-wide filter is written as no filter, the way the server stores it."""
     return config if config.filter_subject != ">" else config.evolve(filter_subject=None)
 
 
-async def provision(js: JetStreamContext, replicas: int | None) -> None:
-    """All streams, then all durables that must exist before anything is published; safe to repeat.
+async def provision(js: JetStreamContext, replicas: int | None, more: Iterable[Consumer] = ()) -> None:
+    """All streams, then all durables that must exist before anything is published, and ``more``; safe to repeat.
 
     ``replicas`` None leaves an existing stream's as they are.
     """
     for stream in STREAMS:
         wanted = replicas or await replicas_of(js, stream.name or "")
         await ensure_stream(js, replace(stream, num_replicas=wanted))
-    for consumer in READERS:
+    for consumer in (*READERS, *more):
         await ensure_consumer(js, consumer)
 
 

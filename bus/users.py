@@ -9,14 +9,15 @@ from pathlib import Path
 import nkeys
 
 from bus.access import FILE
+from bus.accounts import accounts, site_accounts
 from bus.certificates import CA, CERT, CLIENT, KEY, ROUTES, SERVER, Authority
 from bus.doors import CLUSTER_KEY, CONF, SERVER_PLACE, new_key, read_secret, write_secret
 from bus.errors import AccessError
-from bus.rights import RIGHTS, authorization, inbox
+from bus.rights import LEAVES, RIGHTS, inbox
 
 NKEY = "nkey"
 HERE = ("localhost", "127.0.0.1", "::1")
-LEAF, LEAF_CONF = "leaf", "nkey.conf"
+LEAF_CONF = "nkey.conf"
 HOLDERS = ("runner", "node")
 """Who holds the cluster key of the nodes' gateways."""
 
@@ -32,11 +33,11 @@ def make_users(out: Path, tls: bool, hosts: Sequence[str] = (), site: bool = Fal
     authority = Authority.new() if tls else None
     cluster_key = new_key()
     public_keys = {}
-    for role in RIGHTS:
+    for role in LEAVES.values() if site else RIGHTS:
         place = out / role
         place.mkdir(mode=0o700)
         public_keys[role] = _new_nkey(place / NKEY)
-        if role == LEAF:  # a server takes the seed itself, from its configuration
+        if role in LEAVES:  # a server takes the seed itself, from its configuration
             write_secret(place / LEAF_CONF, f'nkey: "{read_secret(place / NKEY, "nkey").strip()}"\n')
         said = {"inbox": inbox(role), "nkey": NKEY}
         if authority is not None:
@@ -47,7 +48,7 @@ def make_users(out: Path, tls: bool, hosts: Sequence[str] = (), site: bool = Fal
             write_secret(place / CLUSTER_KEY, cluster_key + "\n")
         (place / FILE).write_text(json.dumps(said, indent=2) + "\n")
         yield f"{place}: what {role} is let in by"
-    fragment = authorization(public_keys, site)
+    fragment = site_accounts(public_keys) if site else accounts(public_keys)
     if authority is not None:
         place = out / SERVER_PLACE
         place.mkdir(mode=0o700)

@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bus import Bus
+from bus import Bus, runner_tasks
+from bus.streams import ACK_WAIT
 from lightningbus.options import (
     BusOption,
     DatabaseOption,
@@ -22,6 +24,7 @@ from lightningbus.options import (
 from lightningbus.places import access_directory, access_of, connected, place
 from lightningbus.roles import fail, on_stop_signals, run_role
 
+DEFAULT_AGENT = "default"
 bus_app = typer.Typer(rich_markup_mode=None)
 store_app = typer.Typer(rich_markup_mode=None)
 READER_VARIABLE, WRITER_VARIABLE = "LIGHTNINGBUS_READER_PASSWORD", "LIGHTNINGBUS_WRITER_PASSWORD"
@@ -53,8 +56,13 @@ def bus(
         on_stop_signals(asyncio.get_running_loop(), stop)
         async with nats_server(dir, host, port, sync, users, open) as server:
             async with Bus.connect(server.url, name="provision", access=access_of("admin")) as own:
-                await own.provision()
+                await own.provision(more=[runner_tasks(DEFAULT_AGENT)] if users is not None else [])
             print(f"bus: {server.url}", flush=True)
+            if users is None:
+                print(
+                    "bus: it has no users: whoever reaches it may do anything (--access asks who it is)",
+                    file=sys.stderr,
+                )
             alive = asyncio.ensure_future(server.keep_alive())
             stopping = asyncio.ensure_future(stop.wait())
             await asyncio.wait({alive, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +96,7 @@ def users(
     or_fail(make)
     if site:
         print(
-            "next, on the host of the site's server, with `leaf` of the cluster's users beside it:\n"
+            "next, on the host of the site's server, beside it `leaf-runner` and `leaf-node` of the cluster's users:\n"
             f"  SERVER_NAME=site1 nats-server -c leaf.conf    # deploy/hosts/leaf.conf, with {out} for `site` in it\n"
             "and each of the site's roles with its own directory:\n"
             f"  lightningbus --access {out}/runner runner --bus nats://ADDRESS:4222 ..."
@@ -109,12 +117,19 @@ def provision(
         int | None,
         typer.Option(min=1, max=5, help="servers that hold each stream [default: as it is, else 1]"),
     ] = None,
+    agent: Annotated[
+        list[str] | None, typer.Option(help="agent name whose runners' durable is made; repeat it [default: default]")
+    ] = None,
+    ack_wait: Annotated[float, typer.Option(min=0.1, max=60, help="`ack_wait` of these agents' runners")] = ACK_WAIT,
 ) -> None:
-    """Make the streams and consumers on a NATS server or cluster of your own; safe to repeat."""
+    """Make the streams and consumers on a NATS server or cluster of your own; safe to repeat.
+
+    On a bus with users nobody but admin makes consumers: run it again for each new agent name.
+    """
 
     async def make() -> None:
         async with connected(bus, "provision", "admin") as at:
-            await at.provision(replicas)
+            await at.provision(replicas, [runner_tasks(name, ack_wait) for name in agent or [DEFAULT_AGENT]])
 
     finish(make())
 

@@ -31,10 +31,11 @@ class BusSettings(BaseModel):
     )
     access: Path | None = Field(
         None,
-        description="directory `lightningbus bus users` wrote: the server's users and TLS, and the keys of each role",
+        description="directory `lightningbus bus users` wrote: the server's users and TLS, and the keys of each role; "
+        "default: on loopback, users made in the run's directory",
     )
     open: bool = Field(
-        False, description="listen beyond loopback though there are no users: for a network nobody else is on"
+        False, description="make no users, and listen beyond loopback without any: for a network nobody else is on"
     )
 
 

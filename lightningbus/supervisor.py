@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,17 @@ class Restarts:
 class Supervisor:
     """Starts children, starts them again when they die, stops them all in order."""
 
-    def __init__(self, directory: RunDirectory, bus_url: str, environment: Mapping[str, str] | None = None) -> None:
-        """``environment``: what children are told beside their settings; never a secret, only where it lies."""
+    def __init__(
+        self,
+        directory: RunDirectory,
+        bus_url: str,
+        environment: Mapping[str, str] | None = None,
+        prepare: Callable[[Child], Awaitable[None]] | None = None,
+    ) -> None:
+        """``environment``: what children are told beside their settings; never a secret, only where it lies.
+
+        ``prepare``: what is done for a child before it starts.
+        """
         self._directory = directory
         self._bus_url = bus_url
         self._environment = dict(environment or {})
@@ -68,9 +77,12 @@ class Supervisor:
         self._watchers: dict[str, asyncio.Task[int]] = {}
         self._stopping: set[str] = set()
         self._also: list[asyncio.Future[None]] = []
+        self._prepare = prepare
 
     async def start(self, child: Child) -> None:
         """Start a child and keep it running; one that exits with 0 is done."""
+        if self._prepare is not None:
+            await self._prepare(child)
         await self._spawn(child)
         self._watchers[child.name] = asyncio.create_task(self._watch(child))
 

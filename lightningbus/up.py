@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -10,18 +11,22 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from bus import Access, Bus, Fleet
+from bus import Access, Bus, Fleet, runner_tasks
 from bus.cancelling import cancel
-from bus.doors import CLUSTER_KEY, new_key, write_secret
+from bus.doors import CLUSTER_KEY, CONF, is_loopback, new_key, write_secret
 from bus.embedded import free_port, nats_server
+from bus.users import make_users
 from lightningbus.places import ACCESS_VARIABLE, KEY_VARIABLE, access_directory, cluster_key_of
 from lightningbus.roles import UserError, on_stop_signals
 from lightningbus.rundir import Endpoints, RunDirectory
 from lightningbus.settings import BusSettings, RunSettings
 from lightningbus.supervisor import Child, Supervisor
 from lightningbus.view import View, console
+from runners.settings import RunnerSettings
 from schemas.events import Heartbeat
 
+ACCESS = "access"
+"""Of a run's directory: the keys of each role on a bus of its own."""
 S = TypeVar("S", bound=BaseModel)
 T = TypeVar("T")
 
@@ -35,8 +40,16 @@ class Keys:
 
     @classmethod
     def of(cls, directory: RunDirectory, settings: BusSettings) -> "Keys":
-        """As the settings or the environment say; the cluster key of a bus of our own is made here if there is none."""
+        """As the settings or the environment say; for a bus of our own, keys are made where there are none.
+
+        Users are, unless the bus is to be ``open``, or listens beyond loopback: there somebody is to choose them.
+        """
         access = settings.access or access_directory()
+        if access is None and settings.url is None and is_loopback(settings.host) and not settings.open:
+            access = directory.path / ACCESS
+            if not (access / CONF).exists():
+                shutil.rmtree(access, ignore_errors=True)  # of a run that ended while it made them
+                list(make_users(access, tls=False))
         key = cluster_key_of("node", access)
         if key is None and settings.url is None:
             key = directory.path / CLUSTER_KEY
@@ -112,7 +125,12 @@ async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> A
         bus = await exits.enter_async_context(Bus.connect(url, name="supervisor", access=access))
         await bus.provision()
         fleet = await exits.enter_async_context(bus.fleet("*"))
-        supervisor = Supervisor(directory, url, keys.environment())
+
+        async def prepare(child: Child) -> None:
+            if isinstance(child.settings, RunnerSettings):  # who may take from a durable may not make it
+                await bus.ensure(runner_tasks(child.settings.name, child.settings.ack_wait))
+
+        supervisor = Supervisor(directory, url, keys.environment(), prepare)
         if server is not None:
             supervisor.also(server.keep_alive())
         exits.push_async_callback(supervisor.stop_all)

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from bus import STORE_CONSUMERS, Bus, Consumer, PoisonLimit, Puller, metrics, tracing
+from bus import STORE_AUDIT, STORE_CONSUMERS, Bus, Consumer, PoisonLimit, Puller, metrics, tracing
 from bus.cancelling import cancel
 from schemas import attributes
 from schemas.codec import DecodeError
+from store.audit import rows_of_advisory
 from store.batch import Columns, Held
 from store.rows import Received, rows_of
 from store.settings import StoreSettings
@@ -99,7 +100,8 @@ class Ingester:
                 puller.resize(slots)
             try:
                 received = Received(delivery.sequence, delivery.timestamp_ns, self._settings.keep_days_of)
-                rows = tuple(rows_of(delivery.event(), received))
+                recorded = consumer is STORE_AUDIT  # by nats-server, in a form of its own
+                rows = tuple(rows_of_advisory(delivery.data) if recorded else rows_of(delivery.event(), received))
             except (DecodeError, ValueError, TypeError) as error:
                 self._poison.bad(str(error))
                 await self._bus.bury(delivery, str(error))

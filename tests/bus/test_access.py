@@ -1,6 +1,7 @@
 """Users of the bus: what each role needs it may do, and nothing else; who is none of them is not let in."""
 
 import asyncio
+import json
 import re
 import signal
 import socket
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import nkeys
 import pytest
 from nats.errors import StaleConnectionError
 
@@ -35,7 +37,8 @@ from bus import (
 from bus.cancelling import cancel
 from bus.embedded import nats_server
 from bus.releases import Releases
-from bus.rights import RIGHTS, from_afar, inbox
+from bus.rights import LEAVES, RIGHTS, from_afar, inbox
+from bus.streams import BUCKET
 from bus.users import make_users
 from inference.subscriber import Subscriber
 from learner.publish import WeightPublisher
@@ -122,7 +125,11 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
             await store.ensure(consumer)
 
         tasks = runner_tasks("calc", ack_wait=1.0)
+        with pytest.raises(AccessError, match=r"run `lightningbus provision --agent calc --ack-wait 1` once as admin"):
+            await runner.ensure(tasks)
+        await roles["admin"].provision(more=[tasks])
         await runner.ensure(tasks)
+        runner.denied.clear()
         await client.publish_tasks([Task(id=name, run="r", agent="calc", input=1) for name in ("good", "bad")])
         assert (await store.js.stream_info(subjects.TASKS)).state.messages == 2
         async with runner.pull(tasks, slots=2) as puller, asyncio.timeout(20):
@@ -188,7 +195,9 @@ ADMINISTRATION = [
         "STREAM.MSG.DELETE.WEIGHTS",
         "STREAM.SNAPSHOT.EVENTS", "DIRECT.GET.EVENTS", "CONSUMER.CREATE.TRAIN_ROLLOUTS.mine.lb.rollout.train",
         "CONSUMER.CREATE.TRAIN_ROLLOUTS", "CONSUMER.CREATE.TASKS", "CONSUMER.DURABLE.CREATE.TASKS.mine",
-        "CONSUMER.DELETE.TASKS.runner-calc",        "CONSUMER.PAUSE.TASKS.runner-calc", "CONSUMER.LIST.TASKS",
+        "CONSUMER.CREATE.TASKS.runner-calc.lb.task.*.calc", "CONSUMER.CREATE.TRAIN_ROLLOUTS.store.lb.rollout.train",
+        "CONSUMER.CREATE.OBJ_weights.mine.$O.weights.C.x", "CONSUMER.DELETE.OBJ_weights.mine",
+        "CONSUMER.DELETE.TASKS.runner-calc", "CONSUMER.PAUSE.TASKS.runner-calc", "CONSUMER.LIST.TASKS",
     )
 ]  # fmt: skip
 """What only ``admin`` may ask of JetStream."""
@@ -206,7 +215,7 @@ MAY_NOT_SAY = {
     "runner": (
         *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASKS, *STEPS, *ALERTS, *NODES, *HEARTBEATS[:2], "lb.dead.TRAIN_ROLLOUTS",
         *DECISIONS, *LOOKING_BACK,
-        f"{API}.DIRECT.GET.WEIGHTS.lb.weights.policy", f"{API}.CONSUMER.CREATE.OBJ_weights.mine.$O.weights.C.x",
+        f"{API}.DIRECT.GET.WEIGHTS.lb.weights.policy", f"{API}.DIRECT.GET.OBJ_weights",
     ),
     "store": (
         *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *NODES,
@@ -225,11 +234,8 @@ MAY_NOT_SAY = {
         "lb.dead.TASKS", f"{API}.STREAM.MSG.DELETE.DEAD", f"{API}.CONSUMER.CREATE.DEAD", *DECISIONS,
     ),
 }  # fmt: skip
-_SITES = [one for one in MAY_NOT_SAY["runner"] if one in MAY_NOT_SAY["node"]]
-MAY_NOT_SAY["leaf"] = tuple(dict.fromkeys((
-    *_SITES, *from_afar((*_SITES, *ADMINISTRATION)),
-    *(f"lb.dead.{stream}" for stream in ("TRAIN_ROLLOUTS", "EVENTS", "WEIGHTS", "DEAD")),
-)))  # fmt: skip
+for leaf, role in LEAVES.items():
+    MAY_NOT_SAY[leaf] = from_afar((*MAY_NOT_SAY[role], *ADMINISTRATION))
 HEARD = (
     "lb.task.>",
     "lb.rollout.train",
@@ -251,7 +257,7 @@ MAY_HEAR = {
     "store": {"lb.heartbeat.*.*", BEATS_OF_NODES},
     "client": {"lb.heartbeat.*.*", BEATS_OF_NODES, "lb.rollout.train"},
 }
-MAY_HEAR["leaf"] = MAY_HEAR["node"] | {f"{inbox('runner')}.>", f"{inbox('node')}.>"}
+MAY_HEAR |= {leaf: MAY_HEAR[role] for leaf, role in LEAVES.items()}
 
 
 async def denial(bus: Bus) -> str:
@@ -269,7 +275,7 @@ async def test_what_a_role_does_not_need_is_refused(secured: Secured, role: str)
         for subject in (*ADMINISTRATION, *MAY_NOT_SAY[role]):
             await bus.nc.publish(subject, b"{}", reply=bus.nc.new_inbox())
             assert f'publish to "{subject.lower()}"' in await denial(bus)
-        others = [f"{inbox(other)}.>" for other in RIGHTS if other != role]
+        others = [f"{inbox(other)}.>" for other in RIGHTS if inbox(other) != inbox(role)]
         for subject in {*HEARD, *others, "_INBOX.>"} - MAY_HEAR.get(role, set()):
             await bus.nc.subscribe(subject)
             assert f'subscription to "{subject.lower()}"' in await denial(bus)
@@ -295,6 +301,23 @@ async def test_no_role_speaks_for_another_on_its_own_subject(secured: Secured) -
             while not fleet.members():
                 await fleet.changed()
         assert [beat.role for beat in fleet.members()] == ["runner"]
+
+
+async def test_jetstream_records_which_user_changed_something(secured: Secured) -> None:
+    """Across accounts too: the advisory has the role's account, the key of its user, and where it came from."""
+    async with secured.as_("admin") as admin, secured.as_("learner") as learner:
+        await admin.provision()
+        await learner.js.purge_stream(BUCKET, subject="$O.weights.C.none")
+        async with asyncio.timeout(10):
+            while True:
+                found = await admin.js.get_last_msg(subjects.AUDIT, subjects.API_ADVISORY, direct=True)
+                said = json.loads(found.data or b"")
+                if said["subject"] == f"{API}.STREAM.PURGE.{BUCKET}":
+                    break
+        client = said["client"]
+        seed = (secured.users / "learner" / "nkey").read_bytes().strip()
+        key = nkeys.from_seed(seed).public_key.decode()
+        assert (client["acc"], client["user"], client["host"]) == ("LEARNER", key, "127.0.0.1")
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +370,7 @@ def test_secrets_are_for_their_owner_and_are_not_written_over(secured: Secured) 
     secret = [path for path in secured.users.rglob("*") if path.name.endswith(("nkey", "key.pem", "cluster.key"))]
     assert len(secret) == len(RIGHTS) + len(RIGHTS) + 2 + 2
     assert {path.stat().st_mode & 0o777 for path in secret} == {0o600}
-    assert (secured.users / "leaf" / "nkey.conf").stat().st_mode & 0o777 == 0o600
+    assert {(secured.users / leaf / "nkey.conf").stat().st_mode & 0o777 for leaf in LEAVES} == {0o600}
     written = [path.read_text() for path in secured.users.glob("*.conf")]
     logs = [path.read_text() for path in (secured.users.parent / "bus").glob("nats.*")]
     seeds = [path.read_text().strip() for path in secret if path.name == "nkey"]

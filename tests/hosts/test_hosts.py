@@ -93,7 +93,7 @@ def test_nobody_but_a_server_is_taken_for_one(made: Hosts, caller: str) -> None:
     host, address = made.host(caller), made.host("bus-1").address
     server = made.secrets / SERVER_PLACE
     assert greeted(host, address, ROUTE, nobody(server, ROUTES)) == ""
-    for user in ("runner", "leaf", "admin"):
+    for user in ("runner", "leaf-runner", "admin"):
         forged = nobody(server, ROUTES)
         forged.load_cert_chain(made.secrets / user / "cert.pem", made.secrets / user / "key.pem")
         assert greeted(host, address, ROUTE, forged) == ""

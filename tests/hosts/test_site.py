@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bus import Bus
+from bus.rights import LEAVES
 from bus.tasks import Problem
 from inference.settings import InferenceSettings
 from learner.publish import WeightPublisher
@@ -63,7 +64,8 @@ async def test_runners_of_a_far_site_know_one_server(tmp_path: Path) -> None:
         await command("bus", "users", "--out", "site", "--tls", "--host", local, "--site", at=tmp_path)
         buses = [network.hosts[f"bus-{number}"] for number in range(3)]
         place = server_file(tmp_path / "hosts" / "leaf", "leaf.conf", tmp_path / "site", buses)
-        shutil.copytree(secrets / "leaf", place / "leaf")
+        for user in LEAVES:
+            shutil.copytree(secrets / user, place / user)
         await serve(leaf, place)
         async with bus_as(secrets, "admin", urls) as bus, bus.fleet("*") as fleet, Tap(bus).listening() as tap:
             at = f"nats://{local}:{CLIENTS}"

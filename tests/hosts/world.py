@@ -21,7 +21,7 @@ from lightningbus.supervisor import Child
 from runners.settings import RunnerSettings
 from store.settings import StoreSettings
 from tests.chaos.tap import Tap
-from tests.chaos.world import World, children
+from tests.chaos.world import LEASE_SECONDS, World, children
 from tests.commands import environment
 from tests.hosts.network import Host, Network
 
@@ -132,7 +132,8 @@ async def cluster(network: Network, directory: Path, count: int = BUSES) -> Asyn
         for host in buses:
             await serve(host, server_file(directory / "hosts" / host.name, "nats.conf", secrets, buses))
         urls = ",".join(f"nats://{host.address}:{CLIENTS}" for host in buses)
-        await command("--access", "secrets", "provision", "--bus", urls, "--replicas", count, at=directory)
+        words = ["--replicas", count, "--ack-wait", LEASE_SECONDS]
+        await command("--access", "secrets", "provision", "--bus", urls, *words, at=directory)
         yield secrets, urls, own
 
 

@@ -43,15 +43,16 @@ async def test_a_run_has_a_cluster_key_that_only_files_hold(tmp_path: Path) -> N
     """Made once, for its owner, found by other terminals, and said by its path alone."""
     directory = RunDirectory(Path("runs/one")).create()
     async with stack(directory, BusSettings(port=0), "test") as made:
-        key = directory.path.resolve() / "cluster.key"
+        access = directory.path.resolve() / "access"
+        key = access / "runner" / "cluster.key"
         assert key.stat().st_mode & 0o777 == 0o600
         for given in (None, made.url):
             found = place(given, "runner")
-            assert (found.url, found.access, found.cluster_key) == (made.url, None, key)
+            assert (found.url, found.access, found.cluster_key) == (made.url, Access.read(access, "runner"), key)
         assert place("nats://elsewhere:4222", "runner").cluster_key is None
         told = await runs(made)
     first = read_key(key)
-    assert str(key) in told
+    assert str(access) in told
     said = [told, *(path.read_text(errors="replace") for path in directory.path.glob("logs/*"))]
     assert not any(first in text for text in [*said, (directory.path / "endpoints.json").read_text()])
     async with stack(directory, BusSettings(port=0), "test"):
@@ -74,7 +75,7 @@ async def test_a_run_with_users_gives_each_role_its_own(tmp_path: Path) -> None:
                 await fleet.changed()
     secret = [path for path in (tmp_path / "secrets").rglob("*") if path.name in ("nkey", "key.pem", "cluster.key")]
     logs = [path.read_text(errors="replace") for path in directory.path.rglob("*.log")]
-    assert len(secret) == 17 and "permissions violation" not in "".join(logs).lower()
+    assert len(secret) == 19 and "permissions violation" not in "".join(logs).lower()
     for line in (line for path in secret for line in path.read_text().splitlines() if "-----" not in line):
         assert not any(line in text for text in (told, *logs))
 

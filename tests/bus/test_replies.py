@@ -1,0 +1,183 @@
+"""Where an answer goes: no reply subject makes the broker do or store what its sender may not."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.aio.msg import Msg
+
+from bus import Access, Bus, runner_tasks
+from bus.accounts import is_within
+from bus.embedded import find_server, nats_server
+from bus.lookups import lookup, sequence_of
+from bus.rights import RIGHTS
+from bus.streams import READERS, STREAMS
+from bus.users import make_users
+
+API = "$JS.API"
+REQUESTS = (
+    "INFO", "STREAM.CREATE.*", "STREAM.UPDATE.*", "STREAM.NAMES", "STREAM.LIST", "STREAM.INFO.*", "STREAM.DELETE.*",
+    "STREAM.PURGE.*", "STREAM.SNAPSHOT.*", "STREAM.RESTORE.*", "STREAM.MSG.DELETE.*", "STREAM.MSG.GET.*",
+    "STREAM.PEER.REMOVE.*", "STREAM.PEER.EVACUATE.*", "STREAM.CANCEL_MOVE.*", "STREAM.LEADER.STEPDOWN.*",
+    "DIRECT.GET.*", "DIRECT.GET.*.lb.weights.policy",
+    "CONSUMER.CREATE.*", "CONSUMER.CREATE.*.mine", "CONSUMER.CREATE.*.mine.lb.task.train.calc",
+    "CONSUMER.DURABLE.CREATE.*.*", "CONSUMER.NAMES.*", "CONSUMER.LIST.*", "CONSUMER.INFO.*.*", "CONSUMER.DELETE.*.*",
+    "CONSUMER.PAUSE.*.*", "CONSUMER.MSG.NEXT.*.*", "CONSUMER.RESET.*.*", "CONSUMER.UNPIN.*.*",
+    "CONSUMER.LEADER.STEPDOWN.*.*", "CONSUMER.PEER.REMOVE.*.*", "CONSUMER.PEER.EVACUATE.*.*",
+    "META.LEADER.STEPDOWN", "META.RESCUE", "SERVER.REMOVE", "SERVER.EVACUATE",
+    "ACCOUNT.PURGE.*", "ACCOUNT.STREAM.MOVE.*.*", "ACCOUNT.STREAM.CANCEL_MOVE.*.*",
+)  # fmt: skip
+"""Every request JetStream's API knows, as nats-server's source lists them (jetstream_api.go)."""
+SUBJECTS = {str(stream.name): stream.subjects or [] for stream in STREAMS}
+ROLES = [role for role in RIGHTS if role != "admin" and not role.startswith("leaf")]
+AGENTS = runner_tasks("calc")
+EMPTY = b"{}"
+"""What lies in the streams: a body that any request takes."""
+BODIES: dict[str, tuple[bytes, ...]] = {
+    "MSG.NEXT": (b'{"batch": 1, "no_wait": true}', b'{"batch": 1, "expires": 1000000, "idle_heartbeat": 400000}'),
+    "DIRECT.GET": (b"", b'{"seq": 1}', b'{"seq": 1, "batch": 2, "next_by_subj": ">"}'),
+    "MSG.GET": (b'{"seq": 1}',),
+    "STREAM.PURGE": (b'{"filter": "$O.weights.C.none"}',),
+    "RESET": (b'{"seq": 1}',),
+}
+WORDS = (
+    "lb.task.train.calc", "lb.rollout.train", "lb.rollout.eval", "lb.event.training_step", "lb.alert",
+    "lb.weights.policy", "lb.applied.node", "lb.release.policy", "lb.turn.policy", "lb.dead.TASKS",
+    "lb.dead.TRAIN_ROLLOUTS", "$O.weights.C.evil", "$O.weights.M.evil", "lb.heartbeat.inference.evil",
+    "lb.heartbeat.store.evil",
+)  # fmt: skip
+
+
+def targets() -> Iterator[str]:
+    """Every subject at which an answer could do harm."""
+    names = [str(stream.name) for stream in STREAMS]
+    durables = [(reader.stream, reader.durable) for reader in (*READERS, AGENTS)]
+    for request in REQUESTS:
+        head, stars = f"{API}.{request}", request.count("*")
+        if stars == 2:
+            yield from (head.replace("*", stream, 1).replace("*", durable, 1) for stream, durable in durables)
+        else:
+            yield from (head.replace("*", name) for name in (names if stars else [""]))
+    yield from (f"$JS.ACK.{stream}.{durable}.1.1.1.1.1" for stream, durable in durables)
+    yield from WORDS
+
+
+def literal(subject: str) -> str:
+    """One subject of a filter, of something that is there."""
+    if subject.startswith("$JS.ACK."):  # of a sequence nobody has: the role's own deliveries are not in question
+        return subject.replace("*", AGENTS.durable).replace(">", "1.999.999.1.0")
+    known = {
+        f"{API}.CONSUMER": AGENTS.durable, "lb.task": "train", "lb.rollout": "eval", "lb.event": "training_step",
+        "lb.dead": "EVENTS",
+    }  # fmt: skip
+    token = next((token for start, token in known.items() if subject.startswith(start)), "policy")
+    return re.sub(r">$", "train.calc", subject).replace("*", token)
+
+
+def requests(role: str) -> Iterator[tuple[str, bytes]]:
+    """What a role may ask or publish, with every body that matters."""
+    for right in RIGHTS[role].publish:
+        bodies = next((some for kind, some in BODIES.items() if f".{kind}." in right), (b"", EMPTY))
+        yield from ((literal(right), body) for body in bodies)
+
+
+@pytest.fixture
+async def secured(tmp_path: Path) -> AsyncIterator[tuple[str, Path]]:
+    """A server with users."""
+    list(make_users(tmp_path / "users", tls=False))
+    async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server:
+        yield server.url, tmp_path / "users"
+
+
+async def contents(admin: Bus) -> dict[str, Any]:
+    """Streams with their configuration, consumers with theirs, and every message by stream and sequence."""
+    found: dict[str, Any] = {}
+    for info in await admin.js.streams_info():
+        name = str(info.config.name)
+        found[name] = info.config
+        for consumer in await admin.js.consumers_info(name):
+            found[f"{name} {consumer.name}"] = (consumer.config, consumer.created)
+            if consumer.name != AGENTS.durable:  # the role's own pulls take from it
+                found[f"{name} {consumer.name} acknowledged"] = consumer.ack_floor and consumer.ack_floor.stream_seq
+    return found
+
+
+async def stored(admin: Bus) -> set[tuple[str, int, str]]:
+    """(stream, sequence, subject) of everything stored."""
+    found = set()
+    for stream in STREAMS:
+        request = {"seq": 1, "batch": 1_000_000, "next_by_subj": ">"}
+        async with lookup(admin.nc, str(stream.name), request, 10) as messages:
+            async for message in messages:
+                found.add((str(stream.name), sequence_of(message), str((message.headers or {})["Nats-Subject"])))
+    return found
+
+
+async def prepare(admin: Bus, many: int) -> None:
+    """Streams with messages in each, more than will be pulled, of which the readers hold some."""
+    await admin.provision()
+    await admin.ensure(AGENTS)
+    for word in WORDS:
+        if not word.startswith("lb.heartbeat"):
+            await asyncio.gather(*(admin.publish_raw(word, EMPTY, {}, 30) for _ in range(many)))
+    for reader in READERS:
+        pull = await admin.js.pull_subscribe_bind(reader.durable, reader.stream)
+        await pull.fetch(1, timeout=5)
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_no_answer_does_what_its_receiver_may_not(secured: tuple[str, Path], role: str) -> None:
+    """Every subject of JetStream's API, and of all that is stored, as the reply subject of all a role may send."""
+    url, users = secured
+    landed: set[str] = set()
+
+    def taking(word: str) -> Callable[[Msg], Awaitable[None]]:
+        async def take(message: Msg) -> None:
+            landed.add(word)  # a delivery shows the subject it was stored under: what counts is who listens
+
+        return take
+
+    async with (
+        Bus.connect(url, access=Access.read(users, "admin")) as admin,
+        Bus.connect(url, access=Access.read(users, role)) as bus,
+    ):
+        await prepare(admin, 4 * len(list(targets())))
+        before, held = await contents(admin), await stored(admin)
+        for target in targets():
+            await admin.nc.subscribe(target, cb=taking(target))
+        await admin.nc.flush()
+        everything = list(requests(role))
+        for reply in targets():
+            for subject, body in everything:
+                await bus.nc.publish(subject, body, reply=reply)
+                await bus.nc.publish(subject, body, headers={"Nats-Trace-Dest": reply})
+            await bus.nc.flush()
+        await admin.nc.flush()
+        allowed = RIGHTS[role].publish
+        foreign = {word for word in landed if not _may(word, allowed)}
+        now = await contents(admin)
+        assert now.keys() == before.keys(), "a stream or a consumer is gone, or new"
+        assert now == before, "streams and consumers are as they were"
+        assert foreign == set(), "an answer came to a subject its receiver may not publish to"
+        after = await stored(admin)
+        gone = {stream for stream, _, _ in held - after if not _may(f"{API}.STREAM.PURGE.{stream}", allowed)}
+        assert gone == set(), "no message is gone"
+        # A delivery that went into another stream lies there under the subject it had: no reader's filter has it.
+        written = {subject for stream, _, subject in after - held if _may(subject, SUBJECTS[stream])}
+        assert {subject for subject in written if not _may(subject, allowed)} == set()
+
+
+def _may(subject: str, allowed: Sequence[str]) -> bool:
+    return any(is_within(subject, right) for right in allowed)
+
+
+def test_every_request_of_this_servers_jetstream_is_tried() -> None:
+    """The names that the program itself holds are all in the table."""
+    program = Path(find_server()).read_bytes()
+    known = {re.sub(r"(\.\*)+(\..*)?$", "", request) for request in REQUESTS}
+    served = {name.decode() for name in re.findall(rb"\$JS\.API\.([A-Z_]+(?:\.[A-Z_]+)*)(?:\.\*)+", program)}
+    assert served, "no request is in the program: the server is made otherwise now"
+    assert served - known == set()

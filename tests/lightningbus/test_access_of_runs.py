@@ -1,0 +1,52 @@
+"""Who is let in by the bus of a run on one machine: its own roles and terminals, and nobody else."""
+
+from pathlib import Path
+
+import pytest
+
+from bus import Access, AccessError, Bus
+from lightningbus.places import connected, place
+from lightningbus.rundir import RunDirectory
+from lightningbus.settings import BusSettings
+from lightningbus.supervisor import Child
+from lightningbus.up import ACCESS, stack
+from runners.settings import RunnerSettings
+
+AGENTS = Path(__file__).resolve().parents[1] / "agents"
+
+
+@pytest.fixture(autouse=True)
+def bare_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal in an empty directory, with none of our variables."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("BUS", "ACCESS", "CLUSTER_KEY_FILE"):
+        monkeypatch.delenv(f"LIGHTNINGBUS_{name}", raising=False)
+
+
+async def test_the_bus_of_a_run_is_open_to_nobody_by_default() -> None:
+    """Its users are made for it, in its directory; other terminals find them, and a stranger is sent away."""
+    directory = RunDirectory(Path("runs/one")).create()
+    async with stack(directory, BusSettings(port=0), "test") as made:
+        access = directory.path / ACCESS
+        assert access.stat().st_mode & 0o777 == 0o700
+        with pytest.raises(AccessError, match="lets nobody in whom it does not know"):
+            async with Bus.connect(made.url):
+                pass
+        async with connected(None, "other terminal") as client, client.fleet("*") as fleet:
+            settings = RunnerSettings(agent="plain:asks", path=AGENTS, concurrency=1, id="one", name="calc", ack_wait=7)
+            await made.supervisor.start(Child("runner-0", "runner", settings))
+            await made.member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 60)
+            assert [beat.id for beat in fleet.members()] == ["one"]
+        first = (access / "admin" / "nkey").read_text()
+    async with stack(directory, BusSettings(port=0), "test"):
+        assert (access / "admin" / "nkey").read_text() == first, "a run that goes on keeps its users"
+
+
+async def test_a_run_is_open_where_that_is_asked_for() -> None:
+    directory = RunDirectory(Path("runs/one")).create()
+    async with (
+        stack(directory, BusSettings(port=0, open=True), "test") as made,
+        Bus.connect(made.url, access=Access()) as bus,
+    ):
+        assert (await bus.js.stream_info("TASKS")).state.messages == 0
+        assert place(None, "client").access is None
