@@ -24,10 +24,16 @@ FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1
 
 
 async def body_of(request: web.Request) -> bytes:
-    """A request's body; raises aiohttp's errors for one that is too large, or comes too slowly."""
+    """A request's body, unpacked; raises aiohttp's errors for one that is too large, too slow, or badly packed."""
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
+    except web.RequestPayloadError as error:
+        encoding = request.headers.get("Content-Encoding")
+        why = (
+            f"the body is not {encoding}, as its Content-Encoding says" if encoding else f"the body is broken: {error}"
+        )
+        raise web.HTTPBadRequest(text=why) from error
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"a request's body comes within {BODY_SECONDS:g} s") from None
 
@@ -99,7 +105,7 @@ class _Short(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, HttpProcessingError):
+        if isinstance(error, HttpProcessingError | web.RequestPayloadError):
             record.msg, record.args = "a request could not be read as HTTP: %s", (type(error).__name__,)
             record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
         return True

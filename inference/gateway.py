@@ -147,8 +147,8 @@ class Gateway:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"a request may have {MAX_REQUEST_BYTES} bytes")
-        except web.HTTPRequestTimeout as error:
-            return _error(408, error.text or "")
+        except (web.HTTPRequestTimeout, web.HTTPBadRequest) as error:
+            return _error(error.status, error.text or "")
         finally:
             self._held -= 1
 

@@ -19,8 +19,9 @@ from bus.doors import bearer
 from bus.processes import resident
 from inference.gateway import Gateway as NodeGateway
 from runners.admission import MOST_BYTES, Admission, Allowance, TooMany
-from runners.gateway import MAX_REQUEST_BYTES, Gateway
+from runners.gateway import Gateway
 from runners.record import Attempt
+from runners.requests import MAX_REQUEST_BYTES
 from runners.slot import Slot
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 
