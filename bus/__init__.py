@@ -10,9 +10,12 @@ from bus.leases import Lease, leased
 from bus.poison import PoisonLimit
 from bus.puller import Puller
 from bus.streams import (
-    LEARNER_SPANS,
+    LEARNER_ROLLOUTS,
+    STORE_CONSUMERS,
     STORE_DEAD,
-    STORE_SPANS,
+    STORE_EVAL,
+    STORE_EVENTS,
+    STORE_TRAIN,
     STORE_WEIGHTS,
     Consumer,
     runner_tasks,
@@ -20,9 +23,12 @@ from bus.streams import (
 
 __all__ = [
     "DEFAULT_URL",
-    "LEARNER_SPANS",
+    "LEARNER_ROLLOUTS",
+    "STORE_CONSUMERS",
     "STORE_DEAD",
-    "STORE_SPANS",
+    "STORE_EVAL",
+    "STORE_EVENTS",
+    "STORE_TRAIN",
     "STORE_WEIGHTS",
     "Access",
     "AccessError",

@@ -198,7 +198,9 @@ class Bus:
         sent = await asyncio.gather(*(self._publish_task(task, timeout) for task in tasks), return_exceptions=True)
         for some in together([one for one in sent if isinstance(one, TaskPublished)]):
             msg_id = identity.tasks_msg_id(one.rollout for one in some)
-            await self.publish(subjects.TASK_SPANS, TasksPublished(tasks=tuple(some)), msg_id=msg_id, timeout=timeout)
+            await self.publish(
+                subjects.TASK_PUBLISHED, TasksPublished(tasks=tuple(some)), msg_id=msg_id, timeout=timeout
+            )
         for one in sent:
             if isinstance(one, BaseException):
                 raise one

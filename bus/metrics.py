@@ -24,7 +24,7 @@ publish_seconds = made(
 )  # fmt: skip
 waiting_for_room = made(
     Gauge, "every role", "bus_waiting_for_room", "Events that wait because their stream is full.",
-    "Above 0: whoever reads that stream is slow or gone: the store for SPANS, runners for TASKS.",
+    "Above 0: whoever reads that stream is slow or gone: the store or the learner for rollouts, runners for TASKS.",
 )  # fmt: skip
 dead_letters = made(
     Counter, "every role", "dead_letters_total", "A message nobody can use is kept as a dead letter.",
@@ -79,7 +79,7 @@ tasks_queued = made(
     "Rising: more runners, or fewer tasks. 0 while the learner waits: whoever publishes tasks.",
 )  # fmt: skip
 store_backlog = made(
-    Gauge, "store", "store_backlog", "Messages of SPANS that the store has not been given yet.",
+    Gauge, "store", "store_backlog", "Messages that the store has not been given yet.",
     "Rising: ClickHouse is slow or down. At the bound of the stream, runners wait.",
 )  # fmt: skip
 store_rows = made(

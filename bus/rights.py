@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from bus.streams import BUCKET, LEARNER_SPANS, STORE_DEAD, STORE_SPANS, STORE_WEIGHTS, Consumer
+from bus.streams import BUCKET, LEARNER_ROLLOUTS, STORE_CONSUMERS, STREAMS, Consumer
 from schemas import subjects
 
 API = "$JS.API"
@@ -62,8 +62,7 @@ _OF_ROLES: Mapping[str, Rights] = {
     "runner": Rights(
         publish=(
             *_reads(Consumer(subjects.TASKS, "*", subjects.task("*", "*"))),
-            subjects.spans("train"),
-            subjects.spans("eval"),
+            subjects.ALL_ROLLOUTS,
             subjects.dead(subjects.TASKS),
             subjects.heartbeats("runner"),
         ),
@@ -71,11 +70,9 @@ _OF_ROLES: Mapping[str, Rights] = {
     ),
     "store": Rights(
         publish=(
-            *_reads(STORE_SPANS),
-            *_reads(STORE_WEIGHTS),
-            *_reads(STORE_DEAD),
+            *(right for consumer in STORE_CONSUMERS for right in _reads(consumer)),
             f"{API}.STREAM.INFO.{subjects.TASKS}",
-            subjects.ALARM_SPANS,
+            subjects.ALERT,
             subjects.ALL_DEAD,
             subjects.heartbeats("store"),
         ),
@@ -83,12 +80,11 @@ _OF_ROLES: Mapping[str, Rights] = {
     ),
     "learner": Rights(
         publish=(
-            *_pulls(LEARNER_SPANS.stream, LEARNER_SPANS.durable),
-            f"{API}.CONSUMER.RESET.{LEARNER_SPANS.stream}.{LEARNER_SPANS.durable}",
-            f"{API}.CONSUMER.INFO.{LEARNER_SPANS.stream}.{LEARNER_SPANS.durable}",
+            *_pulls(LEARNER_ROLLOUTS.stream, LEARNER_ROLLOUTS.durable),
+            f"{API}.CONSUMER.RESET.{LEARNER_ROLLOUTS.stream}.{LEARNER_ROLLOUTS.durable}",
+            f"{API}.CONSUMER.INFO.{LEARNER_ROLLOUTS.stream}.{LEARNER_ROLLOUTS.durable}",
             subjects.ALL_TASKS,
-            subjects.TASK_SPANS,
-            subjects.STEP_SPANS,
+            subjects.ALL_EVENTS,
             subjects.ALL_WEIGHTS,
             *_LOOKS_AT_WEIGHTS,
             _LOOKS_AT_BLOBS,
@@ -119,12 +115,12 @@ _OF_ROLES: Mapping[str, Rights] = {
     "client": Rights(
         publish=(
             subjects.ALL_TASKS,
-            subjects.TASK_SPANS,
+            subjects.TASK_PUBLISHED,
             f"{API}.STREAM.MSG.GET.{subjects.DEAD}",
             *_LOOKS_AT_WEIGHTS,
             _LOOKS_BACK,
         ),
-        subscribe=(subjects.heartbeats("*"), subjects.spans("train"), subjects.spans("eval")),
+        subscribe=(subjects.heartbeats("*"), subjects.ALL_ROLLOUTS),
     ),
     "admin": Rights(publish=(EVERYTHING,), subscribe=(EVERYTHING,)),
 }
@@ -144,13 +140,12 @@ RIGHTS: Mapping[str, Rights] = {
         # It hears of whole subscriptions or of none: so all that streams and fleets listen to, less what is others'.
         publish=(
             *from_afar(one for role in AT_A_SITE for one in _OF_ROLES[role].publish),
-            subjects.ALL_SPANS,
+            subjects.ALL_ROLLOUTS,
             subjects.ALL_DEAD,
             subjects.heartbeats("*"),
         ),
         denied=(
-            *(subjects.TASK_SPANS, subjects.STEP_SPANS, subjects.ALARM_SPANS),
-            *(subjects.dead(stream) for stream in (subjects.SPANS, subjects.WEIGHTS, subjects.DEAD)),
+            *(subjects.dead(str(stream.name)) for stream in STREAMS if stream.name not in (subjects.TASKS, BUCKET)),
             *(subjects.heartbeats(role) for role in ("store", "learner")),
         ),
         subscribe=tuple(

@@ -44,7 +44,12 @@ def _stream(
 STREAMS = (
     # The bound of TASKS is the backpressure: publishers wait when runners are behind.
     _stream(subjects.TASKS, [subjects.ALL_TASKS], RetentionPolicy.WORK_QUEUE, DiscardPolicy.NEW, 512),
-    _stream(subjects.SPANS, [subjects.ALL_SPANS], RetentionPolicy.INTEREST, DiscardPolicy.NEW, 2048),
+    # Each kind of event has a stream of its own: full training rollouts hold up neither evaluations, steps nor alerts.
+    _stream(subjects.TRAIN_ROLLOUTS, [subjects.TRAIN_ROLLOUT], RetentionPolicy.INTEREST, DiscardPolicy.NEW, 2048),
+    _stream(subjects.EVAL_ROLLOUTS, [subjects.EVAL_ROLLOUT], RetentionPolicy.INTEREST, DiscardPolicy.NEW, 1024),
+    _stream(subjects.EVENTS, [subjects.ALL_EVENTS], RetentionPolicy.INTEREST, DiscardPolicy.NEW, 512),
+    # An alert must get through even when nobody reads: the oldest one gives way.
+    _stream(subjects.ALERTS, [subjects.ALERT], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 16),
     _stream(
         subjects.WEIGHTS,
         [subjects.ALL_WEIGHTS, subjects.ALL_APPLIED, subjects.ALL_RELEASES, subjects.ALL_TURNS],
@@ -92,13 +97,19 @@ class Consumer:
         )
 
 
-STORE_SPANS = Consumer(subjects.SPANS, subjects.STORE, subjects.ALL_SPANS)
+STORE_TRAIN = Consumer(subjects.TRAIN_ROLLOUTS, subjects.STORE, subjects.TRAIN_ROLLOUT)
+STORE_EVAL = Consumer(subjects.EVAL_ROLLOUTS, subjects.STORE, subjects.EVAL_ROLLOUT)
+STORE_EVENTS = Consumer(subjects.EVENTS, subjects.STORE, subjects.ALL_EVENTS)
+STORE_ALERTS = Consumer(subjects.ALERTS, subjects.STORE, subjects.ALERT)
 STORE_WEIGHTS = Consumer(subjects.WEIGHTS, subjects.STORE, ">")
 STORE_DEAD = Consumer(subjects.DEAD, subjects.STORE, subjects.ALL_DEAD)
 # The learner acknowledges up to its checkpoint and is reset to it on start: redelivery by time must not interfere.
-LEARNER_SPANS = Consumer(subjects.SPANS, subjects.LEARNER, subjects.TRAIN_SPANS, AckPolicy.ALL, ack_wait=3600.0)
+LEARNER_ROLLOUTS = Consumer(
+    subjects.TRAIN_ROLLOUTS, subjects.LEARNER, subjects.TRAIN_ROLLOUT, AckPolicy.ALL, ack_wait=3600.0
+)
 
-READERS = (STORE_SPANS, STORE_WEIGHTS, STORE_DEAD, LEARNER_SPANS)
+STORE_CONSUMERS = (STORE_TRAIN, STORE_EVAL, STORE_EVENTS, STORE_ALERTS, STORE_WEIGHTS, STORE_DEAD)
+READERS = (*STORE_CONSUMERS, LEARNER_ROLLOUTS)
 """Made before anybody publishes: an interest stream drops what nobody has subscribed to."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from nats.errors import Error as NatsError
 
-from bus import LEARNER_SPANS, Bus, Delivery
+from bus import LEARNER_ROLLOUTS, Bus, Delivery
 from bus.cancelling import cancel
 from bus.puller import Puller
 from learner.groups import Groups
@@ -59,13 +59,13 @@ class Intake:
         """
         calm, patience = time.monotonic(), PATIENCE_SECONDS
         # One puller for all: what the broker is still asked for from before then comes here too, and to nobody else.
-        async with self._bus.pull(LEARNER_SPANS, slots=PREFETCH) as puller:
+        async with self._bus.pull(LEARNER_ROLLOUTS, slots=PREFETCH) as puller:
             while True:
                 self._bus.reconnected.clear()
                 self._held.clear()  # their acknowledgements are of the consumer before the reset
                 self._expected = 1
                 try:
-                    await self._bus.reset(LEARNER_SPANS, self._committed)
+                    await self._bus.reset(LEARNER_ROLLOUTS, self._committed)
                 except NatsError as error:
                     log.warning("cannot read rollouts, trying again: %s", str(error) or type(error).__name__)
                     calm = time.monotonic()
@@ -112,7 +112,7 @@ class Intake:
             await asyncio.sleep(LOOK_SECONDS)
             come = self._expected - 1
             try:
-                now = await self._bus.delivered(LEARNER_SPANS)
+                now = await self._bus.delivered(LEARNER_ROLLOUTS)
             except NatsError:
                 continue
             # What was on its way at the look before came ahead of this answer; a count that falls was reset by another.

@@ -250,7 +250,7 @@ class Learner:
 
     async def _announce(self, event: TrainingStep, part: str = "") -> None:
         msg_id = identity.step_msg_id(event.run, event.epoch, event.step) + part
-        await self._bus.publish(subjects.STEP_SPANS, event, msg_id=msg_id, timeout=math.inf)
+        await self._bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)

@@ -46,7 +46,7 @@ async def follow(given: str | None, run: str, outcome: str, as_json: bool, count
 
     async with connected(given, "tail") as bus:
         for mode in ("train", "eval"):
-            await bus.nc.subscribe(subjects.spans(mode), cb=heard)
+            await bus.nc.subscribe(subjects.rollout(mode), cb=heard)
         await bus.nc.flush()
         print("following; Ctrl-C stops", file=sys.stderr, flush=True)
         await stop.wait()

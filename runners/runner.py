@@ -241,7 +241,7 @@ class Runner:
             while attempt.unsent:
                 batch = attempt.unsent[0]
                 await self._bus.publish(
-                    subjects.spans(batch.mode),
+                    subjects.rollout(batch.mode),
                     batch,
                     msg_id=identity.batch_msg_id(batch.execution, batch.sequence),
                     traceparent=identity.traceparent(attempt.trace_id, attempt.root_id),

@@ -1,13 +1,17 @@
 """Every subject, stream, durable and header name on the bus: the one place they are spelled."""
 
 TASKS = "TASKS"
-SPANS = "SPANS"
+TRAIN_ROLLOUTS = "TRAIN_ROLLOUTS"
+EVAL_ROLLOUTS = "EVAL_ROLLOUTS"
+EVENTS = "EVENTS"
+ALERTS = "ALERTS"
 WEIGHTS = "WEIGHTS"
 DEAD = "DEAD"
 WEIGHT_BUCKET = "weights"
 
 ALL_TASKS = "lb.task.>"
-ALL_SPANS = "lb.span.>"
+ALL_ROLLOUTS = "lb.rollout.*"
+ALL_EVENTS = "lb.event.*"
 ALL_WEIGHTS = "lb.weights.*"
 ALL_APPLIED = "lb.applied.*"
 ALL_RELEASES = "lb.release.*"
@@ -15,10 +19,11 @@ ALL_TURNS = "lb.turn.*"
 ALL_DEAD = "lb.dead.*"
 ALL_HEARTBEATS = "lb.heartbeat.>"
 
-TRAIN_SPANS = "lb.span.train"
-TASK_SPANS = "lb.span.task"
-STEP_SPANS = "lb.span.step"
-ALARM_SPANS = "lb.span.alarm"
+TRAIN_ROLLOUT = "lb.rollout.train"
+EVAL_ROLLOUT = "lb.rollout.eval"
+TASK_PUBLISHED = "lb.event.task_published"
+TRAINING_STEP = "lb.event.training_step"
+ALERT = "lb.alert"
 
 STORE = "store"
 LEARNER = "learner"
@@ -39,9 +44,9 @@ def agent_tasks(agent: str) -> str:
     return f"lb.task.*.{agent}"
 
 
-def spans(mode: str) -> str:
+def rollout(mode: str) -> str:
     """Where the spans of a rollout are published; the learner reads ``train`` only."""
-    return f"lb.span.{mode}"
+    return f"lb.rollout.{mode}"
 
 
 def weights(model: str) -> str:

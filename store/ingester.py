@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from bus import STORE_DEAD, STORE_SPANS, STORE_WEIGHTS, Bus, Consumer, PoisonLimit, Puller, metrics, tracing
+from bus import STORE_CONSUMERS, Bus, Consumer, PoisonLimit, Puller, metrics, tracing
 from bus.cancelling import cancel
 from schemas import attributes
 from schemas.codec import DecodeError
@@ -19,7 +19,6 @@ from store.writer import Writer
 
 log = logging.getLogger(__name__)
 
-CONSUMERS = (STORE_SPANS, STORE_WEIGHTS, STORE_DEAD)
 SLOTS = (64, 8192)
 """Fewest and most messages of one consumer held at once, see `slots_for`."""
 BATCHES = 3
@@ -39,7 +38,7 @@ class Ingester:
         self._room = asyncio.Event()
         self._poison = PoisonLimit("the store")
         self._begun_ns = 0  # when the batch that is being filled got its first row
-        self.pending = 0
+        self._pending = dict.fromkeys(STORE_CONSUMERS, 0)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Ingest until asked to stop; what has been collected by then is still written."""
@@ -49,7 +48,7 @@ class Ingester:
         self._room.set()
         async with AsyncExitStack() as stack:
             feeding: list[asyncio.Task[None]] = []
-            for consumer in CONSUMERS:
+            for consumer in STORE_CONSUMERS:
                 puller = await stack.enter_async_context(self._bus.pull(consumer, SLOTS[0]))
                 feeding.append(asyncio.create_task(self._feed(consumer, puller)))
             stopping = asyncio.create_task(stop.wait())
@@ -92,9 +91,8 @@ class Ingester:
     async def _feed(self, consumer: Consumer, puller: Puller) -> None:
         size, slots = 0.0, SLOTS[0]
         async for delivery in puller:
-            if consumer is STORE_SPANS:
-                self.pending = delivery.pending
-                metrics.store_backlog.set(delivery.pending)
+            self._pending[consumer] = delivery.pending
+            metrics.store_backlog.set(self.pending)
             size = max(len(delivery.data), (1 - FORGOTTEN) * size + FORGOTTEN * len(delivery.data))
             if abs((wanted := slots_for(size, self._settings.batch_bytes)) - slots) > slots // 4:
                 slots = wanted
@@ -141,6 +139,11 @@ class Ingester:
         except TimeoutError:
             pass
         return batch
+
+    @property
+    def pending(self) -> int:
+        """Messages that the broker has not delivered yet, over all streams."""
+        return sum(self._pending.values())
 
     @property
     def waiting(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
-from bus import STORE_DEAD, STORE_SPANS, STORE_WEIGHTS, Bus, own_id
+from bus import STORE_CONSUMERS, Bus, own_id
 from bus.cancelling import cancel
 from bus.doors import new_key, read_key, write_secret
 from store import migrations
@@ -91,7 +91,7 @@ async def _reached(url: str, stop: asyncio.Event) -> Client | None:
 async def _ingest(
     bus: Bus, settings: StoreSettings, url: str, stop: asyncio.Event, insert: Insert | None = None
 ) -> None:
-    for consumer in (STORE_SPANS, STORE_WEIGHTS, STORE_DEAD):
+    for consumer in STORE_CONSUMERS:
         await bus.ensure(consumer)
     bare = await _reached(url, stop)
     if bare is None:

@@ -134,4 +134,4 @@ class Watchdog:
         metrics.alarm.labels(finding.role).set(not over)
         alarm = Alarm(role=finding.role, reason=finding.reason, over=over, raised_ns=time.time_ns())  # type: ignore[arg-type]
         msg_id = f"alarm:{alarm.role}:{alarm.raised_ns}"
-        await self._bus.publish(subjects.ALARM_SPANS, alarm, msg_id=msg_id, timeout=math.inf)
+        await self._bus.publish(subjects.ALERT, alarm, msg_id=msg_id, timeout=math.inf)

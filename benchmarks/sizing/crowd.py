@@ -35,7 +35,7 @@ async def work(bus: Bus, puller: Puller) -> int:
             await asyncio.sleep(AGENT_SECONDS)
             batch = replace(SAID, rollout=f"{task.id}.0", task=task.id, execution=task.id)
             msg_id = identity.batch_msg_id(batch.execution, batch.sequence)
-            await bus.publish(subjects.spans("train"), batch, msg_id=msg_id, timeout=60)
+            await bus.publish(subjects.rollout("train"), batch, msg_id=msg_id, timeout=60)
         await delivery.ack()
         done += 1
 

@@ -20,7 +20,7 @@ from clickhouse_connect.driver.client import Client
 from nats.aio.msg import Msg
 
 from benchmarks.sizing.model import Fit
-from bus import LEARNER_SPANS, STORE_SPANS, Bus, Fleet
+from bus import LEARNER_ROLLOUTS, STORE_TRAIN, Bus, Fleet
 from bus.embedded import NatsServer, nats_server
 from runners.part import Part
 from runners.record import Attempt
@@ -178,7 +178,7 @@ async def publish(bus: Bus, batches: Sequence[SpanBatch]) -> None:
     async def one(batch: SpanBatch) -> None:
         async with gate:
             msg_id = identity.batch_msg_id(batch.execution, batch.sequence)
-            await bus.publish(subjects.spans(batch.mode), batch, msg_id=msg_id, timeout=300)
+            await bus.publish(subjects.rollout(batch.mode), batch, msg_id=msg_id, timeout=300)
 
     await asyncio.gather(*map(one, batches))
 
@@ -191,7 +191,7 @@ async def of_a_byte() -> float:
         for kilobytes in (2, 32):
             batches = [one for n in range(400) for one in rollout("bus", (1, 25 * kilobytes), n)]
             size = sum(len(encode(one)) for one in batches)
-            async with bus.pull(STORE_SPANS, slots=8192) as store, bus.pull(LEARNER_SPANS, slots=8192) as learner:
+            async with bus.pull(STORE_TRAIN, slots=8192) as store, bus.pull(LEARNER_ROLLOUTS, slots=8192) as learner:
                 meter.since()
                 await publish(bus, batches)
                 for puller in (store, learner):

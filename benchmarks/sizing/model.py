@@ -58,7 +58,7 @@ class Plant:
     listeners: int = 5
     """Processes that hear every heartbeat: ingesters, and whoever watches."""
     span_bytes: float = 2_147_483_648.0
-    """Room of SPANS."""
+    """Room of TRAIN_ROLLOUTS."""
     core_hour: float = 0.04
     gpu_hour: float = 2.50
     disk_gb_month: float = 0.10
@@ -158,7 +158,7 @@ class Run:
     speed: list[float] = field(default_factory=list)
     """Tokens a second of one of them."""
     unread: list[float] = field(default_factory=list)
-    """Bytes in SPANS that the store has not taken."""
+    """Bytes of rollouts that the store has not taken."""
     untrained: list[float] = field(default_factory=list)
     """Rollouts that have ended and the learner has not taken."""
 
@@ -178,7 +178,7 @@ def simulate(load: Load, plant: Plant, costs: Costs, step: float = 1.0, seed: in
     """Every slot through its rollouts until all tasks are done, in steps of so many seconds.
 
     Nodes share their tokens among all open calls. Broker and store do what their cores allow: who has ended waits until
-    the broker has it, and when SPANS has no room, until the store has made some. Tasks come as the learner admits them.
+    the broker has it. A full stream makes it wait for the store. Tasks come as the learner admits them.
     Without ``spread`` all rollouts are alike.
     """
     chance = np.random.default_rng(seed)

@@ -13,7 +13,7 @@ from benchmarks.results import Result
 from benchmarks.sizing.measure import Meter, broker, settle
 from benchmarks.sizing.model import Costs, Fit, Load, Plant, simulate
 from benchmarks.system import System, runner, running, usage
-from bus import LEARNER_SPANS, STORE_SPANS, Bus, Consumer, runner_tasks
+from bus import LEARNER_ROLLOUTS, STORE_TRAIN, Bus, Consumer, runner_tasks
 from bus.cancelling import cancel
 from bus.children import end, spawn
 from lightningbus.publishing import publish_all
@@ -56,7 +56,7 @@ async def crowd(count: int, nodes: int, tasks: int) -> Crowd:
         for process in processes:
             assert process.stdout is not None and await process.stdout.readline() == b"ready\n"
         others = [asyncio.create_task(_node(bus, f"node-{number}")) for number in range(nodes)]
-        others += [asyncio.create_task(_read(bus, consumer)) for consumer in (STORE_SPANS, LEARNER_SPANS)]
+        others += [asyncio.create_task(_read(bus, consumer)) for consumer in (STORE_TRAIN, LEARNER_ROLLOUTS)]
         await asyncio.sleep(2)
         meter, started = Meter(server), time.monotonic()
         await asyncio.sleep(WATCHED_SECONDS)
@@ -92,7 +92,7 @@ async def beside(costs: Costs) -> list[Result]:
 async def _read(bus: Bus, consumer: Consumer) -> None:
     async with bus.pull(consumer, slots=4096) as puller:
         async for delivery in puller:
-            if consumer is STORE_SPANS or delivery.sequence % 50 == 0:
+            if consumer is STORE_TRAIN or delivery.sequence % 50 == 0:
                 await delivery.ack()
 
 

@@ -16,9 +16,11 @@ import pytest
 from nats.errors import StaleConnectionError
 
 from bus import (
-    LEARNER_SPANS,
+    LEARNER_ROLLOUTS,
+    STORE_CONSUMERS,
     STORE_DEAD,
-    STORE_SPANS,
+    STORE_EVENTS,
+    STORE_TRAIN,
     STORE_WEIGHTS,
     Access,
     AccessError,
@@ -41,7 +43,7 @@ from learner.settings import LearnerSettings
 from learner.weight_settings import WeightSettings
 from schemas import subjects
 from schemas.codec import encode
-from schemas.events import Heartbeat, SpanBatch, Task, TasksPublished
+from schemas.events import Heartbeat, Task, TasksPublished
 from schemas.weights import Turn, WeightApplied, WeightRelease, WeightVersion
 from tests import tensorfiles
 from tests.commands import environment
@@ -116,7 +118,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
             for nodes in watching:
                 while not nodes.members():
                     await nodes.changed()
-        for consumer in (STORE_SPANS, STORE_WEIGHTS, STORE_DEAD):
+        for consumer in STORE_CONSUMERS:
             await store.ensure(consumer)
 
         tasks = runner_tasks("calc", ack_wait=1.0)
@@ -130,14 +132,14 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
                 while lease.renewed == renewed:
                     await asyncio.sleep(0.05)
             (batch,) = batches("good", 0, parts=1)
-            await runner.publish(subjects.spans("train"), batch, msg_id="b")
+            await runner.publish(subjects.rollout("train"), batch, msg_id="b")
             await good.ack(sync=True)
             await runner.bury(bad, "nobody could use it")
-        found = [type((await one(store, STORE_SPANS)).event()) for _ in range(2)]
-        assert found == [TasksPublished, SpanBatch]
-        assert (await one(learner, LEARNER_SPANS)).event() == batch
-        assert await learner.delivered(LEARNER_SPANS) == 1
-        await learner.reset(LEARNER_SPANS, 1)
+        assert isinstance((await one(store, STORE_EVENTS)).event(), TasksPublished)
+        assert (await one(store, STORE_TRAIN)).event() == batch
+        assert (await one(learner, LEARNER_ROLLOUTS)).event() == batch
+        assert await learner.delivered(LEARNER_ROLLOUTS) == 1
+        await learner.reset(LEARNER_ROLLOUTS, 1)
 
         ((number, letter),) = [each async for each in DeadLetters(client).all()]
         assert letter.reason == "nobody could use it" and (await DeadLetters(client).get(number)) == letter
@@ -182,25 +184,26 @@ ADMINISTRATION = [
     f"{API}.{request}"
     for request in (
         "INFO", "STREAM.LIST", "STREAM.CREATE.MINE", "STREAM.UPDATE.TASKS", "STREAM.DELETE.TASKS", "STREAM.PURGE.TASKS",
-        "STREAM.PURGE.SPANS", "STREAM.PURGE.WEIGHTS", "STREAM.MSG.GET.SPANS", "STREAM.MSG.DELETE.WEIGHTS",
-        "STREAM.SNAPSHOT.SPANS", "DIRECT.GET.SPANS", "CONSUMER.CREATE.SPANS.mine.lb.span.train",
-        "CONSUMER.CREATE.SPANS", "CONSUMER.CREATE.TASKS", "CONSUMER.DURABLE.CREATE.TASKS.mine",
+        "STREAM.PURGE.TRAIN_ROLLOUTS", "STREAM.PURGE.WEIGHTS", "STREAM.MSG.GET.EVAL_ROLLOUTS",
+        "STREAM.MSG.DELETE.WEIGHTS",
+        "STREAM.SNAPSHOT.EVENTS", "DIRECT.GET.EVENTS", "CONSUMER.CREATE.TRAIN_ROLLOUTS.mine.lb.rollout.train",
+        "CONSUMER.CREATE.TRAIN_ROLLOUTS", "CONSUMER.CREATE.TASKS", "CONSUMER.DURABLE.CREATE.TASKS.mine",
         "CONSUMER.DELETE.TASKS.runner-calc",        "CONSUMER.PAUSE.TASKS.runner-calc", "CONSUMER.LIST.TASKS",
     )
 ]  # fmt: skip
 """What only ``admin`` may ask of JetStream."""
-SPANS_OF_OTHERS = (f"{API}.CONSUMER.MSG.NEXT.SPANS.store", "$JS.ACK.SPANS.store.1.1.1.1.1")
-LEARNERS = (f"{API}.CONSUMER.MSG.NEXT.SPANS.learner", f"{API}.CONSUMER.RESET.SPANS.learner")
+STORES = (f"{API}.CONSUMER.MSG.NEXT.TRAIN_ROLLOUTS.store", "$JS.ACK.TRAIN_ROLLOUTS.store.1.1.1.1.1")
+LEARNERS = (f"{API}.CONSUMER.MSG.NEXT.TRAIN_ROLLOUTS.learner", f"{API}.CONSUMER.RESET.TRAIN_ROLLOUTS.learner")
 TASK_READERS = (f"{API}.CONSUMER.MSG.NEXT.TASKS.runner-calc", "$JS.ACK.TASKS.runner-calc.1.1.1.1.1")
 WEIGHT_WRITERS = ("lb.weights.policy", "$O.weights.C.x", "$O.weights.M.x", f"{API}.STREAM.PURGE.OBJ_weights")
 DECISIONS = ("lb.release.policy", "lb.turn.policy")
 LOOKING_BACK = (f"{API}.DIRECT.GET.WEIGHTS",)
-ROLLOUTS, TASKS = ("lb.span.train", "lb.span.eval"), ("lb.task.train.calc", "lb.span.task")
-STEPS, ALARMS, NODES = ("lb.span.step",), ("lb.span.alarm",), ("lb.applied.node", "lb.heartbeat.inference.evil")
+ROLLOUTS, TASKS = ("lb.rollout.train", "lb.rollout.eval"), ("lb.task.train.calc", "lb.event.task_published")
+STEPS, ALERTS, NODES = ("lb.event.training_step",), ("lb.alert",), ("lb.applied.node", "lb.heartbeat.inference.evil")
 HEARTBEATS = ("lb.heartbeat.store.evil", "lb.heartbeat.learner.evil", "lb.heartbeat.runner.evil")
 MAY_NOT_SAY = {
     "runner": (
-        *SPANS_OF_OTHERS, *LEARNERS, *WEIGHT_WRITERS, *TASKS, *STEPS, *ALARMS, *NODES, *HEARTBEATS[:2], "lb.dead.SPANS",
+        *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASKS, *STEPS, *ALERTS, *NODES, *HEARTBEATS[:2], "lb.dead.TRAIN_ROLLOUTS",
         *DECISIONS, *LOOKING_BACK,
         f"{API}.DIRECT.GET.WEIGHTS.lb.weights.policy", f"{API}.CONSUMER.CREATE.OBJ_weights.mine.$O.weights.C.x",
     ),
@@ -209,26 +212,27 @@ MAY_NOT_SAY = {
         *LOOKING_BACK,
     ),
     "learner": (
-        *SPANS_OF_OTHERS, *TASK_READERS, *ROLLOUTS, *ALARMS, *NODES, HEARTBEATS[0], HEARTBEATS[2], "lb.dead.SPANS",
-        f"{API}.CONSUMER.CREATE.SPANS.learner.lb.span.train", *DECISIONS, *LOOKING_BACK,
+        *STORES, *TASK_READERS, *ROLLOUTS, *ALERTS, *NODES, HEARTBEATS[0], HEARTBEATS[2], "lb.dead.TRAIN_ROLLOUTS",
+        f"{API}.CONSUMER.CREATE.TRAIN_ROLLOUTS.learner.lb.rollout.train", *DECISIONS, *LOOKING_BACK,
     ),
     "node": (
-        *SPANS_OF_OTHERS, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *STEPS, *ALARMS, *HEARTBEATS,
+        *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *STEPS, *ALERTS, *HEARTBEATS,
         "lb.dead.TASKS",
     ),
     "client": (
-        *SPANS_OF_OTHERS, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *STEPS, *ALARMS, *NODES, *HEARTBEATS,
+        *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *STEPS, *ALERTS, *NODES, *HEARTBEATS,
         "lb.dead.TASKS", f"{API}.STREAM.MSG.DELETE.DEAD", f"{API}.CONSUMER.CREATE.DEAD", *DECISIONS,
     ),
 }  # fmt: skip
 _SITES = [one for one in MAY_NOT_SAY["runner"] if one in MAY_NOT_SAY["node"]]
 MAY_NOT_SAY["leaf"] = tuple(dict.fromkeys((
-    *_SITES, *from_afar((*_SITES, *ADMINISTRATION)), *(f"lb.dead.{stream}" for stream in ("SPANS", "WEIGHTS", "DEAD")),
+    *_SITES, *from_afar((*_SITES, *ADMINISTRATION)),
+    *(f"lb.dead.{stream}" for stream in ("TRAIN_ROLLOUTS", "EVENTS", "WEIGHTS", "DEAD")),
 )))  # fmt: skip
 HEARD = (
     "lb.task.>",
-    "lb.span.train",
-    "lb.span.>",
+    "lb.rollout.train",
+    "lb.event.*",
     "lb.weights.policy",
     "lb.release.policy",
     "lb.turn.policy",
@@ -244,7 +248,7 @@ MAY_HEAR = {
     "learner": {"lb.weights.policy", BEATS_OF_NODES},
     "node": {"lb.weights.policy", "lb.release.policy", "lb.turn.policy", BEATS_OF_NODES},
     "store": {"lb.heartbeat.*.*", BEATS_OF_NODES},
-    "client": {"lb.heartbeat.*.*", BEATS_OF_NODES, "lb.span.train"},
+    "client": {"lb.heartbeat.*.*", BEATS_OF_NODES, "lb.rollout.train"},
 }
 MAY_HEAR["leaf"] = MAY_HEAR["node"] | {f"{inbox('runner')}.>", f"{inbox('node')}.>"}
 

@@ -15,7 +15,7 @@ from bus.blobs import CHUNK_BYTES
 from bus.cancelling import cancel
 from bus.embedded import NatsServer
 from bus.errors import BlobCorrupt, Verdict, classify
-from bus.streams import LEARNER_SPANS, STORE_SPANS, ensure_stream
+from bus.streams import LEARNER_ROLLOUTS, STORE_EVENTS, ensure_stream
 from schemas import subjects
 from schemas.codec import DecodeError, encode
 from schemas.events import DeadLetter, Heartbeat, Task, TasksPublished
@@ -30,7 +30,7 @@ async def test_a_published_task_reaches_a_runner_with_its_trace_and_its_record_r
     """One call publishes the task and the record of it, in one trace."""
     await bus.ensure(runner_tasks("calc"))
     await bus.publish_task(task(1))
-    async with bus.pull(runner_tasks("calc"), slots=2) as tasks, bus.pull(STORE_SPANS, slots=2) as records:
+    async with bus.pull(runner_tasks("calc"), slots=2) as tasks, bus.pull(STORE_EVENTS, slots=2) as records:
         delivery = await asyncio.wait_for(anext(tasks), 5)
         assert delivery.as_(Task) == task(1)
         assert delivery.deliveries == 1
@@ -233,19 +233,19 @@ async def test_a_replaced_or_deleted_blob_leaves_no_chunks_behind(bus: Bus, tmp_
 async def test_the_learner_is_replayed_from_a_stream_position(bus: Bus) -> None:
     """Resetting its durable delivers again everything from that sequence on."""
     for n in range(4):
-        await bus.publish(subjects.spans("train"), task(n), msg_id=str(n))
-    async with bus.pull(LEARNER_SPANS, slots=10) as puller:
+        await bus.publish(subjects.rollout("train"), task(n), msg_id=str(n))
+    async with bus.pull(LEARNER_ROLLOUTS, slots=10) as puller:
         sequences = [(await asyncio.wait_for(anext(puller), 5)).sequence for _ in range(4)]
-    await bus.reset(LEARNER_SPANS, sequences[2])
-    async with bus.pull(LEARNER_SPANS, slots=10) as puller:
+    await bus.reset(LEARNER_ROLLOUTS, sequences[2])
+    async with bus.pull(LEARNER_ROLLOUTS, slots=10) as puller:
         assert (await asyncio.wait_for(anext(puller), 5)).sequence == sequences[2]
 
 
 async def test_provisioning_twice_changes_nothing(bus: Bus) -> None:
     """Streams and durables are made by one idempotent step."""
-    before = await bus.js.stream_info(subjects.SPANS)
+    before = await bus.js.stream_info(subjects.TRAIN_ROLLOUTS)
     await bus.provision()
-    after = await bus.js.stream_info(subjects.SPANS)
+    after = await bus.js.stream_info(subjects.TRAIN_ROLLOUTS)
     assert before.config == after.config
     assert after.config.retention == RetentionPolicy.INTEREST
     assert after.state.consumer_count == 2

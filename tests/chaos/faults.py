@@ -125,10 +125,10 @@ async def clickhouse_refuses(world: World, log: Log) -> None:
 
 
 async def full_streams(world: World, log: Log) -> list[str]:
-    """No room in SPANS while nobody writes them: returns who said that it waits for room."""
+    """No room for training rollouts while nobody writes them: returns who said that it waits for room."""
     world.proxies["clickhouse"].inject("cut")
-    room = (await world.bus.js.stream_info(subjects.SPANS)).state.messages + 8
-    await limit(world.bus, subjects.SPANS, room)
+    room = (await world.bus.js.stream_info(subjects.TRAIN_ROLLOUTS)).state.messages + 8
+    await limit(world.bus, subjects.TRAIN_ROLLOUTS, room)
     waiting: set[str] = set()
     async with asyncio.timeout(60):
         while not waiting:
@@ -136,7 +136,7 @@ async def full_streams(world: World, log: Log) -> list[str]:
             waiting = {beat.id for beat in world.fleet.members() if beat.detail.get("waits_for_room")}
     await asyncio.sleep(DOWN_SECONDS)  # the fault itself
     world.proxies["clickhouse"].inject("none")
-    await limit(world.bus, subjects.SPANS, None)
+    await limit(world.bus, subjects.TRAIN_ROLLOUTS, None)
     await _next_rollout(world, log, "stream full")
     return sorted(waiting)
 
@@ -228,7 +228,7 @@ async def bad_agent(world: World, log: Log, name: str) -> None:
 
 async def leader(world: World, log: Log) -> None:
     """``kill -9`` of the server that leads the spans, in a cluster of three."""
-    info = await answered(lambda: world.bus.js.stream_info(subjects.SPANS))
+    info = await answered(lambda: world.bus.js.stream_info(subjects.TRAIN_ROLLOUTS))
     name = info.cluster.leader if info.cluster else None
     broker = world.brokers[int((name or "n0")[1:])]
     assert broker.process is not None

@@ -4,18 +4,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nats.js.errors import NotFoundError
 
-from bus import Bus, Consumer
+from bus import STORE_EVAL, STORE_EVENTS, STORE_TRAIN, Bus, Consumer
 from bus.cancelling import cancel
-from schemas import subjects
 from schemas.attempts import TRIED_AGAIN, standing, supersedes
 from schemas.events import SpanBatch, TasksPublished
 from schemas.training import TrainingStep
 
-SPANS = Consumer(subjects.SPANS, "tap", subjects.ALL_SPANS)
+CONSUMERS = tuple(replace(consumer, durable="tap") for consumer in (STORE_TRAIN, STORE_EVAL, STORE_EVENTS))
 SLOTS = 256
 
 
@@ -44,21 +43,22 @@ class Tap:
     ended: dict[str, float] = field(default_factory=dict)
     """Rollouts that have had their last word, and when it was heard."""
     steps: int = 0
-    _heard: set[int] = field(default_factory=set)
+    _heard: set[tuple[str, int]] = field(default_factory=set)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator["Tap"]:
         """Listen while the block runs; the durable is gone afterwards."""
-        await self.bus.ensure(SPANS)
-        task = asyncio.create_task(self._listen())
+        for consumer in CONSUMERS:
+            await self.bus.ensure(consumer)
+        tasks = [asyncio.create_task(self._listen(consumer)) for consumer in CONSUMERS]
         try:
             yield self
         finally:
-            await cancel(task)
-            if self.bus.nc.is_connected:
+            await cancel(*tasks)
+            for consumer in CONSUMERS if self.bus.nc.is_connected else ():
                 with suppress(NotFoundError):
-                    await self.bus.js.delete_consumer(SPANS.stream, SPANS.durable)
+                    await self.bus.js.delete_consumer(consumer.stream, consumer.durable)
 
     async def has(self, rollout: str) -> None:
         """Wait until a rollout has ended."""
@@ -72,11 +72,11 @@ class Tap:
             self._news.clear()
             await self._news.wait()
 
-    async def _listen(self) -> None:
-        async with self.bus.pull(SPANS, slots=SLOTS) as puller:
+    async def _listen(self, consumer: Consumer) -> None:
+        async with self.bus.pull(consumer, slots=SLOTS) as puller:
             async for delivery in puller:
-                if delivery.sequence not in self._heard:
-                    self._heard.add(delivery.sequence)
+                if (event := (delivery.stream, delivery.sequence)) not in self._heard:
+                    self._heard.add(event)
                     self._hear(delivery.event(), delivery.sequence)
                 await delivery.ack()
 

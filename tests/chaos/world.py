@@ -28,7 +28,7 @@ from store.client import connect
 from store.settings import StoreSettings
 from store.store import writer_url
 from tests.chaos.proxy import Proxy
-from tests.chaos.tap import Tap
+from tests.chaos.tap import CONSUMERS, Tap
 from tests.waiting import answered
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,7 +136,11 @@ class World:
         js = self.bus.js
         while True:
             tasks = (await answered(lambda: js.stream_info("TASKS"))).state
-            readers = [await answered(partial(js.consumer_info, "SPANS", name)) for name in ("store", "tap")]
+            readers = [
+                await answered(partial(js.consumer_info, consumer.stream, name))
+                for consumer in CONSUMERS
+                for name in ("store", "tap")
+            ]
             if not tasks.messages and not any(reader.num_pending or reader.num_ack_pending for reader in readers):
                 return
             await asyncio.sleep(0.2)

@@ -37,7 +37,7 @@ async def rollouts(bus: Bus, *tasks: str) -> None:
         for sample in range(SAMPLES):
             for part in batches(task, sample, reward=float(sample % 2), samples=SAMPLES):
                 msg_id = f"{task}:{sample}:{part.sequence}"
-                await bus.publish(subjects.spans("train"), part, msg_id=msg_id, timeout=60)
+                await bus.publish(subjects.rollout("train"), part, msg_id=msg_id, timeout=60)
 
 
 async def trained(bus: Bus, processes: "list[asyncio.subprocess.Process]", logs: list[Path]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bus import LEARNER_SPANS, Bus
+from bus import LEARNER_ROLLOUTS, Bus
 from bus.cancelling import cancel
 from bus.embedded import NatsServer
 from learner.batch import BatchMaker
@@ -43,7 +43,7 @@ async def until_read(intake: Intake, next_sequence: int) -> None:
 async def publish(bus: Bus, *rollouts: tuple[str, int]) -> None:
     for task, sample in rollouts:
         for part in batches(task, sample, samples=2):
-            await bus.publish(subjects.spans("train"), part, msg_id=f"{task}:{sample}:{part.sequence}")
+            await bus.publish(subjects.rollout("train"), part, msg_id=f"{task}:{sample}:{part.sequence}")
 
 
 async def test_the_position_stays_before_what_is_not_used_and_acknowledgement_follows_it(bus: Bus) -> None:
@@ -57,7 +57,7 @@ async def test_the_position_stays_before_what_is_not_used_and_acknowledgement_fo
         assert intake.position() == 3 and intake.used(3) == {"a.1-1": 6}, "a.0 ends before position 3"
         await intake.acknowledge(intake.position())
         async with asyncio.timeout(10):
-            while (await bus.js.consumer_info(subjects.SPANS, subjects.LEARNER)).ack_floor.stream_seq != 2:
+            while (await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.LEARNER)).ack_floor.stream_seq != 2:
                 await asyncio.sleep(0.02)
 
 
@@ -78,9 +78,9 @@ async def test_a_replay_gives_what_was_left_and_nothing_that_was_used(bus: Bus) 
 
 async def test_what_cannot_be_read_and_what_is_of_another_run_is_passed_over(bus: Bus) -> None:
     async with reading(bus) as intake:
-        await bus.js.publish(subjects.spans("train"), b"\xc1", headers={"Lb-Schema": schema_of(SpanBatch)})
+        await bus.js.publish(subjects.rollout("train"), b"\xc1", headers={"Lb-Schema": schema_of(SpanBatch)})
         for part in batches("other", 0, run="elsewhere", samples=2):
-            await bus.publish(subjects.spans("train"), part, msg_id=f"other:{part.sequence}")
+            await bus.publish(subjects.rollout("train"), part, msg_id=f"other:{part.sequence}")
         await publish(bus, ("a", 0), ("a", 1))
         await until_read(intake, 8)
         assert [group.task for group in intake.groups.take(1)] == ["a"]
@@ -92,7 +92,7 @@ async def test_what_another_reader_took_is_read_again(bus: Bus) -> None:
     async with reading(bus) as intake:
         await publish(bus, ("a", 0))
         await until_read(intake, 3)
-        async with bus.pull(LEARNER_SPANS, slots=4) as thief:
+        async with bus.pull(LEARNER_ROLLOUTS, slots=4) as thief:
             await publish(bus, ("b", 0), ("c", 0), ("d", 0), ("e", 0))
             await asyncio.wait_for(anext(thief), 10)
         await publish(bus, ("a", 1), ("b", 1), ("c", 1), ("d", 1), ("e", 1))
@@ -103,7 +103,7 @@ async def test_what_another_reader_took_is_read_again(bus: Bus) -> None:
 async def test_the_first_delivery_after_a_reset_is_missed_though_nothing_comes_later(bus: Bus) -> None:
     """A request from before the reset is still answered: what another reader was given first is read again."""
     await publish(bus, ("a", 0))
-    async with bus.pull(LEARNER_SPANS, slots=3) as thief, asyncio.timeout(20):
+    async with bus.pull(LEARNER_ROLLOUTS, slots=3) as thief, asyncio.timeout(20):
         assert [(await anext(thief)).sequence for _ in range(2)] == [1, 2]
         async with reading(bus) as intake:
             assert (await anext(thief)).sequence == 1, "its third slot was still asked for"
@@ -113,8 +113,8 @@ async def test_the_first_delivery_after_a_reset_is_missed_though_nothing_comes_l
 async def test_what_another_reader_was_given_is_missed_though_nothing_comes_here(bus: Bus) -> None:
     """The request of a learner that is gone takes all that there is; no delivery says so."""
     (whole,) = batches("a", 0, parts=1, samples=2)
-    await bus.publish(subjects.spans("train"), whole, msg_id="a")
-    async with bus.pull(LEARNER_SPANS, slots=2) as thief, asyncio.timeout(20):
+    await bus.publish(subjects.rollout("train"), whole, msg_id="a")
+    async with bus.pull(LEARNER_ROLLOUTS, slots=2) as thief, asyncio.timeout(20):
         assert (await anext(thief)).sequence == 1
         async with reading(bus) as intake:
             assert (await anext(thief)).sequence == 1, "its second slot was still asked for"
@@ -122,12 +122,12 @@ async def test_what_another_reader_was_given_is_missed_though_nothing_comes_here
 
 
 async def test_the_last_delivery_is_missed_though_nothing_comes_later(bus: Bus) -> None:
-    async with reading(bus) as intake, bus.pull(LEARNER_SPANS, slots=1) as thief, asyncio.timeout(20):
+    async with reading(bus) as intake, bus.pull(LEARNER_ROLLOUTS, slots=1) as thief, asyncio.timeout(20):
         last = 0
         while not thief.held:  # the broker serves who waits by turns
             (whole,) = batches("a", last, parts=1, samples=2)
-            last = await bus.publish(subjects.spans("train"), whole, msg_id=f"a:{last}")
-            while await bus.delivered(LEARNER_SPANS) < last:
+            last = await bus.publish(subjects.rollout("train"), whole, msg_id=f"a:{last}")
+            while await bus.delivered(LEARNER_ROLLOUTS) < last:
                 await asyncio.sleep(0.02)
         assert (await anext(thief)).sequence == last
         await until_read(intake, last + 1)
@@ -147,7 +147,7 @@ async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
     intake = Intake(bus, LearnerSettings(model_path=Path("model"), samples=2), 1, {}, [])
     running = asyncio.create_task(intake.run())
     await until_read(intake, 61)
-    async with bus.pull(LEARNER_SPANS, slots=1) as thief, asyncio.timeout(30):  # which always asks last
+    async with bus.pull(LEARNER_ROLLOUTS, slots=1) as thief, asyncio.timeout(30):  # which always asks last
         taking = asyncio.create_task(take())
         await publish(bus, *((str(task), 1) for task in range(30)))
         with pytest.raises(CannotLearn, match="one learner to a bus"):
@@ -181,12 +181,12 @@ async def test_what_comes_again_is_not_acknowledged_in_place_of_what_is_newer(bu
         await publish(bus, ("a", 0))
         await until_read(intake, 3)
         await intake._held[0].nak()  # as if its time were up
-        while await bus.delivered(LEARNER_SPANS) != 3:
+        while await bus.delivered(LEARNER_ROLLOUTS) != 3:
             await asyncio.sleep(0.02)
         await publish(bus, ("b", 0))
         await until_read(intake, 5)
         await intake.acknowledge(3)
-        while not (info := await bus.js.consumer_info(subjects.SPANS, subjects.LEARNER)).ack_floor.stream_seq:
+        while not (info := await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.LEARNER)).ack_floor.stream_seq:
             await asyncio.sleep(0.02)
         assert info.ack_floor.stream_seq == 2
 
@@ -206,7 +206,7 @@ async def test_a_late_attempt_is_accounted_for_and_never_used(bus: Bus) -> None:
     async with reading(bus) as intake:
         await publish(bus, ("a", 0), ("a", 1))
         for part in batches("a", 0, reward=0.0, attempt=2, samples=2):
-            await bus.publish(subjects.spans("train"), part, msg_id=f"again:{part.sequence}")
+            await bus.publish(subjects.rollout("train"), part, msg_id=f"again:{part.sequence}")
         await until_read(intake, 7)
         assert [one.attempt for one in intake.groups.late] == [2]
         assert [one.attempt for one in intake.groups.take(1)[0].rollouts] == [1, 1]

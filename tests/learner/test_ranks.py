@@ -35,7 +35,7 @@ async def test_a_learner_of_two_ranks_trains_and_publishes(bus: Bus, model_path:
         for sample in range(SAMPLES):
             for part in batches(task, sample, reward=float(sample % 2), samples=SAMPLES):
                 msg_id = f"{task}:{sample}:{part.sequence}"
-                await bus.publish(subjects.spans("train"), part, msg_id=msg_id, timeout=60)
+                await bus.publish(subjects.rollout("train"), part, msg_id=msg_id, timeout=60)
     async with asyncio.timeout(120):
         _, said = await process.communicate()
     assert process.returncode == 0, said.decode()[-3000:]

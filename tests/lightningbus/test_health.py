@@ -186,7 +186,7 @@ async def test_a_runner_asked_to_stop_is_not_ready_and_finishes_what_it_has(
     program = "while [ ! -e go ]; do sleep 0.05; done; echo '{\"reward\": 1}'"
     runner = await start("runner", command=["sh", "-c", program], path=tmp_path, concurrency=1, drain_seconds=50)
     await runner.becomes(200)
-    await bus.publish_task(Task(id="t", run="run", agent="default", input=1))
+    await bus.publish_task(Task(id="t", run="run", agent="default", input=1, mode="eval"))
     await runner.moves("lightningbus_slots_busy")
     runner.ask_to_stop()
     assert await runner.becomes(503) == "runner is draining"

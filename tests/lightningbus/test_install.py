@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bus import STORE_SPANS, Bus
+from bus import STORE_TRAIN, Bus
 from schemas.events import SpanBatch, Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ async def test_its_runner_takes_work(bus: Bus, nats_url: str, environment: Path,
     runner = await asyncio.create_subprocess_exec(*command, cwd=tmp_path)
     try:
         await bus.publish_task(Task(id="a", run="run", agent="default", input={"n": 1}))
-        async with asyncio.timeout(60), bus.pull(STORE_SPANS, slots=8) as puller:
+        async with asyncio.timeout(60), bus.pull(STORE_TRAIN, slots=8) as puller:
             async for delivery in puller:
                 event = delivery.event()
                 await delivery.ack()

@@ -21,7 +21,7 @@ async def test_attempts_are_printed_as_they_end(bus: Bus, nats_url: str) -> None
             for part in batches(task, 0, reward=0.5, run=run):
                 for turn in range(2):  # a publisher that heard no acknowledgement sends again
                     name = f"{task}:{part.sequence}:{turn}"
-                    await bus.publish(subjects.spans("train"), part, msg_id=name)
+                    await bus.publish(subjects.rollout("train"), part, msg_id=name)
         out, _ = await tail.communicate()
     assert tail.returncode == 0
     said = [json.loads(line) for line in out.splitlines()]

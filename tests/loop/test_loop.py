@@ -413,12 +413,12 @@ def test_a_second_runner_joins_and_leaves_without_loss(loop: Loop) -> None:
 
 async def test_messages_nobody_can_read_become_dead_letters(loop: Loop) -> None:
     async with Bus.connect(loop.bus) as bus:
-        await bus.js.publish(subjects.spans("eval"), b"\xc1 not msgpack", headers={"Lb-Schema": schema_of(SpanBatch)})
+        await bus.js.publish(subjects.rollout("eval"), b"\xc1 not msgpack", headers={"Lb-Schema": schema_of(SpanBatch)})
         task = subjects.task("eval", "default")
         await bus.js.publish(task, msgpack.packb({"id": "x"}), headers={"Lb-Schema": schema_of(Task)})
     await asyncio.to_thread(loop.until, "SELECT count() FROM dead_letters", 2)
     reasons = dict(loop.rows("SELECT stream, reason FROM dead_letters"))
-    assert "not MessagePack" in reasons["SPANS"]
+    assert "not MessagePack" in reasons["EVAL_ROLLOUTS"]
     assert "missing required field `run`" in reasons["TASKS"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
-from bus import STORE_SPANS, Bus
+from bus import STORE_EVAL, Bus
 from runners import runner
 from runners.settings import RunnerSettings
 from schemas.events import ModelCall, Span, SpanBatch, Task
@@ -133,7 +133,7 @@ async def ended(bus: Bus, count: int = 1, final: bool | None = True) -> list[Spa
     """The next attempts to end, each with all its spans; by default those that are the last word on their rollout."""
     found: list[SpanBatch] = []
     before: dict[str, tuple[Span, ...]] = {}
-    async with asyncio.timeout(60), bus.pull(STORE_SPANS, slots=8) as puller:
+    async with asyncio.timeout(60), bus.pull(STORE_EVAL, slots=8) as puller:
         async for delivery in puller:
             event = delivery.event()
             await delivery.ack()

@@ -44,7 +44,7 @@ async def ingesting(
 async def publish(bus: Bus, first: int, count: int) -> None:
     for number in range(first, first + count):
         for part in batches(f"t{number}", 0):
-            await bus.publish(subjects.spans("eval"), part, msg_id=f"{number}:{part.sequence}")
+            await bus.publish(subjects.rollout("eval"), part, msg_id=f"{number}:{part.sequence}")
 
 
 async def until(store: StoreProcess, count: int) -> None:

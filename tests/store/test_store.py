@@ -25,13 +25,15 @@ from tests.store.conftest import Start, client
 
 
 async def send(bus: Bus, batch: SpanBatch, msg_id: str) -> None:
-    await bus.publish(subjects.spans(batch.mode), batch, msg_id=msg_id)
+    await bus.publish(subjects.rollout(batch.mode), batch, msg_id=msg_id)
 
 
 async def drained(bus: Bus) -> None:
     """Wait until the store has acknowledged everything."""
     async with asyncio.timeout(60):
-        while (info := await bus.js.consumer_info(subjects.SPANS, subjects.STORE)).num_ack_pending or info.num_pending:
+        while (
+            info := await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.STORE)
+        ).num_ack_pending or info.num_pending:
             await asyncio.sleep(0.05)
 
 
@@ -61,11 +63,11 @@ async def test_a_store_asked_to_stop_writes_what_it_has_collected(bus: Bus, nats
     for part in parts:
         await send(bus, part, f"{part.sequence}")
     async with asyncio.timeout(30):
-        while (await bus.js.consumer_info(subjects.SPANS, subjects.STORE)).num_ack_pending < len(parts):
+        while (await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.STORE)).num_ack_pending < len(parts):
             await asyncio.sleep(0.02)
     store.process.terminate()
     assert await asyncio.to_thread(store.process.wait, 30) == 0
-    info = await bus.js.consumer_info(subjects.SPANS, subjects.STORE)
+    info = await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.STORE)
     assert (info.num_ack_pending, info.num_pending) == (0, 0)
     again = await asyncio.to_thread(start_store, nats_url)
     assert again.one("SELECT count() FROM rollouts") == 1
@@ -146,9 +148,9 @@ async def test_poison_goes_to_dead_and_its_neighbours_into_the_tables(
             unfit = msgspec.structs.replace(batch, attempt=70_000)  # decodes, but no column holds it
             await send(bus, unfit, "unfit")
             await bus.js.publish(
-                subjects.spans("train"), b"\xc1 not MessagePack", headers={"Lb-Schema": schema_of(SpanBatch)}
+                subjects.rollout("train"), b"\xc1 not MessagePack", headers={"Lb-Schema": schema_of(SpanBatch)}
             )
-            await bus.js.publish(subjects.spans("train"), b"\x80")
+            await bus.js.publish(subjects.rollout("train"), b"\x80")
     store = await asyncio.to_thread(start_store, nats_url)
     await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 40)
     await asyncio.to_thread(store.until, "SELECT count() FROM dead_letters", 3)
@@ -215,5 +217,5 @@ def test_the_same_messages_make_the_same_deduplication_token() -> None:
         stream: str
         sequence: int
 
-    one, two = Message("SPANS", 1), Message("SPANS", 2)
+    one, two = Message("EVENTS", 1), Message("EVENTS", 2)
     assert deduplication_token([one, two]) == deduplication_token([two, one]) != deduplication_token([one])

@@ -34,7 +34,7 @@ def facts(*members: Heartbeat, **changes: Any) -> Facts:
         (facts(RUNNER, other(NODE, state="stale")), "runner", "no inference node is ready (n is stale)"),
         (facts(RUNNER), "runner", "no inference node is ready (there is none)"),
         (facts(RUNNER, NODE, store_problem="disk full"), "store", "the store cannot write: disk full"),
-        (facts(other(RUNNER, detail={"waits_for_room": "lb.span.train"}), NODE, backlog=9), "store", "9 messages"),
+        (facts(other(RUNNER, detail={"waits_for_room": "lb.rollout.train"}), NODE, backlog=9), "store", "9 messages"),
         (facts(other(RUNNER, detail={"busy": "0/4", "agent": "b"}), NODE), "runner", "of agent b, get none"),
         (facts(RUNNER, NODE), "runner", "no agent comes to an end"),
         (facts(LEARNER, since_rollout=0.0, since_step=99.0), "learner", "the learner is waiting, groups 3/8"),
