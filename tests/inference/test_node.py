@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import stat
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -82,6 +84,30 @@ async def test_an_engine_that_dies_is_started_again_and_serves_only_verified_wei
         engine.kill()
         seen = await states_until(bus, "ready", after=engine)
     assert [state for state in seen if state != "ready"] == ["starting", "stale"]
+
+
+def listening(process: psutil.Process) -> list[str]:
+    """What a process and those below it listen on: addresses of ports, paths of sockets."""
+    kin = [process, *process.children(recursive=True)]
+    ports = [one for kind in kin for one in kind.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    sockets = [one for kind in kin for one in kind.net_connections("unix") if one.laddr]
+    return [f"{one.laddr.ip}:{one.laddr.port}" for one in ports] + [one.laddr for one in sockets]
+
+
+async def test_an_engine_listens_on_a_socket_that_no_other_user_reaches_and_on_no_port(
+    bus: Bus, tmp_path: Path
+) -> None:
+    """Its control routes ask nobody who they are."""
+    async with serving(bus, tmp_path, [sys.executable, STAND_IN]):
+        await states_until(bus, "ready")
+        (path,) = set(listening(the_engine()))
+        directory = Path(path).parent
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700 and directory.stat().st_uid == os.getuid()
+        engine = the_engine()
+        engine.kill()
+        await states_until(bus, "ready", after=engine)
+        assert set(listening(the_engine())) == {path}, "the next one takes its place"
+    assert not directory.exists()
 
 
 async def publish_adapters(bus: Bus, directory: Path, version: int) -> None:

@@ -218,7 +218,7 @@ def test_who_is_slow_or_says_too_much_to_a_node_is_turned_away(
 @asynccontextmanager
 async def node(http: aiohttp.ClientSession) -> AsyncIterator[NodeGateway]:
     """The gateway of a node that is ready."""
-    async with NodeGateway(lambda: "http://127.0.0.1:1", http, "127.0.0.1", 0, KEY) as gateway:
+    async with NodeGateway("http://127.0.0.1:1", http, "127.0.0.1", 0, KEY) as gateway:
         gateway.state, gateway.version = "ready", 1
         yield gateway
 

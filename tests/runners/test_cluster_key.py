@@ -35,7 +35,7 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
     async with (
         ScriptedEngine().serving(bus) as engine,
         aiohttp.ClientSession() as http,
-        Gateway(lambda: engine.address, http, "127.0.0.1", 0, key) as node,
+        Gateway(engine.address, http, "127.0.0.1", 0, key) as node,
     ):
         node.state, node.version = "ready", engine.version
         said = {"state": "ready", "address": node.address, "model": "behind", "version": engine.version}

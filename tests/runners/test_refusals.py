@@ -45,7 +45,7 @@ async def test_a_body_that_is_not_packed_as_it_says_is_400_at_a_node_too() -> No
     key = "k" * 16
     async with (
         aiohttp.ClientSession() as http,
-        NodeGateway(lambda: "http://127.0.0.1:1", http, "127.0.0.1", 0, key) as node,
+        NodeGateway("http://127.0.0.1:1", http, "127.0.0.1", 0, key) as node,
     ):
         node.state, node.version = "ready", 1
         headers = {**bearer(key), "Content-Encoding": "gzip"}
