@@ -47,15 +47,19 @@ def command(settings: InferenceSettings, socket: Path) -> list[str]:
     return [*server, *flat, *quiet, *eager, *adapters, *tools, *settings.extra_args]
 
 
-def environment(settings: InferenceSettings) -> dict[str, str]:
-    """What vLLM is told by environment: control routes on, no usage report, CPU limits."""
+def environment(settings: InferenceSettings, sockets: Path) -> dict[str, str]:
+    """What vLLM is told by environment: control routes on, no usage report, CPU limits.
+
+    ``sockets`` is a directory for those among its processes.
+    """
     told = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOG_STATS_INTERVAL": "600",  # in its log; `--disable-log-stats` would empty its /metrics too
         "VLLM_DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
-        # Its processes talk among themselves, over ports that ask nobody who it is.
+        # Its processes talk among themselves, over sockets and ports that ask nobody who it is.
+        "VLLM_RPC_BASE_PATH": str(sockets),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
     if settings.lora is not None:

@@ -5,12 +5,11 @@ and on no port, which any process of this machine could reach.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import secrets
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import aiohttp
 
 from bus import metrics
 from bus.children import end, spawn
+from bus.sockets import PathTooLong, private_directory
 from bus.tracing import environment_of_others
 from inference.command import command, environment, has_gpu
 from inference.offers import backends
@@ -35,8 +35,6 @@ IDLE_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
 URL = "http://vllm"
 """The engine, to a client that goes to its socket whatever the address."""
-LONGEST_PATH = 107
-"""Of a Unix socket, in bytes: https://man7.org/linux/man-pages/man7/unix.7.html."""
 WARMING: tuple[list[list[int]], ...] = ([[0]], [[0], [0]])
 """Prompts of tokens: what is compiled for one is compiled again for more, and then for any number."""
 
@@ -66,15 +64,15 @@ class Engine:
         self.reach: Reach | None = None
         """How weights can be sent straight into it, in this life; known once the engine is up."""
         self.log_path = settings.work / "vllm.log"
+        self._exits = contextlib.ExitStack()
         self._socket: Path
 
     async def __aenter__(self) -> "Engine":
         """Raises `EngineFailed` where there can be no socket."""
-        directory = Path(tempfile.mkdtemp(prefix="lightningbus-vllm-"))  # of mode 0700
-        self._socket = directory / "socket"
-        if len(os.fsencode(self._socket)) > LONGEST_PATH:
-            directory.rmdir()
-            raise EngineFailed(f"TMPDIR: {directory.parent} is too long for the engine's socket")
+        try:
+            self._socket = self._exits.enter_context(private_directory("vllm")) / "socket"
+        except PathTooLong as error:
+            raise EngineFailed(str(error)) from error
         connector = aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=IDLE_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         self.session = aiohttp.ClientSession(connector=connector, timeout=timeout)
@@ -83,7 +81,7 @@ class Engine:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
         await self.session.close()
-        shutil.rmtree(self._socket.parent, ignore_errors=True)
+        self._exits.close()
 
     async def start(self) -> None:
         """Start and wait until it answers; raises `EngineFailed`."""
@@ -94,7 +92,7 @@ class Engine:
         with self.log_path.open("ab") as out:
             self._process = await spawn(
                 *command(self._settings, self._socket),
-                env=environment_of_others(os.environ) | environment(self._settings),
+                env=environment_of_others(os.environ) | environment(self._settings, self._socket.parent),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=asyncio.subprocess.STDOUT,

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
@@ -21,6 +22,7 @@ from bus import BusError, Fleet, StreamFull, metrics
 from bus.doors import same
 from bus.listening import Listening
 from bus.measuring import counted
+from bus.sockets import PathTooLong, bound, private_directory
 from runners import otlp
 from runners.admission import Admission, Allowance, TooMany
 from runners.answering import PATIENCE_SECONDS, Answering, Send
@@ -28,6 +30,7 @@ from runners.call import unsendable
 from runners.dialects.apis import APIS, Api, passed_on
 from runners.dialects.messages import Messages
 from runners.otlp_limits import BadTelemetry
+from runners.place import CannotStart
 from runners.requests import (
     HELD,
     KEPT,
@@ -50,7 +53,7 @@ RETRY_AFTER_SECONDS = 1
 
 
 class Gateway:
-    """Serves all slots of a runner on one loopback port."""
+    """Serves all slots of a runner on one loopback port, and on a socket if asked to."""
 
     def __init__(
         self,
@@ -62,16 +65,21 @@ class Gateway:
         cluster_key: str = "",
         one_version: bool = False,
         allowance: Allowance | None = None,
+        at_socket: bool = False,
     ) -> None:
         """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`.
 
         ``cluster_key`` is for the inference nodes alone: agents have keys of their own. ``allowance`` is each slot's.
+        ``at_socket``: listen on a Unix socket too, for agents that have no network.
         """
         self._cluster_key, self._one_version = cluster_key, one_version
         self._send = send
         self.slots = [Slot(number, admission=Admission(allowance or Allowance())) for number in range(slots)]
         self._fleet = fleet
-        self._host = host
+        self._host, self._at_socket = host, at_socket
+        self.paths: dict[str, str] = {}
+        """What a sandbox's words may name: the socket, as ``gateway``, and the ``address`` that agents are told."""
+        self._exits = contextlib.ExitStack()
         self._token_in_token_out = token_in_token_out
         self._decoder = ThreadPoolExecutor(1, "otlp")
         self._listening = Listening()
@@ -88,19 +96,29 @@ class Gateway:
         self._answering: Answering
 
     async def __aenter__(self) -> "Gateway":
+        """Raises `CannotStart` where there can be no socket."""
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=WAITS)
         self.upstream = Upstream(self._fleet, self._session, self._cluster_key, self._one_version)
         self._answering = Answering(self.upstream, self._send, self._token_in_token_out)
-        listener = socket.create_server((self._host, 0))
-        await self._listening.open(self._app, listener, shutdown_seconds=1)
+        listeners = [socket.create_server((self._host, 0))]
+        address = f"{self._host}:{listeners[0].getsockname()[1]}"
+        if self._at_socket:
+            try:
+                path = self._exits.enter_context(private_directory("gateway")) / "socket"
+            except PathTooLong as error:
+                raise CannotStart(str(error)) from error
+            listeners.append(bound(path))
+            self.paths = {"gateway": str(path), "address": address}
+        await self._listening.open(self._app, *listeners, shutdown_seconds=1)
         for slot in self.slots:
-            slot.base_url = f"http://{self._host}:{listener.getsockname()[1]}/slot/{slot.number}"
+            slot.base_url = f"http://{address}/slot/{slot.number}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._listening.close()
         self._decoder.shutdown(wait=False, cancel_futures=True)
         await self._session.close()
+        self._exits.close()
 
     @web.middleware
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:

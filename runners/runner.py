@@ -19,7 +19,7 @@ from runners.attempts import Decision
 from runners.ending import Ending, run_agent
 from runners.gateway import Gateway
 from runners.host import Host
-from runners.hosts import make_hosts
+from runners.hosts import make_hosts, uses_socket
 from runners.inmate import Keeper
 from runners.record import Attempt
 from runners.settings import RunnerSettings
@@ -83,6 +83,7 @@ class Runner:
                 key,
                 settings.one_version,
                 Allowance(settings.requests_at_once, settings.requests_per_second),
+                uses_socket(settings),
             ) as self._gateway,
             self._bus.beat("runner", self.id, self._describe),
             self._keeper,
@@ -109,8 +110,9 @@ class Runner:
                 await asyncio.gather(*(host.stop() for host in self._hosts.values()))
 
     async def _start_hosts(self) -> None:
-        slots = self._gateway.slots
-        self._hosts = dict(enumerate(make_hosts(self._settings, [slot.environment for slot in slots], self._keeper)))
+        slots, paths = self._gateway.slots, self._gateway.paths
+        hosts = make_hosts(self._settings, [slot.environment for slot in slots], self._keeper, paths)
+        self._hosts = dict(enumerate(hosts))
         first, *others = self._gateway.slots
         await self._hosts[first.number].start()  # one first: a wrong setting is said once
         await asyncio.gather(*(self._hosts[slot.number].start() for slot in others))

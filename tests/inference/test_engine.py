@@ -31,8 +31,8 @@ def test_vllm_listens_on_its_socket_alone_and_gives_the_probabilities_sampled_fr
     words_adapted = command(adapted, tmp_path)
     options = dict(zip(words_adapted[4::2], words_adapted[5::2], strict=False))
     assert (options["--max-loras"], options["--max-lora-rank"]) == ("3", "16") and "--enable-lora" not in words
-    assert "--enable-lora" in words_adapted and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in environment(adapted)
-    told = environment(settings)
+    assert "--enable-lora" in words_adapted and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in environment(adapted, tmp_path)
+    told = environment(settings, tmp_path)
     assert told["VLLM_NO_USAGE_STATS"] == "1" and told["HF_HUB_OFFLINE"] == "1" and told["OMP_NUM_THREADS"] == "1"
 
 
@@ -63,6 +63,6 @@ async def test_a_directory_for_the_socket_whose_name_is_too_long_is_one_sentence
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
     Path(tempfile.gettempdir()).mkdir()
-    with pytest.raises(EngineFailed, match=r"TMPDIR: .* is too long for the engine's socket"):
+    with pytest.raises(EngineFailed, match=r"TMPDIR: .* is too long for a Unix socket"):
         await Engine(InferenceSettings(model_path=tmp_path)).__aenter__()
     assert not list(Path(tempfile.gettempdir()).iterdir())

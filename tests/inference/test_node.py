@@ -24,6 +24,7 @@ from inference.settings import InferenceSettings
 from schemas import subjects
 from schemas.weights import WeightVersion
 from tests.chaos.tokens import logprob
+from tests.listening import child, ports_and_sockets
 
 STAND_IN = str(Path(__file__).resolve().parents[1] / "chaos" / "vllm.py")
 DIES_FIRST = """
@@ -69,29 +70,13 @@ async def states_until(bus: Bus, last: str, after: "psutil.Process | None" = Non
     return seen
 
 
-def the_engine() -> psutil.Process:
-    """The stand-in this process started."""
-    (found,) = [
-        child for child in psutil.Process().children() if STAND_IN in (child.as_dict(["cmdline"])["cmdline"] or [])
-    ]
-    return found
-
-
 async def test_an_engine_that_dies_is_started_again_and_serves_only_verified_weights(bus: Bus, tmp_path: Path) -> None:
     async with serving(bus, tmp_path, [sys.executable, STAND_IN]):
         await states_until(bus, "ready")
-        engine = the_engine()
+        engine = child(STAND_IN)
         engine.kill()
         seen = await states_until(bus, "ready", after=engine)
     assert [state for state in seen if state != "ready"] == ["starting", "stale"]
-
-
-def listening(process: psutil.Process) -> list[str]:
-    """What a process and those below it listen on: addresses of ports, paths of sockets."""
-    kin = [process, *process.children(recursive=True)]
-    ports = [one for kind in kin for one in kind.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
-    sockets = [one for kind in kin for one in kind.net_connections("unix") if one.laddr]
-    return [f"{one.laddr.ip}:{one.laddr.port}" for one in ports] + [one.laddr for one in sockets]
 
 
 async def test_an_engine_listens_on_a_socket_that_no_other_user_reaches_and_on_no_port(
@@ -100,13 +85,14 @@ async def test_an_engine_listens_on_a_socket_that_no_other_user_reaches_and_on_n
     """Its control routes ask nobody who they are."""
     async with serving(bus, tmp_path, [sys.executable, STAND_IN]):
         await states_until(bus, "ready")
-        (path,) = set(listening(the_engine()))
-        directory = Path(path).parent
+        ports, (path,) = ports_and_sockets(child(STAND_IN))
+        directory = path.parent
+        assert not ports
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700 and directory.stat().st_uid == os.getuid()
-        engine = the_engine()
+        engine = child(STAND_IN)
         engine.kill()
         await states_until(bus, "ready", after=engine)
-        assert set(listening(the_engine())) == {path}, "the next one takes its place"
+        assert ports_and_sockets(child(STAND_IN)) == (set(), {path}), "the next one takes its place"
     assert not directory.exists()
 
 
@@ -140,7 +126,7 @@ async def test_an_engine_that_dies_is_given_again_the_adapters_it_held(bus: Bus,
         for version in (1, 2, 3):
             await publish_adapters(bus, tmp_path, version)
             address = await holds(*range(max(1, version - 1), version + 1))
-        engine = the_engine()
+        engine = child(STAND_IN)
         engine.kill()
         await states_until(bus, "ready", after=engine)
         assert await holds(2, 3) == address
