@@ -13,6 +13,7 @@ from nats.errors import Error as NatsError
 from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased, metrics, own_id, runner_tasks, tracing
 from bus.cancelling import cancel
 from bus.doors import read_key
+from bus.tasks import foreign_record
 from runners import attempts
 from runners.admission import Allowance
 from runners.attempts import Decision
@@ -25,7 +26,7 @@ from runners.record import Attempt
 from runners.settings import RunnerSettings
 from runners.slot import Slot
 from schemas import attributes, identity, subjects
-from schemas.codec import DecodeError, EncodeError
+from schemas.codec import DecodeError, EncodeError, decode
 from schemas.events import Outcome, Task, TaskKey
 
 log = logging.getLogger(__name__)
@@ -163,6 +164,9 @@ class Runner:
             await self._refuse(delivery, str(error))
             return
         self._poison.good()
+        parent = delivery.headers.get(subjects.TRACE_HEADER, "")
+        if foreign := foreign_record(task, delivery.subject, parent, delivery.timestamp_ns):
+            await self._bus.record_tasks([foreign])
         attempt = Attempt(task, task.earlier_attempts + delivery.deliveries, self.id, delivery.timestamp_ns)
         if attempts.exhausted(task, delivery.deliveries):
             reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
@@ -175,7 +179,6 @@ class Runner:
             attributes.ROLLOUT: attempt.rollout,
             attributes.ATTEMPT: attempt.number,
         }
-        parent = delivery.headers.get(subjects.TRACE_HEADER, "")
         with tracing.span(f"attempt {task.agent}", said, parent, "consumer") as traced:
             attempt.traceparent = traced.traceparent
             outcome = await self._run(slot, delivery, lease, task, attempt)
@@ -210,7 +213,7 @@ class Runner:
             await self._give_back(delivery, UNREADABLE_SECONDS)
             return
         with contextlib.suppress(DecodeError):
-            attempt = Attempt(delivery.as_(TaskKey), delivery.deliveries, self.id, delivery.timestamp_ns)
+            attempt = Attempt(decode(TaskKey, delivery.data), delivery.deliveries, self.id, delivery.timestamp_ns)
             attempt.conclude("poisoned", None, reason, "")
             await self._send(attempt)
         await self._bus.bury(delivery, reason)
