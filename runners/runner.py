@@ -265,8 +265,8 @@ class Runner:
         }
         if self._bus.full:
             detail["waits_for_room"] = self._bus.full
-        if self._problem:
-            detail["last_problem"] = self._problem[:120]
+        if problem := self._gateway.upstream.problem() or self._problem:
+            detail["last_problem"] = problem[:120]
         return {"state": self._state, "detail": detail}
 
 
