@@ -97,22 +97,27 @@ class Gateway:
 
     async def __aenter__(self) -> "Gateway":
         """Raises `CannotStart` where there can be no socket."""
+        listeners = self._listeners()
+        address = f"{self._host}:{listeners[0].getsockname()[1]}"
+        self.paths["address"] = address
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=WAITS)
         self.upstream = Upstream(self._fleet, self._session, self._cluster_key, self._one_version)
         self._answering = Answering(self.upstream, self._send, self._token_in_token_out)
-        listeners = [socket.create_server((self._host, 0))]
-        address = f"{self._host}:{listeners[0].getsockname()[1]}"
-        if self._at_socket:
-            try:
-                path = self._exits.enter_context(private_directory("gateway")) / "socket"
-            except PathTooLong as error:
-                raise CannotStart(str(error)) from error
-            listeners.append(bound(path))
-            self.paths = {"gateway": str(path), "address": address}
         await self._listening.open(self._app, *listeners, shutdown_seconds=1)
         for slot in self.slots:
             slot.base_url = f"http://{address}/slot/{slot.number}"
         return self
+
+    def _listeners(self) -> list[socket.socket]:
+        """The first has a port."""
+        if not self._at_socket:
+            return [socket.create_server((self._host, 0))]
+        try:
+            path = self._exits.enter_context(private_directory("gateway")) / "socket"
+        except PathTooLong as error:
+            raise CannotStart(str(error)) from error
+        self.paths["gateway"] = str(path)
+        return [socket.create_server((self._host, 0)), bound(path)]
 
     async def __aexit__(self, *_: object) -> None:
         await self._listening.close()

@@ -265,6 +265,17 @@ async def test_a_dry_run_starts_the_agent_in_its_sandbox() -> None:
     assert await checking._agent(settings) == "nasty:knocks: imported by this interpreter"
 
 
+async def test_a_directory_too_long_for_the_gateways_socket_is_one_sentence(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
+    Path(tempfile.gettempdir()).mkdir()
+    with pytest.raises(CannotStart, match=r"TMPDIR: .* is too long for a Unix socket: set a shorter one"):
+        async with running(bus, agent="nasty:tells", sandbox=["env", "SOCKET={gateway}"]):
+            pass
+    assert not list(Path(tempfile.gettempdir()).iterdir())
+
+
 RELAYED = """
 import os, sys, urllib.request
 try:
