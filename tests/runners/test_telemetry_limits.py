@@ -62,7 +62,7 @@ def test_spans_are_counted_before_any_is_converted(kind: str) -> None:
     assert kind != PROTOBUF or calls_of("traces", body, kind) < 100
 
 
-@pytest.mark.parametrize("body", corpora.empty_objects(MAX_VALUES), ids=["groups", "events", "values", "protobuf"])
+@pytest.mark.parametrize("body", corpora.empty_objects(MAX_VALUES + 1), ids=["groups", "events", "values", "protobuf"])
 def test_a_body_of_empty_objects_is_refused(body: bytes) -> None:
     assert len(body) < MAX_BYTES
     with pytest.raises(otlp.BadTelemetry, match=f"more than {MAX_VALUES} values in one request"):
