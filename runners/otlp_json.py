@@ -22,12 +22,22 @@ def as_protobuf_has_it(value: Any, budget: Budget) -> Any:
     budget.spend()
     if isinstance(value, list):
         return [as_protobuf_has_it(element, budget) for element in value]
+    unknown = _unknown(value)
+    budget.spend(len(unknown))
     converted = {
         key: base64.b64encode(bytes.fromhex(field)).decode() if key in IDS else as_protobuf_has_it(field, budget)
         for key, field in value.items()
+        if key not in unknown
     }
-    if "spanId" in value and "startTimeUnixNano" in value:
-        unknown = [key for key in value if key not in trace_pb2.Span.DESCRIPTOR.fields_by_camelcase_name]
-        kept = [{"key": UNKNOWN + key, "value": {"stringValue": json.dumps(converted.pop(key))}} for key in unknown]
+    if unknown:  # as they came: converted they would be written as JSON within JSON, twice as long at each level
+        kept = [{"key": UNKNOWN + key, "value": {"stringValue": json.dumps(field)}} for key, field in unknown.items()]
         converted["attributes"] = [*converted.get("attributes", ()), *kept]
     return converted
+
+
+def _unknown(value: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a span that this version of the protocol does not have; none of anything else."""
+    if "spanId" not in value or "startTimeUnixNano" not in value:
+        return {}
+    known = trace_pb2.Span.DESCRIPTOR.fields_by_camelcase_name
+    return {key: field for key, field in value.items() if key not in known}

@@ -244,7 +244,17 @@ def empty_objects(many: int) -> list[bytes]:
     span = request.resource_spans.add().scope_spans.add().spans.add()
     for _ in range(many):
         span.events.add()
-    return [b'{"resourceSpans": [%b]}' % empty, spans, inner, request.SerializeToString()]
+    unknown = json.dumps({"spanId": "01", "startTimeUnixNano": "1"} | dict.fromkeys(map(str, range(many)), 0)).encode()
+    fields = b'{"resourceSpans": [{"scopeSpans": [{"spans": [%b]}]}]}' % unknown
+    return [b'{"resourceSpans": [%b]}' % empty, spans, inner, fields, request.SerializeToString()]
+
+
+def nested(levels: int) -> bytes:
+    """Spans in unknown fields of spans."""
+    span: dict[str, Any] = {}
+    for _ in range(levels):
+        span = {"spanId": "01" * 8, "startTimeUnixNano": "1", "new": span}
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}).encode()
 
 
 TRACES, LOGS = _traces().SerializeToString(), _logs().SerializeToString()

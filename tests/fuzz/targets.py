@@ -105,7 +105,7 @@ def _telemetry() -> Iterator[Target]:
         (
             "traces",
             [corpora.TRACES, corpora.EMPTY, corpora.crowded(50)],
-            [*corpora.TRACES_IN_JSON, *corpora.EMPTY_IN_JSON, corpora.crowded(50, "json")],
+            [*corpora.TRACES_IN_JSON, *corpora.EMPTY_IN_JSON, corpora.crowded(50, "json"), corpora.nested(3)],
         ),
         ("logs", [corpora.LOGS], corpora.LOGS_IN_JSON),
     ):

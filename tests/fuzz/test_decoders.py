@@ -40,6 +40,7 @@ FOUND: list[tuple[str, bytes]] = [
     ("OTLP traces", corpora.crowded(4000)),
     ("OTLP traces", corpora.crowded(100_000)),
     ("OTLP traces in JSON", corpora.crowded(4000, "json")),
+    ("OTLP traces in JSON", corpora.nested(26)),
     *(("OTLP traces in JSON", body) for body in corpora.empty_objects(1_000_000)[:-1]),
     ("OTLP traces", corpora.empty_objects(1_000_000)[-1]),
     ("request completions", b'{"model": "policy", "prompt": "x", "max_tokens": "many"}'),

@@ -62,11 +62,26 @@ def test_spans_are_counted_before_any_is_converted(kind: str) -> None:
     assert kind != PROTOBUF or calls_of("traces", body, kind) < 100
 
 
-@pytest.mark.parametrize("body", corpora.empty_objects(MAX_VALUES + 1), ids=["groups", "events", "values", "protobuf"])
+@pytest.mark.parametrize(
+    "body", corpora.empty_objects(MAX_VALUES + 1), ids=["groups", "events", "values", "unknown fields", "protobuf"]
+)
 def test_a_body_of_empty_objects_is_refused(body: bytes) -> None:
     assert len(body) < MAX_BYTES
     with pytest.raises(otlp.BadTelemetry, match=f"more than {MAX_VALUES} values in one request"):
         otlp.read("traces", body, otlp.JSON if body[:1] == b"{" else PROTOBUF, "t.0", "root")
+
+
+def test_what_is_kept_of_unknown_fields_grows_with_their_bytes() -> None:
+    """A span inside an unknown field of a span is written as JSON once, however deep it is."""
+    for levels in (2, 20):
+        body = corpora.nested(levels)
+        (span,) = otlp.read("traces", body, otlp.JSON, "t.0", "root")
+        kept = span.attributes["lightningbus.otlp.unknown.new"]
+        assert (
+            len(kept) < len(body)
+            and json.loads(kept)
+            == json.loads(corpora.nested(levels - 1))["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
+        )
 
 
 def test_what_spans_share_is_not_multiplied_without_end() -> None:
