@@ -13,10 +13,11 @@ from nats.errors import Error as NatsError
 from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased, metrics, own_id, runner_tasks, tracing
 from bus.cancelling import cancel
 from bus.doors import read_key
+from bus.faults import count_fault
 from runners import attempts
 from runners.admission import Allowance
 from runners.attempts import Decision
-from runners.ending import Ending, run_agent
+from runners.ending import MAX_ERROR, Ending, run_agent
 from runners.gateway import Gateway
 from runners.host import Host
 from runners.hosts import make_hosts
@@ -27,12 +28,15 @@ from runners.slot import Slot
 from schemas import attributes, identity, subjects
 from schemas.codec import DecodeError, EncodeError
 from schemas.events import Outcome, Task, TaskKey
+from schemas.text import shorten
 
 log = logging.getLogger(__name__)
 
 GIVE_BACK_SECONDS = 5.0
 """How long a stopping runner tries to say that a rollout was cancelled; its task is given back in any case."""
 UNREADABLE_SECONDS = 5.0
+FORESEEN = (BusError, NatsError, EncodeError)
+"""Errors that are nobody's fault here, or the task's own; any other is a fault of the runner's."""
 RATE_SECONDS = 10.0
 
 
@@ -130,7 +134,7 @@ class Runner:
         self._running.discard(work)
         metrics.slots_busy.set(len(self._running))
         if not work.cancelled() and work.exception() is not None:
-            log.error("a rollout could not be handled", exc_info=work.exception())
+            log.error("a rollout could not be handled: %r", work.exception())
 
     async def _serve(self, slot: Slot, delivery: Delivery) -> None:
         rollout = delivery.headers.get(subjects.MSG_ID_HEADER, delivery.subject)
@@ -140,10 +144,12 @@ class Runner:
         except asyncio.CancelledError:
             await self._give_back(delivery, 0.0)
             raise
-        except (BusError, NatsError, EncodeError) as error:
-            self._problem = str(error)
-            log.warning("%s given back: %s", rollout, error)
-            await self._give_back(delivery, attempts.FIRST_RETRY_SECONDS)
+        except Exception as error:  # whatever it is, it costs neither the slot nor the task
+            self._problem = shorten(str(error) or type(error).__name__, MAX_ERROR)
+            log.warning("%s given back: %s", rollout, self._problem)
+            if not isinstance(error, FORESEEN):
+                count_fault(rollout, error)
+            await self._give_back(delivery, attempts.retry_after(delivery.deliveries))
         finally:
             slot.end()
             self._free.put_nowait(slot)
@@ -151,8 +157,10 @@ class Runner:
     async def _give_back(self, delivery: Delivery, delay: float) -> None:
         self._given_back += 1
         metrics.tasks_given_back.inc()
-        with contextlib.suppress(NatsError):  # cut off from the bus: its lease runs out
+        try:
             await delivery.nak(delay)
+        except Exception as error:  # cut off from the bus, say: its lease runs out
+            log.warning("%s could not be given back: %s", delivery.subject, error)
 
     async def _take(self, slot: Slot, delivery: Delivery, lease: Lease) -> None:
         try:
@@ -162,8 +170,10 @@ class Runner:
             return
         self._poison.good()
         attempt = Attempt(task, task.earlier_attempts + delivery.deliveries, self.id, delivery.timestamp_ns)
-        if attempts.exhausted(task, delivery.deliveries):
+        reason = attempts.unusable(task)
+        if not reason and attempts.exhausted(task, delivery.deliveries):
             reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
+        if reason:
             attempt.conclude("poisoned", None, reason, "")
             await self._send(attempt)
             await self._bus.bury(delivery, f"poisoned: {reason}")

@@ -207,18 +207,18 @@ async def test_a_flood_of_unreadable_tasks_stops_the_runner_and_leaves_them_in_t
 async def test_a_finished_rollout_waits_for_room_and_meanwhile_no_other_is_begun(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
-    await bus.publish_task(task(id="a"))
-    await bus.publish_task(task(id="b"))
-    await limit(bus, "EVAL_ROLLOUTS", 2)
+    for id in "abc":
+        await bus.publish_task(task(id=id))
+    await limit(bus, "EVAL_ROLLOUTS", 1)
     async with running(bus, agent="plain:asks", ack_wait=2.0), bus.fleet("runner") as fleet:
         async with asyncio.timeout(30):
             while not any(beat.detail.get("waits_for_room") == "lb.rollout.eval" for beat in fleet.members()):
                 await fleet.changed()
-        assert len(engine.requests) == 1
+        assert len(engine.requests) == 2
         assert (await bus.js.consumer_info("TASKS", "runner-default")).num_ack_pending == 1
         await limit(bus, "EVAL_ROLLOUTS", None)
-        batches = await ended(bus, 2)
-    assert sorted((batch.task, batch.attempt) for batch in batches) == [("a", 1), ("b", 1)], "the lease was kept"
+        batches = await ended(bus, 3)
+    assert sorted((batch.task, batch.attempt) for batch in batches) == [("a", 1), ("b", 1), ("c", 1)], "leases are kept"
 
 
 @pytest.mark.parametrize(
