@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 from bus import processes
@@ -55,10 +56,10 @@ def closes_the_rest() -> Callable[[], None]:
     def close() -> None:
         if close_range is not None and close_range(STANDARD_STREAMS, ctypes.c_uint(-1), CLOSE_RANGE_CLOEXEC) == 0:
             return
-        for name in os.listdir("/dev/fd"):
-            if int(name) >= STANDARD_STREAMS:
+        for path in list(Path("/dev/fd").iterdir()):
+            if int(path.name) >= STANDARD_STREAMS:
                 with contextlib.suppress(OSError):
-                    os.set_inheritable(int(name), False)
+                    os.set_inheritable(int(path.name), False)
 
     return close
 

@@ -1,10 +1,12 @@
 """A host for each slot of a runner, as its settings ask for."""
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from runners.environment import agent_environment
 from runners.host import SCRIPT, CommandHost, Host, PythonHost
 from runners.inmate import Keeper
 from runners.limits import Limits
@@ -31,9 +33,10 @@ def make_hosts(settings: RunnerSettings, slots: Sequence[Callable[[], dict[str, 
     """A host for each slot, as the settings ask for; a slot is called for each process that is started for it."""
     python, agent = _found_from_here(settings.python or Path(sys.executable)), settings.agent or ""
     limits, paths = Limits.of(settings), paths_of(python)
+    environment = agent_environment(os.environ, settings.env)
 
     def place(slot: Callable[[], dict[str, str]]) -> Place:
-        return Place(settings.path, settings.env, slot, limits, settings.sandbox, paths, keeper)
+        return Place(settings.path, environment, slot, limits, settings.sandbox, paths, keeper)
 
     if settings.command is not None:
         return [CommandHost(settings.command, place(slot)) for slot in slots]
