@@ -196,20 +196,23 @@ class Bus:
     async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS) -> None:
         """Publish tasks, then the record of those the bus has; raises the first error after it, as `publish`."""
         sent = await asyncio.gather(*(self._publish_task(task, timeout) for task in tasks), return_exceptions=True)
-        for some in together([one for one in sent if isinstance(one, TaskPublished)]):
-            msg_id = identity.tasks_msg_id(one.rollout for one in some)
-            await self.publish(
-                subjects.TASK_PUBLISHED, TasksPublished(tasks=tuple(some)), msg_id=msg_id, timeout=timeout
-            )
+        await self.record_tasks([one for one in sent if isinstance(one, TaskPublished)], timeout)
         for one in sent:
             if isinstance(one, BaseException):
                 raise one
+
+    async def record_tasks(self, records: Sequence[TaskPublished], timeout: float = PUBLISH_SECONDS) -> None:
+        """Publish the record of published tasks, from which the store makes its rows; raises as `publish`."""
+        for batch in together(records):
+            msg_id = identity.tasks_msg_id(record.rollout for record in batch)
+            event = TasksPublished(tasks=tuple(batch))
+            await self.publish(subjects.TASK_PUBLISHED, event, msg_id=msg_id, timeout=timeout)
 
     async def _publish_task(self, task: Task, timeout: float) -> TaskPublished:
         """A task; its PRODUCER span opens the rollout's trace."""
         started = time.time_ns()
         rollout = identity.rollout_id(task.id, task.sample)
-        context = identity.traceparent(identity.trace_id(rollout), identity.publish_span_id(rollout))
+        context = identity.task_traceparent(rollout)
         subject = subjects.task(task.mode, task.agent)
         msg_id = identity.task_msg_id(rollout)
         await self.publish(subject, task, msg_id=msg_id, traceparent=context, timeout=timeout)

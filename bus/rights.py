@@ -63,6 +63,7 @@ _OF_ROLES: Mapping[str, Rights] = {
         publish=(
             *_reads(Consumer(subjects.TASKS, "*", subjects.task("*", "*"))),
             subjects.ALL_ROLLOUTS,
+            subjects.TASK_PUBLISHED,
             subjects.dead(subjects.TASKS),
             subjects.heartbeats("runner"),
         ),

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from schemas import attributes, identity
 from schemas.codec import encode
 from schemas.events import Span, Task, TaskPublished
@@ -74,6 +76,21 @@ def together(published: Iterable[TaskPublished]) -> Iterator[list[TaskPublished]
         size += own
     if lot:
         yield lot
+
+
+def foreign_record(task: Task, subject: str, traceparent: str, published_ns: int) -> TaskPublished | None:
+    """The record of a task whose publisher wrote none; None if it did, as its ``traceparent`` shows.
+
+    Another publisher's own trace becomes a link of the rollout's first span.
+    """
+    rollout = identity.rollout_id(task.id, task.sample)
+    if traceparent == identity.task_traceparent(rollout):
+        return None
+    span = producer_span(task, subject, published_ns, published_ns)
+    trace_id, span_id = identity.trace_of(traceparent), identity.span_of(traceparent)
+    if span_id:
+        span = replace(span, links=({"trace_id": trace_id, "span_id": span_id},))
+    return TaskPublished(task=task, rollout=rollout, span=span)
 
 
 def producer_span(task: Task, subject: str, start_ns: int, end_ns: int) -> Span:

@@ -14,6 +14,7 @@ from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased
 from bus.cancelling import cancel
 from bus.doors import read_key
 from bus.faults import count_fault
+from bus.tasks import foreign_record
 from runners import attempts
 from runners.admission import Allowance
 from runners.attempts import Decision
@@ -26,7 +27,7 @@ from runners.record import Attempt
 from runners.settings import RunnerSettings
 from runners.slot import Slot
 from schemas import attributes, identity, subjects
-from schemas.codec import DecodeError, EncodeError
+from schemas.codec import DecodeError, EncodeError, decode
 from schemas.events import Outcome, Task, TaskKey
 from schemas.text import shorten
 
@@ -169,6 +170,9 @@ class Runner:
             await self._refuse(delivery, str(error))
             return
         self._poison.good()
+        parent = delivery.headers.get(subjects.TRACE_HEADER, "")
+        if foreign := foreign_record(task, delivery.subject, parent, delivery.timestamp_ns):
+            await self._bus.record_tasks([foreign])
         attempt = Attempt(task, task.earlier_attempts + delivery.deliveries, self.id, delivery.timestamp_ns)
         reason = attempts.unusable(task)
         if not reason and attempts.exhausted(task, delivery.deliveries):
@@ -183,7 +187,6 @@ class Runner:
             attributes.ROLLOUT: attempt.rollout,
             attributes.ATTEMPT: attempt.number,
         }
-        parent = delivery.headers.get(subjects.TRACE_HEADER, "")
         with tracing.span(f"attempt {task.agent}", said, parent, "consumer") as traced:
             attempt.traceparent = traced.traceparent
             outcome = await self._run(slot, delivery, lease, task, attempt)
@@ -218,7 +221,7 @@ class Runner:
             await self._give_back(delivery, UNREADABLE_SECONDS)
             return
         with contextlib.suppress(DecodeError):
-            attempt = Attempt(delivery.as_(TaskKey), delivery.deliveries, self.id, delivery.timestamp_ns)
+            attempt = Attempt(decode(TaskKey, delivery.data), delivery.deliveries, self.id, delivery.timestamp_ns)
             attempt.conclude("poisoned", None, reason, "")
             await self._send(attempt)
         await self._bus.bury(delivery, reason)

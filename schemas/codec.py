@@ -12,6 +12,7 @@ import msgspec
 
 from schemas import events, training, weights
 from schemas.events import Event
+from schemas.subjects import SCHEMA_HEADER
 
 E = TypeVar("E", bound=Event)
 
@@ -75,12 +76,19 @@ def decode(kind: type[E], data: bytes) -> E:
     return event
 
 
-def decode_as(schema: str, data: bytes) -> Event:
-    """Checked event of the type its ``Lb-Schema`` header names; raises `DecodeError`."""
+def check_schema(kind: type[Event], schema: str) -> None:
+    """Raise `DecodeError` unless a message claims this type in the version this reader knows."""
     name, _, version = schema.partition("/")
-    kind = _TYPES.get(name)
-    if kind is None:
-        raise DecodeError(f"no event is called {name!r}")
+    if name != kind.__name__:
+        raise DecodeError(f"this is not a {kind.__name__}: its {SCHEMA_HEADER} header says {schema or 'nothing'!r}")
     if version != str(VERSION):
         raise DecodeError(f"{name} has schema version {version or 'none'}; this reader knows {VERSION}")
+
+
+def decode_as(schema: str, data: bytes) -> Event:
+    """Checked event of the type its ``Lb-Schema`` header names; raises `DecodeError`."""
+    kind = _TYPES.get(name := schema.partition("/")[0])
+    if kind is None:
+        raise DecodeError(f"no event is called {name!r}")
+    check_schema(kind, schema)
     return decode(kind, data)

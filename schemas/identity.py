@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from hashlib import sha256
 
-TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-((?!0{16})[0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 
 
 def rollout_id(task: str, sample: int) -> str:
@@ -43,10 +43,21 @@ def traceparent(trace: str, span: str) -> str:
     return f"00-{trace}-{span}-01"
 
 
+def task_traceparent(rollout: str) -> str:
+    """``traceparent`` header of a task whose publisher also records it: the rollout's PRODUCER span."""
+    return traceparent(trace_id(rollout), publish_span_id(rollout))
+
+
 def span_of(traceparent: str) -> str:
     """The span that a W3C Trace Context header names; empty where it is none."""
     found = TRACEPARENT.fullmatch(traceparent.strip())
-    return found[1] if found else ""
+    return found[2] if found else ""
+
+
+def trace_of(traceparent: str) -> str:
+    """The trace that a W3C Trace Context header names; empty where it is none."""
+    match = TRACEPARENT.fullmatch(traceparent.strip())
+    return match[1] if match else ""
 
 
 def task_msg_id(rollout: str) -> str:

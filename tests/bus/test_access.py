@@ -198,7 +198,8 @@ TASK_READERS = (f"{API}.CONSUMER.MSG.NEXT.TASKS.runner-calc", "$JS.ACK.TASKS.run
 WEIGHT_WRITERS = ("lb.weights.policy", "$O.weights.C.x", "$O.weights.M.x", f"{API}.STREAM.PURGE.OBJ_weights")
 DECISIONS = ("lb.release.policy", "lb.turn.policy")
 LOOKING_BACK = (f"{API}.DIRECT.GET.WEIGHTS",)
-ROLLOUTS, TASKS = ("lb.rollout.train", "lb.rollout.eval"), ("lb.task.train.calc", "lb.event.task_published")
+ROLLOUTS, TASKS = ("lb.rollout.train", "lb.rollout.eval"), ("lb.task.train.calc",)
+TASK_RECORDS = ("lb.event.task_published",)
 STEPS, ALERTS, NODES = ("lb.event.training_step",), ("lb.alert",), ("lb.applied.node", "lb.heartbeat.inference.evil")
 HEARTBEATS = ("lb.heartbeat.store.evil", "lb.heartbeat.learner.evil", "lb.heartbeat.runner.evil")
 MAY_NOT_SAY = {
@@ -208,16 +209,16 @@ MAY_NOT_SAY = {
         f"{API}.DIRECT.GET.WEIGHTS.lb.weights.policy", f"{API}.CONSUMER.CREATE.OBJ_weights.mine.$O.weights.C.x",
     ),
     "store": (
-        *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *STEPS, *NODES, *HEARTBEATS[1:], *DECISIONS,
-        *LOOKING_BACK,
+        *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *NODES,
+        *HEARTBEATS[1:], *DECISIONS, *LOOKING_BACK,
     ),
     "learner": (
         *STORES, *TASK_READERS, *ROLLOUTS, *ALERTS, *NODES, HEARTBEATS[0], HEARTBEATS[2], "lb.dead.TRAIN_ROLLOUTS",
         f"{API}.CONSUMER.CREATE.TRAIN_ROLLOUTS.learner.lb.rollout.train", *DECISIONS, *LOOKING_BACK,
     ),
     "node": (
-        *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *STEPS, *ALERTS, *HEARTBEATS,
-        "lb.dead.TASKS",
+        *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *ALERTS,
+        *HEARTBEATS, "lb.dead.TASKS",
     ),
     "client": (
         *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *STEPS, *ALERTS, *NODES, *HEARTBEATS,

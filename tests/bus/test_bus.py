@@ -17,7 +17,7 @@ from bus.embedded import NatsServer
 from bus.errors import BlobCorrupt, Verdict, classify
 from bus.streams import LEARNER_ROLLOUTS, STORE_EVENTS, ensure_stream
 from schemas import subjects
-from schemas.codec import DecodeError, encode
+from schemas.codec import DecodeError, encode, schema_of
 from schemas.events import DeadLetter, Heartbeat, Task, TasksPublished
 from schemas.weights import Blob
 
@@ -180,7 +180,9 @@ async def test_publishing_and_pulling_go_on_after_the_server_was_killed(bus: Bus
 async def test_a_message_that_does_not_decode_is_buried_with_its_reason(bus: Bus) -> None:
     """A dead letter keeps payload, headers and reason, and the message leaves its stream."""
     await bus.ensure(runner_tasks("calc"))
-    await bus.js.publish(subjects.task("train", "calc"), b"not msgpack", headers={"who": "me"})
+    await bus.js.publish(
+        subjects.task("train", "calc"), b"not msgpack", headers={"who": "me", "Lb-Schema": schema_of(Task)}
+    )
     async with bus.pull(runner_tasks("calc"), slots=1) as puller:
         delivery = await asyncio.wait_for(anext(puller), 5)
         with pytest.raises(DecodeError) as caught:

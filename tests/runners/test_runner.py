@@ -12,12 +12,12 @@ import msgpack
 import numpy as np
 import pytest
 
-from bus import Bus, DeadLetters, PoisonFlood, runner_tasks
+from bus import STORE_EVENTS, Bus, DeadLetters, PoisonFlood, runner_tasks
 from runners import runner
 from runners.place import CannotStart
 from runners.settings import RunnerSettings
-from schemas.codec import schema_of
-from schemas.events import Task
+from schemas.codec import encode, schema_of
+from schemas.events import Task, TaskPublished, TasksPublished
 from tests.limits import limit
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 
@@ -191,6 +191,43 @@ async def test_the_group_of_an_unreadable_task_learns_of_it(bus: Bus, engine: Sc
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "poisoned" and "`input`" in batch.end.error
     assert (batch.rollout, batch.sample) == ("t.3", 3)
+
+
+async def test_a_task_of_another_schema_version_is_refused_and_its_dead_letter_says_why(
+    bus: Bus, engine: ScriptedEngine
+) -> None:
+    for number, schema in enumerate(("Task/1", "Heartbeat/2", "")):
+        headers = {"Lb-Schema": schema} if schema else {}
+        await bus.js.publish("lb.task.eval.default", encode(task(id=f"t{number}")), headers=headers)
+    async with running(bus, agent="plain:asks"):
+        batches = await ended(bus, 3)
+    assert {batch.end.outcome for batch in batches if batch.end} == {"poisoned"} and not engine.requests
+    reasons = [letter.reason async for _, letter in DeadLetters(bus).all()]
+    assert reasons == [
+        "Task has schema version 1; this reader knows 2",
+        "this is not a Task: its Lb-Schema header says 'Heartbeat/2'",
+        "this is not a Task: its Lb-Schema header says 'nothing'",
+    ]
+
+
+async def test_a_task_of_another_publisher_is_recorded_once_and_its_trace_is_linked(
+    bus: Bus, engine: ScriptedEngine
+) -> None:
+    trace, span = 32 * "a", 16 * "b"
+    headers = {"Lb-Schema": schema_of(Task), "traceparent": f"00-{trace}-{span}-01"}
+    await bus.js.publish("lb.task.eval.default", encode(task(id="foreign")), headers=headers)
+    await bus.publish_task(task(id="ours"))
+    async with running(bus, agent="plain:asks"):
+        await ended(bus, 2)
+    records: list[TaskPublished] = []
+    async with bus.pull(STORE_EVENTS, slots=4) as puller, asyncio.timeout(10):
+        while len(records) < 2:
+            event = (await anext(puller)).event()
+            assert isinstance(event, TasksPublished)
+            records += event.tasks
+    assert (await bus.js.stream_info("EVENTS")).state.messages == 2
+    links = {record.rollout: record.span.links for record in records}
+    assert links == {"ours.0": (), "foreign.0": ({"trace_id": trace, "span_id": span},)}
 
 
 async def test_a_flood_of_unreadable_tasks_stops_the_runner_and_leaves_them_in_the_queue(

@@ -14,6 +14,7 @@ import pytest
 from clickhouse_connect.driver.client import Client
 
 from store import migrations
+from tests.examples.conftest import environment as environment
 from tests.waiting import until
 
 
