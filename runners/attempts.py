@@ -11,6 +11,8 @@ from schemas.events import Outcome, Task
 
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 30.0
+MOST_DELIVERIES = 10
+"""Of a task that fails its runner each time, before anything could be published of it."""
 
 
 @dataclass(frozen=True, slots=True)

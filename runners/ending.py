@@ -11,15 +11,12 @@ from bus.faults import MAX_TRACEBACK, count_fault
 from runners import rewards
 from runners.host import AgentFault, Host, ProcessLost
 from runners.place import CannotStart
-from runners.record import Attempt
+from runners.record import MAX_ERROR, Attempt
 from runners.slot import Slot
 from schemas.events import Outcome, Task
 from schemas.text import shorten, writable
 
 log = logging.getLogger(__name__)
-
-MAX_ERROR = 2000
-"""Characters of an error that are recorded, and logged."""
 
 
 @dataclass(frozen=True, slots=True)

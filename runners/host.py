@@ -7,8 +7,11 @@ import logging
 from pathlib import Path
 from typing import Any, Protocol
 
+from bus.faults import MAX_TRACEBACK
 from runners.inmate import Inmate
 from runners.place import CannotStart, Place
+from runners.record import MAX_ERROR
+from schemas.text import shorten
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +87,10 @@ class PythonHost:
             await self.stop()
             raise CannotStart(f"{self._target} cannot be loaded: {error}") from error
         if "error" in said:
-            log.error("%s", said.get("traceback", ""))
+            log.error("%s", shorten(str(said.get("traceback", "")), MAX_TRACEBACK))
             await self.stop()
-            raise CannotStart(f"{self._target} cannot be loaded from {self._place.directory}: {said['error']}")
+            why = shorten(str(said["error"]), MAX_ERROR)
+            raise CannotStart(f"{self._target} cannot be loaded from {self._place.directory}: {why}")
 
     async def run(self, task: Any) -> dict[str, Any]:
         """One rollout."""
@@ -141,7 +145,8 @@ class CommandHost:
         self._inmate: Inmate | None = None
 
     async def start(self) -> None:
-        """Nothing to keep warm."""
+        """Nothing to keep warm; raises `CannotStart` when there is no such program."""
+        self._place.check(self._command[0])
 
     async def run(self, task: Any) -> dict[str, Any]:
         """One process from start to end."""

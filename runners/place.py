@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import tempfile
@@ -37,6 +38,16 @@ class Place:
     paths: dict[str, str]
     keeper: Keeper
     share: Share = field(default_factory=Share)
+
+    def check(self, program: str) -> None:
+        """Raises `CannotStart` unless there is a program that could be started; a sandbox finds its own by itself."""
+        first = [*self.sandbox, program][0]
+        if "/" in first:
+            found, where = shutil.which(self.directory / first), str(self.directory)
+        else:
+            found, where = shutil.which(first, path=self.environment.get("PATH", os.defpath)), "PATH"
+        if found is None:
+            raise CannotStart(f"{first} is no program in {where}")
 
     async def start(self, *command: str) -> Inmate:
         """A process that is written to and read from; raises `CannotStart`."""

@@ -18,12 +18,12 @@ from bus.tasks import foreign_record
 from runners import attempts
 from runners.admission import Allowance
 from runners.attempts import Decision
-from runners.ending import MAX_ERROR, Ending, run_agent
+from runners.ending import Ending, run_agent
 from runners.gateway import Gateway
 from runners.host import Host
 from runners.hosts import make_hosts
 from runners.inmate import Keeper
-from runners.record import Attempt
+from runners.record import MAX_ERROR, Attempt
 from runners.settings import RunnerSettings
 from runners.slot import Slot
 from schemas import attributes, identity, subjects
@@ -36,7 +36,9 @@ log = logging.getLogger(__name__)
 GIVE_BACK_SECONDS = 5.0
 """How long a stopping runner tries to say that a rollout was cancelled; its task is given back in any case."""
 UNREADABLE_SECONDS = 5.0
-FORESEEN = (BusError, NatsError, EncodeError)
+TRANSIENT = (BusError, NatsError)
+"""Errors of the bus, after which a task is given back however often it was delivered."""
+FORESEEN = (*TRANSIENT, EncodeError)
 """Errors that are nobody's fault here, or the task's own; any other is a fault of the runner's."""
 RATE_SECONDS = 10.0
 
@@ -150,10 +152,22 @@ class Runner:
             log.warning("%s given back: %s", rollout, self._problem)
             if not isinstance(error, FORESEEN):
                 count_fault(rollout, error)
-            await self._give_back(delivery, attempts.retry_after(delivery.deliveries))
+            if isinstance(error, TRANSIENT) or not await self._is_given_up(delivery):
+                await self._give_back(delivery, attempts.retry_after(delivery.deliveries))
         finally:
             slot.end()
             self._free.put_nowait(slot)
+
+    async def _is_given_up(self, delivery: Delivery) -> bool:
+        """Whether a task that fails its runner at every delivery has become a dead letter."""
+        if delivery.deliveries < attempts.MOST_DELIVERIES:
+            return False
+        try:
+            await self._bus.bury(delivery, f"{delivery.deliveries} times an error of the runner's own: {self._problem}")
+        except Exception as error:
+            log.warning("%s could not be buried: %s", delivery.subject, error)
+            return False
+        return True
 
     async def _give_back(self, delivery: Delivery, delay: float) -> None:
         self._given_back += 1

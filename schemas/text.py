@@ -7,8 +7,9 @@ def writable(text: str) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """`writable` text in about ``limit`` characters: its beginning and its end, and how much is left out between."""
+    """`writable` text of at most ``limit`` characters: its beginning, how much of it there was, and its end."""
     if len(text) > limit:
-        half = limit // 2
-        text = f"{text[:half]}… ({len(text) - 2 * half} characters left out) …{text[-half:]}"
+        mark = f"… ({len(text)} characters) …"
+        half = (limit - len(mark)) // 2
+        text = text[:half] + mark + text[-half:]
     return writable(text)

@@ -274,6 +274,34 @@ async def test_an_agent_that_cannot_start_is_one_sentence(bus: Bus, settings: di
             await runner.run(bus, checked, asyncio.Event())
 
 
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["pyhton", "agent.py"], "pyhton is no program in PATH"),
+        (["./agent"], r"\./agent is no program in .*agents"),
+        (["plain.py"], r"plain\.py is no program in PATH"),
+    ],
+)
+async def test_a_mistyped_command_is_found_before_any_task_is_taken(
+    bus: Bus, command: list[str], sentence: str
+) -> None:
+    await bus.ensure(runner_tasks("default"))
+    await bus.publish_task(task())
+    with pytest.raises(CannotStart, match=sentence):
+        async with asyncio.timeout(30):
+            await runner.run(bus, RunnerSettings(command=command, path=AGENTS), asyncio.Event())
+    assert await bus.delivered(runner_tasks("default")) == 0
+
+
+async def test_an_agent_that_cannot_be_imported_is_found_before_any_task_is_taken(bus: Bus) -> None:
+    await bus.ensure(runner_tasks("default"))
+    await bus.publish_task(task())
+    with pytest.raises(CannotStart, match="No module named 'agnet'"):
+        async with asyncio.timeout(30):
+            await runner.run(bus, RunnerSettings(agent="agnet:solve", path=AGENTS), asyncio.Event())
+    assert await bus.delivered(runner_tasks("default")) == 0
+
+
 async def test_a_runner_killed_gives_its_task_to_another(bus: Bus, nats_url: str, engine: ScriptedEngine) -> None:
     await bus.ensure(runner_tasks("default", 1.0))
     command = [sys.executable, "-m", "lightningbus", "runner", "--bus", nats_url, "--agent", "plain:sleeps"]

@@ -19,7 +19,7 @@ from bus.measuring import REGISTRIES
 from runners import attempts
 from runners.runner import Runner
 from schemas import subjects
-from schemas.codec import EncodeError, schema_of
+from schemas.codec import MAX_BYTES, EncodeError, schema_of
 from schemas.events import Task
 from tests.runners.conftest import ended, running, task
 
@@ -135,3 +135,15 @@ async def test_an_error_of_ours_is_counted_and_the_task_tried_again(bus: Bus, mo
         (batch,) = await ended(bus)
     assert batch.attempt == 2 and batch.end is not None and batch.end.outcome == "ok"
     assert errors_counted() == before + 1
+
+
+async def test_a_task_that_fails_its_runner_every_time_is_a_dead_letter_in_the_end(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "LONGEST_RETRY_SECONDS", 0.05)
+    async with running(bus, agent="plain:answers"):
+        await publish_input(bus, "large", "x" * (MAX_BYTES - 200))  # with its publisher's span it is no record
+        await bus.publish_task(task(id="next"))
+        await queue_is_empty(bus)
+    (letter,) = [letter async for _, letter in DeadLetters(bus).all()]
+    assert letter.deliveries == attempts.MOST_DELIVERIES and "the limit is" in letter.reason
