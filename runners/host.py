@@ -60,11 +60,13 @@ class PythonHost:
     """``module:function`` in the user's interpreter, loaded once and kept warm between rollouts."""
 
     _mode = "one"
+    _kind = ""
+    """What the function is called in errors, beside its name."""
 
-    def __init__(self, python: Path, agent: str, reward: str | None, place: Place, rollouts: int | None = None) -> None:
+    def __init__(self, python: Path, function: str, place: Place, rollouts: int | None = None) -> None:
         """``rollouts``: after so many the process gives way to a fresh one."""
-        self._command = [str(python), str(SCRIPT), self._mode, agent, *([reward] if reward else [])]
-        self._target = agent
+        self._command = [str(python), str(SCRIPT), self._mode, function]
+        self._target = f"{self._kind}{function}"
         self._place, self._rollouts = place, rollouts
         self._inmate: Inmate | None = None
         self._jobs = itertools.count()
@@ -96,7 +98,7 @@ class PythonHost:
         """One rollout."""
         job = next(self._jobs)
         try:
-            self._say({"job": job, "input": task})
+            self._say({"job": job, "arguments": [task]})
             answer = await self._hear()
             while answer.get("job") != job:  # of a process the agent forked, for a rollout that is over
                 answer = await self._hear()

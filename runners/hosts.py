@@ -11,6 +11,7 @@ from runners.host import SCRIPT, CommandHost, Host, PythonHost
 from runners.inmate import Keeper
 from runners.limits import Limits
 from runners.place import Place
+from runners.reward_function import RewardFunction, judged
 from runners.settings import RunnerSettings
 from runners.shared import SharedHost, SharedSlot
 
@@ -38,11 +39,15 @@ def make_hosts(settings: RunnerSettings, slots: Sequence[Callable[[], dict[str, 
     def place(slot: Callable[[], dict[str, str]]) -> Place:
         return Place(settings.path, environment, slot, limits, settings.sandbox, paths, keeper)
 
+    def reward() -> RewardFunction | None:
+        return RewardFunction(python, settings.reward, place(dict)) if settings.reward is not None else None
+
     if settings.command is not None:
         return [CommandHost(settings.command, place(slot)) for slot in slots]
     if settings.per_process == 1:
         fresh = settings.rollouts_per_process
-        return [PythonHost(python, agent, settings.reward, place(slot), fresh) for slot in slots]
+        return [judged(PythonHost(python, agent, place(slot), fresh), reward()) for slot in slots]
     groups = range(0, len(slots), settings.per_process)
-    shared = [SharedHost(python, agent, settings.reward, place(dict)) for _ in groups]
-    return [SharedSlot(shared[number // settings.per_process], slot) for number, slot in enumerate(slots)]
+    shared = [(SharedHost(python, agent, place(dict)), reward()) for _ in groups]
+    sharing = [(*shared[number // settings.per_process], slot) for number, slot in enumerate(slots)]
+    return [judged(SharedSlot(host, slot), function) for host, function, slot in sharing]

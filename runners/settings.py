@@ -32,7 +32,8 @@ class RunnerSettings(RoleSettings):
     )
     reward: str | None = Field(
         None,
-        description="module:function called as f(input, result) -> reward; default: what the agent returns",
+        description="module:function called as f(input, result) -> reward, in a process of its own in the agent's "
+        "interpreter; default: what the agent returns",
         pattern=r"^[\w.]+:[\w.]+$",
     )
     memory_gb: float | None = Field(

@@ -222,8 +222,8 @@ def test_an_interpreter_that_stands_anywhere_lets_nothing_into_the_sandbox(tmp_p
 def test_a_signal_that_a_sandbox_hands_on_is_known() -> None:
     limits = Limits(memory_gb=2)
     for code in (-signal.SIGSEGV, 128 + signal.SIGSEGV):
-        assert limits.ended(code) == f"the agent's process ended with {code}; the limit is memory_gb: 2"
-    assert limits.ended(3) == "the agent's process ended with 3"
+        assert limits.ended(code) == f"its process ended with {code}; the limit is memory_gb: 2"
+    assert limits.ended(3) == "its process ended with 3"
 
 
 async def test_the_documented_bubblewrap_hides_secrets_other_rollouts_and_other_processes(
