@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
@@ -28,8 +29,9 @@ from bus.puller import Puller
 from bus.streams import Consumer
 from bus.tasks import producer_span, together
 from schemas import identity, subjects
-from schemas.codec import decode, encode, schema_of
+from schemas.codec import EncodeError, decode, encode, schema_of
 from schemas.events import DeadLetter, Event, Task, TaskPublished, TasksPublished
+from schemas.text import shorten
 
 log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Event)
@@ -40,6 +42,8 @@ LEADERLESS = (NatsTimeoutError, NoRespondersError, ServiceUnavailableError)
 LEADER_SECONDS = 60.0
 LEADER_PAUSE_SECONDS = 0.5
 PUBLISH_SECONDS = 30.0
+MAX_REASON = 2000
+"""Characters of a dead letter's reason, which may repeat what a stranger sent."""
 PING_SECONDS = 5
 """A connection over which two pings in a row are not answered is dead, though nobody has said so."""
 POLL_SECONDS = 0.02
@@ -241,7 +245,11 @@ class Bus:
             yield puller
 
     async def bury(self, delivery: Delivery, reason: str) -> None:
-        """Keep a message nobody can use as a dead letter, then never deliver it again."""
+        """Keep a message nobody can use as a dead letter, then never deliver it again.
+
+        Of one that fills a message by itself the letter has neither headers nor bytes.
+        """
+        reason = shorten(reason, MAX_REASON)
         letter = DeadLetter(
             stream=delivery.stream,
             subject=delivery.subject,
@@ -252,6 +260,11 @@ class Bus:
             payload=delivery.data,
             dead_ns=time.time_ns(),
         )
+        try:
+            encode(letter)
+        except EncodeError:
+            reason = f"{reason}; its {len(delivery.data)} bytes were too many to keep"
+            letter = replace(letter, reason=reason, headers={}, payload=b"")
         log.warning("dead letter %s/%d: %s", delivery.stream, delivery.sequence, reason)
         await self.publish(subjects.dead(delivery.stream), letter, msg_id=f"dead:{delivery.stream}:{delivery.sequence}")
         metrics.dead_letters.labels(delivery.stream).inc()

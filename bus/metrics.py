@@ -30,6 +30,11 @@ dead_letters = made(
     Counter, "every role", "dead_letters_total", "A message nobody can use is kept as a dead letter.",
     "Rising: `lightningbus dead list` says why; after a fix, `dead replay`.", ["stream"],
 )  # fmt: skip
+faults = made(
+    Counter, "every role", "faults_total",
+    "A message meets an error nobody has foreseen: a task is tried again, any other is passed over or a dead letter.",
+    "Above 0: worth a report; the role's log has the traceback.",
+)  # fmt: skip
 
 tasks_leased = made(
     Counter, "runner", "tasks_leased_total", "A runner takes a task from the queue.",

@@ -136,9 +136,10 @@ class Puller:
         if not message.reply:  # only stored messages carry a reply subject, for their acknowledgement
             self._on_status(message.subject.rpartition(".")[2], str((message.headers or {}).get("Status")))
             return
+        delivery = Delivery(self._nc, message, self._free)  # first: what cannot be read as one takes no slot
         self._count_delivered()
         self._held += 1
-        self._ready.put_nowait(Delivery(self._nc, message, self._free))
+        self._ready.put_nowait(delivery)
 
     def _count_delivered(self) -> None:
         # A stored message arrives under its own subject, not its request's; the server serves requests in order.

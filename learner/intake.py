@@ -10,6 +10,7 @@ from nats.errors import Error as NatsError
 
 from bus import LEARNER_ROLLOUTS, Bus, Delivery
 from bus.cancelling import cancel
+from bus.faults import count_fault
 from bus.puller import Puller
 from learner.groups import Groups
 from learner.publish import CannotLearn
@@ -165,10 +166,17 @@ class Intake:
             return
         if batch.run != self._settings.run or batch.execution in self._handed_out:
             return
+        try:
+            self._assign(batch, delivery.sequence)
+        except Exception as error:  # else it would end the learner again after every restart
+            count_fault(f"span batch {delivery.sequence} is left out", error)
+
+    def _assign(self, batch: SpanBatch, sequence: int) -> None:
+        """To its attempt, and that, once it is whole, to its group."""
         if batch.task in self.groups.closed:  # too late to be used, so only its end is of interest
-            rollout = rollout_of([batch], delivery.sequence, delivery.sequence, self._rules) if batch.end else None
+            rollout = rollout_of([batch], sequence, sequence, self._rules) if batch.end else None
         else:
-            rollout = self._assembler.add(batch, delivery.sequence)
+            rollout = self._assembler.add(batch, sequence)
         if rollout is not None:
             self.groups.add(rollout, time.monotonic())
             if rollout.task in self.groups.closed:

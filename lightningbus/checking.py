@@ -1,7 +1,6 @@
 """Whether a training job can run: everything is read, loaded and started but the weights."""
 
 import asyncio
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,10 +111,6 @@ def _parsers(node: InferenceSettings) -> None:
 
 
 async def _agent(runner: RunnerSettings) -> str:
-    if runner.command is not None:
-        if shutil.which(runner.command[0]) is None and not (runner.path / runner.command[0]).exists():
-            raise UserError(f"{runner.command[0]} is no program here")
-        return f"{runner.command[0]}: started for each rollout"
     # An endpoint nobody listens at: an agent that is only imported asks nothing.
     nowhere = Slot(0, base_url="http://127.0.0.1:9/slot/0")
     with private_directory("check") as place, bound(place / "socket"):
@@ -127,4 +122,6 @@ async def _agent(runner: RunnerSettings) -> str:
             raise UserError(str(error)) from error
         finally:
             await host.stop()
+    if runner.command is not None:
+        return f"{runner.command[0]}: started for each rollout"
     return f"{runner.agent}: imported by {runner.python or 'this interpreter'}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from bus import STORE_CONSUMERS, Bus, Consumer, PoisonLimit, Puller, metrics, tracing
 from bus.cancelling import cancel
+from bus.faults import count_fault
 from schemas import attributes
 from schemas.codec import DecodeError
 from store.batch import Columns, Held
@@ -100,7 +101,9 @@ class Ingester:
             try:
                 received = Received(delivery.sequence, delivery.timestamp_ns, self._settings.keep_days_of)
                 rows = tuple(rows_of(delivery.event(), received))
-            except (DecodeError, ValueError, TypeError) as error:
+            except Exception as error:  # else it would end the store again after every restart
+                if not isinstance(error, (DecodeError, ValueError, TypeError)):
+                    count_fault(f"message {delivery.stream}/{delivery.sequence}", error)
                 self._poison.bad(str(error))
                 await self._bus.bury(delivery, str(error))
                 continue

@@ -175,6 +175,10 @@ def leaves_a_daemon(task):
     return {"reward": 1.0, "daemon": int((Path(os.environ["TMPDIR"]) / "daemon").read_text())}
 
 
+def raises_5_mb(task):
+    raise ValueError("x" * 5_000_000)
+
+
 def tells(task):
     """What this process is given, and what it can see."""
     (Path(os.environ["TMPDIR"]) / "own").write_text("x")

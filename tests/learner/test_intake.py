@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bus import LEARNER_ROLLOUTS, Bus
 from bus.cancelling import cancel
@@ -224,3 +225,15 @@ async def test_the_same_batches_come_of_the_same_stream_position_to_the_bit(bus:
             digests.append([batch.digest() for batch in batches_of])
             assert [batch.uses[0].task for batch in batches_of] == ["b", "c", "a"], "in the order they became whole"
     assert digests[0] == digests[1] and len(set(digests[0])) == 3
+
+
+async def test_batches_no_runner_would_send_end_neither_the_learner_nor_its_reading(bus: Bus) -> None:
+    parts = batches("odd", 0, samples=2, parts=3)
+    async with reading(bus) as intake:
+        for number, sequence in ((0, 5), (2, 1)):  # the end is in part 1 of two, the other of which is part 5
+            odd = replace(parts[number], sequence=sequence)
+            await bus.publish(subjects.rollout("train"), odd, msg_id=f"odd:{sequence}")
+        await publish(bus, ("a", 0), ("a", 1))
+        await until_read(intake, 7)
+        (group,) = intake.groups.take(1)
+    assert group.task == "a"

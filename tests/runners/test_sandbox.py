@@ -99,9 +99,8 @@ def usable(*command: str) -> str:
 
 @pytest.mark.parametrize("prefix", [["env", "MARK={tmp}"], ["setpriv", "--no-new-privs"]])
 async def test_whatever_hands_on_input_output_and_environment_may_stand_in_front(
-    bus: Bus, engine: ScriptedEngine, prefix: list[str], monkeypatch: pytest.MonkeyPatch
+    bus: Bus, engine: ScriptedEngine, prefix: list[str]
 ) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "opens the weights")
     if why := usable(*prefix):
         pytest.skip(why)
     async with running(bus, agent="nasty:tells", sandbox=prefix):
@@ -110,12 +109,38 @@ async def test_whatever_hands_on_input_output_and_environment_may_stand_in_front
     told = said(batch)
     assert told["marked"] == (told["tmp"] if prefix[0] == "env" else None)
     assert ("NoNewPrivs:\t1" in told["status"]) == (prefix[0] == "setpriv")
+
+
+GIVEN = {
+    *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
+    *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_HEADERS"),
+    *("OTEL_BSP_SCHEDULE_DELAY", "PYTHONUNBUFFERED", "TMPDIR"),
+}
+"""What an agent needs to find its model and to be heard."""
+
+
+@pytest.mark.parametrize("env", [["HF_HOME", "NOT_SET", "AWS_REGION=a=b"], {"HF_HOME": "/models", "AWS_REGION": "a=b"}])
+async def test_an_agent_finds_in_its_environment_what_is_on_the_list_and_nothing_else(
+    bus: Bus, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, env: list[str] | dict[str, str]
+) -> None:
+    for name in ("HF_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS", "AZURE_CLIENT_SECRET", "AWS_SECRET_ACCESS_KEY", "X"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("HF_HOME", "/models")
+    monkeypatch.setenv("LC_TIME", "C.UTF-8")
+    monkeypatch.setenv("TZ", "UTC")
     command = [sys.executable, "-c", "import json, os, sys; print(json.dumps({'reward': 1.0, **os.environ}))"]
-    async with running(bus, command=command, name="two", sandbox=["env", "MARK=x"], env={"AWS_REGION": "y"}):
-        await bus.publish_task(task(id="u", agent="two"))
+    async with running(bus, command=command, env=env):
+        await bus.publish_task(task())
         (batch,) = await ended(bus)
-    assert said(batch)["MARK"] == "x"
-    assert {name for name in said(batch) if name.startswith("AWS_")} == {"AWS_REGION"}, "what it was given, not ours"
+    environment = {name: text for name, text in said(batch).items() if name != "reward"}
+    listed = {name for name in os.environ if name in ("PATH", "HOME", "LANG", "TZ") or name.startswith("LC_")}
+    assert environment.keys() - {"LC_CTYPE"} == (GIVEN | listed | {"HF_HOME", "AWS_REGION"}) - {"LC_CTYPE"}
+    assert (environment["HF_HOME"], environment["AWS_REGION"], environment["TZ"]) == ("/models", "a=b", "UTC")
+
+
+def test_an_entry_of_env_that_is_no_variable_is_refused() -> None:
+    with pytest.raises(ValueError, match="'A B=1' is neither a variable's name nor NAME=VALUE"):
+        RunnerSettings(agent="plain:asks", env=["A B=1"])
 
 
 async def test_what_an_agent_prints_reaches_our_log_whole_lines_of_it_and_not_without_end(
@@ -207,8 +232,8 @@ def test_an_interpreter_that_stands_anywhere_lets_nothing_into_the_sandbox(tmp_p
 def test_a_signal_that_a_sandbox_hands_on_is_known() -> None:
     limits = Limits(memory_gb=2)
     for code in (-signal.SIGSEGV, 128 + signal.SIGSEGV):
-        assert limits.ended(code) == f"the agent's process ended with {code}; the limit is memory_gb: 2"
-    assert limits.ended(3) == "the agent's process ended with 3"
+        assert limits.ended(code) == f"its process ended with {code}; the limit is memory_gb: 2"
+    assert limits.ended(3) == "its process ended with 3"
 
 
 def documented() -> dict[str, Any]:
