@@ -193,11 +193,16 @@ class Bus:
         """`publish_tasks` of one."""
         await self.publish_tasks([task], timeout)
 
-    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS) -> None:
-        """Publish tasks, then the record of those the bus has; raises the first error after it, as `publish`."""
-        sent = await asyncio.gather(*(self._publish_task(task, timeout) for task in tasks), return_exceptions=True)
+    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS, nonce: str = "") -> None:
+        """Publish tasks, then the record of those the bus has; raises the first error after it, as `publish`.
+
+        With a ``nonce`` the broker takes tasks once more that it was sent without it, or with another.
+        """
+        sent = await asyncio.gather(
+            *(self._publish_task(task, timeout, nonce) for task in tasks), return_exceptions=True
+        )
         for some in together([one for one in sent if isinstance(one, TaskPublished)]):
-            msg_id = identity.tasks_msg_id(one.rollout for one in some)
+            msg_id = identity.tasks_msg_id(one.rollout for one in some) + nonce
             await self.publish(
                 subjects.TASK_PUBLISHED, TasksPublished(tasks=tuple(some)), msg_id=msg_id, timeout=timeout
             )
@@ -205,13 +210,13 @@ class Bus:
             if isinstance(one, BaseException):
                 raise one
 
-    async def _publish_task(self, task: Task, timeout: float) -> TaskPublished:
+    async def _publish_task(self, task: Task, timeout: float, nonce: str) -> TaskPublished:
         """A task; its PRODUCER span opens the rollout's trace."""
         started = time.time_ns()
         rollout = identity.rollout_id(task.id, task.sample)
         context = identity.traceparent(identity.trace_id(rollout), identity.publish_span_id(rollout))
         subject = subjects.task(task.mode, task.agent)
-        msg_id = identity.task_msg_id(rollout)
+        msg_id = identity.task_msg_id(rollout) + nonce
         await self.publish(subject, task, msg_id=msg_id, traceparent=context, timeout=timeout)
         return TaskPublished(task=task, rollout=rollout, span=producer_span(task, subject, started, time.time_ns()))
 

@@ -34,6 +34,8 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     closed: list[str] = []
     """Tasks whose group is closed."""
     groups_dispatched: int = 0
+    outstanding: list[int] = []
+    """Places of the groups that are dispatched and neither trained on nor dropped."""
     groups_dropped: int = 0
     event: bytes = b""
     """The step's TrainingStep, encoded: published again after a crash, in case it had not been."""

@@ -113,6 +113,7 @@ class Learner:
         self._account = Account(self._intake, settings)
         await self._saver.share_base()
         self._dispatcher = Dispatcher(self._bus, problems, settings, state.groups_dispatched)
+        await self._dispatcher.restore(state.outstanding)
         path = found[0] if found else await self._saver.first(self._covering(state))
         self._state = state = await self._saver.claim(path, found, state)
         metrics.learner_version.set(state.version)
@@ -160,8 +161,6 @@ class Learner:
     def _choose(self, ready: Sequence[Group]) -> Sequence[Group]:
         if not self._dispatcher.order:
             return ready
-        settled = set(self._intake.groups.settled())
-        self._dispatcher.order = [task for task in self._dispatcher.order if task not in settled]
         return in_dispatch_order(ready, self._dispatcher.order, self._intake.groups.closed)
 
     async def _account_for_the_rest(self) -> None:
@@ -171,11 +170,12 @@ class Learner:
         if uses and self._state.event:
             await self._announce(replace(decode(TrainingStep, self._state.event), uses=uses, spans=()), "rest")
 
-    def _drop(self, groups: int) -> None:
-        """Groups came to nothing: as many more are dispatched."""
-        if not groups:
+    def _drop(self, tasks: Sequence[str]) -> None:
+        """The groups of these tasks came to nothing: as many more are dispatched."""
+        if not tasks:
             return
-        self._state = replace(self._state, groups_dropped=self._state.groups_dropped + groups)
+        self._dispatcher.settle(tasks)
+        self._state = replace(self._state, groups_dropped=self._state.groups_dropped + len(tasks))
         self._dispatcher.admit(self._state.step, self._state.groups_dropped)
 
     async def _caught_up(self) -> None:
@@ -202,7 +202,7 @@ class Learner:
             self._account.add(batch.uses, rollouts.values())
             if {use.reason for use in batch.uses} == {STALE}:
                 await self._caught_up()  # else as many more would come from the same old weights, without end
-            self._drop(len(groups))
+            self._drop([group.task for group in groups])
             return
         with tracing.span("train"):
             said = await self._in_thread(self._trainer.step, batch)
@@ -224,6 +224,7 @@ class Learner:
         event = replace(event, spans=spans_of(event, rollouts))
         self._metrics = event.metrics
         self._intake.hand_out(rollouts.values())
+        self._dispatcher.settle(group.task for group in groups)
         _, written = self._saver.due(state.step)
         if written:
             state = self._covering(replace(state, event=encode(event)))
@@ -246,6 +247,7 @@ class Learner:
             used=self._intake.used(position),
             closed=self._intake.groups.settled(),
             groups_dispatched=self._dispatcher.dispatched,
+            outstanding=self._dispatcher.outstanding,
         )
 
     async def _announce(self, event: TrainingStep, part: str = "") -> None:
