@@ -25,7 +25,7 @@ from bus.fleet import Fleet, Pulse, beating
 from bus.leaving import Client
 from bus.publisher import Publisher
 from bus.puller import Puller
-from bus.streams import Consumer
+from bus.streams import Consumer, StreamState
 from bus.tasks import producer_span, together
 from schemas import identity, subjects
 from schemas.codec import decode, encode, schema_of
@@ -152,11 +152,18 @@ class Bus:
         try:
             await self._made(lambda: streams.ensure_consumer(self.js, consumer))
         except NotFoundError as error:
-            raise BusError(f"stream {consumer.stream} is missing: run `lightningbus provision` once") from error
+            raise BusError(streams.missing(consumer.stream)) from error
 
     async def reset(self, consumer: Consumer, sequence: int) -> None:
         """Deliver again from a stream sequence on."""
         await self.js.reset_consumer(consumer.stream, consumer.durable, seq=sequence)
+
+    async def stream(self, name: str) -> StreamState:
+        """What a stream is now; raises `BusError` if there is none."""
+        try:
+            return await streams.state_of(self.js, name)
+        except NotFoundError as error:
+            raise BusError(streams.missing(name)) from error
 
     async def delivered(self, consumer: Consumer) -> int:
         """How many deliveries a durable has made to anybody since it was made or reset: the last one's number."""

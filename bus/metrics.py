@@ -103,6 +103,10 @@ alarm = made(
     "The role that starves is the label; `lightningbus status` says why.", ["starving"],
 )  # fmt: skip
 
+bus_gaps = made(
+    Counter, "learner", "bus_gaps_total", "The bus lost messages: tasks without a result are dispatched again.",
+    "Rising: the broker loses its disk, or was set back to an older copy; the learner's log says what is missing.",
+)  # fmt: skip
 steps = made(
     Counter, "learner", "learner_steps_total", "A training step is made.",
     "Flat: the learner waits for rollouts, see `lightningbus_learner_groups_ready`.",

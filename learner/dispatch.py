@@ -65,6 +65,11 @@ class Dispatcher:
         return sorted(self._places.values())
 
     @property
+    def is_behind(self) -> bool:
+        """Whether tasks that the bus lost are not published again yet."""
+        return bool(self._lost)
+
+    @property
     def order(self) -> Collection[str]:
         """The tasks of those groups, where groups are taken in the order in which they were dispatched; else none."""
         return self._places.keys() if "ready_first" not in self._settings.off_policy else ()

@@ -23,6 +23,7 @@ from learner.checkpoint import TRAINER, Checkpoints, LearnerState
 from learner.dispatch import Dispatcher
 from learner.groups import Group
 from learner.intake import Intake
+from learner.mender import Mender
 from learner.publish import CannotLearn, WeightPublisher, wants_whole
 from learner.resume import resumed
 from learner.saving import Saver
@@ -84,7 +85,7 @@ class Learner:
             try:
                 await self._begin()
                 fenced = self._publisher.superseded(self._state.epoch)
-                work = [self._intake.run(), self._dispatcher.run(), self._train(), fenced]
+                work = [self._intake.run(), self._dispatcher.run(), self._train(), self._mender.run(), fenced]
                 tasks = [asyncio.create_task(part) for part in work]
                 stopping = asyncio.create_task(stop.wait())
                 done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -109,11 +110,12 @@ class Learner:
             self._saver = Saver(settings, self._trainer, self._publisher, self._checkpoints, self._in_thread)
         except ValueError as error:
             raise CannotLearn(str(error)) from error
-        self._intake = Intake(self._bus, settings, state.position, state.used, state.closed)
+        self._intake = Intake(self._bus, settings, state.position, state.used, state.closed, state.stream)
         self._account = Account(self._intake, settings)
         await self._saver.share_base()
         self._dispatcher = Dispatcher(self._bus, problems, settings, state.groups_dispatched)
         await self._dispatcher.restore(state.outstanding)
+        self._mender = Mender(self._bus, self._intake, self._dispatcher)
         path = found[0] if found else await self._saver.first(self._covering(state))
         self._state = state = await self._saver.claim(path, found, state)
         metrics.learner_version.set(state.version)
@@ -216,7 +218,7 @@ class Learner:
             started_ns=started_ns,
             ended_ns=time.time_ns(),
             uses=(*batch.uses, *self._account.take()),
-            metrics={**batch.metrics, **said, "seconds/idle": idle},
+            metrics={**batch.metrics, **said, **self._mender.figures(), "seconds/idle": idle},
             digest=await self._in_thread(batch.digest),
             settings=self._settings.model_dump_json(),
             spans=(),
@@ -235,6 +237,7 @@ class Learner:
         if written:
             await self._intake.acknowledge(state.position)
         await self._announce(event)
+        await self._mender.resolve()
         self._dispatcher.admit(state.step, state.groups_dropped)
         log.info("step %d/%d: reward %.3f", state.step, self._settings.steps, batch.metrics["reward/mean"])
 
@@ -244,6 +247,7 @@ class Learner:
         return replace(
             state,
             position=position,
+            stream=self._mender.mark,
             used=self._intake.used(position),
             closed=self._intake.groups.settled(),
             groups_dispatched=self._dispatcher.dispatched,

@@ -11,6 +11,7 @@ from bus import LEARNER_ROLLOUTS, Bus
 from bus.cancelling import cancel
 from bus.embedded import NatsServer
 from learner.batch import BatchMaker
+from learner.continuity import StreamMark
 from learner.intake import Intake
 from learner.publish import CannotLearn
 from learner.settings import LearnerSettings
@@ -22,10 +23,14 @@ from tests.making import batches
 
 @asynccontextmanager
 async def reading(
-    bus: Bus, position: int = 1, used: dict[str, int] | None = None, closed: Sequence[str] = ()
+    bus: Bus,
+    position: int = 1,
+    used: dict[str, int] | None = None,
+    closed: Sequence[str] = (),
+    mark: StreamMark | None = None,
 ) -> AsyncIterator[Intake]:
     """An intake that runs while the block does."""
-    intake = Intake(bus, LearnerSettings(model_path=Path("model"), samples=2), position, used or {}, closed)
+    intake = Intake(bus, LearnerSettings(model_path=Path("model"), samples=2), position, used, closed, mark)
     running = asyncio.create_task(intake.run())
     try:
         yield intake
@@ -144,7 +149,7 @@ async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
         async for delivery in thief:
             delivery.release()
 
-    intake = Intake(bus, LearnerSettings(model_path=Path("model"), samples=2), 1, {}, [])
+    intake = Intake(bus, LearnerSettings(model_path=Path("model"), samples=2))
     running = asyncio.create_task(intake.run())
     await until_read(intake, 61)
     async with bus.pull(LEARNER_ROLLOUTS, slots=1) as thief, asyncio.timeout(30):  # which always asks last
@@ -167,7 +172,7 @@ async def test_of_two_readers_that_stay_the_one_who_came_last_gives_up(
         await publish(bus, ("a", 0), ("b", 0))
         await until_read(older, 5)
         await asyncio.sleep(changes["CALM_SECONDS"])
-        newer = Intake(other, LearnerSettings(model_path=Path("model"), samples=2), 1, {}, [])
+        newer = Intake(other, LearnerSettings(model_path=Path("model"), samples=2))
         with pytest.raises(CannotLearn, match="one learner to a bus"):
             await newer.run()
         await publish(bus, ("a", 1), ("b", 1))
