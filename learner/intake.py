@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 from nats.errors import Error as NatsError
 
-from bus import LEARNER_ROLLOUTS, Bus, BusError, Delivery
+from bus import LEARNER_ROLLOUTS, Bus, BusError, Delivery, metrics
 from bus.cancelling import cancel
 from bus.puller import Puller
 from learner.continuity import Gap, StreamMark, continue_at, gap_of
@@ -30,6 +30,8 @@ CALM_SECONDS = 10.0
 """Misses that are further apart have nothing to do with each other."""
 PATIENCE_SECONDS = 60.0
 """Who still takes deliveries after so long lives: what somebody who is gone has asked for ends after 30 s."""
+MOST_SAMPLES = 65_536
+"""Of a group; what says that it is of a larger one is left out."""
 PREFETCH = 512
 """Span batches on their way to this process at once."""
 
@@ -208,10 +210,18 @@ class Intake:
 
     def _take(self, delivery: Delivery, position: int) -> None:
         try:
-            batch = delivery.as_(SpanBatch)
+            self._add(delivery.as_(SpanBatch), position)
         except DecodeError as error:
             log.warning("span batch %d is left out: %s", delivery.sequence, error)  # the store keeps it as dead letter
+        except Exception:  # whatever a message leads to, it is read no better the next time
+            log.exception("span batch %d is left out", delivery.sequence)
+        else:
             return
+        metrics.batches_left_out.inc()
+
+    def _add(self, batch: SpanBatch, position: int) -> None:
+        if not batch.sample < batch.samples <= MOST_SAMPLES:
+            raise DecodeError(f"sample {batch.sample} of {batch.samples} is none of a group")
         if batch.run != self._settings.run or batch.execution in self._handed_out:
             return
         if batch.task in self.groups.closed:  # too late to be used, so only its end is of interest

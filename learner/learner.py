@@ -29,7 +29,7 @@ from learner.resume import resumed
 from learner.saving import Saver
 from learner.settings import LearnerSettings
 from learner.staleness import in_dispatch_order
-from learner.tokenizer import decoder
+from learner.tokenizer import decoder, vocabulary
 from learner.uses import spans_of
 from schemas import attributes, identity, subjects
 from schemas.codec import decode, encode
@@ -128,7 +128,8 @@ class Learner:
     def _make(self, checkpoint: Path | None) -> None:
         from learner.trainer import Trainer  # takes seconds to import: not before the settings are known to be right
 
-        self._maker = BatchMaker(self._settings, decoder(self._settings.model_path))
+        model = self._settings.model_path
+        self._maker = BatchMaker(self._settings, decoder(model), vocabulary(model))
         self._trainer = Trainer(self._settings)
         if checkpoint is not None:
             self._trainer.load(checkpoint)

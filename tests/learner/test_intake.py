@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bus import LEARNER_ROLLOUTS, Bus
 from bus.cancelling import cancel
@@ -229,3 +230,18 @@ async def test_the_same_batches_come_of_the_same_stream_position_to_the_bit(bus:
             digests.append([batch.digest() for batch in batches_of])
             assert [batch.uses[0].task for batch in batches_of] == ["b", "c", "a"], "in the order they became whole"
     assert digests[0] == digests[1] and len(set(digests[0])) == 3
+
+
+async def test_no_message_ends_the_reading_of_the_others(bus: Bus) -> None:
+    """Events that decode and make no sense: each costs its own attempt, at most."""
+    (early,) = batches("odd", 0, parts=1, samples=2)
+    numbers = [replace(early, sequence=5, end=None), replace(early, sequence=1)]
+    endless = [replace(early, rollout="x.0", task="x", execution="x", samples=2**62)]
+    nowhere = [replace(early, rollout="y.9", task="y", execution="y", sample=9)]
+    async with reading(bus) as intake:
+        for number, batch in enumerate([*numbers, *endless, *nowhere]):
+            await bus.publish(subjects.TRAIN_ROLLOUT, batch, msg_id=f"odd:{number}")
+        await publish(bus, ("a", 0), ("a", 1))
+        await until_read(intake, 9)
+        assert [group.task for group in intake.groups.take(1)] == ["a"]
+        assert intake.groups.ended() == {} and intake.position() == 9
