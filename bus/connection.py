@@ -26,7 +26,7 @@ from bus.fleet import Fleet, Pulse, beating
 from bus.leaving import Client
 from bus.publisher import Publisher
 from bus.puller import Puller
-from bus.streams import Consumer
+from bus.streams import Consumer, StreamState
 from bus.tasks import producer_span, together
 from schemas import identity, subjects
 from schemas.codec import EncodeError, decode, encode, schema_of
@@ -156,11 +156,18 @@ class Bus:
         try:
             await self._made(lambda: streams.ensure_consumer(self.js, consumer))
         except NotFoundError as error:
-            raise BusError(f"stream {consumer.stream} is missing: run `lightningbus provision` once") from error
+            raise BusError(streams.missing(consumer.stream)) from error
 
     async def reset(self, consumer: Consumer, sequence: int) -> None:
         """Deliver again from a stream sequence on."""
         await self.js.reset_consumer(consumer.stream, consumer.durable, seq=sequence)
+
+    async def stream(self, name: str) -> StreamState:
+        """What a stream is now; raises `BusError` if there is none."""
+        try:
+            return await streams.state_of(self.js, name)
+        except NotFoundError as error:
+            raise BusError(streams.missing(name)) from error
 
     async def delivered(self, consumer: Consumer) -> int:
         """How many deliveries a durable has made to anybody since it was made or reset: the last one's number."""
@@ -197,28 +204,35 @@ class Bus:
         """`publish_tasks` of one."""
         await self.publish_tasks([task], timeout)
 
-    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS) -> None:
-        """Publish tasks, then the record of those the bus has; raises the first error after it, as `publish`."""
-        sent = await asyncio.gather(*(self._publish_task(task, timeout) for task in tasks), return_exceptions=True)
-        await self.record_tasks([one for one in sent if isinstance(one, TaskPublished)], timeout)
+    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS, nonce: str = "") -> None:
+        """Publish tasks, then the record of those the bus has; raises the first error after it, as `publish`.
+
+        With a ``nonce`` the broker takes tasks once more that it was sent without it, or with another.
+        """
+        sent = await asyncio.gather(
+            *(self._publish_task(task, timeout, nonce) for task in tasks), return_exceptions=True
+        )
+        await self.record_tasks([one for one in sent if isinstance(one, TaskPublished)], timeout, nonce)
         for one in sent:
             if isinstance(one, BaseException):
                 raise one
 
-    async def record_tasks(self, records: Sequence[TaskPublished], timeout: float = PUBLISH_SECONDS) -> None:
+    async def record_tasks(
+        self, records: Sequence[TaskPublished], timeout: float = PUBLISH_SECONDS, nonce: str = ""
+    ) -> None:
         """Publish the record of published tasks, from which the store makes its rows; raises as `publish`."""
         for batch in together(records):
-            msg_id = identity.tasks_msg_id(record.rollout for record in batch)
+            msg_id = identity.tasks_msg_id(record.rollout for record in batch) + nonce
             event = TasksPublished(tasks=tuple(batch))
             await self.publish(subjects.TASK_PUBLISHED, event, msg_id=msg_id, timeout=timeout)
 
-    async def _publish_task(self, task: Task, timeout: float) -> TaskPublished:
+    async def _publish_task(self, task: Task, timeout: float, nonce: str) -> TaskPublished:
         """A task; its PRODUCER span opens the rollout's trace."""
         started = time.time_ns()
         rollout = identity.rollout_id(task.id, task.sample)
         context = identity.task_traceparent(rollout)
         subject = subjects.task(task.mode, task.agent)
-        msg_id = identity.task_msg_id(rollout)
+        msg_id = identity.task_msg_id(rollout) + nonce
         await self.publish(subject, task, msg_id=msg_id, traceparent=context, timeout=timeout)
         return TaskPublished(task=task, rollout=rollout, span=producer_span(task, subject, started, time.time_ns()))
 
