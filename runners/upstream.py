@@ -162,7 +162,7 @@ class Upstream:
             )
             if node is not None:
                 return node
-            await self._change(errand, problem)
+            await self._change(errand, routing.missing_version(nodes, errand.model, errand.pinned) or problem)
 
     async def _change(self, errand: Errand, problem: str) -> None:
         errand.attempt.held += 1
