@@ -162,7 +162,7 @@ class Upstream:
             node = self._chosen(errand, self._refusing.others(nodes)) or self._chosen(errand, nodes)
             if node is not None:
                 return node
-            await self._change(errand, problem)
+            await self._change(errand, routing.missing_version(nodes, errand.model, errand.pinned) or problem)
 
     def _chosen(self, errand: Errand, nodes: Sequence[Heartbeat]) -> Heartbeat | None:
         attempt, load, preferred = errand.attempt, self._open.__getitem__, self._preferred(errand)

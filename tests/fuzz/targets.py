@@ -18,7 +18,7 @@ from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.test_utils import make_mocked_request
 
-from bus import AccessError
+from bus import AccessError, BusError
 from bus.access import FILE, Access
 from bus.dead import again
 from bus.tasks import TaskFileError, read_problems
@@ -279,7 +279,7 @@ def _files() -> Iterator[Target]:
         "endpoints of a run",
         ends,
         partial(_file, lambda path: RunDirectory(path.parent).endpoints(), path),
-        (),
+        (BusError,),
         "json",
         0.3,
     )
