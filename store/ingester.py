@@ -11,10 +11,10 @@ from typing import Any
 from bus import STORE_CONSUMERS, Bus, Consumer, PoisonLimit, Puller, metrics, tracing
 from bus.cancelling import cancel
 from schemas import attributes
-from schemas.codec import DecodeError
 from store.batch import Columns, Held
 from store.rows import Received, rows_of
 from store.settings import StoreSettings
+from store.settling import bury
 from store.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -100,9 +100,9 @@ class Ingester:
             try:
                 received = Received(delivery.sequence, delivery.timestamp_ns, self._settings.keep_days_of)
                 rows = tuple(rows_of(delivery.event(), received))
-            except (DecodeError, ValueError, TypeError) as error:
+            except Exception as error:  # else it would end the store again after every restart
                 self._poison.bad(str(error))
-                await self._bus.bury(delivery, str(error))
+                await bury(self._bus, delivery, str(error) or type(error).__name__)
                 continue
             self._poison.good()
             await self._room.wait()  # what comes once all batches are full stays with the broker
