@@ -16,6 +16,7 @@ from schemas.codec import DecodeError
 from store.batch import Columns, Held
 from store.rows import Received, rows_of
 from store.settings import StoreSettings
+from store.settling import bury
 from store.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class Ingester:
                 if not isinstance(error, (DecodeError, ValueError, TypeError)):
                     count_fault(f"message {delivery.stream}/{delivery.sequence}", error)
                 self._poison.bad(str(error))
-                await self._bus.bury(delivery, str(error))
+                await bury(self._bus, delivery, str(error) or type(error).__name__)
                 continue
             self._poison.good()
             await self._room.wait()  # what comes once all batches are full stays with the broker
