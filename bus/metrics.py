@@ -34,6 +34,11 @@ unreadable_entries = made(
     Counter, "every role", "unreadable_entries_total", "An entry of the weights' bucket cannot be read and is skipped.",
     "Rising: something else than the learner writes into the bucket; the log names the blob.",
 )  # fmt: skip
+faults = made(
+    Counter, "every role", "faults_total",
+    "A message meets an error nobody has foreseen: a task is tried again, any other is passed over or a dead letter.",
+    "Above 0: worth a report; the role's log has the traceback.",
+)  # fmt: skip
 
 tasks_leased = made(
     Counter, "runner", "tasks_leased_total", "A runner takes a task from the queue.",
@@ -107,6 +112,14 @@ alarm = made(
     "The role that starves is the label; `lightningbus status` says why.", ["starving"],
 )  # fmt: skip
 
+bus_gaps = made(
+    Counter, "learner", "bus_gaps_total", "The bus lost messages: tasks without a result are dispatched again.",
+    "Rising: the broker loses its disk, or was set back to an older copy; the learner's log says what is missing.",
+)  # fmt: skip
+batches_left_out = made(
+    Counter, "learner", "learner_batches_left_out_total", "A span batch cannot be read, or makes no sense.",
+    "Rising: another release of the runners, or a foreign publisher; the learner's log has the reason.",
+)  # fmt: skip
 steps = made(
     Counter, "learner", "learner_steps_total", "A training step is made.",
     "Flat: the learner waits for rollouts, see `lightningbus_learner_groups_ready`.",

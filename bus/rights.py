@@ -82,6 +82,9 @@ _OF_ROLES: Mapping[str, Rights] = {
         publish=(
             *_pulls(LEARNER_ROLLOUTS.stream, LEARNER_ROLLOUTS.durable),
             f"{API}.CONSUMER.RESET.{LEARNER_ROLLOUTS.stream}.{LEARNER_ROLLOUTS.durable}",
+            f"{API}.STREAM.INFO.{LEARNER_ROLLOUTS.stream}",
+            f"{API}.STREAM.INFO.{subjects.TASKS}",
+            subjects.ALERT,
             subjects.ALL_TASKS,
             subjects.ALL_EVENTS,
             subjects.ALL_WEIGHTS,

@@ -9,7 +9,7 @@ from pathlib import Path
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError
+from bus import Bus, BusError, Fenced
 from bus.releases import Releases
 from bus.transports import transport
 from learner.broadcast import Broadcaster
@@ -122,12 +122,7 @@ class WeightPublisher:
             created_ns=time.time_ns(),
             trial=trial,
         )
-        self._last_sequence = await self._bus.publish(
-            self._subject,
-            manifest,
-            msg_id=identity.weight_msg_id(model, epoch, version),
-            expect_last=self._last_sequence,
-        )
+        await self._replace_last(manifest)
         self.last = manifest
         if self._broadcaster:
             self._broadcaster.begin(manifest)
@@ -137,6 +132,24 @@ class WeightPublisher:
             await self._expire(blob.name)
         except (BusError, NatsError) as error:  # the version is out; the next one has more to remove
             log.warning("old versions are not removed: %s", str(error) or type(error).__name__)
+
+    async def _replace_last(self, manifest: WeightVersion) -> None:
+        """Publish by compare-and-set; on a bus that lost this learner's last version after what it has kept."""
+        msg_id = identity.weight_msg_id(manifest.model, manifest.epoch, manifest.version)
+        while True:
+            try:
+                self._last_sequence = await self._bus.publish(
+                    self._subject, manifest, msg_id=msg_id, expect_last=self._last_sequence
+                )
+            except Fenced:
+                newest, sequence = await self._bus.last(subjects.WEIGHTS, self._subject, WeightVersion) or (None, 0)
+                is_older = newest is None or newest.epoch <= manifest.epoch
+                if sequence >= self._last_sequence or not is_older:
+                    raise
+                log.warning("the bus has lost version %d", self.last.version if self.last is not None else 0)
+                self._last_sequence = sequence
+            else:
+                return
 
     async def _expire(self, newest: str) -> None:
         self._kept = [*(name for name in self._kept if name != newest), newest]
