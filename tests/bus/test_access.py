@@ -1,6 +1,7 @@
 """Users of the bus: what each role needs it may do, and nothing else; who is none of them is not let in."""
 
 import asyncio
+import itertools
 import json
 import re
 import signal
@@ -305,6 +306,40 @@ async def test_no_role_speaks_for_another_on_its_own_subject(secured: Secured) -
             while not fleet.members():
                 await fleet.changed()
         assert [beat.role for beat in fleet.members()] == ["runner"]
+
+
+def overlap(first: str, second: str) -> bool:
+    """Whether a subject can be of both filters."""
+    for a, b in itertools.zip_longest(first.split("."), second.split(".")):
+        if ">" in (a, b):
+            return True
+        if a != b and ("*" not in (a, b) or None in (a, b)):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("role", [role for role in RIGHTS if role != "admin"])
+def test_no_two_rights_of_a_role_overlap(role: str) -> None:
+    """A message of both would be imported twice."""
+    assert [pair for pair in itertools.combinations(RIGHTS[role].publish, 2) if overlap(*pair)] == []
+
+
+async def test_a_role_has_a_bound_on_its_connections(tmp_path: Path) -> None:
+    """So that no role takes all that the server has; the others are let in as before."""
+    list(make_users(tmp_path / "users", tls=False))
+    most = RIGHTS["store"].connections
+    assert most is not None
+    async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server, AsyncExitStack() as exits:
+
+        async def enter(role: str) -> Bus:
+            connection = Bus.connect(server.url, wait=3, access=Access.read(tmp_path / "users", role))
+            return await exits.enter_async_context(connection)
+
+        for _ in range(most):
+            await enter("store")
+        with pytest.raises(BusError):
+            await enter("store")
+        await enter("learner")
 
 
 async def test_jetstream_records_which_user_changed_something(secured: Secured) -> None:
