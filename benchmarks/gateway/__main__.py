@@ -69,9 +69,8 @@ async def memory(system: System) -> Result:
 async def measure() -> list[Result]:
     """All cases on one system."""
     async with running("gateway") as system:
-        engine = await spawn(
-            sys.executable, "-m", "benchmarks.gateway.engine", system.at.url, parent_dies=signal.SIGKILL
-        )
+        command = [sys.executable, "-m", "benchmarks.gateway.engine", system.at.url, str(system.at.keys.access)]
+        engine = await spawn(*command, parent_dies=signal.SIGKILL)
         try:
             node = await system.at.member(lambda beat: beat.role == "inference", "engine", 60)
             await system.runners([runner(0, AGENT, 256)])

@@ -4,13 +4,14 @@ import asyncio
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import uvloop
 from aiohttp import web
 
-from bus import Bus
+from bus import Access, Bus
 from inference.gateway import Gateway
 
 DELAY_SECONDS = 0.5
@@ -58,7 +59,7 @@ async def no_rendering(request: web.Request) -> web.Response:
     return web.Response(status=404)
 
 
-async def serve(bus_url: str) -> None:
+async def serve(bus_url: str, access: Path) -> None:
     """Until it is ended: the engine, the gateway before it, and their heartbeat."""
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_post("/v1/chat/completions", answer)
@@ -70,7 +71,7 @@ async def serve(bus_url: str) -> None:
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
         Gateway(engine, session, "127.0.0.1", 0) as gateway,
-        Bus.connect(bus_url) as bus,
+        Bus.connect(bus_url, access=Access.read(access, "node")) as bus,
     ):
         gateway.version, gateway.state = 1, "ready"
         said = {"state": "ready", "address": gateway.address, "model": "policy", "version": 1}
@@ -81,4 +82,4 @@ async def serve(bus_url: str) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(sys.argv[1]))
+    uvloop.run(serve(sys.argv[1], Path(sys.argv[2])))

@@ -1,5 +1,7 @@
 """Who is let in by the bus of a run on one machine: its own roles and terminals, and nobody else."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from lightningbus.settings import BusSettings
 from lightningbus.supervisor import Child
 from lightningbus.up import ACCESS, stack
 from runners.settings import RunnerSettings
+from tests.commands import environment
 
 AGENTS = Path(__file__).resolve().parents[1] / "agents"
 
@@ -50,3 +53,14 @@ async def test_a_run_is_open_where_that_is_asked_for() -> None:
     ):
         assert (await bus.js.stream_info("TASKS")).state.messages == 0
         assert place(None, "client").access is None
+
+
+def test_a_bus_alone_says_that_it_is_open() -> None:
+    """On loopback, without --access; with users it has nothing to say."""
+    command = [sys.executable, "-P", "-m", "lightningbus", "bus", "--port", "0", "--dir", "bus"]
+    server = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    assert server.stdout.readline().startswith("bus: nats://127.0.0.1:")
+    server.terminate()
+    _, errors = server.communicate(timeout=30)
+    assert "it has no users: whoever reaches it may do anything" in errors

@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from clickhouse_connect.driver.client import Client
 
+from bus import Access, Bus
 from tests.otlp import Collector, collecting
 from tests.waiting import until
 
@@ -35,6 +37,14 @@ class Loop:
     process: "subprocess.Popen[str]"
     collector: Collector
     """Takes the roles' own traces."""
+    access: Path
+    """What the run's bus lets each role in by."""
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Bus]:
+        """The run's bus, as admin."""
+        async with Bus.connect(self.bus, name="test", access=Access.read(self.access, "admin")) as bus:
+            yield bus
 
     @property
     def environment(self) -> dict[str, str]:
@@ -141,7 +151,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iter
     sql = clickhouse_connect.get_client(dsn=endpoints["sql"], database="lightningbus", autogenerate_session_id=False)
     drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)
     try:
-        yield Loop(directory, endpoints["bus"], sql, process, collector)
+        yield Loop(directory, endpoints["bus"], sql, process, collector, Path(endpoints["access"]))
     finally:
         process.send_signal(2)
         code = process.wait(90)

@@ -94,7 +94,7 @@ def test_no_answer_waits_for_a_compiler(loop: Loop) -> None:
 
 
 async def test_what_vllm_measures_is_seen_through_its_node(loop: Loop) -> None:
-    async with Bus.connect(loop.bus, name="test") as bus:
+    async with loop.connected() as bus:
         node = await node_at(bus, STEPS)
     async with aiohttp.ClientSession() as http, http.get(f"{node.address}/metrics", headers=key_of(loop)) as answer:
         families = {family.name: family for family in text_string_to_metric_families(await answer.text())}
@@ -157,7 +157,7 @@ def test_every_role_exports_its_own_traces_and_a_rollout_is_one_of_them(loop: Lo
     ]
     assert {one.said["lightningbus.rollout.id"]: one.trace_id for one in tried} == rollouts
     assert all(one.parent == identity.publish_span_id(one.said["lightningbus.rollout.id"]) for one in tried)
-    keys = [COLLECTORS_KEY, read_key(loop.directory / "runs" / "test" / CLUSTER_KEY)]
+    keys = [COLLECTORS_KEY, read_key(loop.access / "node" / CLUSTER_KEY)]
     assert not any(key.encode() in loop.collector.raw for key in keys)
 
 
@@ -221,7 +221,7 @@ async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **f
 
     path = loop.directory / f"published-{version}.safetensors"
     save_file(tensors, path, fields.pop("metadata", None))
-    async with Bus.connect(loop.bus) as bus:
+    async with loop.connected() as bus:
         found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
         assert found is not None
         name = blob_name("policy", version, found[0].epoch)
@@ -235,7 +235,7 @@ async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **f
 
 def key_of(loop: Loop) -> dict[str, str]:
     """The header a node asks for."""
-    return bearer(read_key(loop.directory / "runs" / "test" / CLUSTER_KEY))
+    return bearer(read_key(loop.access / "node" / CLUSTER_KEY))
 
 
 async def sampled(
@@ -412,7 +412,7 @@ def test_a_second_runner_joins_and_leaves_without_loss(loop: Loop) -> None:
 
 
 async def test_messages_nobody_can_read_become_dead_letters(loop: Loop) -> None:
-    async with Bus.connect(loop.bus) as bus:
+    async with loop.connected() as bus:
         await bus.js.publish(subjects.rollout("eval"), b"\xc1 not msgpack", headers={"Lb-Schema": schema_of(SpanBatch)})
         task = subjects.task("eval", "default")
         await bus.js.publish(task, msgpack.packb({"id": "x"}), headers={"Lb-Schema": schema_of(Task)})
@@ -424,7 +424,7 @@ async def test_messages_nobody_can_read_become_dead_letters(loop: Loop) -> None:
 
 async def test_agents_do_not_notice_that_vllm_was_killed(loop: Loop) -> None:
     """Their calls are held until the engine is back, with verified weights; answers that broke off are gone on with."""
-    async with Bus.connect(loop.bus) as bus:
+    async with loop.connected() as bus:
         node = await node_at(bus, SERVED)
         (engine, *_) = psutil.Process(node.pid).children()
         run = await asyncio.to_thread(publish, loop, "default", "--deadline", 170, tasks=15, samples=4)
