@@ -25,7 +25,7 @@ from bus.errors import AccessError, BusError
 from bus.fleet import Fleet, Pulse, beating
 from bus.leaving import Client
 from bus.publisher import Publisher
-from bus.puller import Puller
+from bus.puller import EXPIRES_SECONDS, Puller
 from bus.streams import Consumer
 from bus.tasks import producer_span, together
 from schemas import identity, subjects
@@ -231,15 +231,20 @@ class Bus:
         return decode(kind, message.data or b""), int(message.seq or 0)
 
     @asynccontextmanager
-    async def pull(self, consumer: Consumer, slots: int) -> AsyncIterator[Puller]:
-        """Pull loop over a durable; at most ``slots`` deliveries are held at once."""
-        async with self.pull_named(consumer.stream, consumer.durable, slots) as puller:
+    async def pull(self, consumer: Consumer, slots: int, expires: float = EXPIRES_SECONDS) -> AsyncIterator[Puller]:
+        """Pull loop over a durable; at most ``slots`` deliveries are held at once.
+
+        A request for them waits ``expires`` seconds at the server, then the next one does.
+        """
+        async with self.pull_named(consumer.stream, consumer.durable, slots, expires) as puller:
             yield puller
 
     @asynccontextmanager
-    async def pull_named(self, stream: str, consumer: str, slots: int) -> AsyncIterator[Puller]:
+    async def pull_named(
+        self, stream: str, consumer: str, slots: int, expires: float = EXPIRES_SECONDS
+    ) -> AsyncIterator[Puller]:
         """`pull` from a consumer that is none of ours."""
-        puller = Puller(self.nc, stream, consumer, slots, self._pullers.discard)
+        puller = Puller(self.nc, stream, consumer, slots, self._pullers.discard, expires)
         self._pullers.add(puller)
         async with puller:
             yield puller

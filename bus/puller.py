@@ -33,12 +33,20 @@ class Puller:
     """Async iterator over the deliveries of a durable consumer, never more than ``slots`` held at once."""
 
     def __init__(
-        self, nc: Client, stream: str, consumer: str, slots: int, on_close: Callable[["Puller"], None]
+        self,
+        nc: Client,
+        stream: str,
+        consumer: str,
+        slots: int,
+        on_close: Callable[["Puller"], None],
+        expires: float = EXPIRES_SECONDS,
     ) -> None:
+        """``expires``: seconds a request waits at the server, two `HEARTBEAT_SECONDS` at least."""
         self._nc = nc
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._on_close = on_close
         self._slots = slots
+        self._expires = expires
         self._held = 0
         self._asked: dict[str, tuple[int, float]] = {}  # request token -> (messages still due, last heard of)
         self._tokens = itertools.count()
@@ -125,7 +133,7 @@ class Puller:
     async def _request(self, count: int, now: float) -> None:
         token = str(next(self._tokens))
         self._asked[token] = (count, now)
-        body = {"batch": count, "expires": int(EXPIRES_SECONDS * 1e9), "idle_heartbeat": int(HEARTBEAT_SECONDS * 1e9)}
+        body = {"batch": count, "expires": int(self._expires * 1e9), "idle_heartbeat": int(HEARTBEAT_SECONDS * 1e9)}
         try:
             await self._nc.publish(self._subject, json.dumps(body).encode(), reply=f"{self._inbox}.{token}")
         except NatsError:

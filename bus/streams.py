@@ -113,9 +113,9 @@ READERS = (*STORE_CONSUMERS, LEARNER_ROLLOUTS)
 """Made before anybody publishes: an interest stream drops what nobody has subscribed to."""
 
 
-def runner_tasks(agent: str, ack_wait: float = 30.0) -> Consumer:
-    """The durable that all runners of one agent share; how often a task may be tried is the runner's decision."""
-    durable, filter = subjects.runner_durable(agent), subjects.agent_tasks(agent)
+def runner_tasks(agent: str, mode: str, ack_wait: float = 30.0) -> Consumer:
+    """The durable of a mode that all runners of one agent share; how often a task may be tried is their decision."""
+    durable, filter = subjects.runner_durable(agent, mode), subjects.task(mode, agent)
     return Consumer(subjects.TASKS, durable, filter, ack_wait=ack_wait, waiting=RUNNERS_WAITING)
 
 
@@ -154,6 +154,14 @@ async def provision(js: JetStreamContext, replicas: int | None) -> None:
         await ensure_stream(js, replace(stream, num_replicas=wanted))
     for consumer in READERS:
         await ensure_consumer(js, consumer)
+    await _drop_modeless(js)
+
+
+async def _drop_modeless(js: JetStreamContext) -> None:
+    """Runners' durables of both modes at once, as there were before: a work queue has one reader for each subject."""
+    for info in await js.consumers_info(subjects.TASKS):
+        if (info.config.filter_subject or "").startswith(subjects.task("*", "")):
+            await js.delete_consumer(subjects.TASKS, info.name)
 
 
 async def replicas_of(js: JetStreamContext, stream: str) -> int:
