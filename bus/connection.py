@@ -172,22 +172,26 @@ class Bus:
         traceparent: str | None = None,
         timeout: float = PUBLISH_SECONDS,
         expect_last: int | None = None,
+        unique: bool = False,
     ) -> int:
         """Publish an event and wait until the stream has it; returns its stream sequence.
 
-        ``expect_last`` is the sequence of the last message this writer saw on the subject (0: none). Raises
-        `StreamFull`, `Fenced`, `PublishTimeout`, `BusError`, or `schemas.codec.EncodeError`.
+        ``expect_last`` is the sequence of the last message this writer saw on the subject (0: none). ``unique``: a
+        message of the same id that is there before the first try is an error. Raises `StreamFull`, `Fenced`,
+        `DuplicateMessage`, `PublishTimeout`, `BusError`, or `schemas.codec.EncodeError`.
         """
         headers = {subjects.SCHEMA_HEADER: schema_of(event), subjects.MSG_ID_HEADER: msg_id}
         if traceparent is not None:
             headers[subjects.TRACE_HEADER] = traceparent
         if expect_last is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
-        return await self.publish_raw(subject, encode(event), headers, timeout)
+        return await self.publish_raw(subject, encode(event), headers, timeout, unique)
 
-    async def publish_raw(self, subject: str, payload: bytes, headers: dict[str, str], timeout: float) -> int:
+    async def publish_raw(
+        self, subject: str, payload: bytes, headers: dict[str, str], timeout: float, unique: bool = False
+    ) -> int:
         """`publish` of bytes with all their headers."""
-        return await self._publisher.publish(subject, payload, headers, timeout)
+        return await self._publisher.publish(subject, payload, headers, timeout, unique)
 
     async def publish_task(self, task: Task, timeout: float = PUBLISH_SECONDS) -> None:
         """`publish_tasks` of one."""
