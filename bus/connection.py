@@ -26,11 +26,13 @@ from bus.fleet import Fleet, Pulse, beating
 from bus.leaving import Client
 from bus.publisher import Publisher
 from bus.puller import Puller
+from bus.signing import AFTER, Signing
 from bus.streams import Consumer, StreamState
 from bus.tasks import producer_span, together
 from schemas import identity, subjects
 from schemas.codec import EncodeError, decode, encode, schema_of
 from schemas.events import DeadLetter, Event, Task, TaskPublished, TasksPublished
+from schemas.signers import SIGNED
 from schemas.text import shorten
 
 log = logging.getLogger(__name__)
@@ -61,8 +63,10 @@ DEFAULT_URL = "nats://127.0.0.1:4222"
 class Bus:
     """A connection to NATS JetStream; make one with `Bus.connect`."""
 
-    def __init__(self, nc: Client, known: bool = False) -> None:
+    def __init__(self, nc: Client, known: bool = False, signing: Signing | None = None) -> None:
         self.nc = nc
+        self.signing = signing or Signing()
+        """How weight versions and decisions are signed, and by whose keys they are believed."""
         self._known = known
         self._refused = ""
         self._hint = ""
@@ -98,7 +102,7 @@ class Bus:
         does not let us in, or we do not believe it.
         """
         nc = Client()
-        bus = cls(nc, known=access is not None and access.has_user)
+        bus = cls(nc, access is not None and access.has_user, access.signatures if access is not None else None)
         options = access.options() if access is not None else {}
         try:
             async with asyncio.timeout(wait):
@@ -188,15 +192,19 @@ class Bus:
         """Publish an event and wait until the stream has it; returns its stream sequence.
 
         ``expect_last`` is the sequence of the last message this writer saw on the subject (0: none). ``unique``: a
-        message of the same id that is there before the first try is an error. Raises `StreamFull`, `Fenced`,
+        message of the same id that is there before the first try is an error. Weight versions and decisions are
+        signed. Raises `StreamFull`, `Fenced`,
         `DuplicateMessage`, `PublishTimeout`, `BusError`, or `schemas.codec.EncodeError`.
         """
         headers = {subjects.SCHEMA_HEADER: schema_of(event), subjects.MSG_ID_HEADER: msg_id}
         if traceparent is not None:
             headers[subjects.TRACE_HEADER] = traceparent
         if expect_last is not None:
-            headers["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
-        return await self.publish_raw(subject, encode(event), headers, timeout, unique)
+            headers[AFTER] = str(expect_last)
+        payload = encode(event)
+        if isinstance(event, SIGNED):
+            headers |= self.signing.headers(subject, event, payload, expect_last or 0)
+        return await self.publish_raw(subject, payload, headers, timeout, unique)
 
     async def publish_raw(
         self, subject: str, payload: bytes, headers: dict[str, str], timeout: float, unique: bool = False

@@ -36,6 +36,13 @@ faults = made(
     "Above 0: worth a report; the role's log has the traceback.",
 )  # fmt: skip
 
+messages_skipped = made(
+    Counter, "every role", "messages_skipped_total",
+    "A weight version, decision or turn is passed over: it cannot be read, or was not signed by who may decide that.",
+    "Rising: somebody else writes there; the log says why. `lightningbus weights repair` removes such messages.",
+    ["kind"],
+)  # fmt: skip
+
 tasks_leased = made(
     Counter, "runner", "tasks_leased_total", "A runner takes a task from the queue.",
     "Flat while `lightningbus_tasks_queued` is above 0: no free slots, or runners of another agent.",

@@ -91,6 +91,7 @@ _OF_ROLES: Mapping[str, Rights] = {
             subjects.ALL_EVENTS,
             subjects.ALL_WEIGHTS,
             *_LOOKS_AT_WEIGHTS,
+            _LOOKS_BACK,
             _LOOKS_AT_BLOBS,
             *_WRITES_BLOBS,
             subjects.heartbeats("learner"),

@@ -12,6 +12,7 @@ from nats.errors import Error as NatsError
 from bus import Bus, BusError, Fenced
 from bus.releases import Releases
 from bus.transports import transport
+from bus.verified import Verified
 from learner.broadcast import Broadcaster
 from learner.chain import SUFFIX, Chain, blob_name, expired, of_model, version_of
 from learner.settings import LearnerSettings
@@ -45,6 +46,7 @@ class WeightPublisher:
         """``whole_wanted``: whether some node waits for a version that it can fetch by itself."""
         self._bus, self._settings, self._whole_wanted, self._broadcaster = bus, settings, whole_wanted, broadcaster
         self._subject = subjects.weights(settings.model)
+        self._versions = Verified(bus, self._subject, settings.model, WeightVersion)
         self._last_sequence = 0
         try:
             self._transport = transport(bus, settings.weights.transport, settings.weights.place)
@@ -58,8 +60,10 @@ class WeightPublisher:
 
     async def look(self) -> WeightVersion | None:
         """The newest version on the bus; what is published from now on replaces exactly that one."""
-        found = await self._bus.last(subjects.WEIGHTS, self._subject, WeightVersion)
-        self.last, self._last_sequence = found or (None, 0)
+        last = await self._versions.last()
+        found = await anext(self._versions.newest_first(last), None)
+        self.last = found.event if found is not None else None
+        self._last_sequence = last.sequence if last is not None else 0
         self._kept = of_model(self._settings.model, await self._transport.names(BUCKET))
         return self.last
 
@@ -77,12 +81,12 @@ class WeightPublisher:
                 heard.clear()
                 # What is heard may have been refused, by compare-and-set: the stream says what was not.
                 try:
-                    found = await self._bus.last(subjects.WEIGHTS, self._subject, WeightVersion)
+                    found = await anext(self._versions.newest_first(await self._versions.last()), None)
                 except (BusError, NatsError):
                     await asyncio.sleep(LOOK_AGAIN_SECONDS)
                     heard.set()
                     continue
-                if found is not None and found[0].epoch > epoch:
+                if found is not None and found.event.epoch > epoch:
                     raise another_learner(self._settings.model, epoch)
         finally:
             if self._bus.nc.is_connected:
