@@ -1,4 +1,4 @@
-"""nats-py's client, as a role needs it when a connection is lost: soon gone, with today's keys, and never in the clear."""
+"""nats-py's client as a role needs it: a lost connection is left at once, with today's keys, never in the clear."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Connecting: addresses are checked, `tls://` is never plain, and rotated credentials are read again or end the role."""
+"""Connecting: addresses are checked, `tls://` is never plain, and rotated keys are read again or end the role."""
 
 import asyncio
 import shutil
@@ -27,13 +27,12 @@ def replace_users(server: NatsServer, users: Path, fresh: Path) -> None:
 
 
 async def test_tls_address_of_a_plaintext_server_is_refused_and_nothing_is_published(tmp_path: Path) -> None:
-    async with nats_server(tmp_path) as server:
-        async with Bus.connect(server.url) as plain:
-            await plain.provision()
-            with pytest.raises(AccessError, match="speaks no TLS"):
-                async with Bus.connect(server.url.replace("nats://", "tls://"), wait=5) as bus:
-                    await bus.publish_task(Task(id="t", run="r", agent="a", input=1))
-            assert (await plain.js.stream_info("TASKS")).state.messages == 0
+    async with nats_server(tmp_path) as server, Bus.connect(server.url) as plain:
+        await plain.provision()
+        with pytest.raises(AccessError, match="speaks no TLS"):
+            async with Bus.connect(server.url.replace("nats://", "tls://"), wait=5) as bus:
+                await bus.publish_task(Task(id="t", run="r", agent="a", input=1))
+        assert (await plain.js.stream_info("TASKS")).state.messages == 0
 
 
 async def test_tls_address_of_one_server_in_a_list_holds_for_all(tmp_path: Path) -> None:
