@@ -93,12 +93,15 @@ async def test_old_keys_end_the_connection_with_the_reason(tmp_path: Path, monke
     monkeypatch.setattr("bus.connection.REFUSED_SECONDS", 1.0)
     users, fresh = tmp_path / "users", tmp_path / "fresh"
     assert list(make_users(users, tls=False)) and list(make_users(fresh, tls=False))
-    async with nats_server(tmp_path / "nats", users=users) as server:
-        async with Bus.connect(server.url, access=Access.read(users, "admin")) as bus, asyncio.timeout(30):
-            replace_users(server, users, fresh)
-            await bus.failed.wait()
-            assert isinstance(bus.failure, AccessError)
-            assert "it has no user of this key" in str(bus.failure)
+    async with (
+        asyncio.timeout(30),
+        nats_server(tmp_path / "nats", users=users) as server,
+        Bus.connect(server.url, access=Access.read(users, "admin")) as bus,
+    ):
+        replace_users(server, users, fresh)
+        await bus.failed.wait()
+        assert isinstance(bus.failure, AccessError)
+        assert "it has no user of this key" in str(bus.failure)
 
 
 async def test_a_role_with_old_keys_ends_with_code_2_and_the_reason(tmp_path: Path) -> None:
