@@ -18,6 +18,7 @@ from nats.js.errors import NotFoundError, ServiceUnavailableError
 
 from bus import metrics, streams
 from bus.access import Access, refusal
+from bus.addresses import server_addresses, wants_tls, without_secrets
 from bus.blobs import Blobs
 from bus.cancelling import cancel
 from bus.delivery import Delivery
@@ -26,6 +27,7 @@ from bus.fleet import Fleet, Pulse, beating
 from bus.leaving import Client
 from bus.publisher import Publisher
 from bus.puller import Puller
+from bus.refusals import Refusals
 from bus.signing import AFTER, Signing
 from bus.streams import Consumer, StreamState
 from bus.tasks import producer_span, together
@@ -50,6 +52,9 @@ PING_SECONDS = 5
 """A connection over which two pings in a row are not answered is dead, though nobody has said so."""
 POLL_SECONDS = 0.02
 GIVE_UP_SECONDS = 1.0
+REFUSED_SECONDS = 60.0
+"""A connection that was lost and is refused for so long is given up: its keys are not coming."""
+REFUSALS_PAUSE_SECONDS = 30.0
 GREETING_SECONDS = 3.0
 """For a server's first words. One that waits for TLS says none and hangs up after 2 s, by which we know it."""
 DENIALS_KEPT = 16
@@ -69,6 +74,7 @@ class Bus:
         """How weight versions and decisions are signed, and by whose keys they are believed."""
         self._known = known
         self._refused = ""
+        self._refusals = Refusals(REFUSED_SECONDS, REFUSALS_PAUSE_SECONDS)
         self._hint = ""
         self.js = nc.jetstream(timeout=10)
         self._last_error = ""
@@ -98,16 +104,18 @@ class Bus:
     ) -> AsyncIterator["Bus"]:
         """Connect, and reconnect for ever; raises `BusError` when nobody answers within ``wait`` seconds at first.
 
-        ``url`` may name several servers of a cluster, with commas between them. Raises `AccessError` when a server
-        does not let us in, or we do not believe it.
+        ``url`` may name several servers of a cluster, with commas between them; one ``tls://`` among them holds for
+        all. The files of ``access`` are read again at each reconnect. Raises `AddressError` for what is no address,
+        and `AccessError` when a server does not let us in, or we do not believe it.
         """
-        nc = Client()
+        addresses = server_addresses(url)
+        nc = Client(access.options if access is not None else dict, wants_tls(addresses))
         bus = cls(nc, access is not None and access.has_user, access.signatures if access is not None else None)
         options = access.options() if access is not None else {}
         try:
             async with asyncio.timeout(wait):
                 await nc.connect(
-                    url.split(","),
+                    addresses,
                     name=name,
                     connect_timeout=GREETING_SECONDS,  # type: ignore[arg-type]
                     ping_interval=PING_SECONDS,
@@ -128,7 +136,7 @@ class Bus:
                 raise AccessError(bus._refused)
         except (TimeoutError, OSError, NatsError, AccessError) as error:
             await bus._give_up()
-            where = _without_secrets(url)
+            where = without_secrets(url)
             if bus._refused:
                 raise AccessError(f"the bus at {where} cannot be used: {bus._refused}") from error
             sentence = f"no NATS server answers at {where}: start one with `lightningbus bus`{bus._hint}"
@@ -141,6 +149,18 @@ class Bus:
             bus._settled = False
             with contextlib.suppress(OSError):  # a connection that is lost as it is closed is closed
                 await nc.close()
+
+    @property
+    def failure(self) -> BusError:
+        """Why it was closed for good; an `AccessError` when the server no longer lets us in."""
+        if self._refused:
+            return AccessError(f"the bus cannot be used any more: {self._refused}")
+        return BusError("the connection to the bus was closed for good")
+
+    async def raise_failure(self) -> None:
+        """Wait until it is closed for good, then raise `failure`."""
+        await self.failed.wait()
+        raise self.failure
 
     @property
     def full(self) -> str:
@@ -345,6 +365,8 @@ class Bus:
             self._refused = self._refused or refusal(error, self._known)
             if self._refused:
                 raise AccessError(self._refused)  # nats-py would ask again for ever
+        elif self._settled and (reason := refusal(error, self._known)):
+            self._note_refusal(reason)
         if denied := DENIED.search(said):
             self.denied.append(said)
             self._said_no.set()
@@ -353,12 +375,19 @@ class Bus:
             self._last_error = said
             log.warning("bus: %s", said)
 
+    def _note_refusal(self, reason: str) -> None:
+        """The server does not let us in again; the files may hold new keys soon, but not for ever."""
+        if self._refusals.add(asyncio.get_running_loop().time()):
+            self._refused = reason
+            self.failed.set()
+
     async def _on_disconnect(self) -> None:
         if self._settled:
             log.warning("bus: disconnected; reconnecting")
 
     async def _on_reconnect(self) -> None:
         self._last_error = ""
+        self._refusals.clear()
         metrics.reconnects.inc()
         log.warning("bus: connected again")
         self.reconnected.set()
@@ -367,8 +396,3 @@ class Bus:
 
     async def _on_closed(self) -> None:
         self.failed.set()
-
-
-def _without_secrets(urls: str) -> str:
-    split = [url.partition("://") for url in urls.split(",")]
-    return ",".join(f"{scheme}{mark}{rest.rpartition('@')[2]}" for scheme, mark, rest in split)

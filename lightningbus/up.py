@@ -128,6 +128,7 @@ async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> A
         await bus.provision()
         fleet = await exits.enter_async_context(bus.fleet("*"))
         supervisor = Supervisor(directory, url, keys.environment())
+        supervisor.also(bus.raise_failure())
         if server is not None:
             supervisor.also(server.keep_alive())
         exits.push_async_callback(supervisor.stop_all)
