@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bus.sockets import bound, private_directory
 from bus.tasks import read_problems
 from inference.settings import InferenceSettings
 from learner.settings import LearnerSettings
@@ -112,13 +113,15 @@ def _parsers(node: InferenceSettings) -> None:
 async def _agent(runner: RunnerSettings) -> str:
     # An endpoint nobody listens at: an agent that is only imported asks nothing.
     nowhere = Slot(0, base_url="http://127.0.0.1:9/slot/0")
-    (host,) = make_hosts(runner.model_copy(update={"concurrency": 1}), [nowhere.environment], Keeper())
-    try:
-        await host.start()
-    except CannotStart as error:
-        raise UserError(str(error)) from error
-    finally:
-        await host.stop()
+    with private_directory("check") as place, bound(place / "socket"):
+        paths = {"gateway": str(place / "socket"), "address": "127.0.0.1:0"}
+        (host,) = make_hosts(runner.model_copy(update={"concurrency": 1}), [nowhere.environment], Keeper(), paths)
+        try:
+            await host.start()
+        except CannotStart as error:
+            raise UserError(str(error)) from error
+        finally:
+            await host.stop()
     if runner.command is not None:
         return f"{runner.command[0]}: started for each rollout"
     return f"{runner.agent}: imported by {runner.python or 'this interpreter'}"

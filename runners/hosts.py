@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from runners.environment import agent_environment
@@ -15,6 +15,8 @@ from runners.reward_function import RewardFunction, judged
 from runners.settings import RunnerSettings
 from runners.shared import SharedHost, SharedSlot
 
+RELAY = Path(__file__).with_name("relay_script.py")
+
 
 def _found_from_here(program: Path) -> Path:
     """As whoever wrote the path means it, not as its process would, which starts elsewhere; a link stays one."""
@@ -22,18 +24,31 @@ def _found_from_here(program: Path) -> Path:
 
 
 def paths_of(python: Path) -> dict[str, str]:
-    """What a sandbox has to let in: our script, the interpreter's environment, and the installation that is made of."""
+    """What a sandbox has to let in: our scripts, the interpreter, its environment, and the installation of that."""
     found = Path(shutil.which(python) or sys.executable)
     venv, base = found.parents[1], found.resolve().parents[1]
     if not (venv / "pyvenv.cfg").exists():  # an interpreter that stands anywhere, perhaps in somebody's home
         venv = base
-    return {"host": str(SCRIPT), "venv": str(venv), "base": str(base)}
+    return {"host": str(SCRIPT), "relay": str(RELAY), "python": str(found), "venv": str(venv), "base": str(base)}
 
 
-def make_hosts(settings: RunnerSettings, slots: Sequence[Callable[[], dict[str, str]]], keeper: Keeper) -> list[Host]:
-    """A host for each slot, as the settings ask for; a slot is called for each process that is started for it."""
+def uses_socket(settings: RunnerSettings) -> bool:
+    """Whether the sandbox hands on the gateway's socket, because the agent has no network."""
+    return any("{gateway}" in word for word in settings.sandbox)
+
+
+def make_hosts(
+    settings: RunnerSettings,
+    slots: Sequence[Callable[[], dict[str, str]]],
+    keeper: Keeper,
+    gateway: Mapping[str, str],
+) -> list[Host]:
+    """A host for each slot, as the settings ask for; a slot is called for each process that is started for it.
+
+    ``gateway``: the gateway's ``paths``, for the sandbox.
+    """
     python, agent = _found_from_here(settings.python or Path(sys.executable)), settings.agent or ""
-    limits, paths = Limits.of(settings), paths_of(python)
+    limits, paths = Limits.of(settings), {**paths_of(python), **gateway}
     environment = agent_environment(os.environ, settings.env)
 
     def place(slot: Callable[[], dict[str, str]]) -> Place:

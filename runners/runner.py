@@ -13,7 +13,7 @@ from bus.doors import read_key
 from runners.admission import Allowance
 from runners.gateway import Gateway
 from runners.host import Host
-from runners.hosts import make_hosts
+from runners.hosts import make_hosts, uses_socket
 from runners.inmate import Keeper
 from runners.sending import send
 from runners.settings import RunnerSettings
@@ -52,6 +52,7 @@ class Runner:
         self._handling: set[asyncio.Task[None]] = set()
         self._state = "starting"
         self._slots = Slots(self._share)
+        self._gateway: Gateway
         self._handler = TaskHandler(bus, self.id, settings.ack_wait, self._slots, self._hosts, self._stop)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -72,12 +73,13 @@ class Runner:
                 key,
                 settings.one_version,
                 Allowance(settings.requests_at_once, settings.requests_per_second),
-            ) as gateway,
+                uses_socket(settings),
+            ) as self._gateway,
             self._bus.beat("runner", self.id, self._describe),
             self._keeper,
         ):
             try:
-                await self._start_hosts(gateway)
+                await self._start_hosts()
                 log.info("runner %s takes tasks of agent %s", self.id, settings.name)
                 self._state = "running"
                 async with AsyncExitStack() as pulling:
@@ -93,9 +95,10 @@ class Runner:
             finally:
                 await asyncio.gather(*(host.stop() for host in self._hosts.values()))
 
-    async def _start_hosts(self, gateway: Gateway) -> None:
-        first, *others = slots = gateway.slots
-        hosts = make_hosts(self._settings, [slot.environment for slot in slots], self._keeper)
+    async def _start_hosts(self) -> None:
+        first, *others = slots = self._gateway.slots
+        environments = [slot.environment for slot in slots]
+        hosts = make_hosts(self._settings, environments, self._keeper, self._gateway.paths)
         self._hosts.update(enumerate(hosts))
         await self._hosts[first.number].start()  # one first: a wrong setting is said once
         await asyncio.gather(*(self._hosts[slot.number].start() for slot in others))
@@ -143,8 +146,8 @@ class Runner:
         }
         if self._bus.full:
             detail["waits_for_room"] = self._bus.full
-        if self._handler.problem:
-            detail["last_problem"] = self._handler.problem[:120]
+        if problem := self._gateway.upstream.problem() or self._handler.problem:
+            detail["last_problem"] = problem[:120]
         return {"state": self._state, "detail": detail}
 
 

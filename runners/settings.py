@@ -49,8 +49,9 @@ class RunnerSettings(RoleSettings):
     )
     sandbox: list[str] = Field(
         [],
-        description="put in front of the agent's command, as [bwrap, ...]; {path}, {tmp}, {venv}, {base} and {host} "
-        "stand for its directory, its private one, its interpreter's environment and installation, and our script",
+        description="put in front of the agent's command, as [bwrap, ...]; {path}, {tmp}, {python}, {venv}, {base} and "
+        "{host} stand for its directory, its private one, its interpreter, that one's environment and installation, "
+        "and our script; {relay}, {gateway} and {address} for what lets it reach the gateway without a network",
     )
     requests_at_once: int = Field(64, ge=1, description="of an agent at the gateway; beyond it 429")
     requests_per_second: float | None = Field(

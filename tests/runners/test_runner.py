@@ -84,6 +84,15 @@ async def test_no_node_until_the_deadline_is_infra_and_tried_again(bus: Bus) -> 
     assert "no inference node is ready until the rollout's deadline" in batch.end.error or "no model" in batch.end.error
 
 
+async def test_a_pin_nobody_serves_names_the_version_and_what_is_served(bus: Bus, engine: ScriptedEngine) -> None:
+    async with running(bus, agent="plain:asks"):
+        await bus.publish_task(task(deadline=3.0, max_attempts=1, weight_version=99))
+        (batch,) = await ended(bus)
+    assert batch.end is not None and batch.end.outcome == "infra"
+    assert "no inference node serves version 99 of 'policy', to which the task is pinned (served: 3)" in batch.end.error
+    assert engine.requests == []
+
+
 async def test_the_sampling_of_a_task_wins_over_the_agents(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, agent="plain:asks"):
         await bus.publish_task(task(sampling={"temperature": 0.0, "seed": 7}))
