@@ -103,7 +103,7 @@ class TaskHandler:
         try:
             task = delivery.as_(Task)
         except DecodeError as error:
-            await self._refuse(delivery, str(error))
+            await self._refuse(stay, delivery, str(error))
             return
         self._poison.good()
         parent = delivery.headers.get(subjects.TRACE_HEADER, "")
@@ -114,8 +114,7 @@ class TaskHandler:
         if not reason and attempts.exhausted(task, delivery.deliveries):
             reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
         if reason:
-            attempt.conclude("poisoned", None, reason, "")
-            await send(self._bus, attempt)
+            await self._report_poisoned(stay, attempt, reason)
             await self._bus.bury(delivery, f"poisoned: {reason}")
             return
         said: tracing.Said = {
@@ -148,7 +147,7 @@ class TaskHandler:
             await self._conclude(attempt, delivery, attempts.decide(task, delivery.deliveries, end.outcome), end)
         return end.outcome
 
-    async def _refuse(self, delivery: Delivery, reason: str) -> None:
+    async def _refuse(self, stay: Stay, delivery: Delivery, reason: str) -> None:
         """A task nobody can read: a dead letter, and the last word on its rollout if at least that can be read."""
         try:
             self._poison.bad(reason)
@@ -159,9 +158,13 @@ class TaskHandler:
             return
         with contextlib.suppress(DecodeError):
             attempt = Attempt(decode(TaskKey, delivery.data), delivery.deliveries, self._runner, delivery.timestamp_ns)
-            attempt.conclude("poisoned", None, reason, "")
-            await send(self._bus, attempt)
+            await self._report_poisoned(stay, attempt, reason)
         await self._bus.bury(delivery, reason)
+
+    async def _report_poisoned(self, stay: Stay, attempt: Attempt, reason: str) -> None:
+        stay.leave(attempt.task.mode)
+        attempt.conclude("poisoned", None, reason, "")
+        await send(self._bus, attempt)
 
     async def _conclude(self, attempt: Attempt, delivery: Delivery, decision: Decision, end: Ending) -> None:
         """Publish how an attempt ended, then settle its task accordingly."""

@@ -158,6 +158,7 @@ async def test_stopping_gives_back_what_is_not_finished_and_says_so(
     bus: Bus, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
+    await bus.ensure(runner_tasks("default", "eval"))
     async with running(bus, agent="plain:sleeps", drain_seconds=0) as stop:
         await bus.publish_task(task())
         info = bus.js.consumer_info

@@ -33,11 +33,11 @@ NO_JSON = {
 }
 
 
-async def publish_input(bus: Bus, id: str, value: Any) -> None:
+async def publish_input(bus: Bus, id: str, value: Any, mode: str = "eval") -> None:
     """A task as another language's client would write it."""
-    fields = {"id": id, "run": "run", "agent": "default", "mode": "eval", "deadline": 20.0, "input": value}
+    fields = {"id": id, "run": "run", "agent": "default", "mode": mode, "deadline": 20.0, "input": value}
     await bus.js.publish(
-        "lb.task.eval.default", msgpack.packb(fields), headers={subjects.SCHEMA_HEADER: schema_of(Task)}
+        subjects.task(mode, "default"), msgpack.packb(fields), headers={subjects.SCHEMA_HEADER: schema_of(Task)}
     )
 
 
@@ -87,6 +87,21 @@ async def test_an_evaluation_is_not_held_up_by_a_full_training_stream(bus: Bus) 
     async with asyncio.timeout(30), bus.pull(STORE_TRAIN, slots=8) as puller:
         trained = [(await anext(puller)).as_(SpanBatch) for _ in range(5)]
     assert sorted((batch.task, batch.attempt) for batch in trained) == [(f"train{n}", 1) for n in range(5)], "leased"
+
+
+async def test_a_training_task_that_cannot_be_used_holds_up_no_evaluation_either(bus: Bus) -> None:
+    await limit(bus, subjects.TRAIN_ROLLOUTS, 1)
+    async with running(bus, agent="plain:answers", concurrency=1):
+        for number in range(2):
+            await publish_input(bus, f"bad{number}", b"no JSON", "train")
+        async with asyncio.timeout(30):
+            while not (await bus.js.stream_info(subjects.TRAIN_ROLLOUTS)).state.messages:
+                await asyncio.sleep(0.02)
+        await bus.publish_task(task(id="good"))
+        (batch,) = await ended(bus)
+        assert batch.task == "good"
+        await limit(bus, subjects.TRAIN_ROLLOUTS, None)
+        await queue_is_empty(bus)
 
 
 async def waiting(bus: Bus, mode: str) -> Any:
