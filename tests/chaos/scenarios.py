@@ -10,18 +10,18 @@ from bus.embedded import NatsServer, free_port
 from bus.tasks import Problem
 from lightningbus.publishing import publish_all, samples_of
 from tests.chaos import absence, faults, state_loss
-from tests.chaos.at_work import at_work, small_disk, steps_for
+from tests.chaos.at_work import FINISH_SECONDS, at_work, small_disk, steps_for
 from tests.chaos.faults import Log
 from tests.chaos.oracle import Verdict, judge
 from tests.chaos.report import Report
 from tests.chaos.soak import Resources, find_slopes
-from tests.chaos.world import RUN, world
+from tests.chaos.world import GROUPS, RUN, SAMPLES, world
 
 Scenario = Callable[[Path, Report, random.Random, int, int], Awaitable[None]]
 DISK_MIB = 96
 STORE_DISK_MIB = 256
 STALL_SECONDS = 10.0
-SOAK_ROLLOUTS = 20_000
+SOAK_ROLLOUTS, SOAK_STEPS = 20_000, 16
 SOAK_MIB, SOAK_DESCRIPTORS, SOAK_DISK_KIB = 100.0, 40, 40.0
 
 
@@ -129,10 +129,10 @@ async def soak(place: Path, report: Report, rng: random.Random, kills: int, roll
     """20,000 rollouts in one run: nothing is lost, and nothing grows without end."""
     fields = {"run": RUN, "agent": "default", "mode": "eval", "deadline": 300.0, "max_attempts": 30}
     problems = [Problem(f"soak{number}", {"question": f"what follows {number}?"}) for number in range(SOAK_ROLLOUTS)]
-    async with world(place, steps=0, token_seconds=0.0) as made, Resources(made).watched() as resources:
+    async with world(place, steps=SOAK_STEPS, token_seconds=0.0) as made, Resources(made).watched() as resources:
         await publish_all(made.bus, samples_of(problems, 1, **fields), timeout=3600, on_done=lambda: None)
-        await made.tap.rollouts(SOAK_ROLLOUTS)
-        await made.drained()
+        await made.tap.rollouts(SOAK_ROLLOUTS + SOAK_STEPS * SAMPLES * GROUPS)
+        await made.finished(FINISH_SECONDS)
         verdict: Verdict = await judge(made, [f"{problem.id}.0" for problem in problems], made.vocabulary)
         verdict.wrong += find_slopes(resources, SOAK_MIB, SOAK_DESCRIPTORS, SOAK_DISK_KIB)
         log = Log()
