@@ -25,7 +25,8 @@ from bus.fleet import Fleet, Pulse, beating
 from bus.leaving import Client
 from bus.publisher import Publisher
 from bus.puller import Puller
-from bus.streams import Consumer, StreamState
+from bus.sizes import StreamSizes
+from bus.streams import Backlog, Consumer, StreamState
 from bus.tasks import producer_span, together
 from schemas import identity, subjects
 from schemas.codec import decode, encode, schema_of
@@ -139,13 +140,14 @@ class Bus:
         """The subjects whose stream has no room for what this process publishes, one after the other; empty: none."""
         return ", ".join(sorted(self._publisher.full))
 
-    async def provision(self, replicas: int | None = None) -> None:
+    async def provision(self, replicas: int | None = None, sizes: StreamSizes | None = None) -> None:
         """Make all streams and the durables of store and learner; safe to repeat.
 
-        ``replicas``: servers of a cluster that hold each stream; None: as many as there are now, else one. A cluster
-        that has no leader yet is waited for; raises `BusError` when it has none after 60 s.
+        ``replicas``: servers of a cluster that hold each stream; None: as many as there are now, else one. What
+        ``sizes`` leaves out is left as it is now, else as shipped. A cluster that has no leader yet is waited for;
+        raises `BusError` when it has none after 60 s.
         """
-        await self._made(lambda: streams.provision(self.js, replicas))
+        await self._made(lambda: streams.provision(self.js, replicas, sizes))
 
     async def ensure(self, consumer: Consumer) -> None:
         """Make one durable; safe to repeat, and patient as `provision`."""
@@ -165,10 +167,13 @@ class Bus:
         except NotFoundError as error:
             raise BusError(streams.missing(name)) from error
 
+    async def backlog(self, consumer: Consumer) -> Backlog:
+        """What a durable has to do yet, and has done; raises nats' errors if it is not there."""
+        return await streams.backlog_of(self.js, consumer)
+
     async def delivered(self, consumer: Consumer) -> int:
         """How many deliveries a durable has made to anybody since it was made or reset: the last one's number."""
-        info = await self.js.consumer_info(consumer.stream, consumer.durable)
-        return info.delivered.consumer_seq if info.delivered is not None else 0
+        return (await self.backlog(consumer)).delivered
 
     async def publish(
         self,

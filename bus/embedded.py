@@ -32,6 +32,8 @@ HEALTH_SECONDS = 2.0
 ROOM_BYTES = 8 * 1024 * 1024
 """Free space at which a server that met a full disk is started again."""
 HEADER_ROOM = 64 * 1024
+STORE_MIB = 16 * 1024
+"""Room for all streams, and for the weights on the bus."""
 SYNC = "2m"
 """Survives a killed process, not a power loss; ``always`` survives both."""
 
@@ -45,8 +47,10 @@ def find_server() -> str:
     return found
 
 
-def server_config(host: str, port: int, store_dir: Path, ports_dir: Path, sync: str = SYNC, more: str = "") -> str:
-    """The server's configuration file; ``more`` is appended as it is.
+def server_config(
+    host: str, port: int, store_dir: Path, ports_dir: Path, sync: str = SYNC, more: str = "", more_mib: int = 0
+) -> str:
+    """The server's configuration file; ``more`` is appended as it is, ``more_mib`` is room for streams made larger.
 
     ``sync`` is how long what was written may wait for the disk: docs/architecture.md says what each choice survives.
     ``js_ack_fc_v2`` stays off: nats-py cannot read acknowledgement subjects of that form everywhere yet.
@@ -60,7 +64,7 @@ max_payload: {MAX_BYTES + HEADER_ROOM}
 jetstream {{
   store_dir: {json.dumps(str(store_dir))}
   max_memory_store: 256MB
-  max_file_store: 16GB
+  max_file_store: {STORE_MIB + more_mib}MB
   sync_interval: {json.dumps(sync)}
 }}
 feature_flags {{ js_ack_fc_v2: false }}
@@ -98,8 +102,13 @@ class NatsServer:
         sync: str = SYNC,
         more: str = "",
         users: Path | None = None,
+        more_mib: int = 0,
     ) -> None:
-        """``users``: a directory `bus.users` wrote; None: whoever reaches the port may do anything."""
+        """``users``: a directory `bus.users` wrote; None: whoever reaches the port may do anything.
+
+        ``more_mib``: room for streams beyond their shipped sizes.
+        """
+        self._more_mib = more_mib
         self.directory, self.host, self.port, self._sync, self._more = directory, host, port, sync, more
         self._users = users
         self.process: asyncio.subprocess.Process | None = None
@@ -121,7 +130,9 @@ class NatsServer:
         config = self.directory / "nats.conf"
         store_dir = self.directory / "jetstream"
         more = self._more + (included(self._users, self.directory) if self._users is not None else "")
-        config.write_text(server_config(self.host, self.port or -1, store_dir, ports_dir, self._sync, more))
+        config.write_text(
+            server_config(self.host, self.port or -1, store_dir, ports_dir, self._sync, more, self._more_mib)
+        )
         log_path = self.directory / "nats.log"
         with log_path.open("ab") as log:
             self.process = await spawn(find_server(), "-c", str(config), stdout=log, stderr=subprocess.STDOUT)
@@ -209,10 +220,11 @@ async def nats_server(
     sync: str = SYNC,
     users: Path | None = None,
     open: bool = False,
+    more_mib: int = 0,
 ) -> AsyncIterator[NatsServer]:
     """A nats-server while the block runs; raises `BusError` unless who can reach it is known, or it is to be open."""
     may_listen(host, users, open)
-    server = NatsServer(directory, host, port, sync, users=users)
+    server = NatsServer(directory, host, port, sync, users=users, more_mib=more_mib)
     await server.start()
     try:
         yield server
