@@ -28,6 +28,7 @@ from bus.puller import Puller
 from bus.sizes import StreamSizes
 from bus.streams import Backlog, Consumer, StreamState
 from bus.tasks import producer_span, together
+from bus.upkeep import Upkeep
 from schemas import identity, subjects
 from schemas.codec import decode, encode, schema_of
 from schemas.events import DeadLetter, Event, Task, TaskPublished, TasksPublished
@@ -68,7 +69,9 @@ class Bus:
         self._connecting = True
         self._settled = False  # connected once, and not being closed: only then is losing the connection news
         self.failed = asyncio.Event()
-        """Set when the connection is closed for good; the process should end."""
+        """Set when the connection is closed for good, or what is read is not there; the process should end."""
+        self.failure = "the connection to the bus was closed for good"
+        """Why, as a sentence."""
         self.reconnected = asyncio.Event()
         """Set at each reconnect, for whoever waits for one; they clear it."""
         self.pulse: Pulse | None = None
@@ -78,6 +81,7 @@ class Bus:
         self._said_no = asyncio.Event()
         self._publisher = Publisher(nc)
         self._pullers: set[Puller] = set()
+        self._upkeep = Upkeep(self.ensure, self.backlog)
         self.blobs = Blobs(nc, self.js, self._publisher)
 
     @classmethod
@@ -126,12 +130,14 @@ class Bus:
                 raise AccessError(f"the bus at {where} cannot be used: {bus._refused}") from error
             sentence = f"no NATS server answers at {where}: start one with `lightningbus bus`{bus._hint}"
             raise BusError(sentence) from error
+        upkeep = asyncio.create_task(bus._keep_up())
         try:
             bus._connecting, bus._settled = False, True
             await bus._publisher.start()
             yield bus
         finally:
             bus._settled = False
+            await cancel(upkeep)
             with contextlib.suppress(OSError):  # a connection that is lost as it is closed is closed
                 await nc.close()
 
@@ -139,6 +145,11 @@ class Bus:
     def full(self) -> str:
         """The subjects whose stream has no room for what this process publishes, one after the other; empty: none."""
         return ", ".join(sorted(self._publisher.full))
+
+    @property
+    def problem(self) -> str:
+        """What this process needs and is not on the bus, as a sentence; empty: nothing."""
+        return self._upkeep.problem
 
     async def provision(self, replicas: int | None = None, sizes: StreamSizes | None = None) -> None:
         """Make all streams and the durables of store and learner; safe to repeat.
@@ -149,8 +160,21 @@ class Bus:
         """
         await self._made(lambda: streams.provision(self.js, replicas, sizes))
 
+    async def keep_provisioned(self, sizes: StreamSizes | None = None) -> None:
+        """`provision` at every reconnect, for ever: a server may come back with an empty disk."""
+        while True:
+            await self.reconnected.wait()
+            self.reconnected.clear()
+            try:
+                await self.provision(sizes=sizes)
+            except (BusError, NatsError) as error:
+                log.warning("the streams are not made, trying again: %s", str(error) or type(error).__name__)
+                await asyncio.sleep(LEADER_PAUSE_SECONDS)
+                self.reconnected.set()
+
     async def ensure(self, consumer: Consumer) -> None:
-        """Make one durable; safe to repeat, and patient as `provision`."""
+        """Make one durable; safe to repeat, and patient as `provision`. It is made again on a bus that has lost it."""
+        self._upkeep.own(consumer)
         try:
             await self._made(lambda: streams.ensure_consumer(self.js, consumer))
         except NotFoundError as error:
@@ -243,13 +267,24 @@ class Bus:
     @asynccontextmanager
     async def pull(self, consumer: Consumer, slots: int) -> AsyncIterator[Puller]:
         """Pull loop over a durable; at most ``slots`` deliveries are held at once."""
-        async with self.pull_named(consumer.stream, consumer.durable, slots) as puller:
-            yield puller
+        self._upkeep.use(consumer)
+        try:
+            async with self._pulling(consumer.stream, consumer.durable, slots, self._upkeep.look) as puller:
+                yield puller
+        finally:
+            self._upkeep.leave(consumer)
 
     @asynccontextmanager
     async def pull_named(self, stream: str, consumer: str, slots: int) -> AsyncIterator[Puller]:
         """`pull` from a consumer that is none of ours."""
-        puller = Puller(self.nc, stream, consumer, slots, self._pullers.discard)
+        async with self._pulling(stream, consumer, slots, lambda: None) as puller:
+            yield puller
+
+    @asynccontextmanager
+    async def _pulling(
+        self, stream: str, consumer: str, slots: int, on_gone: Callable[[], None]
+    ) -> AsyncIterator[Puller]:
+        puller = Puller(self.nc, stream, consumer, slots, self._pullers.discard, on_gone)
         self._pullers.add(puller)
         async with puller:
             yield puller
@@ -274,9 +309,12 @@ class Bus:
     @asynccontextmanager
     async def beat(self, role: str, id: str, describe: Callable[[], dict[str, Any]]) -> AsyncIterator[Pulse]:
         """Heartbeat each second while the block runs; ``describe`` gives `Heartbeat`'s other fields."""
-        self.pulse = Pulse(self.nc, role, id, describe)
+        self.pulse = Pulse(self.nc, role, id, lambda: self._describe(describe()))
         async with beating(self.pulse) as pulse:
             yield pulse
+
+    def _describe(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {**fields, "detail": {**fields.get("detail", {}), "bus": self.problem}} if self.problem else fields
 
     def fleet(self, role: str) -> Fleet:
         """Live view of who is alive in a role (``*``: in any); an async context manager."""
@@ -339,6 +377,11 @@ class Bus:
         self.reconnected.set()
         for puller in self._pullers:
             puller.forget_requests()
+        self._upkeep.look()
+
+    async def _keep_up(self) -> None:
+        self.failure = await self._upkeep.run()
+        self.failed.set()
 
     async def _on_closed(self) -> None:
         self.failed.set()

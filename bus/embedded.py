@@ -32,7 +32,7 @@ HEALTH_SECONDS = 2.0
 ROOM_BYTES = 8 * 1024 * 1024
 """Free space at which a server that met a full disk is started again."""
 HEADER_ROOM = 64 * 1024
-STORE_MIB = 16 * 1024
+STORE_GIB = 16
 """Room for all streams, and for the weights on the bus."""
 SYNC = "2m"
 """Survives a killed process, not a power loss; ``always`` survives both."""
@@ -64,7 +64,7 @@ max_payload: {MAX_BYTES + HEADER_ROOM}
 jetstream {{
   store_dir: {json.dumps(str(store_dir))}
   max_memory_store: 256MB
-  max_file_store: {STORE_MIB + more_mib}MB
+  max_file_store: {STORE_GIB + -(-more_mib // 1024)}GB
   sync_interval: {json.dumps(sync)}
 }}
 feature_flags {{ js_ack_fc_v2: false }}

@@ -162,7 +162,7 @@ async def backlog_of(js: JetStreamContext, consumer: Consumer) -> Backlog:
 
 
 def missing(name: str) -> str:
-    """What to do about a stream that is not there."""
+    """What to do about a stream, or what else is of one, that is not there."""
     return f"stream {name} is missing: run `lightningbus provision`"
 
 

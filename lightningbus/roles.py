@@ -59,7 +59,7 @@ async def serve(at: Place, name: str, role: Role[S], settings: S) -> None:
         if not work.done():
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-            raise BusError("the connection to the bus was closed for good")
+            raise BusError(bus.failure)
         await work
 
 

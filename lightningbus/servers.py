@@ -69,16 +69,18 @@ def bus(
     async def serve() -> None:
         stop = asyncio.Event()
         on_stop_signals(asyncio.get_running_loop(), stop)
-        async with nats_server(dir, host, port, sync, users, open, sizes.more_mib) as server:
-            async with Bus.connect(server.url, name="provision", access=access_of("admin")) as own:
-                await own.provision(sizes=sizes)
+        async with (
+            nats_server(dir, host, port, sync, users, open, sizes.more_mib) as server,
+            Bus.connect(server.url, name="provision", access=access_of("admin")) as own,
+        ):
+            await own.provision(sizes=sizes)
             print(f"bus: {server.url}", flush=True)
-            alive = asyncio.ensure_future(server.keep_alive())
+            work = [asyncio.ensure_future(part) for part in (server.keep_alive(), own.keep_provisioned(sizes))]
             stopping = asyncio.ensure_future(stop.wait())
-            await asyncio.wait({alive, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if alive.done():
-                alive.result()
-            await cancel(alive)
+            done, _ = await asyncio.wait({*work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await cancel(*work, stopping)
+            for part in done - {stopping}:
+                part.result()
 
     finish(serve())
 

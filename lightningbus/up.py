@@ -118,6 +118,7 @@ async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> A
         supervisor = Supervisor(directory, url, keys.environment())
         if server is not None:
             supervisor.also(server.keep_alive())
+        supervisor.also(bus.keep_provisioned(settings.streams))
         exits.push_async_callback(supervisor.stop_all)
         view = await exits.enter_async_context(View(fleet, title, console()).showing())
         made = Stack(directory, bus, url, fleet, supervisor, view, keys)
