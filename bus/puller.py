@@ -26,6 +26,8 @@ EXPIRES_SECONDS = 30.0
 HEARTBEAT_SECONDS = 5.0
 ENDED = frozenset({"404", "408"})
 """How a request ends in the ordinary way: nothing there, or its time was up."""
+NO_RESPONDERS, DELETED = "503", frozenset({"consumer deleted", "stream deleted"})
+"""What is answered where there is no such consumer, and to those who wait as it goes."""
 REFUSED_SECONDS = 0.5
 """Pause after the server refused a request: a leader is being elected, or the consumer is gone."""
 SILENCE_SECONDS = 2.5 * HEARTBEAT_SECONDS
@@ -43,11 +45,15 @@ class Puller:
         slots: int,
         on_close: Callable[["Puller"], None],
         expires: float = EXPIRES_SECONDS,
+        on_gone: Callable[[], None] = lambda: None,
     ) -> None:
-        """``expires``: seconds a request waits at the server, two `HEARTBEAT_SECONDS` at least."""
+        """``expires``: seconds a request waits at the server, two `HEARTBEAT_SECONDS` at least.
+
+        ``on_gone`` is called when nobody answers for the consumer, or it is deleted.
+        """
         self._nc = nc
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        self._on_close = on_close
+        self._on_close, self._on_gone = on_close, on_gone
         self._slots = slots
         self._expires = expires
         self._held = 0
@@ -145,7 +151,10 @@ class Puller:
 
     async def _on_message(self, message: Msg) -> None:
         if not message.reply:  # only stored messages carry a reply subject, for their acknowledgement
-            self._on_status(message.subject.rpartition(".")[2], str((message.headers or {}).get("Status")))
+            headers = message.headers or {}
+            if headers.get("Status") == NO_RESPONDERS or headers.get("Description", "").lower() in DELETED:
+                self._on_gone()
+            self._on_status(message.subject.rpartition(".")[2], str(headers.get("Status")))
             return
         try:
             delivery = Delivery(self._nc, message, self._free)
