@@ -133,9 +133,9 @@ async def waiting_tasks(url: str) -> int:
 def test_tasks_of_a_file_reach_the_bus_once_however_often_it_is_published(tmp_path: Path, nats: NatsServer) -> None:
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"id": f"t{n}", "input": n}) + "\n" for n in range(5)))
     assert run("provision", "--bus", nats.url).returncode == 0
-    for _ in range(2):
+    for answer in ("15 rollouts of 5 tasks published", "0 of 15 published, 15 were there already"):
         done = run("publish", "tasks.jsonl", "--samples", 3, "--bus", nats.url, cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (0, "15 rollouts of 5 tasks published\n"), done.stderr
+        assert done.returncode == 0 and done.stdout.startswith(answer), done.stderr
     assert run("status", "--bus", nats.url).stdout == "nobody is alive on this bus\n"
 
 
