@@ -76,6 +76,10 @@ def looked_at(settings: RunSettings, job: Job) -> Iterator[str]:
 
 def _model(path: Path, nodes: list[InferenceSettings]) -> str:
     """What model a directory holds, made of nothing; and whether nodes can serve it."""
+    if not path.is_dir():
+        raise UserError(f"{path} is no model: there is no such directory")
+    if not (path / "config.json").exists():
+        raise UserError(f"{path} holds no model: it has no config.json")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 

@@ -61,7 +61,7 @@ class PythonHost:
     def __init__(self, python: Path, agent: str, reward: str | None, place: Place, rollouts: int | None = None) -> None:
         """``rollouts``: after so many the process gives way to a fresh one."""
         self._command = [str(python), str(SCRIPT), self._mode, agent, *([reward] if reward else [])]
-        self._target = agent
+        self._target, self._reward = agent, reward
         self._place, self._rollouts = place, rollouts
         self._inmate: Inmate | None = None
         self._jobs = itertools.count()
@@ -86,7 +86,9 @@ class PythonHost:
         if "error" in said:
             log.error("%s", said.get("traceback", ""))
             await self.stop()
-            raise CannotStart(f"{self._target} cannot be loaded from {self._place.directory}: {said['error']}")
+            target = said.get("target", self._target)
+            what = f"the reward function {target}" if target == self._reward else target
+            raise CannotStart(f"{what} cannot be loaded from {self._place.directory}: {said['error']}")
 
     async def run(self, task: Any) -> dict[str, Any]:
         """One rollout."""

@@ -2,9 +2,10 @@
 
 ``python host_script.py many|one module:function [module:reward]``: one JSON object per line to its standard input and
 from its standard output, so that whatever hands these on may stand between. First it says ``{"ready": true}`` or
-``{"error": "..."}``; then, for each ``{"job": n, "input": ...}``, ``{"job": n, "value": ..., "reward": ...}`` or
-``{"job": n, "error": "...", "traceback": "..."}``. With ``many`` it is an async function of the input and of where
-its model is, the job's ``{"endpoint": {...}}``; jobs run side by side, and ``{"cancel": n}`` ends one.
+``{"error": "...", "target": "..."}``, the target being what cannot be loaded; then, for each ``{"job": n, "input":
+...}``, ``{"job": n, "value": ..., "reward": ...}`` or ``{"job": n, "error": "...", "traceback": "..."}``. With
+``many`` it is an async function of the input and of where its model is, the job's ``{"endpoint": {...}}``; jobs run
+side by side, and ``{"cancel": n}`` ends one.
 """
 
 from __future__ import annotations
@@ -31,13 +32,17 @@ def main() -> None:
     said = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what the agent prints goes where its errors go
+    loading = target
     try:
         agent = load(target)
+        loading = reward_target or target
         reward = load(reward_target) if reward_target else None
+        loading = target
         if many and not inspect.iscoroutinefunction(agent):
             raise TypeError(f"{target} is no async function, so it cannot run many rollouts in one process")
     except BaseException as error:
-        say(said, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+        problem = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        say(said, dict(problem, target=loading))
         return
     say(said, {"ready": True})
     if many:
