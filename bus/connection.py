@@ -22,7 +22,7 @@ from bus.addresses import server_addresses, wants_tls, without_secrets
 from bus.blobs import Blobs
 from bus.cancelling import cancel
 from bus.delivery import Delivery
-from bus.errors import AccessError, BusError
+from bus.errors import AccessError, BusError, DuplicateMessage
 from bus.fleet import Fleet, Pulse, beating
 from bus.leaving import Client
 from bus.publisher import Publisher
@@ -209,6 +209,17 @@ class Bus:
         except NotFoundError as error:
             raise BusError(streams.missing(consumer.stream)) from error
 
+    async def check_stream(self, stream: str) -> None:
+        """Raises `BusError` unless the stream is there; patient as `provision`."""
+
+        async def look() -> None:
+            await self.js.stream_info(stream)
+
+        try:
+            await self._made(look)
+        except NotFoundError as error:
+            raise BusError(streams.missing(stream)) from error
+
     async def reset(self, consumer: Consumer, sequence: int) -> None:
         """Deliver again from a stream sequence on."""
         await self.js.reset_consumer(consumer.stream, consumer.durable, seq=sequence)
@@ -266,18 +277,21 @@ class Bus:
         """`publish_tasks` of one."""
         await self.publish_tasks([task], timeout)
 
-    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS, nonce: str = "") -> None:
-        """Publish tasks, then the record of those the bus has; raises the first error after it, as `publish`.
+    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS, nonce: str = "") -> int:
+        """Publish tasks, then the record of those the bus has; returns how many it did not have before.
 
-        With a ``nonce`` the broker takes tasks once more that it was sent without it, or with another.
+        With a ``nonce`` the broker takes tasks once more that it was sent without it, or with another. Raises the
+        first error after the record, as `publish`.
         """
         sent = await asyncio.gather(
             *(self._publish_task(task, timeout, nonce) for task in tasks), return_exceptions=True
         )
-        await self.record_tasks([one for one in sent if isinstance(one, TaskPublished)], timeout, nonce)
+        stored = [result for result in sent if not isinstance(result, BaseException)]
+        await self.record_tasks([record for record, _ in stored], timeout, nonce)
         for one in sent:
             if isinstance(one, BaseException):
                 raise one
+        return sum(is_new for _, is_new in stored)
 
     async def record_tasks(
         self, records: Sequence[TaskPublished], timeout: float = PUBLISH_SECONDS, nonce: str = ""
@@ -288,15 +302,20 @@ class Bus:
             event = TasksPublished(tasks=tuple(batch))
             await self.publish(subjects.TASK_PUBLISHED, event, msg_id=msg_id, timeout=timeout)
 
-    async def _publish_task(self, task: Task, timeout: float, nonce: str) -> TaskPublished:
-        """A task; its PRODUCER span opens the rollout's trace."""
+    async def _publish_task(self, task: Task, timeout: float, nonce: str) -> tuple[TaskPublished, bool]:
+        """The record of a task, whose PRODUCER span opens the rollout's trace; False if the bus had the task."""
         started = time.time_ns()
         rollout = identity.rollout_id(task.id, task.sample)
         context = identity.task_traceparent(rollout)
         subject = subjects.task(task.mode, task.agent)
         msg_id = identity.task_msg_id(rollout) + nonce
-        await self.publish(subject, task, msg_id=msg_id, traceparent=context, timeout=timeout)
-        return TaskPublished(task=task, rollout=rollout, span=producer_span(task, subject, started, time.time_ns()))
+        is_new = True
+        try:
+            await self.publish(subject, task, msg_id=msg_id, traceparent=context, timeout=timeout, unique=True)
+        except DuplicateMessage:
+            is_new = False
+        span = producer_span(task, subject, started, time.time_ns())
+        return TaskPublished(task=task, rollout=rollout, span=span), is_new
 
     async def last(self, stream: str, subject: str, kind: type[E]) -> tuple[E, int] | None:
         """Last event on a subject with its stream sequence; None if there is none."""

@@ -126,7 +126,7 @@ class NatsServer:
     async def start(self) -> None:
         """Start and wait until it answers; raises `BusError` with the server's own last words if it does not."""
         if self.port and not port_is_free(self.host, self.port):
-            raise BusError(f"port {self.port} is in use: choose another with --port, or 0 for a free one")
+            raise BusError(f"port {self.port} is in use: choose another, or 0 for a free one")
         self.directory.mkdir(parents=True, exist_ok=True)
         ports_dir = self.directory / "ports"
         shutil.rmtree(ports_dir, ignore_errors=True)

@@ -91,6 +91,10 @@ def _sizes(settings: RunSettings, learner: LearnerSettings) -> str:
 
 def _model(path: Path, nodes: list[InferenceSettings]) -> str:
     """What model a directory holds, made of nothing; and whether nodes can serve it."""
+    if not path.is_dir():
+        raise UserError(f"{path} is no model: there is no such directory")
+    if not (path / "config.json").exists():
+        raise UserError(f"{path} holds no model: it has no config.json")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
