@@ -69,7 +69,7 @@ def on_a_terminal(*arguments: str) -> bytes:
         ["query", "SELECT error, 'x' AS `\x1b[1m` FROM rollouts"],
         ["query", "SELECT error FROM rollouts", "--json"],
         ["query", "SELECT error FROM rollouts", "--csv"],
-        ["report", "failures"],
+        ["report", "failures", "--csv"],
         ["transcript", "t0@p1.0"],
         ["transcript", "t0@p1.0", "--json"],
     ],
