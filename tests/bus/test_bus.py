@@ -279,16 +279,20 @@ async def test_a_fleet_knows_who_is_alive_and_forgets_who_fell_silent(bus: Bus) 
 
 async def test_listening_to_ten_times_as_many_costs_no_more_for_each_of_them() -> None:
     async def seconds(members: int) -> float:
+        """CPU time of this thread for 20,000 heartbeats; the best of five, as caches are shared with other processes."""
+        return min([await measure(members) for _ in range(5)])
+
+    async def measure(members: int) -> float:
         fleet = Fleet(Client(), "*")
         beats = [Heartbeat(role="runner", id=f"r{n}", state="running", pid=1, sent_ns=1) for n in range(members)]
         said = [Msg(Client(), subjects.heartbeat("runner", beat.id), "", encode(beat)) for beat in beats]
         for message in said:
             await fleet._on_beat(message)
-        started = time.process_time()
+        started = time.thread_time()
         for message in said * (20_000 // members):
             await fleet._on_beat(message)
         assert len(fleet.members()) == members
-        return time.process_time() - started
+        return time.thread_time() - started
 
     assert await seconds(5000) < 4 * await seconds(500)
 
