@@ -10,6 +10,8 @@ import nkeys
 
 from bus.doors import read_secret
 from bus.errors import AccessError
+from bus.leaving import PlaintextServer
+from bus.signing import Signing
 
 FILE = "access.json"
 HELP = "a directory that `lightningbus bus users` wrote"
@@ -29,6 +31,15 @@ class Access:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    signing: Path | None = None
+    """A file with the seed that this role signs by."""
+    signers: Path | None = None
+    """A file with the public keys it believes, by role; None: it believes whatever is on the bus."""
+
+    @property
+    def signatures(self) -> Signing:
+        """How this role signs, and whom it believes."""
+        return Signing(self.signing, self.signers)
 
     @property
     def has_user(self) -> bool:
@@ -55,6 +66,7 @@ class Access:
     def options(self) -> dict[str, Any]:
         """Arguments for nats-py's ``connect``; every file is looked into, so that a bad one is said by name."""
         options: dict[str, Any] = {"inbox_prefix": self.inbox}
+        self.signatures.check_files()
         if self.nkey is not None:
             try:
                 nkeys.from_seed(read_secret(self.nkey, "nkey").strip().encode()).wipe()
@@ -86,6 +98,10 @@ class Access:
 
 def refusal(error: Exception, known: bool) -> str:
     """What to do about an error that another try will not mend; empty if one might. ``known``: an access was given."""
+    if isinstance(error, AccessError):  # a file that is read again before each connection
+        return str(error)
+    if isinstance(error, PlaintextServer):
+        return "it speaks no TLS, and its address says tls://"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not to be trusted ({error.verify_message})"
     if isinstance(error, ssl.SSLError) and any(mark in (error.reason or "") for mark in HOPELESS_TLS):

@@ -4,7 +4,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import chdb
 from clickhouse_connect.driver.exceptions import DatabaseError
 
+from bus.locking import DirectoryInUse, locked
 from store import door
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -62,12 +63,17 @@ class Engine:
     """The engine of one directory; `execute` may be called from several threads at once."""
 
     def __init__(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        self._exits = ExitStack()
+        try:
+            self._exits.enter_context(locked(path))
+        except DirectoryInUse as error:
+            raise EngineBusy(str(error)) from error
         self._path = str(path.resolve())
         self._closing = threading.Lock()
         try:
             self._keeper = chdb.connect(self._path)  # the engine lives while any connection does
         except RuntimeError as error:
+            self._exits.close()
             raise EngineBusy(
                 f"{path} is in use by another process, or no ClickHouse data: {_first_line(error)}"
             ) from error
@@ -78,6 +84,7 @@ class Engine:
         """Stop the engine; what was inserted is on disk."""
         with self._closing:
             self._keeper.close()
+            self._exits.close()
 
     def execute(self, statement: Statement) -> Answer:
         """Run one statement to its end; raises `EngineError`."""

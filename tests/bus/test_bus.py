@@ -123,6 +123,17 @@ async def test_what_a_closing_puller_had_fetched_but_not_given_out_goes_back_at_
     assert seen == {"t1", "t2", "t3"}
 
 
+async def test_a_message_that_no_stream_sent_costs_no_slot(bus: Bus) -> None:
+    """Whoever may answer on the inbox can put anything there; the one slot is still asked for."""
+    await bus.ensure(runner_tasks("calc"))
+    async with bus.pull(runner_tasks("calc"), slots=1) as tasks, asyncio.timeout(10):
+        for reply in ("nobody", "$JS.ACK.x", "$JS.ACK.a.b.c.d.e.f.g"):
+            await bus.nc.publish(f"{tasks._inbox}.0", b"odd", reply=reply)
+        await bus.publish_task(task(1))
+        assert (await anext(tasks)).as_(Task) == task(1)
+        assert tasks.held == 1
+
+
 async def test_more_runners_may_wait_for_a_task_than_a_server_lets_by_itself(bus: Bus) -> None:
     waiting = 700
     durable = runner_tasks("calc")
@@ -268,16 +279,20 @@ async def test_a_fleet_knows_who_is_alive_and_forgets_who_fell_silent(bus: Bus) 
 
 async def test_listening_to_ten_times_as_many_costs_no_more_for_each_of_them() -> None:
     async def seconds(members: int) -> float:
+        """CPU time of this thread for 20,000 heartbeats; the best of five, as caches are shared with other processes."""
+        return min([await measure(members) for _ in range(5)])
+
+    async def measure(members: int) -> float:
         fleet = Fleet(Client(), "*")
         beats = [Heartbeat(role="runner", id=f"r{n}", state="running", pid=1, sent_ns=1) for n in range(members)]
         said = [Msg(Client(), subjects.heartbeat("runner", beat.id), "", encode(beat)) for beat in beats]
         for message in said:
             await fleet._on_beat(message)
-        started = time.process_time()
+        started = time.thread_time()
         for message in said * (20_000 // members):
             await fleet._on_beat(message)
         assert len(fleet.members()) == members
-        return time.process_time() - started
+        return time.thread_time() - started
 
     assert await seconds(5000) < 4 * await seconds(500)
 

@@ -12,6 +12,7 @@ import pytest
 
 from bus import Bus, metrics
 from schemas import subjects
+from store import ingester as module
 from store.batch import types_of
 from store.ingester import SLOTS, Ingester, slots_for
 from store.settings import StoreSettings
@@ -82,6 +83,26 @@ async def test_two_batches_wait_for_the_one_in_flight_and_no_more(bus: Bus, stor
         going.set()
         await until(store, 200)
     assert store.one("SELECT count() FROM spans") == 400
+
+
+async def test_a_message_the_store_stumbles_over_is_a_dead_letter_and_the_store_goes_on(
+    bus: Bus, store: StoreProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows_of = module.rows_of
+
+    def stumbles(event: Any, received: Any) -> Any:
+        if getattr(event, "task", "") == "t0":
+            raise LookupError("a fault of ours")
+        return rows_of(event, received)
+
+    monkeypatch.setattr(module, "rows_of", stumbles)
+    async with ingesting(bus, store):
+        await publish(bus, 0, 2)
+        await until(store, 1)
+        async with asyncio.timeout(30):
+            while (await bus.js.stream_info(subjects.DEAD)).state.messages < 2:
+                await asyncio.sleep(0.02)
+    assert store.one("SELECT any(task) FROM rollouts") == "t1"
 
 
 def test_fewer_messages_are_held_the_larger_they_are() -> None:
