@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -236,6 +237,26 @@ async def test_readers_beyond_what_is_answered_at_once_are_told_to_come_again(ur
             writing.close()
         async with http.post(without_secrets(url), data="SELECT 3") as answer:
             assert await answer.text() == "3\n"
+
+
+def test_open_files_are_three_for_each_thread_and_some_hundred_at_most(tmp_path: Path) -> None:
+    """Twice as many clients at once as questions are answered, twice: the second time opens no more than the bound."""
+    with serving(tmp_path / "engine") as store:
+        client(store.url, "default").command("CREATE TABLE t (n UInt64) ENGINE = MergeTree ORDER BY n")
+
+        def work(_: int) -> None:
+            sql = client(store.url, "default")
+            for _ in range(10):
+                sql.insert("t", [[number] for number in range(100)], ["n"])
+                sql.query("SELECT n, count(), uniqExact(n) FROM t GROUP BY n ORDER BY n")
+
+        proc = Path(f"/proc/{store.process.pid}")
+        for _ in range(2):
+            with ThreadPoolExecutor(8) as clients:
+                list(clients.map(work, range(16)))
+            files, threads = (len(list((proc / name).iterdir())) for name in ("fd", "task"))
+            assert files <= 3 * threads + 100
+            assert files <= 1024
 
 
 def test_another_process_cannot_open_the_directory(tmp_path: Path, url: str, sql: Client) -> None:
