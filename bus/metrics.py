@@ -43,6 +43,11 @@ messages_skipped = made(
     ["kind"],
 )  # fmt: skip
 
+disk_free = made(
+    Gauge, "every role", "disk_free_bytes", "Bytes free on the disk of a role's `store` or `checkpoints`.",
+    "Below `disk_free_mib` the role is not ready and an alert is raised: make room.", ["disk"],
+)  # fmt: skip
+
 tasks_leased = made(
     Counter, "runner", "tasks_leased_total", "A runner takes a task from the queue.",
     "Flat while `lightningbus_tasks_queued` is above 0: no free slots, or runners of another agent.",
@@ -109,6 +114,11 @@ insert_seconds = made(
 insert_failures = made(
     Counter, "store", "store_insert_failures_total", "ClickHouse did not take a batch; it is tried again.",
     "Rising: the log and `/readyz` give ClickHouse's words.",
+)  # fmt: skip
+rollouts_missing = made(
+    Gauge, "store", "store_rollouts_missing",
+    "Tasks that the broker counts as settled and ClickHouse has no end of; looked up every ten seconds.",
+    "Above 0: rows were lost, removed (`keep_days`), or are in another ClickHouse; see the log of the store.",
 )  # fmt: skip
 alarm = made(
     Gauge, "store", "alarm", "1 while nothing moves: no rollout, or no training step, for `stall_seconds`.",

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError, metrics, own_id, tracing
+from bus import Bus, BusError, disk, metrics, own_id, tracing
 from bus.cancelling import cancel
 from bus.nodes import serves
 from bus.tasks import read_problems
@@ -301,11 +301,20 @@ class Learner:
     def _whole_wanted(self) -> bool:
         return any(wants_whole(beat, self._settings.model) for beat in self._nodes.members())
 
+    def _disk_problem(self) -> str:
+        try:
+            free = disk.free_bytes(self._settings.checkpoints)
+        except OSError as error:
+            return f"the disk of the checkpoints cannot be looked at: {error.strerror}"
+        return disk.note_free("checkpoints", free, self._settings.disk_free_mib)
+
     def _describe(self) -> dict[str, Any]:
         detail: dict[str, Any] = {"step": self._state.step, "steps": self._settings.steps}
         if self._metrics:
             detail["reward"] = self._metrics["reward/mean"]
             detail["staleness"] = self._metrics["staleness/mean"]
+        if short := self._disk_problem():
+            detail["disk"] = short
         if self._waits_for:
             detail["waits for"] = self._waits_for
         if self._phase == "waiting":
