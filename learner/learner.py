@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from learner.checkpoint import TRAINER, Checkpoints, LearnerState
 from learner.dispatch import Dispatcher
 from learner.groups import Group
 from learner.intake import Intake
-from learner.publish import CannotLearn, WeightPublisher, wants_whole
+from learner.publish import NONCE_BYTES, CannotLearn, WeightPublisher, wants_whole
 from learner.resume import resumed
 from learner.saving import Saver
 from learner.settings import LearnerSettings
@@ -117,7 +118,7 @@ class Learner:
         self._state = state = await self._saver.claim(path, found, state)
         metrics.learner_version.set(state.version)
         if state.event:
-            await self._announce(decode(TrainingStep, state.event))
+            await self._announce(decode(TrainingStep, state.event), state.nonce)
         if found is not None:
             log.info("goes on at step %d, version %d, epoch %d", state.step, state.version, state.epoch)
         self._dispatcher.admit(state.step, state.groups_dropped)
@@ -169,7 +170,8 @@ class Learner:
         self._account.close()
         uses = tuple(self._account.take())
         if uses and self._state.event:
-            await self._announce(replace(decode(TrainingStep, self._state.event), uses=uses, spans=()), "rest")
+            event = replace(decode(TrainingStep, self._state.event), uses=uses, spans=())
+            await self._announce(event, f"{self._state.nonce}:rest")
 
     def _drop(self, groups: int) -> None:
         """Groups came to nothing: as many more are dispatched."""
@@ -225,15 +227,16 @@ class Learner:
         self._metrics = event.metrics
         self._intake.hand_out(rollouts.values())
         _, written = self._saver.due(state.step)
+        nonce = secrets.token_hex(NONCE_BYTES)
         if written:
-            state = self._covering(replace(state, event=encode(event)))
+            state = self._covering(replace(state, event=encode(event), nonce=nonce))
         with tracing.span("publish"):
             await self._saver.save(state)
         self._state = state
         _moved(event)
         if written:
             await self._intake.acknowledge(state.position)
-        await self._announce(event)
+        await self._announce(event, nonce, unique=True)
         self._dispatcher.admit(state.step, state.groups_dropped)
         log.info("step %d/%d: reward %.3f", state.step, self._settings.steps, batch.metrics["reward/mean"])
 
@@ -248,9 +251,9 @@ class Learner:
             groups_dispatched=self._dispatcher.dispatched,
         )
 
-    async def _announce(self, event: TrainingStep, part: str = "") -> None:
-        msg_id = identity.step_msg_id(event.run, event.epoch, event.step) + part
-        await self._bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf)
+    async def _announce(self, event: TrainingStep, nonce: str, unique: bool = False) -> None:
+        msg_id = identity.step_msg_id(event.run, event.epoch, event.step, nonce)
+        await self._bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf, unique=unique)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)

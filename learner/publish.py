@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,8 @@ from schemas.weights import Blob, Link, Trial, WeightVersion
 log = logging.getLogger(__name__)
 
 BUCKET = subjects.WEIGHT_BUCKET
+NONCE_BYTES = 16
+"""Of a message id that nobody can know before the message is out."""
 LOOK_AGAIN_SECONDS = 1.0
 """How long a stream that did not answer is left alone."""
 
@@ -129,8 +132,9 @@ class WeightPublisher:
         self._last_sequence = await self._bus.publish(
             self._subject,
             manifest,
-            msg_id=identity.weight_msg_id(model, epoch, version),
+            msg_id=identity.weight_msg_id(model, epoch, version, secrets.token_hex(NONCE_BYTES)),
             expect_last=self._last_sequence,
+            unique=True,
         )
         self.last = manifest
         if self._broadcaster:

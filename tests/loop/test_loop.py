@@ -450,6 +450,7 @@ def test_of_two_learners_the_older_one_stops(loop: Loop) -> None:
     found = (loop.directory / "checkpoints" / "latest").resolve()
     shutil.copytree(found, copy / found.name)
     (copy / "latest").symlink_to(found.name)
+    shutil.copy(loop.directory / "checkpoints.key", loop.directory / "copied.key")
     newer = loop.start("learner", "--settings", learner_settings(loop, steps=200, checkpoints=str(copy)))
     assert newer.stderr is not None
     _, said = older.communicate(timeout=120)
