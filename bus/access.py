@@ -10,6 +10,7 @@ import nkeys
 
 from bus.doors import read_secret
 from bus.errors import AccessError
+from bus.leaving import PlaintextServer
 from bus.signing import Signing
 
 FILE = "access.json"
@@ -97,6 +98,10 @@ class Access:
 
 def refusal(error: Exception, known: bool) -> str:
     """What to do about an error that another try will not mend; empty if one might. ``known``: an access was given."""
+    if isinstance(error, AccessError):  # a file that is read again before each connection
+        return str(error)
+    if isinstance(error, PlaintextServer):
+        return "it speaks no TLS, and its address says tls://"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not to be trusted ({error.verify_message})"
     if isinstance(error, ssl.SSLError) and any(mark in (error.reason or "") for mark in HOPELESS_TLS):

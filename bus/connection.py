@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
@@ -17,6 +18,7 @@ from nats.js.errors import NotFoundError, ServiceUnavailableError
 
 from bus import metrics, streams
 from bus.access import Access, refusal
+from bus.addresses import server_addresses, wants_tls, without_secrets
 from bus.blobs import Blobs
 from bus.cancelling import cancel
 from bus.delivery import Delivery
@@ -25,13 +27,15 @@ from bus.fleet import Fleet, Pulse, beating
 from bus.leaving import Client
 from bus.publisher import Publisher
 from bus.puller import Puller
+from bus.refusals import Refusals
 from bus.signing import AFTER, Signing
-from bus.streams import Consumer
+from bus.streams import Consumer, StreamState
 from bus.tasks import producer_span, together
 from schemas import identity, subjects
-from schemas.codec import decode, encode, schema_of
+from schemas.codec import EncodeError, decode, encode, schema_of
 from schemas.events import DeadLetter, Event, Task, TaskPublished, TasksPublished
 from schemas.signers import SIGNED
+from schemas.text import shorten
 
 log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Event)
@@ -42,10 +46,15 @@ LEADERLESS = (NatsTimeoutError, NoRespondersError, ServiceUnavailableError)
 LEADER_SECONDS = 60.0
 LEADER_PAUSE_SECONDS = 0.5
 PUBLISH_SECONDS = 30.0
+MAX_REASON = 2000
+"""Characters of a dead letter's reason, which may repeat what a stranger sent."""
 PING_SECONDS = 5
 """A connection over which two pings in a row are not answered is dead, though nobody has said so."""
 POLL_SECONDS = 0.02
 GIVE_UP_SECONDS = 1.0
+REFUSED_SECONDS = 60.0
+"""A connection that was lost and is refused for so long is given up: its keys are not coming."""
+REFUSALS_PAUSE_SECONDS = 30.0
 GREETING_SECONDS = 3.0
 """For a server's first words. One that waits for TLS says none and hangs up after 2 s, by which we know it."""
 DENIALS_KEPT = 16
@@ -65,6 +74,7 @@ class Bus:
         """How weight versions and decisions are signed, and by whose keys they are believed."""
         self._known = known
         self._refused = ""
+        self._refusals = Refusals(REFUSED_SECONDS, REFUSALS_PAUSE_SECONDS)
         self._hint = ""
         self.js = nc.jetstream(timeout=10)
         self._last_error = ""
@@ -94,16 +104,18 @@ class Bus:
     ) -> AsyncIterator["Bus"]:
         """Connect, and reconnect for ever; raises `BusError` when nobody answers within ``wait`` seconds at first.
 
-        ``url`` may name several servers of a cluster, with commas between them. Raises `AccessError` when a server
-        does not let us in, or we do not believe it.
+        ``url`` may name several servers of a cluster, with commas between them; one ``tls://`` among them holds for
+        all. The files of ``access`` are read again at each reconnect. Raises `AddressError` for what is no address,
+        and `AccessError` when a server does not let us in, or we do not believe it.
         """
-        nc = Client()
+        addresses = server_addresses(url)
+        nc = Client(access.options if access is not None else dict, wants_tls(addresses))
         bus = cls(nc, access is not None and access.has_user, access.signatures if access is not None else None)
         options = access.options() if access is not None else {}
         try:
             async with asyncio.timeout(wait):
                 await nc.connect(
-                    url.split(","),
+                    addresses,
                     name=name,
                     connect_timeout=GREETING_SECONDS,  # type: ignore[arg-type]
                     ping_interval=PING_SECONDS,
@@ -124,7 +136,7 @@ class Bus:
                 raise AccessError(bus._refused)
         except (TimeoutError, OSError, NatsError, AccessError) as error:
             await bus._give_up()
-            where = _without_secrets(url)
+            where = without_secrets(url)
             if bus._refused:
                 raise AccessError(f"the bus at {where} cannot be used: {bus._refused}") from error
             sentence = f"no NATS server answers at {where}: start one with `lightningbus bus`{bus._hint}"
@@ -137,6 +149,18 @@ class Bus:
             bus._settled = False
             with contextlib.suppress(OSError):  # a connection that is lost as it is closed is closed
                 await nc.close()
+
+    @property
+    def failure(self) -> BusError:
+        """Why it was closed for good; an `AccessError` when the server no longer lets us in."""
+        if self._refused:
+            return AccessError(f"the bus cannot be used any more: {self._refused}")
+        return BusError("the connection to the bus was closed for good")
+
+    async def raise_failure(self) -> None:
+        """Wait until it is closed for good, then raise `failure`."""
+        await self.failed.wait()
+        raise self.failure
 
     @property
     def full(self) -> str:
@@ -156,11 +180,18 @@ class Bus:
         try:
             await self._made(lambda: streams.ensure_consumer(self.js, consumer))
         except NotFoundError as error:
-            raise BusError(f"stream {consumer.stream} is missing: run `lightningbus provision` once") from error
+            raise BusError(streams.missing(consumer.stream)) from error
 
     async def reset(self, consumer: Consumer, sequence: int) -> None:
         """Deliver again from a stream sequence on."""
         await self.js.reset_consumer(consumer.stream, consumer.durable, seq=sequence)
+
+    async def stream(self, name: str) -> StreamState:
+        """What a stream is now; raises `BusError` if there is none."""
+        try:
+            return await streams.state_of(self.js, name)
+        except NotFoundError as error:
+            raise BusError(streams.missing(name)) from error
 
     async def delivered(self, consumer: Consumer) -> int:
         """How many deliveries a durable has made to anybody since it was made or reset: the last one's number."""
@@ -205,28 +236,35 @@ class Bus:
         """`publish_tasks` of one."""
         await self.publish_tasks([task], timeout)
 
-    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS) -> None:
-        """Publish tasks, then the record of those the bus has; raises the first error after it, as `publish`."""
-        sent = await asyncio.gather(*(self._publish_task(task, timeout) for task in tasks), return_exceptions=True)
-        await self.record_tasks([one for one in sent if isinstance(one, TaskPublished)], timeout)
+    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS, nonce: str = "") -> None:
+        """Publish tasks, then the record of those the bus has; raises the first error after it, as `publish`.
+
+        With a ``nonce`` the broker takes tasks once more that it was sent without it, or with another.
+        """
+        sent = await asyncio.gather(
+            *(self._publish_task(task, timeout, nonce) for task in tasks), return_exceptions=True
+        )
+        await self.record_tasks([one for one in sent if isinstance(one, TaskPublished)], timeout, nonce)
         for one in sent:
             if isinstance(one, BaseException):
                 raise one
 
-    async def record_tasks(self, records: Sequence[TaskPublished], timeout: float = PUBLISH_SECONDS) -> None:
+    async def record_tasks(
+        self, records: Sequence[TaskPublished], timeout: float = PUBLISH_SECONDS, nonce: str = ""
+    ) -> None:
         """Publish the record of published tasks, from which the store makes its rows; raises as `publish`."""
         for batch in together(records):
-            msg_id = identity.tasks_msg_id(record.rollout for record in batch)
+            msg_id = identity.tasks_msg_id(record.rollout for record in batch) + nonce
             event = TasksPublished(tasks=tuple(batch))
             await self.publish(subjects.TASK_PUBLISHED, event, msg_id=msg_id, timeout=timeout)
 
-    async def _publish_task(self, task: Task, timeout: float) -> TaskPublished:
+    async def _publish_task(self, task: Task, timeout: float, nonce: str) -> TaskPublished:
         """A task; its PRODUCER span opens the rollout's trace."""
         started = time.time_ns()
         rollout = identity.rollout_id(task.id, task.sample)
         context = identity.task_traceparent(rollout)
         subject = subjects.task(task.mode, task.agent)
-        msg_id = identity.task_msg_id(rollout)
+        msg_id = identity.task_msg_id(rollout) + nonce
         await self.publish(subject, task, msg_id=msg_id, traceparent=context, timeout=timeout)
         return TaskPublished(task=task, rollout=rollout, span=producer_span(task, subject, started, time.time_ns()))
 
@@ -253,7 +291,11 @@ class Bus:
             yield puller
 
     async def bury(self, delivery: Delivery, reason: str) -> None:
-        """Keep a message nobody can use as a dead letter, then never deliver it again."""
+        """Keep a message nobody can use as a dead letter, then never deliver it again.
+
+        Of one that fills a message by itself the letter has neither headers nor bytes.
+        """
+        reason = shorten(reason, MAX_REASON)
         letter = DeadLetter(
             stream=delivery.stream,
             subject=delivery.subject,
@@ -264,6 +306,11 @@ class Bus:
             payload=delivery.data,
             dead_ns=time.time_ns(),
         )
+        try:
+            encode(letter)
+        except EncodeError:
+            reason = f"{reason}; its {len(delivery.data)} bytes were too many to keep"
+            letter = replace(letter, reason=reason, headers={}, payload=b"")
         log.warning("dead letter %s/%d: %s", delivery.stream, delivery.sequence, reason)
         await self.publish(subjects.dead(delivery.stream), letter, msg_id=f"dead:{delivery.stream}:{delivery.sequence}")
         metrics.dead_letters.labels(delivery.stream).inc()
@@ -318,6 +365,8 @@ class Bus:
             self._refused = self._refused or refusal(error, self._known)
             if self._refused:
                 raise AccessError(self._refused)  # nats-py would ask again for ever
+        elif self._settled and (reason := refusal(error, self._known)):
+            self._note_refusal(reason)
         if denied := DENIED.search(said):
             self.denied.append(said)
             self._said_no.set()
@@ -326,12 +375,19 @@ class Bus:
             self._last_error = said
             log.warning("bus: %s", said)
 
+    def _note_refusal(self, reason: str) -> None:
+        """The server does not let us in again; the files may hold new keys soon, but not for ever."""
+        if self._refusals.add(asyncio.get_running_loop().time()):
+            self._refused = reason
+            self.failed.set()
+
     async def _on_disconnect(self) -> None:
         if self._settled:
             log.warning("bus: disconnected; reconnecting")
 
     async def _on_reconnect(self) -> None:
         self._last_error = ""
+        self._refusals.clear()
         metrics.reconnects.inc()
         log.warning("bus: connected again")
         self.reconnected.set()
@@ -340,8 +396,3 @@ class Bus:
 
     async def _on_closed(self) -> None:
         self.failed.set()
-
-
-def _without_secrets(urls: str) -> str:
-    split = [url.partition("://") for url in urls.split(",")]
-    return ",".join(f"{scheme}{mark}{rest.rpartition('@')[2]}" for scheme, mark, rest in split)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from learner.continuity import StreamMark
 from learner.seal import BrokenSeal, check_seal, key_of, write_seal
 
 log = logging.getLogger(__name__)
@@ -36,12 +37,15 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     epoch: int = 1
     position: int = 1
-    """Stream sequence to replay from: everything before it is used or of no use."""
+    """Where to replay from, as `StreamMark` counts: everything before it is used or of no use."""
+    stream: StreamMark = StreamMark()
     used: dict[str, int] = {}
-    """Executions that a replay from there meets again and must pass over, with their last stream sequence."""
+    """Executions that a replay from there meets again and must pass over, with the position of their last batch."""
     closed: list[str] = []
     """Tasks whose group is closed."""
     groups_dispatched: int = 0
+    outstanding: list[int] = []
+    """Places of the groups that are dispatched and neither trained on nor dropped."""
     groups_dropped: int = 0
     event: bytes = b""
     """The step's TrainingStep, encoded: published again after a crash, in case it had not been."""

@@ -10,10 +10,10 @@ from pathlib import Path
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError
+from bus import Bus, BusError, Fenced
 from bus.releases import Releases
 from bus.transports import transport
-from bus.verified import Verified
+from bus.verified import Entry, Verified
 from learner.broadcast import Broadcaster
 from learner.chain import SUFFIX, Chain, blob_name, expired, of_model, version_of
 from learner.settings import LearnerSettings
@@ -129,13 +129,7 @@ class WeightPublisher:
             created_ns=time.time_ns(),
             trial=trial,
         )
-        self._last_sequence = await self._bus.publish(
-            self._subject,
-            manifest,
-            msg_id=identity.weight_msg_id(model, epoch, version, secrets.token_hex(NONCE_BYTES)),
-            expect_last=self._last_sequence,
-            unique=True,
-        )
+        await self._replace_last(manifest)
         self.last = manifest
         if self._broadcaster:
             self._broadcaster.begin(manifest)
@@ -145,6 +139,33 @@ class WeightPublisher:
             await self._expire(blob.name)
         except (BusError, NatsError) as error:  # the version is out; the next one has more to remove
             log.warning("old versions are not removed: %s", str(error) or type(error).__name__)
+
+    async def _replace_last(self, manifest: WeightVersion) -> None:
+        """Publish by compare-and-set, over what counts for nothing too; raises `Fenced` for another learner's version.
+
+        On a bus that lost this learner's last version it goes after what the bus has kept.
+        """
+        msg_id = identity.weight_msg_id(
+            manifest.model, manifest.epoch, manifest.version, secrets.token_hex(NONCE_BYTES)
+        )
+        while True:
+            try:
+                self._last_sequence = await self._bus.publish(
+                    self._subject, manifest, msg_id=msg_id, expect_last=self._last_sequence, unique=True
+                )
+            except Fenced:
+                last = await self._versions.last()
+                newest = await anext(self._versions.newest_first(last), None)
+                sequence = last.sequence if last is not None else 0
+                if sequence == self._last_sequence or (newest is not None and self._is_overtaken(newest, manifest)):
+                    raise
+                log.warning("%s ends at %d now, which is no version", self._subject, sequence)
+                self._last_sequence = sequence
+            else:
+                return
+
+    def _is_overtaken(self, newest: Entry[WeightVersion], manifest: WeightVersion) -> bool:
+        return newest.sequence > self._last_sequence or newest.event.epoch > manifest.epoch
 
     async def _expire(self, newest: str) -> None:
         self._kept = [*(name for name in self._kept if name != newest), newest]

@@ -128,6 +128,7 @@ async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> A
         await bus.provision()
         fleet = await exits.enter_async_context(bus.fleet("*"))
         supervisor = Supervisor(directory, url, keys.environment())
+        supervisor.also(bus.raise_failure())
         if server is not None:
             supervisor.also(server.keep_alive())
         exits.push_async_callback(supervisor.stop_all)
@@ -139,21 +140,26 @@ async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> A
 
 async def up(settings: RunSettings) -> None:
     """Run everything a run file names until Ctrl-C, or until the learner has made its last step."""
-    directory = RunDirectory(settings.runs / settings.name).create()
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
-    async with stack(directory, settings.bus, f"lightningbus up · {settings.name}") as made:
-        for child in children(settings, directory.path):
-            await made.supervisor.start(child)
-        if settings.store is not None:
-            store = await made.member(lambda beat: beat.role == "store", "store", 60)
-            made.announce(store.address)
-        made.view.say("running; Ctrl-C stops")
-        if settings.learner is not None:
-            finished = asyncio.create_task(made.supervisor.finished("learner"))
-            finished.add_done_callback(lambda _: stop.set())
-        await made.unless_failed(stop.wait())
-        made.view.say("stopping")
+    title = f"lightningbus up · {settings.name}"
+    with RunDirectory(settings.runs / settings.name).locked() as directory:
+        async with stack(directory, settings.bus, title) as made:
+            await _run(made, settings, stop)
+
+
+async def _run(made: Stack, settings: RunSettings, stop: asyncio.Event) -> None:
+    for child in children(settings, made.directory.path):
+        await made.supervisor.start(child)
+    if settings.store is not None:
+        store = await made.member(lambda beat: beat.role == "store", "store", 60)
+        made.announce(store.address)
+    made.view.say("running; Ctrl-C stops")
+    if settings.learner is not None:
+        finished = asyncio.create_task(made.supervisor.finished("learner"))
+        finished.add_done_callback(lambda _: stop.set())
+    await made.unless_failed(stop.wait())
+    made.view.say("stopping")
 
 
 def children(settings: RunSettings, where: Path) -> list[Child]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from bus import STORE_CONSUMERS, Bus, Consumer, Delivery, PoisonLimit, Puller, metrics, tracing
 from bus.cancelling import cancel
+from bus.faults import count_fault
 from schemas import attributes
 from schemas.codec import DecodeError
 from schemas.events import Event
@@ -17,6 +18,7 @@ from schemas.signers import SIGNED
 from store.batch import Columns, Held
 from store.rows import Received, rows_of
 from store.settings import StoreSettings
+from store.settling import bury
 from store.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -102,9 +104,11 @@ class Ingester:
             try:
                 received = Received(delivery.sequence, delivery.timestamp_ns, self._settings.keep_days_of)
                 rows = tuple(rows_of(self._event(delivery), received))
-            except (DecodeError, ValueError, TypeError) as error:
+            except Exception as error:  # else it would end the store again after every restart
+                if not isinstance(error, (DecodeError, ValueError, TypeError)):
+                    count_fault(f"message {delivery.stream}/{delivery.sequence}", error)
                 self._poison.bad(str(error))
-                await self._bus.bury(delivery, str(error))
+                await bury(self._bus, delivery, str(error) or type(error).__name__)
                 continue
             self._poison.good()
             await self._room.wait()  # what comes once all batches are full stays with the broker

@@ -145,3 +145,16 @@ async def test_a_blob_that_does_not_match_its_digest_is_refused_and_the_old_vers
         await publish(bus, tmp_path, 2)
         await engine.holds(2)
         assert subscriber.problem == ""
+
+
+async def test_an_error_nobody_has_foreseen_costs_a_version_and_not_the_node(bus: Bus, tmp_path: Path) -> None:
+    async with following(bus, tmp_path) as (subscriber, engine):
+        await publish(bus, tmp_path, 0)
+        await engine.holds(0)
+        engine.refuses[1] = KeyError("model.embed_tokens.weight")
+        await publish(bus, tmp_path, 1)
+        async with asyncio.timeout(30):
+            while "embed_tokens" not in subscriber.problem:
+                await asyncio.sleep(0.02)
+        await publish(bus, tmp_path, 2)
+        await engine.holds(2)

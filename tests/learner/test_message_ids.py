@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bus import Bus, DuplicateMessage
+from bus import Bus, DuplicateMessage, Fenced
 from bus.releases import Releases
 from learner.learner import Learner
 from learner.publish import WeightPublisher
@@ -58,3 +58,17 @@ async def test_a_step_whose_id_was_taken_is_an_error_and_one_said_again_after_a_
     await learner._announce(step, "mine", unique=True)
     await learner._announce(step, "mine")
     assert (await bus.js.stream_info(subjects.EVENTS)).state.messages == 3
+
+
+async def test_bytes_of_a_stranger_stop_no_learner(bus: Bus, tmp_path: Path, settings: LearnerSettings) -> None:
+    """Compare-and-set goes over what counts for nothing; over another learner's version it does not."""
+    weights = tensorfiles.write(tmp_path / "weights.safetensors", {"a": ("F32", (64,), bytes(256))})
+    (tmp_path / "checkpoints").mkdir()
+    publisher, other = WeightPublisher(bus, settings), WeightPublisher(bus, settings)
+    await publisher.publish(weights, version=0, epoch=1, step=0)
+    await bus.publish_raw(subjects.weights("policy"), b"{}", {}, 10)
+    assert (last := await other.look()) is not None and last.version == 0
+    await publisher.publish(weights, version=1, epoch=1, step=1)
+    with pytest.raises(Fenced):
+        await other.publish(weights, version=1, epoch=1, step=1)
+    assert [manifest.version async for manifest, _ in Releases(bus, "policy").versions()] == [1, 0]
