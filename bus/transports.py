@@ -115,8 +115,8 @@ def _copied(source: Path, path: Path, expected: Blob | None) -> tuple[int, str]:
     arrived.unlink(missing_ok=True)
     try:
         with _opened(source) as readable, arrived.open("xb") as writable:
-            if expected is not None and os.fstat(readable.fileno()).st_size != expected.size:
-                raise BlobCorrupt(f"{source} has not the {expected.size} bytes of blob {expected.name}")
+            if expected is not None:  # by its size, before it fills the disk
+                check(expected, os.fstat(readable.fileno()).st_size, expected.sha256)
             _copy(readable, writable)
         size, digest = arrived.stat().st_size, sha256_of(arrived)
         if expected is not None:
