@@ -19,7 +19,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from bus import Bus
+from bus import Access, Bus
 from bus.doors import CLUSTER_KEY, bearer, read_key
 from learner.chain import blob_name
 from schemas import identity, subjects
@@ -221,7 +221,8 @@ async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **f
 
     path = loop.directory / f"published-{version}.safetensors"
     save_file(tensors, path, fields.pop("metadata", None))
-    async with Bus.connect(loop.bus) as bus:
+    access = Access.read(loop.directory / "runs" / "test" / "access", "learner")
+    async with Bus.connect(loop.bus, access=access) as bus:
         found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
         assert found is not None
         name = blob_name("policy", version, found[0].epoch)
