@@ -22,6 +22,7 @@ LATEST = "latest"
 LOCK = ".lock"
 BROKEN = "broken-"
 """Before the name of a checkpoint that cannot be used."""
+_UNUSABLE = (OSError, BrokenSeal, msgspec.MsgspecError)
 
 
 class CheckpointError(Exception):
@@ -49,6 +50,8 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     groups_dropped: int = 0
     event: bytes = b""
     """The step's TrainingStep, encoded: published again after a crash, in case it had not been."""
+    nonce: str = ""
+    """Of the message id it is published under, both times."""
 
 
 class Checkpoints:
@@ -118,7 +121,7 @@ class Checkpoints:
         for path in candidates:
             try:
                 state = _read(path, key)
-            except (OSError, BrokenSeal, msgspec.MsgspecError) as error:
+            except _UNUSABLE as error:
                 broken[path] = str(error)
                 continue
             for other, why in broken.items():
@@ -130,6 +133,17 @@ class Checkpoints:
             f"checkpoints: none in {self._directory} can be used ({reasons}): bring back a copy with {self._key}, "
             "or begin anew with other checkpoints and another model name"
         )
+
+    def of_step(self, step: int) -> Path | None:
+        """The newest checkpoint of a step, None if there is none; raises `CheckpointError` if it cannot be used."""
+        found = [path for path in self._by_age() if path.name.startswith(f"step-{step:06d}-")]
+        if not found:
+            return None
+        try:
+            _read(found[-1], self._secret())
+        except _UNUSABLE as error:
+            raise CheckpointError(f"checkpoint {found[-1]} cannot be used: {error}") from error
+        return found[-1]
 
     def _secret(self) -> bytes:
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from nats.errors import Error as NatsError
 from bus import Bus, BusError, Fenced
 from bus.releases import Releases
 from bus.transports import transport
-from bus.verified import Verified
+from bus.verified import Entry, Verified
 from learner.broadcast import Broadcaster
 from learner.chain import SUFFIX, Chain, blob_name, expired, of_model, version_of
 from learner.settings import LearnerSettings
@@ -25,6 +26,8 @@ from schemas.weights import Blob, Link, Trial, WeightVersion
 log = logging.getLogger(__name__)
 
 BUCKET = subjects.WEIGHT_BUCKET
+NONCE_BYTES = 16
+"""Of a message id that nobody can know before the message is out."""
 LOOK_AGAIN_SECONDS = 1.0
 """How long a stream that did not answer is left alone."""
 
@@ -138,22 +141,31 @@ class WeightPublisher:
             log.warning("old versions are not removed: %s", str(error) or type(error).__name__)
 
     async def _replace_last(self, manifest: WeightVersion) -> None:
-        """Publish by compare-and-set; on a bus that lost this learner's last version after what it has kept."""
-        msg_id = identity.weight_msg_id(manifest.model, manifest.epoch, manifest.version)
+        """Publish by compare-and-set, over what counts for nothing too; raises `Fenced` for another learner's version.
+
+        On a bus that lost this learner's last version it goes after what the bus has kept.
+        """
+        msg_id = identity.weight_msg_id(
+            manifest.model, manifest.epoch, manifest.version, secrets.token_hex(NONCE_BYTES)
+        )
         while True:
             try:
                 self._last_sequence = await self._bus.publish(
-                    self._subject, manifest, msg_id=msg_id, expect_last=self._last_sequence
+                    self._subject, manifest, msg_id=msg_id, expect_last=self._last_sequence, unique=True
                 )
             except Fenced:
-                newest, sequence = await self._bus.last(subjects.WEIGHTS, self._subject, WeightVersion) or (None, 0)
-                is_older = newest is None or newest.epoch <= manifest.epoch
-                if sequence >= self._last_sequence or not is_older:
+                last = await self._versions.last()
+                newest = await anext(self._versions.newest_first(last), None)
+                sequence = last.sequence if last is not None else 0
+                if sequence == self._last_sequence or (newest is not None and self._is_overtaken(newest, manifest)):
                     raise
-                log.warning("the bus has lost version %d", self.last.version if self.last is not None else 0)
+                log.warning("%s ends at %d now, which is no version", self._subject, sequence)
                 self._last_sequence = sequence
             else:
                 return
+
+    def _is_overtaken(self, newest: Entry[WeightVersion], manifest: WeightVersion) -> bool:
+        return newest.sequence > self._last_sequence or newest.event.epoch > manifest.epoch
 
     async def _expire(self, newest: str) -> None:
         self._kept = [*(name for name in self._kept if name != newest), newest]

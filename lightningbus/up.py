@@ -105,6 +105,10 @@ class Stack:
         finally:
             await cancel(task, failure)
 
+    def access(self, role: str) -> Access | None:
+        """What a role is let in by, and signs by."""
+        return Access.read(self.keys.access, role) if self.keys.access is not None else None
+
     def announce(self, sql: str = "") -> None:
         """Say in the run's directory where the servers are, so that other terminals find them."""
         roles, access, key = self.supervisor.pids(), str(self.keys.access or ""), str(self.keys.cluster_key or "")

@@ -134,3 +134,11 @@ def test_checkpoints_brought_from_elsewhere_without_their_key_are_not_loaded(tmp
     (tmp_path / "checkpoints.key").unlink()
     with pytest.raises(CheckpointError, match=r"not by the key of this run.*bring back a copy with .*checkpoints\.key"):
         checkpoints.latest()
+
+
+def test_a_changed_checkpoint_is_not_loaded_to_make_a_step_again(tmp_path: Path) -> None:
+    checkpoints = written(tmp_path, 1, 2)
+    assert checkpoints.of_step(1) == tmp_path / "checkpoints" / "step-000001-1" and checkpoints.of_step(3) is None
+    change_with_its_digest(tmp_path / "checkpoints" / "step-000001-1")
+    with pytest.raises(CheckpointError, match=r"step-000001-1 cannot be used: .*not by the key of this run"):
+        checkpoints.of_step(1)
