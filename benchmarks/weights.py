@@ -76,27 +76,30 @@ class Steps:
 
 async def measure(name: str, model: Path, place: Path) -> list[Result]:
     """Versions published by each transport, whole and as deltas, while a node serves."""
-    directory = RunDirectory(place / f"run-{name}").create(fresh=True)
-    with transfer.s3_server() as s3:
-        async with stack(directory, BusSettings(port=0), f"bench weights {name}") as at:
-            settings = InferenceSettings(
-                model_path=model, id="node", dtype="float32", max_model_len=kv_cache.CONTEXT,
-                max_num_seqs=kv_cache.STREAMS, threads=1, work=directory.path / "node",
-            )  # fmt: skip
-            await at.supervisor.start(Child("node", "inference", settings))
-            steps = Steps(model, directory.path)
-            results = []
-            shared = str(directory.path / "shared")
-            ways: list[dict[str, Any]] = [
-                *({"transport": way, "place": where} for way, where in {"blob": "", "file": shared, "s3": s3}.items()),
-                {"transport": "file", "place": shared, "broadcast": {"backend": "gloo"}},
-            ]
-            for way in ways:
-                results += await served(at, name, steps, way, directory.path / "learner")
-            node = await at.member(lambda beat: beat.role == "inference", "node", 60)
-            _, last = steps.next()
-            _, _, pause = await swapped_amid(at, directory.path, node, moved(steps.weights, 1e-4, 99), last)
-    return [*results, Result(f"{name} parameters: longest gap in {kv_cache.STREAMS} streams", 1e3 * pause, "ms")]
+    with RunDirectory(place / f"run-{name}").locked(fresh=True) as directory:
+        with transfer.s3_server() as s3:
+            async with stack(directory, BusSettings(port=0), f"bench weights {name}") as at:
+                settings = InferenceSettings(
+                    model_path=model, id="node", dtype="float32", max_model_len=kv_cache.CONTEXT,
+                    max_num_seqs=kv_cache.STREAMS, threads=1, work=directory.path / "node",
+                )  # fmt: skip
+                await at.supervisor.start(Child("node", "inference", settings))
+                steps = Steps(model, directory.path)
+                results = []
+                shared = str(directory.path / "shared")
+                ways: list[dict[str, Any]] = [
+                    *(
+                        {"transport": way, "place": where}
+                        for way, where in {"blob": "", "file": shared, "s3": s3}.items()
+                    ),
+                    {"transport": "file", "place": shared, "broadcast": {"backend": "gloo"}},
+                ]
+                for way in ways:
+                    results += await served(at, name, steps, way, directory.path / "learner")
+                node = await at.member(lambda beat: beat.role == "inference", "node", 60)
+                _, last = steps.next()
+                _, _, pause = await swapped_amid(at, directory.path, node, moved(steps.weights, 1e-4, 99), last)
+        return [*results, Result(f"{name} parameters: longest gap in {kv_cache.STREAMS} streams", 1e3 * pause, "ms")]
 
 
 async def served(at: Stack, name: str, steps: Steps, weights: dict[str, Any], checkpoints: Path) -> list[Result]:

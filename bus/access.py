@@ -11,6 +11,7 @@ import nkeys
 from bus.doors import read_secret
 from bus.errors import AccessError
 from bus.leaving import PlaintextServer
+from bus.signing import Signing
 
 FILE = "access.json"
 HELP = "a directory that `lightningbus bus users` wrote"
@@ -30,6 +31,15 @@ class Access:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    signing: Path | None = None
+    """A file with the seed that this role signs by."""
+    signers: Path | None = None
+    """A file with the public keys it believes, by role; None: it believes whatever is on the bus."""
+
+    @property
+    def signatures(self) -> Signing:
+        """How this role signs, and whom it believes."""
+        return Signing(self.signing, self.signers)
 
     @property
     def has_user(self) -> bool:
@@ -56,6 +66,7 @@ class Access:
     def options(self) -> dict[str, Any]:
         """Arguments for nats-py's ``connect``; every file is looked into, so that a bad one is said by name."""
         options: dict[str, Any] = {"inbox_prefix": self.inbox}
+        self.signatures.check_files()
         if self.nkey is not None:
             try:
                 nkeys.from_seed(read_secret(self.nkey, "nkey").strip().encode()).wipe()

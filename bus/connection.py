@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
@@ -27,11 +28,14 @@ from bus.leaving import Client
 from bus.publisher import Publisher
 from bus.puller import Puller
 from bus.refusals import Refusals
-from bus.streams import Consumer
+from bus.signing import AFTER, Signing
+from bus.streams import Consumer, StreamState
 from bus.tasks import producer_span, together
 from schemas import identity, subjects
-from schemas.codec import decode, encode, schema_of
+from schemas.codec import EncodeError, decode, encode, schema_of
 from schemas.events import DeadLetter, Event, Task, TaskPublished, TasksPublished
+from schemas.signers import SIGNED
+from schemas.text import shorten
 
 log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Event)
@@ -42,6 +46,8 @@ LEADERLESS = (NatsTimeoutError, NoRespondersError, ServiceUnavailableError)
 LEADER_SECONDS = 60.0
 LEADER_PAUSE_SECONDS = 0.5
 PUBLISH_SECONDS = 30.0
+MAX_REASON = 2000
+"""Characters of a dead letter's reason, which may repeat what a stranger sent."""
 PING_SECONDS = 5
 """A connection over which two pings in a row are not answered is dead, though nobody has said so."""
 POLL_SECONDS = 0.02
@@ -62,8 +68,10 @@ DEFAULT_URL = "nats://127.0.0.1:4222"
 class Bus:
     """A connection to NATS JetStream; make one with `Bus.connect`."""
 
-    def __init__(self, nc: Client, known: bool = False) -> None:
+    def __init__(self, nc: Client, known: bool = False, signing: Signing | None = None) -> None:
         self.nc = nc
+        self.signing = signing or Signing()
+        """How weight versions and decisions are signed, and by whose keys they are believed."""
         self._known = known
         self._refused = ""
         self._refusals = Refusals(REFUSED_SECONDS, REFUSALS_PAUSE_SECONDS)
@@ -102,7 +110,7 @@ class Bus:
         """
         addresses = server_addresses(url)
         nc = Client(access.options if access is not None else dict, wants_tls(addresses))
-        bus = cls(nc, known=access is not None and access.has_user)
+        bus = cls(nc, access is not None and access.has_user, access.signatures if access is not None else None)
         options = access.options() if access is not None else {}
         try:
             async with asyncio.timeout(wait):
@@ -172,11 +180,18 @@ class Bus:
         try:
             await self._made(lambda: streams.ensure_consumer(self.js, consumer))
         except NotFoundError as error:
-            raise BusError(f"stream {consumer.stream} is missing: run `lightningbus provision` once") from error
+            raise BusError(streams.missing(consumer.stream)) from error
 
     async def reset(self, consumer: Consumer, sequence: int) -> None:
         """Deliver again from a stream sequence on."""
         await self.js.reset_consumer(consumer.stream, consumer.durable, seq=sequence)
+
+    async def stream(self, name: str) -> StreamState:
+        """What a stream is now; raises `BusError` if there is none."""
+        try:
+            return await streams.state_of(self.js, name)
+        except NotFoundError as error:
+            raise BusError(streams.missing(name)) from error
 
     async def delivered(self, consumer: Consumer) -> int:
         """How many deliveries a durable has made to anybody since it was made or reset: the last one's number."""
@@ -192,49 +207,64 @@ class Bus:
         traceparent: str | None = None,
         timeout: float = PUBLISH_SECONDS,
         expect_last: int | None = None,
+        unique: bool = False,
     ) -> int:
         """Publish an event and wait until the stream has it; returns its stream sequence.
 
-        ``expect_last`` is the sequence of the last message this writer saw on the subject (0: none). Raises
-        `StreamFull`, `Fenced`, `PublishTimeout`, `BusError`, or `schemas.codec.EncodeError`.
+        ``expect_last`` is the sequence of the last message this writer saw on the subject (0: none). ``unique``: a
+        message of the same id that is there before the first try is an error. Weight versions and decisions are
+        signed. Raises `StreamFull`, `Fenced`,
+        `DuplicateMessage`, `PublishTimeout`, `BusError`, or `schemas.codec.EncodeError`.
         """
         headers = {subjects.SCHEMA_HEADER: schema_of(event), subjects.MSG_ID_HEADER: msg_id}
         if traceparent is not None:
             headers[subjects.TRACE_HEADER] = traceparent
         if expect_last is not None:
-            headers["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
-        return await self.publish_raw(subject, encode(event), headers, timeout)
+            headers[AFTER] = str(expect_last)
+        payload = encode(event)
+        if isinstance(event, SIGNED):
+            headers |= self.signing.headers(subject, event, payload, expect_last or 0)
+        return await self.publish_raw(subject, payload, headers, timeout, unique)
 
-    async def publish_raw(self, subject: str, payload: bytes, headers: dict[str, str], timeout: float) -> int:
+    async def publish_raw(
+        self, subject: str, payload: bytes, headers: dict[str, str], timeout: float, unique: bool = False
+    ) -> int:
         """`publish` of bytes with all their headers."""
-        return await self._publisher.publish(subject, payload, headers, timeout)
+        return await self._publisher.publish(subject, payload, headers, timeout, unique)
 
     async def publish_task(self, task: Task, timeout: float = PUBLISH_SECONDS) -> None:
         """`publish_tasks` of one."""
         await self.publish_tasks([task], timeout)
 
-    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS) -> None:
-        """Publish tasks, then the record of those the bus has; raises the first error after it, as `publish`."""
-        sent = await asyncio.gather(*(self._publish_task(task, timeout) for task in tasks), return_exceptions=True)
-        await self.record_tasks([one for one in sent if isinstance(one, TaskPublished)], timeout)
+    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS, nonce: str = "") -> None:
+        """Publish tasks, then the record of those the bus has; raises the first error after it, as `publish`.
+
+        With a ``nonce`` the broker takes tasks once more that it was sent without it, or with another.
+        """
+        sent = await asyncio.gather(
+            *(self._publish_task(task, timeout, nonce) for task in tasks), return_exceptions=True
+        )
+        await self.record_tasks([one for one in sent if isinstance(one, TaskPublished)], timeout, nonce)
         for one in sent:
             if isinstance(one, BaseException):
                 raise one
 
-    async def record_tasks(self, records: Sequence[TaskPublished], timeout: float = PUBLISH_SECONDS) -> None:
+    async def record_tasks(
+        self, records: Sequence[TaskPublished], timeout: float = PUBLISH_SECONDS, nonce: str = ""
+    ) -> None:
         """Publish the record of published tasks, from which the store makes its rows; raises as `publish`."""
         for batch in together(records):
-            msg_id = identity.tasks_msg_id(record.rollout for record in batch)
+            msg_id = identity.tasks_msg_id(record.rollout for record in batch) + nonce
             event = TasksPublished(tasks=tuple(batch))
             await self.publish(subjects.TASK_PUBLISHED, event, msg_id=msg_id, timeout=timeout)
 
-    async def _publish_task(self, task: Task, timeout: float) -> TaskPublished:
+    async def _publish_task(self, task: Task, timeout: float, nonce: str) -> TaskPublished:
         """A task; its PRODUCER span opens the rollout's trace."""
         started = time.time_ns()
         rollout = identity.rollout_id(task.id, task.sample)
         context = identity.task_traceparent(rollout)
         subject = subjects.task(task.mode, task.agent)
-        msg_id = identity.task_msg_id(rollout)
+        msg_id = identity.task_msg_id(rollout) + nonce
         await self.publish(subject, task, msg_id=msg_id, traceparent=context, timeout=timeout)
         return TaskPublished(task=task, rollout=rollout, span=producer_span(task, subject, started, time.time_ns()))
 
@@ -261,7 +291,11 @@ class Bus:
             yield puller
 
     async def bury(self, delivery: Delivery, reason: str) -> None:
-        """Keep a message nobody can use as a dead letter, then never deliver it again."""
+        """Keep a message nobody can use as a dead letter, then never deliver it again.
+
+        Of one that fills a message by itself the letter has neither headers nor bytes.
+        """
+        reason = shorten(reason, MAX_REASON)
         letter = DeadLetter(
             stream=delivery.stream,
             subject=delivery.subject,
@@ -272,6 +306,11 @@ class Bus:
             payload=delivery.data,
             dead_ns=time.time_ns(),
         )
+        try:
+            encode(letter)
+        except EncodeError:
+            reason = f"{reason}; its {len(delivery.data)} bytes were too many to keep"
+            letter = replace(letter, reason=reason, headers={}, payload=b"")
         log.warning("dead letter %s/%d: %s", delivery.stream, delivery.sequence, reason)
         await self.publish(subjects.dead(delivery.stream), letter, msg_id=f"dead:{delivery.stream}:{delivery.sequence}")
         metrics.dead_letters.labels(delivery.stream).inc()

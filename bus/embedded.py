@@ -19,6 +19,7 @@ from bus.cancelling import cancel
 from bus.children import end, spawn
 from bus.doors import has_tls, included, is_loopback, reachable
 from bus.errors import BusError
+from bus.locking import locked
 from schemas.codec import MAX_BYTES
 
 log = logging.getLogger(__name__)
@@ -98,10 +99,15 @@ class NatsServer:
         sync: str = SYNC,
         more: str = "",
         users: Path | None = None,
+        lock: int | None = None,
     ) -> None:
-        """``users``: a directory `bus.users` wrote; None: whoever reaches the port may do anything."""
+        """``users``: a directory `bus.users` wrote; None: whoever reaches the port may do anything.
+
+        ``lock`` is the descriptor of the directory's lock, which the server keeps for as long as it lives.
+        """
         self.directory, self.host, self.port, self._sync, self._more = directory, host, port, sync, more
         self._users = users
+        self._inherited = () if lock is None else (lock,)
         self.process: asyncio.subprocess.Process | None = None
         self._monitor = ""
 
@@ -124,7 +130,9 @@ class NatsServer:
         config.write_text(server_config(self.host, self.port or -1, store_dir, ports_dir, self._sync, more))
         log_path = self.directory / "nats.log"
         with log_path.open("ab") as log:
-            self.process = await spawn(find_server(), "-c", str(config), stdout=log, stderr=subprocess.STDOUT)
+            self.process = await spawn(
+                *[find_server(), "-c", str(config)], stdout=log, stderr=subprocess.STDOUT, pass_fds=self._inherited
+            )
         try:
             async with asyncio.timeout(START_SECONDS):
                 self.port = await self._listening(ports_dir)
@@ -210,14 +218,18 @@ async def nats_server(
     users: Path | None = None,
     open: bool = False,
 ) -> AsyncIterator[NatsServer]:
-    """A nats-server while the block runs; raises `BusError` unless who can reach it is known, or it is to be open."""
+    """A nats-server while the block runs; raises `BusError` unless who can reach it is known, or it is to be open.
+
+    Raises `bus.locking.DirectoryInUse` where another keeps its streams: two on one directory lose messages.
+    """
     may_listen(host, users, open)
-    server = NatsServer(directory, host, port, sync, users=users)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop()
+    with locked(directory) as lock:
+        server = NatsServer(directory, host, port, sync, users=users, lock=lock)
+        await server.start()
+        try:
+            yield server
+        finally:
+            await server.stop()
 
 
 def may_listen(host: str, users: Path | None, open: bool) -> None:

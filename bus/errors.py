@@ -32,6 +32,10 @@ class Fenced(BusError):
     """Somebody else wrote to the subject since this writer last looked."""
 
 
+class DuplicateMessage(BusError):
+    """The first try of a message met another one of the same id: the message is not stored."""
+
+
 class BlobCorrupt(BusError):
     """A blob's bytes are not what its manifest says."""
 

@@ -30,6 +30,18 @@ dead_letters = made(
     Counter, "every role", "dead_letters_total", "A message nobody can use is kept as a dead letter.",
     "Rising: `lightningbus dead list` says why; after a fix, `dead replay`.", ["stream"],
 )  # fmt: skip
+faults = made(
+    Counter, "every role", "faults_total",
+    "A message meets an error nobody has foreseen: a task is tried again, any other is passed over or a dead letter.",
+    "Above 0: worth a report; the role's log has the traceback.",
+)  # fmt: skip
+
+messages_skipped = made(
+    Counter, "every role", "messages_skipped_total",
+    "A weight version, decision or turn is passed over: it cannot be read, or was not signed by who may decide that.",
+    "Rising: somebody else writes there; the log says why. `lightningbus weights repair` removes such messages.",
+    ["kind"],
+)  # fmt: skip
 
 tasks_leased = made(
     Counter, "runner", "tasks_leased_total", "A runner takes a task from the queue.",
@@ -103,6 +115,14 @@ alarm = made(
     "The role that starves is the label; `lightningbus status` says why.", ["starving"],
 )  # fmt: skip
 
+bus_gaps = made(
+    Counter, "learner", "bus_gaps_total", "The bus lost messages: tasks without a result are dispatched again.",
+    "Rising: the broker loses its disk, or was set back to an older copy; the learner's log says what is missing.",
+)  # fmt: skip
+batches_left_out = made(
+    Counter, "learner", "learner_batches_left_out_total", "A span batch cannot be read, or makes no sense.",
+    "Rising: another release of the runners, or a foreign publisher; the learner's log has the reason.",
+)  # fmt: skip
 steps = made(
     Counter, "learner", "learner_steps_total", "A training step is made.",
     "Flat: the learner waits for rollouts, see `lightningbus_learner_groups_ready`.",

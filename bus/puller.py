@@ -8,6 +8,7 @@ of a batch before it asks for the next.
 import asyncio
 import itertools
 import json
+import logging
 from collections.abc import Callable
 from types import TracebackType
 
@@ -18,6 +19,8 @@ from nats.errors import Error as NatsError
 
 from bus.cancelling import cancel
 from bus.delivery import Delivery
+
+log = logging.getLogger(__name__)
 
 EXPIRES_SECONDS = 30.0
 HEARTBEAT_SECONDS = 5.0
@@ -136,9 +139,14 @@ class Puller:
         if not message.reply:  # only stored messages carry a reply subject, for their acknowledgement
             self._on_status(message.subject.rpartition(".")[2], str((message.headers or {}).get("Status")))
             return
+        try:
+            delivery = Delivery(self._nc, message, self._free)
+        except (NatsError, ValueError, LookupError, OverflowError) as error:
+            log.warning("a message on %s comes from no stream and is left out: %s", message.subject, error)
+            return
         self._count_delivered()
         self._held += 1
-        self._ready.put_nowait(Delivery(self._nc, message, self._free))
+        self._ready.put_nowait(delivery)
 
     def _count_delivered(self) -> None:
         # A stored message arrives under its own subject, not its request's; the server serves requests in order.

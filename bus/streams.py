@@ -119,6 +119,44 @@ def runner_tasks(agent: str, ack_wait: float = 30.0) -> Consumer:
     return Consumer(subjects.TASKS, durable, filter, ack_wait=ack_wait, waiting=RUNNERS_WAITING)
 
 
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """What a stream is now."""
+
+    name: str
+    created: str
+    """When it was made: one of the same name that was made later is another one."""
+    first: int
+    """Sequence of its first message, or of the next one if there is none."""
+    last: int
+    """Sequence of the last message it ever had."""
+    messages: int
+    bytes: int
+    max_messages: int
+    max_bytes: int
+
+
+def missing(name: str) -> str:
+    """What to do about a stream that is not there."""
+    return f"stream {name} is missing: run `lightningbus provision`"
+
+
+async def state_of(js: JetStreamContext, name: str) -> StreamState:
+    """What a stream is now; raises `NotFoundError` if there is none."""
+    info = await js.stream_info(name)
+    state, config = info.state, info.config
+    return StreamState(
+        name=name,
+        created=info.created.isoformat() if info.created is not None else "",
+        first=max(1, state.first_seq) if state.messages else state.last_seq + 1,
+        last=state.last_seq,
+        messages=state.messages,
+        bytes=state.bytes,
+        max_messages=config.max_msgs or UNLIMITED,
+        max_bytes=config.max_bytes or UNLIMITED,
+    )
+
+
 async def ensure_stream(js: JetStreamContext, config: StreamConfig) -> None:
     """Create the stream, or bring an existing one to this configuration."""
     try:

@@ -13,6 +13,7 @@ from bus.certificates import CA, CERT, CLIENT, KEY, ROUTES, SERVER, Authority
 from bus.doors import CLUSTER_KEY, CONF, SERVER_PLACE, new_key, read_secret, write_secret
 from bus.errors import AccessError
 from bus.rights import RIGHTS, authorization, inbox
+from bus.signing import Keys
 
 NKEY = "nkey"
 HERE = ("localhost", "127.0.0.1", "::1")
@@ -21,14 +22,22 @@ HOLDERS = ("runner", "node")
 """Who holds the cluster key of the nodes' gateways."""
 
 
-def make_users(out: Path, tls: bool, hosts: Sequence[str] = (), site: bool = False) -> Iterator[str]:
+def make_users(
+    out: Path, tls: bool, hosts: Sequence[str] = (), site: bool = False, signing: Path | None = None
+) -> Iterator[str]:
     """Write everything below ``out``; says line by line what. Raises `AccessError` rather than write over keys.
 
     ``hosts``: more names and addresses the server is reached under, for its certificate; ``site``: it is a far site's.
+    ``signing``: a role's folder of the cluster, by whose signing keys a site goes; None: fresh ones.
     """
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     if taken := next((name for name in (CONF, *RIGHTS) if (out / name).exists()), None):
         raise AccessError(f"{out / taken} exists: give another --out, or remove it, and with it what was let in by it")
+    if site and signing is None:
+        raise AccessError(
+            "a far site goes by the cluster's signing keys: give --signing, the `node` folder of the cluster's users"
+        )
+    keys = Keys.of(signing) if signing is not None else Keys.new()
     authority = Authority.new() if tls else None
     cluster_key = new_key()
     public_keys = {}
@@ -38,7 +47,7 @@ def make_users(out: Path, tls: bool, hosts: Sequence[str] = (), site: bool = Fal
         public_keys[role] = _new_nkey(place / NKEY)
         if role == LEAF:  # a server takes the seed itself, from its configuration
             write_secret(place / LEAF_CONF, f'nkey: "{read_secret(place / NKEY, "nkey").strip()}"\n')
-        said = {"inbox": inbox(role), "nkey": NKEY}
+        said = {"inbox": inbox(role), "nkey": NKEY, **keys.write(place, role)}
         if authority is not None:
             authority.write(place)
             authority.issue(place, f"lightningbus {role}", CLIENT)

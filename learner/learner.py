@@ -23,12 +23,13 @@ from learner.checkpoint import TRAINER, Checkpoints, LearnerState
 from learner.dispatch import Dispatcher
 from learner.groups import Group
 from learner.intake import Intake
+from learner.mender import Mender
 from learner.publish import CannotLearn, WeightPublisher, wants_whole
 from learner.resume import resumed
 from learner.saving import Saver
 from learner.settings import LearnerSettings
 from learner.staleness import in_dispatch_order
-from learner.tokenizer import decoder
+from learner.tokenizer import decoder, vocabulary
 from learner.uses import spans_of
 from schemas import attributes, identity, subjects
 from schemas.codec import decode, encode
@@ -84,7 +85,7 @@ class Learner:
             try:
                 await self._begin()
                 fenced = self._publisher.superseded(self._state.epoch)
-                work = [self._intake.run(), self._dispatcher.run(), self._train(), fenced]
+                work = [self._intake.run(), self._dispatcher.run(), self._train(), self._mender.run(), fenced]
                 tasks = [asyncio.create_task(part) for part in work]
                 stopping = asyncio.create_task(stop.wait())
                 done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -109,10 +110,12 @@ class Learner:
             self._saver = Saver(settings, self._trainer, self._publisher, self._checkpoints, self._in_thread)
         except ValueError as error:
             raise CannotLearn(str(error)) from error
-        self._intake = Intake(self._bus, settings, state.position, state.used, state.closed)
+        self._intake = Intake(self._bus, settings, state.position, state.used, state.closed, state.stream)
         self._account = Account(self._intake, settings)
         await self._saver.share_base()
         self._dispatcher = Dispatcher(self._bus, problems, settings, state.groups_dispatched)
+        await self._dispatcher.restore(state.outstanding)
+        self._mender = Mender(self._bus, self._intake, self._dispatcher)
         path = found[0] if found else await self._saver.first(self._covering(state))
         self._state = state = await self._saver.claim(path, found, state)
         metrics.learner_version.set(state.version)
@@ -125,7 +128,8 @@ class Learner:
     def _make(self, checkpoint: Path | None) -> None:
         from learner.trainer import Trainer  # takes seconds to import: not before the settings are known to be right
 
-        self._maker = BatchMaker(self._settings, decoder(self._settings.model_path))
+        model = self._settings.model_path
+        self._maker = BatchMaker(self._settings, decoder(model), vocabulary(model))
         self._trainer = Trainer(self._settings)
         if checkpoint is not None:
             self._trainer.load(checkpoint)
@@ -160,8 +164,6 @@ class Learner:
     def _choose(self, ready: Sequence[Group]) -> Sequence[Group]:
         if not self._dispatcher.order:
             return ready
-        settled = set(self._intake.groups.settled())
-        self._dispatcher.order = [task for task in self._dispatcher.order if task not in settled]
         return in_dispatch_order(ready, self._dispatcher.order, self._intake.groups.closed)
 
     async def _account_for_the_rest(self) -> None:
@@ -171,11 +173,12 @@ class Learner:
         if uses and self._state.event:
             await self._announce(replace(decode(TrainingStep, self._state.event), uses=uses, spans=()), "rest")
 
-    def _drop(self, groups: int) -> None:
-        """Groups came to nothing: as many more are dispatched."""
-        if not groups:
+    def _drop(self, tasks: Sequence[str]) -> None:
+        """The groups of these tasks came to nothing: as many more are dispatched."""
+        if not tasks:
             return
-        self._state = replace(self._state, groups_dropped=self._state.groups_dropped + groups)
+        self._dispatcher.settle(tasks)
+        self._state = replace(self._state, groups_dropped=self._state.groups_dropped + len(tasks))
         self._dispatcher.admit(self._state.step, self._state.groups_dropped)
 
     async def _caught_up(self) -> None:
@@ -202,7 +205,7 @@ class Learner:
             self._account.add(batch.uses, rollouts.values())
             if {use.reason for use in batch.uses} == {STALE}:
                 await self._caught_up()  # else as many more would come from the same old weights, without end
-            self._drop(len(groups))
+            self._drop([group.task for group in groups])
             return
         with tracing.span("train"):
             said = await self._in_thread(self._trainer.step, batch)
@@ -216,7 +219,7 @@ class Learner:
             started_ns=started_ns,
             ended_ns=time.time_ns(),
             uses=(*batch.uses, *self._account.take()),
-            metrics={**batch.metrics, **said, "seconds/idle": idle},
+            metrics={**batch.metrics, **said, **self._mender.figures(), "seconds/idle": idle},
             digest=await self._in_thread(batch.digest),
             settings=self._settings.model_dump_json(),
             spans=(),
@@ -224,6 +227,7 @@ class Learner:
         event = replace(event, spans=spans_of(event, rollouts))
         self._metrics = event.metrics
         self._intake.hand_out(rollouts.values())
+        self._dispatcher.settle(group.task for group in groups)
         _, written = self._saver.due(state.step)
         if written:
             state = self._covering(replace(state, event=encode(event)))
@@ -234,6 +238,7 @@ class Learner:
         if written:
             await self._intake.acknowledge(state.position)
         await self._announce(event)
+        await self._mender.resolve()
         self._dispatcher.admit(state.step, state.groups_dropped)
         log.info("step %d/%d: reward %.3f", state.step, self._settings.steps, batch.metrics["reward/mean"])
 
@@ -243,9 +248,11 @@ class Learner:
         return replace(
             state,
             position=position,
+            stream=self._mender.mark,
             used=self._intake.used(position),
             closed=self._intake.groups.settled(),
             groups_dispatched=self._dispatcher.dispatched,
+            outstanding=self._dispatcher.outstanding,
         )
 
     async def _announce(self, event: TrainingStep, part: str = "") -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError
+from bus import Bus, BusError, Fenced
 from bus.releases import Releases
 from bus.transports import transport
+from bus.verified import Verified
 from learner.broadcast import Broadcaster
 from learner.chain import SUFFIX, Chain, blob_name, expired, of_model, version_of
 from learner.settings import LearnerSettings
@@ -45,6 +46,7 @@ class WeightPublisher:
         """``whole_wanted``: whether some node waits for a version that it can fetch by itself."""
         self._bus, self._settings, self._whole_wanted, self._broadcaster = bus, settings, whole_wanted, broadcaster
         self._subject = subjects.weights(settings.model)
+        self._versions = Verified(bus, self._subject, settings.model, WeightVersion)
         self._last_sequence = 0
         try:
             self._transport = transport(bus, settings.weights.transport, settings.weights.place)
@@ -58,8 +60,10 @@ class WeightPublisher:
 
     async def look(self) -> WeightVersion | None:
         """The newest version on the bus; what is published from now on replaces exactly that one."""
-        found = await self._bus.last(subjects.WEIGHTS, self._subject, WeightVersion)
-        self.last, self._last_sequence = found or (None, 0)
+        last = await self._versions.last()
+        found = await anext(self._versions.newest_first(last), None)
+        self.last = found.event if found is not None else None
+        self._last_sequence = last.sequence if last is not None else 0
         self._kept = of_model(self._settings.model, await self._transport.names(BUCKET))
         return self.last
 
@@ -77,12 +81,12 @@ class WeightPublisher:
                 heard.clear()
                 # What is heard may have been refused, by compare-and-set: the stream says what was not.
                 try:
-                    found = await self._bus.last(subjects.WEIGHTS, self._subject, WeightVersion)
+                    found = await anext(self._versions.newest_first(await self._versions.last()), None)
                 except (BusError, NatsError):
                     await asyncio.sleep(LOOK_AGAIN_SECONDS)
                     heard.set()
                     continue
-                if found is not None and found[0].epoch > epoch:
+                if found is not None and found.event.epoch > epoch:
                     raise another_learner(self._settings.model, epoch)
         finally:
             if self._bus.nc.is_connected:
@@ -122,12 +126,7 @@ class WeightPublisher:
             created_ns=time.time_ns(),
             trial=trial,
         )
-        self._last_sequence = await self._bus.publish(
-            self._subject,
-            manifest,
-            msg_id=identity.weight_msg_id(model, epoch, version),
-            expect_last=self._last_sequence,
-        )
+        await self._replace_last(manifest)
         self.last = manifest
         if self._broadcaster:
             self._broadcaster.begin(manifest)
@@ -137,6 +136,24 @@ class WeightPublisher:
             await self._expire(blob.name)
         except (BusError, NatsError) as error:  # the version is out; the next one has more to remove
             log.warning("old versions are not removed: %s", str(error) or type(error).__name__)
+
+    async def _replace_last(self, manifest: WeightVersion) -> None:
+        """Publish by compare-and-set; on a bus that lost this learner's last version after what it has kept."""
+        msg_id = identity.weight_msg_id(manifest.model, manifest.epoch, manifest.version)
+        while True:
+            try:
+                self._last_sequence = await self._bus.publish(
+                    self._subject, manifest, msg_id=msg_id, expect_last=self._last_sequence
+                )
+            except Fenced:
+                newest, sequence = await self._bus.last(subjects.WEIGHTS, self._subject, WeightVersion) or (None, 0)
+                is_older = newest is None or newest.epoch <= manifest.epoch
+                if sequence >= self._last_sequence or not is_older:
+                    raise
+                log.warning("the bus has lost version %d", self.last.version if self.last is not None else 0)
+                self._last_sequence = sequence
+            else:
+                return
 
     async def _expire(self, newest: str) -> None:
         self._kept = [*(name for name in self._kept if name != newest), newest]

@@ -12,7 +12,7 @@ from learner.checkpoint import TRAINER
 from learner.forest import parents
 from learner.rollouts import Rollout
 from learner.settings import LearnerSettings
-from learner.tokenizer import decoder
+from learner.tokenizer import decoder, vocabulary
 from learner.trainer import Trainer
 from learner.transitions import transitions_of
 from learner.weights import WEIGHTS, write_weights
@@ -115,7 +115,7 @@ def write_parquet(out: Path, rollouts: Sequence[Rollout]) -> int:
 
 def _batch(history: History, step: Step, settings: LearnerSettings) -> Batch:
     try:
-        maker = BatchMaker(settings, decoder(settings.model_path))
+        maker = BatchMaker(settings, decoder(settings.model_path), vocabulary(settings.model_path))
     except ValueError as error:
         raise UserError(str(error)) from error
     return maker.make(history.groups(step), step.version - 1)

@@ -76,13 +76,17 @@ def users(
         typer.Option(help="name or address the server is reached under, for its certificate; repeat it"),
     ] = None,
     site: Annotated[bool, typer.Option("--site", help="for the server of a far site, a leaf of a cluster")] = False,
+    signing: Annotated[
+        Path | None,
+        typer.Option(help="a role's folder of the cluster, by whose signing keys a site goes: `node`, or `client`"),
+    ] = None,
 ) -> None:
     """Make a user of the bus for each role, with no more rights than it needs, and the server's configuration."""
     with extra("bus"):
         from bus.users import make_users
 
     def make() -> None:
-        for line in make_users(out, tls, host or (), site):
+        for line in make_users(out, tls, host or (), site, signing):
             print(line)
 
     or_fail(make)

@@ -13,6 +13,7 @@ from nats.errors import Error as NatsError
 from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased, metrics, own_id, runner_tasks, tracing
 from bus.cancelling import cancel
 from bus.doors import read_key
+from bus.faults import count_fault
 from bus.tasks import foreign_record
 from runners import attempts
 from runners.admission import Allowance
@@ -20,20 +21,25 @@ from runners.attempts import Decision
 from runners.ending import Ending, run_agent
 from runners.gateway import Gateway
 from runners.host import Host
-from runners.hosts import make_hosts
+from runners.hosts import make_hosts, uses_socket
 from runners.inmate import Keeper
-from runners.record import Attempt
+from runners.record import MAX_ERROR, Attempt
 from runners.settings import RunnerSettings
 from runners.slot import Slot
 from schemas import attributes, identity, subjects
 from schemas.codec import DecodeError, EncodeError, decode
 from schemas.events import Outcome, Task, TaskKey
+from schemas.text import shorten
 
 log = logging.getLogger(__name__)
 
 GIVE_BACK_SECONDS = 5.0
 """How long a stopping runner tries to say that a rollout was cancelled; its task is given back in any case."""
 UNREADABLE_SECONDS = 5.0
+TRANSIENT = (BusError, NatsError)
+"""Errors of the bus, after which a task is given back however often it was delivered."""
+FORESEEN = (*TRANSIENT, EncodeError)
+"""Errors that are nobody's fault here, or the task's own; any other is a fault of the runner's."""
 RATE_SECONDS = 10.0
 
 
@@ -84,6 +90,7 @@ class Runner:
                 key,
                 settings.one_version,
                 Allowance(settings.requests_at_once, settings.requests_per_second),
+                uses_socket(settings),
             ) as self._gateway,
             self._bus.beat("runner", self.id, self._describe),
             self._keeper,
@@ -110,8 +117,9 @@ class Runner:
                 await asyncio.gather(*(host.stop() for host in self._hosts.values()))
 
     async def _start_hosts(self) -> None:
-        slots = self._gateway.slots
-        self._hosts = dict(enumerate(make_hosts(self._settings, [slot.environment for slot in slots], self._keeper)))
+        slots, paths = self._gateway.slots, self._gateway.paths
+        hosts = make_hosts(self._settings, [slot.environment for slot in slots], self._keeper, paths)
+        self._hosts = dict(enumerate(hosts))
         first, *others = self._gateway.slots
         await self._hosts[first.number].start()  # one first: a wrong setting is said once
         await asyncio.gather(*(self._hosts[slot.number].start() for slot in others))
@@ -131,7 +139,7 @@ class Runner:
         self._running.discard(work)
         metrics.slots_busy.set(len(self._running))
         if not work.cancelled() and work.exception() is not None:
-            log.error("a rollout could not be handled", exc_info=work.exception())
+            log.error("a rollout could not be handled: %r", work.exception())
 
     async def _serve(self, slot: Slot, delivery: Delivery) -> None:
         rollout = delivery.headers.get(subjects.MSG_ID_HEADER, delivery.subject)
@@ -141,19 +149,35 @@ class Runner:
         except asyncio.CancelledError:
             await self._give_back(delivery, 0.0)
             raise
-        except (BusError, NatsError, EncodeError) as error:
-            self._problem = str(error)
-            log.warning("%s given back: %s", rollout, error)
-            await self._give_back(delivery, attempts.FIRST_RETRY_SECONDS)
+        except Exception as error:  # whatever it is, it costs neither the slot nor the task
+            self._problem = shorten(str(error) or type(error).__name__, MAX_ERROR)
+            log.warning("%s given back: %s", rollout, self._problem)
+            if not isinstance(error, FORESEEN):
+                count_fault(rollout, error)
+            if isinstance(error, TRANSIENT) or not await self._is_given_up(delivery):
+                await self._give_back(delivery, attempts.retry_after(delivery.deliveries))
         finally:
             slot.end()
             self._free.put_nowait(slot)
 
+    async def _is_given_up(self, delivery: Delivery) -> bool:
+        """Whether a task that fails its runner at every delivery has become a dead letter."""
+        if delivery.deliveries < attempts.MOST_DELIVERIES:
+            return False
+        try:
+            await self._bus.bury(delivery, f"{delivery.deliveries} times an error of the runner's own: {self._problem}")
+        except Exception as error:
+            log.warning("%s could not be buried: %s", delivery.subject, error)
+            return False
+        return True
+
     async def _give_back(self, delivery: Delivery, delay: float) -> None:
         self._given_back += 1
         metrics.tasks_given_back.inc()
-        with contextlib.suppress(NatsError):  # cut off from the bus: its lease runs out
+        try:
             await delivery.nak(delay)
+        except Exception as error:  # cut off from the bus, say: its lease runs out
+            log.warning("%s could not be given back: %s", delivery.subject, error)
 
     async def _take(self, slot: Slot, delivery: Delivery, lease: Lease) -> None:
         try:
@@ -166,8 +190,10 @@ class Runner:
         if foreign := foreign_record(task, delivery.subject, parent, delivery.timestamp_ns):
             await self._bus.record_tasks([foreign])
         attempt = Attempt(task, task.earlier_attempts + delivery.deliveries, self.id, delivery.timestamp_ns)
-        if attempts.exhausted(task, delivery.deliveries):
+        reason = attempts.unusable(task)
+        if not reason and attempts.exhausted(task, delivery.deliveries):
             reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
+        if reason:
             attempt.conclude("poisoned", None, reason, "")
             await self._send(attempt)
             await self._bus.bury(delivery, f"poisoned: {reason}")
@@ -263,8 +289,8 @@ class Runner:
         }
         if self._bus.full:
             detail["waits_for_room"] = self._bus.full
-        if self._problem:
-            detail["last_problem"] = self._problem[:120]
+        if problem := self._gateway.upstream.problem() or self._problem:
+            detail["last_problem"] = problem[:120]
         return {"state": self._state, "detail": detail}
 
 

@@ -43,7 +43,7 @@ from learner.settings import LearnerSettings
 from learner.weight_settings import WeightSettings
 from schemas import subjects
 from schemas.codec import encode
-from schemas.events import Heartbeat, Task, TasksPublished
+from schemas.events import Alarm, Heartbeat, Task, TasksPublished
 from schemas.weights import Turn, WeightApplied, WeightRelease, WeightVersion
 from tests import tensorfiles
 from tests.commands import environment
@@ -140,6 +140,10 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         assert (await one(learner, LEARNER_ROLLOUTS)).event() == batch
         assert await learner.delivered(LEARNER_ROLLOUTS) == 1
         await learner.reset(LEARNER_ROLLOUTS, 1)
+        assert (await learner.stream(subjects.TRAIN_ROLLOUTS)).last == 1
+        assert (await learner.stream(subjects.TASKS)).created
+        alert = Alarm(role="learner", reason="the bus lost messages", raised_ns=1)
+        await learner.publish(subjects.ALERT, alert, msg_id="alert")
 
         ((number, letter),) = [each async for each in DeadLetters(client).all()]
         assert letter.reason == "nobody could use it" and (await DeadLetters(client).get(number)) == letter
@@ -213,8 +217,8 @@ MAY_NOT_SAY = {
         *HEARTBEATS[1:], *DECISIONS, *LOOKING_BACK,
     ),
     "learner": (
-        *STORES, *TASK_READERS, *ROLLOUTS, *ALERTS, *NODES, HEARTBEATS[0], HEARTBEATS[2], "lb.dead.TRAIN_ROLLOUTS",
-        f"{API}.CONSUMER.CREATE.TRAIN_ROLLOUTS.learner.lb.rollout.train", *DECISIONS, *LOOKING_BACK,
+        *STORES, *TASK_READERS, *ROLLOUTS, *NODES, HEARTBEATS[0], HEARTBEATS[2], "lb.dead.TRAIN_ROLLOUTS",
+        f"{API}.CONSUMER.CREATE.TRAIN_ROLLOUTS.learner.lb.rollout.train", *DECISIONS,
     ),
     "node": (
         *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *ALERTS,

@@ -123,6 +123,17 @@ async def test_what_a_closing_puller_had_fetched_but_not_given_out_goes_back_at_
     assert seen == {"t1", "t2", "t3"}
 
 
+async def test_a_message_that_no_stream_sent_costs_no_slot(bus: Bus) -> None:
+    """Whoever may answer on the inbox can put anything there; the one slot is still asked for."""
+    await bus.ensure(runner_tasks("calc"))
+    async with bus.pull(runner_tasks("calc"), slots=1) as tasks, asyncio.timeout(10):
+        for reply in ("nobody", "$JS.ACK.x", "$JS.ACK.a.b.c.d.e.f.g"):
+            await bus.nc.publish(f"{tasks._inbox}.0", b"odd", reply=reply)
+        await bus.publish_task(task(1))
+        assert (await anext(tasks)).as_(Task) == task(1)
+        assert tasks.held == 1
+
+
 async def test_more_runners_may_wait_for_a_task_than_a_server_lets_by_itself(bus: Bus) -> None:
     waiting = 700
     durable = runner_tasks("calc")

@@ -9,6 +9,7 @@ import pytest
 from bus import Bus, DeadLetters, PoisonFlood, PoisonLimit, runner_tasks
 from bus.poison import IN_A_ROW, WINDOW
 from schemas import subjects
+from schemas.codec import MAX_BYTES
 from schemas.events import Task
 
 
@@ -85,3 +86,19 @@ def test_a_flood_stops_the_reader_and_a_trickle_does_not() -> None:
             half.bad("x")
             half.bad("x")
             half.good()
+
+
+async def test_what_is_said_of_a_dead_letter_is_bounded_and_a_message_too_large_to_keep_is_buried_without_its_bytes(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    await bus.ensure(runner_tasks("calc"))
+    for size in (1000, MAX_BYTES):
+        await bus.js.publish("lb.task.eval.calc", b"x" * size)
+    async with asyncio.timeout(30), bus.pull(runner_tasks("calc"), slots=2) as puller:
+        for _ in range(2):
+            await bus.bury(await anext(puller), "y" * 5_000_000)
+    first, second = [letter async for _, letter in DeadLetters(bus).all()]
+    assert (len(first.payload), len(second.payload)) == (1000, 0)
+    assert len(first.reason) < 3000 and second.reason.endswith(f"its {MAX_BYTES} bytes were too many to keep")
+    assert max(len(line.getMessage()) for line in caplog.records) < 4000
+    assert (await bus.js.stream_info("TASKS")).state.messages == 0

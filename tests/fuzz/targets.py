@@ -18,7 +18,7 @@ from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.test_utils import make_mocked_request
 
-from bus import AccessError
+from bus import AccessError, BusError
 from bus.access import FILE, Access
 from bus.dead import again
 from bus.tasks import TaskFileError, read_problems
@@ -32,10 +32,10 @@ from runners import otlp, rewards, routing
 from runners.completion import Completion, UnusableAnswer, in_form
 from runners.dialects.apis import APIS, passed_on
 from runners.ending import result_of
-from runners.gateway import TurnedAway, well_formed
 from runners.history import History
 from runners.host import AgentFault, answer_of
 from runners.record import Attempt
+from runners.requests import TurnedAway, well_formed
 from runners.upstream import events_of
 from schemas import identity
 from schemas.codec import DecodeError, decode, decode_as, encode, schema_of
@@ -102,7 +102,11 @@ def _beat(data: bytes) -> None:
 
 def _telemetry() -> Iterator[Target]:
     for signal, plain, said in (
-        ("traces", [corpora.TRACES], corpora.TRACES_IN_JSON),
+        (
+            "traces",
+            [corpora.TRACES, corpora.EMPTY, corpora.crowded(50)],
+            [*corpora.TRACES_IN_JSON, *corpora.EMPTY_IN_JSON, corpora.crowded(50, "json"), corpora.nested(3)],
+        ),
         ("logs", [corpora.LOGS], corpora.LOGS_IN_JSON),
     ):
         yield Target(f"OTLP {signal}", plain, partial(_otlp, signal, "application/x-protobuf"), (otlp.BadTelemetry,))
@@ -275,7 +279,7 @@ def _files() -> Iterator[Target]:
         "endpoints of a run",
         ends,
         partial(_file, lambda path: RunDirectory(path.parent).endpoints(), path),
-        (),
+        (BusError,),
         "json",
         0.3,
     )

@@ -60,7 +60,19 @@ async def test_runners_of_a_far_site_know_one_server(tmp_path: Path) -> None:
     async with Network() as network, Network("10.78.0") as far, cluster(network, tmp_path) as (secrets, urls, _):
         leaf = network.host("leaf")
         local = far.plug(leaf)
-        await command("bus", "users", "--out", "site", "--tls", "--host", local, "--site", at=tmp_path)
+        await command(
+            "bus",
+            "users",
+            "--out",
+            "site",
+            "--tls",
+            "--host",
+            local,
+            "--site",
+            "--signing",
+            str(secrets / "node"),
+            at=tmp_path,
+        )
         buses = [network.hosts[f"bus-{number}"] for number in range(3)]
         place = server_file(tmp_path / "hosts" / "leaf", "leaf.conf", tmp_path / "site", buses)
         shutil.copytree(secrets / "leaf", place / "leaf")

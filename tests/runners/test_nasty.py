@@ -89,3 +89,14 @@ async def test_a_program_that_prints_no_json_is_an_agent_error(
         await bus.publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "agent_error" and "no JSON result" in batch.end.error
+
+
+async def test_an_exception_of_5_mb_is_logged_and_recorded_in_part(
+    bus: Bus, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(bus, agent="nasty:raises_5_mb"):
+        await bus.publish_task(task())
+        (batch,) = await ended(bus)
+    assert batch.end is not None and batch.end.error.startswith("ValueError: xxx") and len(batch.end.error) < 3000
+    logged = [line.getMessage() for line in caplog.records if "xxx" in line.getMessage()]
+    assert len(logged) == 2 and "in raises_5_mb" in logged[0] and max(map(len, logged)) < 20_000

@@ -84,6 +84,15 @@ async def test_no_node_until_the_deadline_is_infra_and_tried_again(bus: Bus) -> 
     assert "no inference node is ready until the rollout's deadline" in batch.end.error or "no model" in batch.end.error
 
 
+async def test_a_pin_nobody_serves_names_the_version_and_what_is_served(bus: Bus, engine: ScriptedEngine) -> None:
+    async with running(bus, agent="plain:asks"):
+        await bus.publish_task(task(deadline=3.0, max_attempts=1, weight_version=99))
+        (batch,) = await ended(bus)
+    assert batch.end is not None and batch.end.outcome == "infra"
+    assert "no inference node serves version 99 of 'policy', to which the task is pinned (served: 3)" in batch.end.error
+    assert engine.requests == []
+
+
 async def test_the_sampling_of_a_task_wins_over_the_agents(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, agent="plain:asks"):
         await bus.publish_task(task(sampling={"temperature": 0.0, "seed": 7}))
@@ -244,18 +253,18 @@ async def test_a_flood_of_unreadable_tasks_stops_the_runner_and_leaves_them_in_t
 async def test_a_finished_rollout_waits_for_room_and_meanwhile_no_other_is_begun(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
-    await bus.publish_task(task(id="a"))
-    await bus.publish_task(task(id="b"))
-    await limit(bus, "EVAL_ROLLOUTS", 2)
+    for id in "abc":
+        await bus.publish_task(task(id=id))
+    await limit(bus, "EVAL_ROLLOUTS", 1)
     async with running(bus, agent="plain:asks", ack_wait=2.0), bus.fleet("runner") as fleet:
         async with asyncio.timeout(30):
             while not any(beat.detail.get("waits_for_room") == "lb.rollout.eval" for beat in fleet.members()):
                 await fleet.changed()
-        assert len(engine.requests) == 1
+        assert len(engine.requests) == 2
         assert (await bus.js.consumer_info("TASKS", "runner-default")).num_ack_pending == 1
         await limit(bus, "EVAL_ROLLOUTS", None)
-        batches = await ended(bus, 2)
-    assert sorted((batch.task, batch.attempt) for batch in batches) == [("a", 1), ("b", 1)], "the lease was kept"
+        batches = await ended(bus, 3)
+    assert sorted((batch.task, batch.attempt) for batch in batches) == [("a", 1), ("b", 1), ("c", 1)], "leases are kept"
 
 
 @pytest.mark.parametrize(
@@ -272,6 +281,34 @@ async def test_an_agent_that_cannot_start_is_one_sentence(bus: Bus, settings: di
         async with asyncio.timeout(30):
             checked = RunnerSettings.model_validate({"path": AGENTS, **settings})
             await runner.run(bus, checked, asyncio.Event())
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["pyhton", "agent.py"], "pyhton is no program in PATH"),
+        (["./agent"], r"\./agent is no program in .*agents"),
+        (["plain.py"], r"plain\.py is no program in PATH"),
+    ],
+)
+async def test_a_mistyped_command_is_found_before_any_task_is_taken(
+    bus: Bus, command: list[str], sentence: str
+) -> None:
+    await bus.ensure(runner_tasks("default"))
+    await bus.publish_task(task())
+    with pytest.raises(CannotStart, match=sentence):
+        async with asyncio.timeout(30):
+            await runner.run(bus, RunnerSettings(command=command, path=AGENTS), asyncio.Event())
+    assert await bus.delivered(runner_tasks("default")) == 0
+
+
+async def test_an_agent_that_cannot_be_imported_is_found_before_any_task_is_taken(bus: Bus) -> None:
+    await bus.ensure(runner_tasks("default"))
+    await bus.publish_task(task())
+    with pytest.raises(CannotStart, match="No module named 'agnet'"):
+        async with asyncio.timeout(30):
+            await runner.run(bus, RunnerSettings(agent="agnet:solve", path=AGENTS), asyncio.Event())
+    assert await bus.delivered(runner_tasks("default")) == 0
 
 
 async def test_a_runner_killed_gives_its_task_to_another(bus: Bus, nats_url: str, engine: ScriptedEngine) -> None:
