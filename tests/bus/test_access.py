@@ -312,13 +312,13 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"nkey": None}, "lets nobody in"),
-        ({"nkey": "runner/nkey"}, "has no user of this key"),
+        ({"password": None}, "lets nobody in"),
+        ({"password": "runner/password"}, "has no user of this key"),
         ({"cert": None, "key": None}, "CERTIFICATE_REQUIRED"),
         ({"cert": "runner/cert.pem", "key": "runner/key.pem"}, "TLS with it fails"),
         ({"ca": "runner/ca.pem"}, "certificate is not to be trusted"),
     ],
-    ids=["no user", "wrong key", "no certificate", "another's certificate", "another's server"],
+    ids=["no password", "wrong password", "no certificate", "another's certificate", "another's server"],
 )
 async def test_a_stranger_is_refused_in_one_sentence(
     secured: Secured, strangers: Path, changes: dict[str, str | None], sentence: str
