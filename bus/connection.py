@@ -16,7 +16,7 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import NotFoundError, ServiceUnavailableError
 
-from bus import metrics, streams
+from bus import expiry, metrics, streams
 from bus.access import Access, refusal
 from bus.addresses import server_addresses, wants_tls, without_secrets
 from bus.blobs import Blobs
@@ -55,6 +55,8 @@ GIVE_UP_SECONDS = 1.0
 REFUSED_SECONDS = 60.0
 """A connection that was lost and is refused for so long is given up: its keys are not coming."""
 REFUSALS_PAUSE_SECONDS = 30.0
+EXPIRY_SECONDS = 86400.0
+"""Between two looks at when the certificates end."""
 GREETING_SECONDS = 3.0
 """For a server's first words. One that waits for TLS says none and hangs up after 2 s, by which we know it."""
 DENIALS_KEPT = 16
@@ -76,6 +78,7 @@ class Bus:
         self._refused = ""
         self._refusals = Refusals(REFUSED_SECONDS, REFUSALS_PAUSE_SECONDS)
         self._hint = ""
+        self._new_certificates = asyncio.Event()
         self.js = nc.jetstream(timeout=10)
         self._last_error = ""
         self._connecting = True
@@ -109,6 +112,7 @@ class Bus:
         and `AccessError` when a server does not let us in, or we do not believe it.
         """
         addresses = server_addresses(url)
+        looking: asyncio.Task[None] | None = None
         nc = Client(access.options if access is not None else dict, wants_tls(addresses))
         bus = cls(nc, access is not None and access.has_user, access.signatures if access is not None else None)
         options = access.options() if access is not None else {}
@@ -144,9 +148,13 @@ class Bus:
         try:
             bus._connecting, bus._settled = False, True
             await bus._publisher.start()
+            if access is not None and access.cert is not None:
+                looking = asyncio.create_task(bus._watch_certificates(access))
             yield bus
         finally:
             bus._settled = False
+            if looking is not None:
+                await cancel(looking)
             with contextlib.suppress(OSError):  # a connection that is lost as it is closed is closed
                 await nc.close()
 
@@ -375,6 +383,19 @@ class Bus:
             self._last_error = said
             log.warning("bus: %s", said)
 
+    async def _watch_certificates(self, access: Access) -> None:
+        """Show when the certificates end, and warn when that is near: now, at each reconnect, and once a day."""
+        while True:
+            ends = expiry.ends_of(access, self.nc.peer_certificate)
+            for name, end in ends.items():
+                metrics.certificate_ends.labels(name).set(end)
+            for sentence in expiry.warnings(ends, time.time()):
+                log.warning("%s", sentence)
+            self._new_certificates.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EXPIRY_SECONDS):
+                    await self._new_certificates.wait()
+
     def _note_refusal(self, reason: str) -> None:
         """The server does not let us in again; the files may hold new keys soon, but not for ever."""
         if self._refusals.add(asyncio.get_running_loop().time()):
@@ -388,6 +409,7 @@ class Bus:
     async def _on_reconnect(self) -> None:
         self._last_error = ""
         self._refusals.clear()
+        self._new_certificates.set()
         metrics.reconnects.inc()
         log.warning("bus: connected again")
         self.reconnected.set()

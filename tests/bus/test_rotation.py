@@ -3,13 +3,14 @@
 import asyncio
 import re
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from bus import Access, AccessError, Bus
+from bus import Access, AccessError, Bus, measuring
 from bus.embedded import NatsServer, nats_server
 from bus.rotation import begin_rotation, finish_rotation
 from bus.users import make_users
@@ -42,7 +43,7 @@ async def reloaded(url: str, access: Access, refused: bool) -> None:
 
 async def test_a_certificate_is_let_in_with_its_own_users_password_only(tmp_path: Path) -> None:
     assert list(make_users(tmp_path / "users", tls=True))
-    runner, node, leaf = (Access.read(tmp_path / "users", role) for role in ("runner", "node", "leaf"))
+    runner, node = (Access.read(tmp_path / "users", role) for role in ("runner", "node"))
     async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server:
         await let_in(server.url, runner)
         for wrong in (
@@ -79,7 +80,7 @@ async def test_a_server_that_maps_no_certificates_lets_no_bare_name_in(tmp_path:
 
 @pytest.mark.parametrize("tls", [False, True], ids=["keys", "keys and authorities"])
 async def test_rotation_cuts_nobody_off(tmp_path: Path, tls: bool) -> None:
-    """A client publishes throughout; its connection ends at the last step alone, and it comes back with the new keys."""
+    """A client publishes throughout; the last step alone makes it connect again, with the new keys."""
     users = tmp_path / "users"
     assert list(make_users(users, tls=tls))
     async with nats_server(tmp_path / "nats", users=users) as server:
@@ -120,3 +121,36 @@ async def test_rotation_cuts_nobody_off(tmp_path: Path, tls: bool) -> None:
                 assert (await admin.js.stream_info("TASKS")).state.messages >= published
         with pytest.raises(AccessError, match="no rotation"):
             list(finish_rotation(users))
+
+
+async def test_the_end_of_each_certificate_is_a_metric_and_a_warning_when_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the role's own, its authority's and the server's; new ones are shown after a reconnect."""
+    users = tmp_path / "users"
+    monkeypatch.setattr("bus.certificates.DAYS", 20)
+    assert list(make_users(users, tls=True))
+    async with (
+        asyncio.timeout(60),
+        nats_server(tmp_path / "nats", users=users) as server,
+        Bus.connect(server.url, access=Access.read(users, "runner")) as bus,
+    ):
+        names = ("own", "authority", "server")
+        while [days_left(name) for name in names] != [20, 20, 20]:
+            await asyncio.sleep(0.01)
+        warned = " ".join(caplog.messages)
+        assert all(f"the {name} certificate of the bus ends on" in warned for name in names)
+        monkeypatch.setattr("bus.certificates.DAYS", 400)
+        assert list(begin_rotation(users)) and list(finish_rotation(users))
+        reload(server)
+        await bus.reconnected.wait()
+        while [days_left(name) for name in names] != [400, 400, 400]:
+            await asyncio.sleep(0.01)
+
+
+def days_left(certificate: str) -> int:
+    """As a role's metrics have it."""
+    lines = measuring.exposition("runner").decode().splitlines()
+    name = f'lightningbus_certificate_expires_at_seconds{{certificate="{certificate}"}} '
+    ends = [float(line.removeprefix(name)) for line in lines if line.startswith(name)]
+    return round((ends[0] - time.time()) / 86400) if ends else 0
