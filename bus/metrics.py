@@ -21,7 +21,7 @@ reconnects = made(
 certificate_ends = made(
     Gauge, "every role", "certificate_expires_at_seconds",
     "The connection is made, or a day is over: when its certificates end, in Unix seconds.",
-    "Less than 30 days off, of the `own`, the `authority` or the `server`: `lightningbus bus rotate`; the log says so too.", ["certificate"],
+    "Less than 30 days off, of `own`, `authority` or `server`: `lightningbus bus rotate`.", ["certificate"],
 )  # fmt: skip
 publish_seconds = made(
     Histogram, "every role", "bus_publish_seconds", "An event is published: until the stream has it.",

@@ -9,8 +9,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
-from bus import Access, AccessError, Bus, measuring
+from bus import Access, AccessError, Bus, expiry, measuring
+from bus.certificates import Authority
 from bus.embedded import NatsServer, nats_server
 from bus.rotation import begin_rotation, finish_rotation
 from bus.users import make_users
@@ -154,3 +156,15 @@ def days_left(certificate: str) -> int:
     name = f'lightningbus_certificate_expires_at_seconds{{certificate="{certificate}"}} '
     ends = [float(line.removeprefix(name)) for line in lines if line.startswith(name)]
     return round((ends[0] - time.time()) / 86400) if ends else 0
+
+
+@pytest.mark.parametrize("days", [1, 20_000], ids=["of this half of the century", "of the next"])
+def test_the_end_of_a_certificate_is_read_as_cryptography_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    monkeypatch.setattr("bus.certificates.DAYS", days)
+    certificate = Authority.new().certificate
+    der = certificate.public_bytes(serialization.Encoding.DER)
+    assert expiry.not_after(der) == certificate.not_valid_after_utc.timestamp()
+    (tmp_path / "cert.pem").write_text("no certificate")
+    assert expiry.ends_of(Access(cert=tmp_path / "cert.pem", ca=tmp_path / "none"), None) == {}
