@@ -116,7 +116,6 @@ class Bus:
         and `AccessError` when a server does not let us in, or we do not believe it.
         """
         addresses = server_addresses(url)
-        looking: asyncio.Task[None] | None = None
         nc = Client(access.options if access is not None else dict, wants_tls(addresses))
         bus = cls(nc, access is not None and access.has_user, access.signatures if access is not None else None)
         options = access.options() if access is not None else {}
@@ -150,17 +149,14 @@ class Bus:
             sentence = f"no NATS server answers at {where}: start one with `lightningbus bus`{bus._hint}"
             raise BusError(sentence) from error
         upkeep = asyncio.create_task(bus._keep_up())
+        certificates = asyncio.create_task(bus._watch_certificates(access))
         try:
             bus._connecting, bus._settled = False, True
             await bus._publisher.start()
-            if access is not None and access.cert is not None:
-                looking = asyncio.create_task(bus._watch_certificates(access))
             yield bus
         finally:
             bus._settled = False
-            if looking is not None:
-                await cancel(looking)
-            await cancel(upkeep)
+            await cancel(upkeep, certificates)
             with contextlib.suppress(OSError):  # a connection that is lost as it is closed is closed
                 await nc.close()
 
@@ -451,9 +447,9 @@ class Bus:
             self._last_error = said
             log.warning("bus: %s", said)
 
-    async def _watch_certificates(self, access: Access) -> None:
+    async def _watch_certificates(self, access: Access | None) -> None:
         """Show when the certificates end, and warn when that is near: now, at each reconnect, and once a day."""
-        while True:
+        while access is not None and access.cert is not None:
             ends = expiry.ends_of(access, self.nc.peer_certificate)
             for name, end in ends.items():
                 metrics.certificate_ends.labels(name).set(end)
