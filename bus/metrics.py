@@ -18,6 +18,11 @@ reconnects = made(
     Counter, "every role", "bus_reconnects_total", "The connection to the bus was lost and made again.",
     "Rising on one role: its network. On all of them: the broker restarts or is overloaded; see its log.",
 )  # fmt: skip
+certificate_ends = made(
+    Gauge, "every role", "certificate_expires_at_seconds",
+    "The connection is made, or a day is over: when its certificates end, in Unix seconds.",
+    "Less than 30 days off, of `own`, `authority` or `server`: `lightningbus bus rotate`.", ["certificate"],
+)  # fmt: skip
 publish_seconds = made(
     Histogram, "every role", "bus_publish_seconds", "An event is published: until the stream has it.",
     "Slow: the broker's disk (`sync: always`), or a stream that is full.", buckets=MILLISECONDS,
