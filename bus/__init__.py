@@ -6,6 +6,7 @@ from bus.dead import DeadLetters
 from bus.delivery import Delivery
 from bus.errors import (
     AccessError,
+    AddressError,
     BlobCorrupt,
     BusError,
     DuplicateMessage,
@@ -41,6 +42,7 @@ __all__ = [
     "STORE_WEIGHTS",
     "Access",
     "AccessError",
+    "AddressError",
     "BlobCorrupt",
     "Bus",
     "BusError",

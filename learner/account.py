@@ -16,10 +16,10 @@ class Account:
         self._intake, self._settings = intake, settings
         self._uses: list[RolloutUse] = []
 
-    def settle(self) -> int:
-        """Note the groups and attempts that came to nothing since; returns how many groups did."""
+    def settle(self) -> list[str]:
+        """Note the groups and attempts that came to nothing since; returns the tasks of those groups."""
         groups = self._intake.groups
-        dropped = len(groups.unusable)
+        dropped = [group.task for group in groups.unusable]
         for group in groups.unusable:
             self._pass_over(group.rollouts, "group of fewer than two")
         self._pass_over(groups.late, "late")

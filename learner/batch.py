@@ -57,8 +57,12 @@ class Batch:
 class BatchMaker:
     """The rules of a run: how groups become rows and advantages. Raises ValueError for a name that is not known."""
 
-    def __init__(self, settings: LearnerSettings, decode: Decode | None = None) -> None:
-        """``decode`` turns token ids into text, to tell why a conversation is no single path."""
+    def __init__(self, settings: LearnerSettings, decode: Decode | None = None, vocabulary: int | None = None) -> None:
+        """``decode`` turns token ids into text, to tell why a conversation is no single path.
+
+        ``vocabulary`` is the number of tokens the model has; None: whatever comes is taken to be one.
+        """
+        self._vocabulary = vocabulary or 2**32
         self._settings = settings
         self._decode = decode
         self._share = credit.method(settings.credit.method)
@@ -73,7 +77,7 @@ class BatchMaker:
         settings = self._settings
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         rewards = [reward_of(rollout, settings.failed_rollouts) for rollout in rollouts]
-        calls = [_transitions(rollout) for rollout in rollouts]
+        calls = [self._transitions(rollout) for rollout in rollouts]
         shared = self._credit(rollouts, rewards)
         rows: list[Row] = []
         uses: list[RolloutUse] = []
@@ -120,6 +124,15 @@ class BatchMaker:
             found[place] = [float(one) for one in given]
         return found
 
+    def _transitions(self, rollout: Rollout) -> list[Transition] | None:
+        """The calls of a rollout; None if one of them is malformed, or not of this model."""
+        try:
+            found = transitions_of(rollout.calls)
+        except (ValueError, LookupError, OverflowError):
+            return None
+        ids = (ids for call in found for ids in (call.prompt_ids, call.response_ids))
+        return found if all(part.max(initial=0) < self._vocabulary for part in ids) else None
+
     def _count(
         self, tally: "Counter[str]", rollout: Rollout, transitions: Sequence[Transition], left_out: dict[int, str]
     ) -> None:
@@ -131,13 +144,6 @@ class BatchMaker:
         if self._settings.rows == "trajectory" and self._decode is not None:
             for why in cuts(rollout.calls, parents(transitions), self._decode).values():
                 tally[f"cuts/{why}"] += 1
-
-
-def _transitions(rollout: Rollout) -> list[Transition] | None:
-    try:
-        return transitions_of(rollout.calls)
-    except ValueError:
-        return None
 
 
 def _reason(

@@ -2,28 +2,30 @@
 
 import asyncio
 import math
-import random
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from bus import Bus
 from bus.tasks import Problem
+from learner.passes import Passes
 from learner.settings import LearnerSettings
 from learner.staleness import admitted_groups
 from schemas.events import Task
 
 
-def group_of(problems: Sequence[Problem], place: int, settings: LearnerSettings) -> list[Task]:
-    """The tasks of the ``place``-th group of a run: every problem once per pass, each pass shuffled anew.
+def task_id(problem: Problem, number: int, settings: LearnerSettings) -> str:
+    """What a problem's task is called in the pass of that number."""
+    return f"{problem.id}@{settings.run}-p{number}"
+
+
+def group_of(problem: Problem, number: int, settings: LearnerSettings) -> list[Task]:
+    """The tasks of a problem's group in the pass of that number.
 
     Deterministic, so that a learner that starts again publishes the same tasks under the same message ids.
     """
-    number, at = divmod(place, len(problems))
-    order = list(range(len(problems)))
-    random.Random(f"{settings.seed}:{number}").shuffle(order)
-    problem = problems[order[at]]
     return [
         Task(
-            id=f"{problem.id}@{settings.run}-p{number}",
+            id=task_id(problem, number, settings),
             run=settings.run,
             agent=settings.agent,
             input=problem.input,
@@ -43,13 +45,39 @@ class Dispatcher:
 
     def __init__(self, bus: Bus, problems: Sequence[Problem], settings: LearnerSettings, dispatched: int) -> None:
         self._bus, self._problems, self._settings = bus, problems, settings
-        self.dispatched = dispatched
-        self._ordered = "ready_first" not in settings.off_policy
-        known = range(dispatched) if self._ordered else ()
-        self.order = [group_of(problems, place, settings)[0].id for place in known]
-        """Tasks in the order they were dispatched in, where groups are taken in that order."""
+        self._passes = Passes(len(problems), settings.seed)
+        self._places: dict[str, int] = {}
+        self._lost: deque[tuple[int, Collection[int], str]] = deque()
         self._limit = dispatched
         self._moved = asyncio.Event()
+        self.dispatched = dispatched
+        """Groups published since the run's start: the place of the next one."""
+
+    async def restore(self, places: Iterable[int]) -> None:
+        """The places of the groups that were dispatched before and are not settled."""
+        for place in places:
+            number, index = await self._passes.reach(place)
+            self._places[task_id(self._problems[index], number, self._settings)] = place
+
+    @property
+    def outstanding(self) -> list[int]:
+        """The places of the groups that are dispatched and not settled, in that order."""
+        return sorted(self._places.values())
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether tasks that the bus lost are not published again yet."""
+        return bool(self._lost)
+
+    @property
+    def order(self) -> Collection[str]:
+        """The tasks of those groups, where groups are taken in the order in which they were dispatched; else none."""
+        return self._places.keys() if "ready_first" not in self._settings.off_policy else ()
+
+    def settle(self, tasks: Iterable[str]) -> None:
+        """These groups are trained on, or came to nothing."""
+        for task in tasks:
+            self._places.pop(task, None)
 
     def admit(self, step: int, dropped: int) -> None:
         """``step`` optimiser steps are made and ``dropped`` groups came to nothing; without problems, nothing to do."""
@@ -63,13 +91,38 @@ class Dispatcher:
         self._limit = wanted + dropped
         self._moved.set()
 
+    def dispatch_again(self, ended: Mapping[str, Container[int]], closed: Container[str], nonce: str) -> int:
+        """The bus lost messages: whatever is outstanding and has not ended is published once more.
+
+        ``ended`` are samples by task, ``closed`` tasks that wait for none. ``nonce`` is the same only for the same
+        loss: the broker may still know the message ids of what it lost. Returns the number of tasks.
+        """
+        count = 0
+        for task, place in self._places.items():
+            samples = [one for one in range(self._settings.samples) if one not in ended.get(task, ())]
+            if samples and task not in closed:
+                self._lost.append((place, samples, nonce))
+                count += len(samples)
+        self._moved.set()
+        return count
+
     async def run(self) -> None:
         """Publish for ever; a full bus is waited for."""
         while True:
-            while self.dispatched < self._limit:
-                tasks = group_of(self._problems, self.dispatched, self._settings)
+            self._moved.clear()
+            if self._lost:
+                place, samples, nonce = self._lost[0]
+                tasks = await self._group(place)
+                await self._bus.publish_tasks([tasks[sample] for sample in samples], timeout=math.inf, nonce=nonce)
+                self._lost.popleft()
+            elif self.dispatched < self._limit:
+                tasks = await self._group(self.dispatched)
+                self._places[tasks[0].id] = self.dispatched  # before: what is lost on its way is outstanding too
                 await self._bus.publish_tasks(tasks, timeout=math.inf)
                 self.dispatched += 1
-                self.order += [tasks[0].id] if self._ordered else []
-            self._moved.clear()
-            await self._moved.wait()
+            else:
+                await self._moved.wait()
+
+    async def _group(self, place: int) -> list[Task]:
+        number, index = await self._passes.reach(place)
+        return group_of(self._problems[index], number, self._settings)

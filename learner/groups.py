@@ -58,7 +58,8 @@ class Groups:
         if rollout.standing == TRIED_AGAIN or any(rollout.execution == one.execution for one in self.late):
             return
         if rollout.task in self.closed:
-            self.late.append(rollout)
+            if all(rollout.execution != one.execution for one in self.held()):  # else delivered twice
+                self.late.append(rollout)
             return
         group = self._open.setdefault(rollout.task, Group(rollout.task, rollout.samples, now))
         before = group.members.get(rollout.id)
@@ -95,6 +96,10 @@ class Groups:
         for group in (*self._open.values(), *self.ready, *self.unusable):
             yield from group.members.values()
         yield from self.late
+
+    def ended(self) -> dict[str, set[int]]:
+        """Samples that have ended, by the tasks of the groups that wait for more."""
+        return {group.task: {one.sample for one in group.members.values()} for group in self._open.values()}
 
     def settled(self) -> list[str]:
         """Tasks whose group is closed and has been handed out, oldest first."""

@@ -6,15 +6,21 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+from msgspec.structs import replace
 from nats.errors import Error as NatsError
 
-from bus import LEARNER_ROLLOUTS, Bus, Delivery
+from bus import LEARNER_ROLLOUTS, Bus, BusError, Delivery, metrics
 from bus.cancelling import cancel
+from bus.faults import count_fault
 from bus.puller import Puller
+from bus.streams import StreamState
+from learner.capacity import FULL, Capacity, fill
+from learner.continuity import Gap, StreamMark, continue_at, gap_of
 from learner.groups import Groups
 from learner.publish import CannotLearn
 from learner.rollouts import Assembler, Rollout, reward_of, rollout_of
 from learner.settings import LearnerSettings
+from schemas import subjects
 from schemas.codec import DecodeError
 from schemas.events import SpanBatch
 
@@ -27,30 +33,52 @@ CALM_SECONDS = 10.0
 """Misses that are further apart have nothing to do with each other."""
 PATIENCE_SECONDS = 60.0
 """Who still takes deliveries after so long lives: what somebody who is gone has asked for ends after 30 s."""
+MOST_SAMPLES = 65_536
+"""Of a group; what says that it is of a larger one is left out."""
 PREFETCH = 512
 """Span batches on their way to this process at once."""
 
 
 class Intake:
-    """Reads the spans of one run; ``position``, ``used`` and ``closed`` come from the checkpoint it goes on from."""
+    """Reads the spans of one run; all but bus and settings come from the checkpoint it goes on from.
+
+    Positions are those of `StreamMark`.
+    """
 
     def __init__(
-        self, bus: Bus, settings: LearnerSettings, position: int, used: Mapping[str, int], closed: Iterable[str]
+        self,
+        bus: Bus,
+        settings: LearnerSettings,
+        position: int = 1,
+        used: Mapping[str, int] | None = None,
+        closed: Iterable[str] = (),
+        mark: StreamMark | None = None,
     ) -> None:
         self._bus = bus
         self._settings = settings
         self._rules = settings.credit.rules_in_force
         self._assembler = Assembler(self._rules)
-        self._handed_out = dict(used)  # execution -> stream sequence of its last batch
+        self._handed_out = dict(used or {})  # execution -> position of its last batch
         self._held: deque[Delivery] = deque()
-        self._committed = position
+        self.committed = position
+        """Position that a checkpoint covers everything before."""
+        self.gap: Gap | None = None
+        """What the bus lost, while that which it has kept is not read."""
+        self.mark_before = StreamMark()
+        """The stream as it was known before that."""
         self._expected = 1
         """The delivery to come next, as the broker counts them for a consumer."""
         self.groups = Groups(settings.group_seconds, self._is_valid, closed)
         self.news = asyncio.Event()
-        """Set whenever an attempt has ended."""
+        """Set whenever an attempt has ended, or the bus begins to fill."""
+        self.share = 0.0
+        """Of the room on the bus: what the learner has not acknowledged."""
+        self.mark = mark or StreamMark()
+        """The stream as it is known now."""
         self.next_sequence = position
-        """Stream position of what has not been delivered yet."""
+        """Position of what has not been delivered yet."""
+        self.gaps: asyncio.Queue[Gap] = asyncio.Queue()
+        """What the bus lost, each put here when what it has kept is read."""
 
     async def run(self) -> None:
         """Every batch of the run into its rollout, every rollout into its group, for ever.
@@ -65,8 +93,8 @@ class Intake:
                 self._held.clear()  # their acknowledgements are of the consumer before the reset
                 self._expected = 1
                 try:
-                    await self._bus.reset(LEARNER_ROLLOUTS, self._committed)
-                except NatsError as error:
+                    await self._bus.reset(LEARNER_ROLLOUTS, await self._continue())
+                except (NatsError, BusError) as error:
                     log.warning("cannot read rollouts, trying again: %s", str(error) or type(error).__name__)
                     calm = time.monotonic()
                     await asyncio.sleep(RESET_PAUSE_SECONDS)
@@ -82,6 +110,51 @@ class Intake:
                     raise CannotLearn("another reader takes this run's spans: there can be one learner to a bus")
                 log.warning("span batches went to another reader or were lost on their way: reading them again")
                 await asyncio.sleep(RESET_PAUSE_SECONDS)
+
+    async def _continue(self) -> int:
+        """The stream sequence to read from: the stream may have lost messages since it was last looked at."""
+        stream, tasks = await self._bus.stream(LEARNER_ROLLOUTS.stream), await self._bus.stream(subjects.TASKS)
+        found = continue_at(self.mark, self.committed, stream)
+        gap = gap_of(found, self.mark, tasks, stream.last)
+        if gap is not None and self.gap is None:
+            self.mark_before = self.mark
+        self.mark = replace(found.mark, tasks=tasks.created)
+        self.committed = self.mark.offset + found.sequence
+        self.next_sequence = max(self.next_sequence, self.committed)
+        if gap is not None:
+            self.gap = gap
+            self._note_gap(found.sequence if stream.messages else stream.last + 1)
+        return found.sequence
+
+    def _note_gap(self, sequence: int) -> None:
+        """Hand the gap on once everything before a stream sequence is read that the stream has kept."""
+        if self.gap is not None and sequence > self.gap.last:
+            self.gaps.put_nowait(self.gap)
+            self.gap = None
+
+    async def capacity(self) -> Capacity:
+        """What the bus holds for the learner; raises `BusError` without streams, and nats' errors."""
+        stream, backlog = await self._bus.stream(LEARNER_ROLLOUTS.stream), await self._bus.backlog(LEARNER_ROLLOUTS)
+        return Capacity(stream.max_bytes, stream.max_messages, backlog.max_unacknowledged)
+
+    async def measure(self) -> float:
+        """How full the learner's share of the bus is now, from 0 to 1; raises as `capacity`."""
+        await self._measure()
+        return self.share
+
+    async def _measure(self) -> tuple[StreamState, int]:
+        """The stream, and how many deliveries the broker has made to anybody."""
+        stream, backlog = await self._bus.stream(LEARNER_ROLLOUTS.stream), await self._bus.backlog(LEARNER_ROLLOUTS)
+        capacity = Capacity(stream.max_bytes, stream.max_messages, backlog.max_unacknowledged)
+        self.share = fill(backlog.unacknowledged, backlog.undelivered, stream.messages, stream.bytes, capacity)
+        if self.is_filling:
+            self.news.set()
+        return stream, backlog.delivered
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether what no checkpoint covers fills the bus."""
+        return self.share >= FULL
 
     async def _misses(self, puller: Puller) -> bool:
         """Read until a delivery is missing, or the connection was made anew: False."""
@@ -112,18 +185,21 @@ class Intake:
             await asyncio.sleep(LOOK_SECONDS)
             come = self._expected - 1
             try:
-                now = await self._bus.delivered(LEARNER_ROLLOUTS)
-            except NatsError:
+                stream, now = await self._measure()
+            except (NatsError, BusError):
                 continue
             # What was on its way at the look before came ahead of this answer; a count that falls was reset by another.
-            if self._expected <= given or now < come:
+            if self._expected <= given or now < come or stream.created != self.mark.created:
                 return
             given = now
 
     def _count(self, delivery: Delivery) -> None:
-        if delivery.sequence >= self.next_sequence:
-            self._take(delivery)
-            self.next_sequence = delivery.sequence + 1
+        position = self.mark.offset + delivery.sequence
+        if position >= self.next_sequence:
+            self._take(delivery, position)
+            self.next_sequence = position + 1
+            self.mark = replace(self.mark, last=delivery.sequence)
+        self._note_gap(delivery.sequence + 1)
         if not self._held or delivery.sequence > self._held[-1].sequence:  # else it comes again, after `ack_wait`
             delivery.data = b""  # held only to be acknowledged
             self._held.append(delivery)
@@ -150,25 +226,33 @@ class Intake:
 
     async def acknowledge(self, position: int) -> None:
         """A checkpoint covers everything before ``position``."""
-        self._committed = position
+        self.committed = max(position, self.committed)
         last: Delivery | None = None
-        while self._held and self._held[0].sequence < position:
+        while self._held and self.mark.offset + self._held[0].sequence < position:
             last = self._held.popleft()
         if last is not None:
             await last.ack()  # and with it all before
 
-    def _take(self, delivery: Delivery) -> None:
+    def _take(self, delivery: Delivery, position: int) -> None:
         try:
-            batch = delivery.as_(SpanBatch)
+            self._add(delivery.as_(SpanBatch), position)
         except DecodeError as error:
             log.warning("span batch %d is left out: %s", delivery.sequence, error)  # the store keeps it as dead letter
+        except Exception as error:  # whatever a message leads to, it is read no better the next time
+            count_fault(f"span batch {delivery.sequence} is left out", error)
+        else:
             return
+        metrics.batches_left_out.inc()
+
+    def _add(self, batch: SpanBatch, position: int) -> None:
+        if not batch.sample < batch.samples <= MOST_SAMPLES:
+            raise DecodeError(f"sample {batch.sample} of {batch.samples} is none of a group")
         if batch.run != self._settings.run or batch.execution in self._handed_out:
             return
         if batch.task in self.groups.closed:  # too late to be used, so only its end is of interest
-            rollout = rollout_of([batch], delivery.sequence, delivery.sequence, self._rules) if batch.end else None
+            rollout = rollout_of([batch], position, position, self._rules) if batch.end else None
         else:
-            rollout = self._assembler.add(batch, delivery.sequence)
+            rollout = self._assembler.add(batch, position)
         if rollout is not None:
             self.groups.add(rollout, time.monotonic())
             if rollout.task in self.groups.closed:

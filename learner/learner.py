@@ -1,8 +1,10 @@
 """The learner: consumes rollouts, dispatches tasks, trains, checkpoints, publishes versions."""
 
 import asyncio
+import contextlib
 import logging
 import math
+import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -11,24 +13,27 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
+from nats.errors import Error as NatsError
 
-from bus import Bus, metrics, own_id, tracing
+from bus import Bus, BusError, disk, metrics, own_id, tracing
 from bus.cancelling import cancel
 from bus.nodes import serves
 from bus.tasks import read_problems
 from learner.account import Account
 from learner.batch import STALE, BatchMaker
 from learner.broadcast import Broadcaster
+from learner.capacity import shortage
 from learner.checkpoint import TRAINER, Checkpoints, LearnerState
 from learner.dispatch import Dispatcher
 from learner.groups import Group
 from learner.intake import Intake
-from learner.publish import CannotLearn, WeightPublisher, wants_whole
+from learner.mender import Mender
+from learner.publish import NONCE_BYTES, CannotLearn, WeightPublisher, wants_whole
 from learner.resume import resumed
 from learner.saving import Saver
 from learner.settings import LearnerSettings
 from learner.staleness import in_dispatch_order
-from learner.tokenizer import decoder
+from learner.tokenizer import decoder, vocabulary
 from learner.uses import spans_of
 from schemas import attributes, identity, subjects
 from schemas.codec import decode, encode
@@ -74,6 +79,7 @@ class Learner:
         self._account: Account
         self._phase = "starting"
         self._waits_for = ""
+        self._event: TrainingStep | None = None
         self._metrics: dict[str, float] = {}
         self._state = LearnerState(run=settings.run, model=settings.model)
 
@@ -84,7 +90,7 @@ class Learner:
             try:
                 await self._begin()
                 fenced = self._publisher.superseded(self._state.epoch)
-                work = [self._intake.run(), self._dispatcher.run(), self._train(), fenced]
+                work = [self._intake.run(), self._dispatcher.run(), self._train(), self._mender.run(), fenced]
                 tasks = [asyncio.create_task(part) for part in work]
                 stopping = asyncio.create_task(stop.wait())
                 done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -104,28 +110,40 @@ class Learner:
         problems = read_problems(settings.tasks) if settings.tasks is not None else []
         last, found = await self._publisher.look(), self._checkpoints.latest()
         self._state = state = resumed(found, last, settings)
+        self._intake = Intake(self._bus, settings, state.position, state.used, state.closed, state.stream)
+        await self._check_capacity()
         try:
             await self._in_thread(self._make, found[0] / TRAINER if found else None)
             self._saver = Saver(settings, self._trainer, self._publisher, self._checkpoints, self._in_thread)
         except ValueError as error:
             raise CannotLearn(str(error)) from error
-        self._intake = Intake(self._bus, settings, state.position, state.used, state.closed)
         self._account = Account(self._intake, settings)
         await self._saver.share_base()
         self._dispatcher = Dispatcher(self._bus, problems, settings, state.groups_dispatched)
+        await self._dispatcher.restore(state.outstanding)
+        self._mender = Mender(self._bus, self._intake, self._dispatcher)
         path = found[0] if found else await self._saver.first(self._covering(state))
         self._state = state = await self._saver.claim(path, found, state)
         metrics.learner_version.set(state.version)
         if state.event:
-            await self._announce(decode(TrainingStep, state.event))
+            self._event = decode(TrainingStep, state.event)
+            await self._announce(self._event, state.nonce)
         if found is not None:
             log.info("goes on at step %d, version %d, epoch %d", state.step, state.version, state.epoch)
         self._dispatcher.admit(state.step, state.groups_dropped)
 
+    async def _check_capacity(self) -> None:
+        short = shortage(self._settings, await self._intake.capacity())
+        if short.step:
+            raise CannotLearn(short.step)
+        if short.interval:
+            log.warning("%s; until then checkpoints are written as the stream fills", short.interval)
+
     def _make(self, checkpoint: Path | None) -> None:
         from learner.trainer import Trainer  # takes seconds to import: not before the settings are known to be right
 
-        self._maker = BatchMaker(self._settings, decoder(self._settings.model_path))
+        model = self._settings.model_path
+        self._maker = BatchMaker(self._settings, decoder(model), vocabulary(model))
         self._trainer = Trainer(self._settings)
         if checkpoint is not None:
             self._trainer.load(checkpoint)
@@ -150,6 +168,7 @@ class Learner:
             metrics.groups_ready.set(len(self._intake.groups.ready))
             if groups:
                 return groups
+            await self._make_room()
             self._intake.news.clear()
             try:
                 async with asyncio.timeout(left):
@@ -157,25 +176,43 @@ class Learner:
             except TimeoutError:
                 continue
 
+    async def _make_room(self) -> None:
+        """A checkpoint between two steps, where what came to nothing fills the bus."""
+        if not self._intake.is_filling or self._intake.position() <= self._intake.committed:
+            return
+        state = self._covering(self._state)
+        uses = self._account.take()
+        if self._event is not None:
+            state = replace(state, event=encode(self._event))
+            event = replace(self._event, uses=tuple(uses), spans=())
+            await self._announce(event, f"{state.nonce}:{state.position}")
+        else:
+            self._account.add(uses, [])  # the first step will say it
+        await self._saver.checkpoint(state)
+        self._state = state
+        await self._intake.acknowledge(state.position)
+        await self._intake.measure()
+        log.info("checkpoint between two steps: the bus was filling")
+
     def _choose(self, ready: Sequence[Group]) -> Sequence[Group]:
         if not self._dispatcher.order:
             return ready
-        settled = set(self._intake.groups.settled())
-        self._dispatcher.order = [task for task in self._dispatcher.order if task not in settled]
         return in_dispatch_order(ready, self._dispatcher.order, self._intake.groups.closed)
 
     async def _account_for_the_rest(self) -> None:
         """What came after the last step was made is said to be unused, too."""
         self._account.close()
         uses = tuple(self._account.take())
-        if uses and self._state.event:
-            await self._announce(replace(decode(TrainingStep, self._state.event), uses=uses, spans=()), "rest")
+        if uses and self._event is not None:
+            event = replace(self._event, uses=uses, spans=())
+            await self._announce(event, f"{self._state.nonce}:rest")
 
-    def _drop(self, groups: int) -> None:
-        """Groups came to nothing: as many more are dispatched."""
-        if not groups:
+    def _drop(self, tasks: Sequence[str]) -> None:
+        """The groups of these tasks came to nothing: as many more are dispatched."""
+        if not tasks:
             return
-        self._state = replace(self._state, groups_dropped=self._state.groups_dropped + groups)
+        self._dispatcher.settle(tasks)
+        self._state = replace(self._state, groups_dropped=self._state.groups_dropped + len(tasks))
         self._dispatcher.admit(self._state.step, self._state.groups_dropped)
 
     async def _caught_up(self) -> None:
@@ -202,7 +239,7 @@ class Learner:
             self._account.add(batch.uses, rollouts.values())
             if {use.reason for use in batch.uses} == {STALE}:
                 await self._caught_up()  # else as many more would come from the same old weights, without end
-            self._drop(len(groups))
+            self._drop([group.task for group in groups])
             return
         with tracing.span("train"):
             said = await self._in_thread(self._trainer.step, batch)
@@ -216,7 +253,7 @@ class Learner:
             started_ns=started_ns,
             ended_ns=time.time_ns(),
             uses=(*batch.uses, *self._account.take()),
-            metrics={**batch.metrics, **said, "seconds/idle": idle},
+            metrics={**batch.metrics, **said, **self._mender.figures(), "seconds/idle": idle},
             digest=await self._in_thread(batch.digest),
             settings=self._settings.model_dump_json(),
             spans=(),
@@ -224,18 +261,26 @@ class Learner:
         event = replace(event, spans=spans_of(event, rollouts))
         self._metrics = event.metrics
         self._intake.hand_out(rollouts.values())
-        _, written = self._saver.due(state.step)
+        self._dispatcher.settle(group.task for group in groups)
+        written = self._saver.is_written(state.step, await self._fills())
+        state = replace(state, nonce=secrets.token_hex(NONCE_BYTES))
         if written:
             state = self._covering(replace(state, event=encode(event)))
         with tracing.span("publish"):
-            await self._saver.save(state)
-        self._state = state
+            await self._saver.save(state, written)
+        self._state, self._event = state, event
         _moved(event)
         if written:
             await self._intake.acknowledge(state.position)
-        await self._announce(event)
+        await self._announce(event, state.nonce, unique=True)
+        await self._mender.resolve()
         self._dispatcher.admit(state.step, state.groups_dropped)
         log.info("step %d/%d: reward %.3f", state.step, self._settings.steps, batch.metrics["reward/mean"])
+
+    async def _fills(self) -> bool:
+        with contextlib.suppress(BusError, NatsError):  # as it was a second ago, then
+            await self._intake.measure()
+        return self._intake.is_filling
 
     def _covering(self, state: LearnerState) -> LearnerState:
         """The state with all that a learner needs to go on from here."""
@@ -243,14 +288,16 @@ class Learner:
         return replace(
             state,
             position=position,
+            stream=self._mender.mark,
             used=self._intake.used(position),
             closed=self._intake.groups.settled(),
             groups_dispatched=self._dispatcher.dispatched,
+            outstanding=self._dispatcher.outstanding,
         )
 
-    async def _announce(self, event: TrainingStep, part: str = "") -> None:
-        msg_id = identity.step_msg_id(event.run, event.epoch, event.step) + part
-        await self._bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf)
+    async def _announce(self, event: TrainingStep, nonce: str, unique: bool = False) -> None:
+        msg_id = identity.step_msg_id(event.run, event.epoch, event.step, nonce)
+        await self._bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf, unique=unique)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
@@ -258,11 +305,20 @@ class Learner:
     def _whole_wanted(self) -> bool:
         return any(wants_whole(beat, self._settings.model) for beat in self._nodes.members())
 
+    def _disk_problem(self) -> str:
+        try:
+            free = disk.free_bytes(self._settings.checkpoints)
+        except OSError as error:
+            return f"the disk of the checkpoints cannot be looked at: {error.strerror}"
+        return disk.note_free("checkpoints", free, self._settings.disk_free_mib)
+
     def _describe(self) -> dict[str, Any]:
         detail: dict[str, Any] = {"step": self._state.step, "steps": self._settings.steps}
         if self._metrics:
             detail["reward"] = self._metrics["reward/mean"]
             detail["staleness"] = self._metrics["staleness/mean"]
+        if short := self._disk_problem():
+            detail["disk"] = short
         if self._waits_for:
             detail["waits for"] = self._waits_for
         if self._phase == "waiting":

@@ -1,5 +1,6 @@
 """Span batches into whole attempts. Pure: any order, duplicates and several attempts give the same result."""
 
+import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
@@ -93,7 +94,7 @@ def rollout_of(
         execution=batch.execution,
         outcome=end.outcome,
         standing=standing(end),
-        reward=end.reward,
+        reward=end.reward if end.reward is not None and math.isfinite(end.reward) else None,
         calls=tuple(sorted(calls, key=lambda call: call.index)),
         rewards=intermediate_rewards(spans, end.reward_span, rules),
         first_sequence=first_sequence,

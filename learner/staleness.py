@@ -44,7 +44,7 @@ def admitted_groups(version: int, max_staleness: int, groups_per_step: int, publ
     return (version + max_staleness - (publish_every - 1) + 1) * groups_per_step
 
 
-def in_dispatch_order(ready: Sequence[Group], dispatched: Sequence[str], closed: Collection[str]) -> list[Group]:
+def in_dispatch_order(ready: Sequence[Group], dispatched: Iterable[str], closed: Collection[str]) -> list[Group]:
     """Of the groups that are ready, those no earlier one has to be waited for, as they were dispatched.
 
     ``dispatched`` are tasks in their order, ``closed`` those whose group has ended one way or the other.

@@ -1,5 +1,6 @@
-"""The model's tokenizer, to tell whether two token sequences say the same."""
+"""The model's tokenizer, to tell whether two token sequences say the same, and the tokens there are."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,3 +20,10 @@ def decoder(model_path: Path) -> Decode | None:
         return str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
     return decode
+
+
+def vocabulary(model_path: Path) -> int | None:
+    """How many tokens the model has; None if its ``config.json`` does not say."""
+    config = json.loads((model_path / "config.json").read_text())
+    count = config.get("text_config", config).get("vocab_size")
+    return int(count) if count is not None else None

@@ -1,5 +1,6 @@
 """LightningRL's transitions: each model call of a rollout as arrays (input, output, what was sampled how)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,7 +57,7 @@ def _transition(call: ModelCall) -> Transition:
     if len(call.logprobs) != len(call.response_ids):
         raise ValueError(f"call {call.index} has not one log-probability per token")
     temperature = call.sampling.get("temperature", 1.0)
-    if not isinstance(temperature, int | float):
+    if not isinstance(temperature, int | float) or not math.isfinite(temperature):
         raise ValueError(f"call {call.index} was sampled at temperature {temperature!r}")
     logprobs = np.frombuffer(call.logprobs, dtype="<f4")
     if not np.isfinite(logprobs).all():

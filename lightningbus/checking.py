@@ -1,13 +1,16 @@
 """Whether a training job can run: everything is read, loaded and started but the weights."""
 
 import asyncio
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bus.sizes import MAX_ACK_PENDING, MIB, SHIPPED_MIB
+from bus.sockets import bound, private_directory
+from bus.streams import MAX_MESSAGES
 from bus.tasks import read_problems
 from inference.settings import InferenceSettings
+from learner.capacity import Capacity, shortage
 from learner.settings import LearnerSettings
 from lightningbus.roles import UserError
 from lightningbus.settings import HeldOut, RunSettings
@@ -17,6 +20,7 @@ from runners.inmate import Keeper
 from runners.place import CannotStart
 from runners.settings import RunnerSettings
 from runners.slot import Slot
+from schemas.subjects import TRAIN_ROLLOUTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,21 @@ def looked_at(settings: RunSettings, job: Job) -> Iterator[str]:
     for path in (job.learner.tasks, job.heldout.tasks):
         problems = read_problems(path)
         yield f"{path}: {len(problems)} tasks"
+    yield _sizes(settings, job.learner)
     for path in dict.fromkeys([job.learner.model_path, *(node.model_path for node in settings.inference)]):
         yield f"{path}: {_model(path, [node for node in settings.inference if node.model_path == path])}"
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
         yield asyncio.run(_agent(runner))
+
+
+def _sizes(settings: RunSettings, learner: LearnerSettings) -> str:
+    """Whether the bus that is started here can hold what the learner has under way."""
+    sizes = settings.bus.streams
+    bound = sizes.bytes_of(TRAIN_ROLLOUTS) or SHIPPED_MIB[TRAIN_ROLLOUTS] * MIB
+    short = shortage(learner, Capacity(bound, MAX_MESSAGES, sizes.max_ack_pending or MAX_ACK_PENDING))
+    if short.step:
+        raise UserError(short.step)
+    return f"{TRAIN_ROLLOUTS}: {short.interval or f'{bound // MIB:,} MiB hold the steps between two checkpoints'}"
 
 
 def _model(path: Path, nodes: list[InferenceSettings]) -> str:
@@ -115,17 +130,17 @@ def _parsers(node: InferenceSettings) -> None:
 
 
 async def _agent(runner: RunnerSettings) -> str:
-    if runner.command is not None:
-        if shutil.which(runner.command[0]) is None and not (runner.path / runner.command[0]).exists():
-            raise UserError(f"{runner.command[0]} is no program here")
-        return f"{runner.command[0]}: started for each rollout"
     # An endpoint nobody listens at: an agent that is only imported asks nothing.
     nowhere = Slot(0, base_url="http://127.0.0.1:9/slot/0")
-    (host,) = make_hosts(runner.model_copy(update={"concurrency": 1}), [nowhere.environment], Keeper())
-    try:
-        await host.start()
-    except CannotStart as error:
-        raise UserError(str(error)) from error
-    finally:
-        await host.stop()
+    with private_directory("check") as place, bound(place / "socket"):
+        paths = {"gateway": str(place / "socket"), "address": "127.0.0.1:0"}
+        (host,) = make_hosts(runner.model_copy(update={"concurrency": 1}), [nowhere.environment], Keeper(), paths)
+        try:
+            await host.start()
+        except CannotStart as error:
+            raise UserError(str(error)) from error
+        finally:
+            await host.stop()
+    if runner.command is not None:
+        return f"{runner.command[0]}: started for each rollout"
     return f"{runner.agent}: imported by {runner.python or 'this interpreter'}"

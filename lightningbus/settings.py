@@ -7,6 +7,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bus.naming import name_nearest
+from bus.sizes import StreamSizes
 from inference.settings import InferenceSettings
 from learner.settings import LearnerSettings
 from lightningbus.roles import UserError
@@ -44,6 +45,7 @@ class BusSettings(BaseModel):
     open: bool = Field(
         False, description="listen beyond loopback though there are no users: for a network nobody else is on"
     )
+    streams: StreamSizes = StreamSizes()
 
 
 class HeldOut(BaseModel):

@@ -11,7 +11,7 @@ import pytest
 from bus import Bus, DeadLetters, PoisonFlood, PoisonLimit, runner_tasks
 from bus.poison import IN_A_ROW, WINDOW
 from schemas import subjects
-from schemas.codec import encode
+from schemas.codec import MAX_BYTES, encode
 from schemas.events import Alarm, DeadLetter, Task
 
 
@@ -29,10 +29,10 @@ async def dead(nats_url: str, *arguments: str, code: int = 0) -> str:
 
 async def bury(bus: Bus, count: int) -> None:
     """Tasks delivered twice, then given up."""
-    await bus.ensure(runner_tasks("calc"))
+    await bus.ensure(runner_tasks("calc", "train"))
     for number in range(count):
         await bus.publish_task(Task(id=f"t{number}", run="r", agent="calc", input={"n": number}))
-    async with bus.pull(runner_tasks("calc"), slots=count) as puller:
+    async with bus.pull(runner_tasks("calc", "train"), slots=count) as puller:
         for _ in range(count):
             await (await asyncio.wait_for(anext(puller), 5)).nak()
         for _ in range(count):
@@ -56,7 +56,7 @@ async def test_a_letter_sent_again_is_a_task_that_goes_on_counting(bus: Bus, nat
     await bury(bus, 2)
     first, second = [number async for number, _ in DeadLetters(bus).all()]
     assert "1 sent again" in await dead(nats_url, "replay", str(first))
-    async with bus.pull(runner_tasks("calc"), slots=1) as puller:
+    async with bus.pull(runner_tasks("calc", "train"), slots=1) as puller:
         again = await asyncio.wait_for(anext(puller), 5)
         assert again.as_(Task).earlier_attempts == 2 and again.deliveries == 1
         await again.ack(sync=True)
@@ -150,3 +150,19 @@ def test_a_flood_stops_the_reader_and_a_trickle_does_not() -> None:
             half.bad("x")
             half.bad("x")
             half.good()
+
+
+async def test_what_is_said_of_a_dead_letter_is_bounded_and_a_message_too_large_to_keep_is_buried_without_its_bytes(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    await bus.ensure(runner_tasks("calc", "train"))
+    for size in (1000, MAX_BYTES):
+        await bus.js.publish("lb.task.train.calc", b"x" * size)
+    async with asyncio.timeout(30), bus.pull(runner_tasks("calc", "train"), slots=2) as puller:
+        for _ in range(2):
+            await bus.bury(await anext(puller), "y" * 5_000_000)
+    first, second = [letter async for _, letter in DeadLetters(bus).all()]
+    assert (len(first.payload), len(second.payload)) == (1000, 0)
+    assert len(first.reason) < 3000 and second.reason.endswith(f"its {MAX_BYTES} bytes were too many to keep")
+    assert max(len(line.getMessage()) for line in caplog.records) < 4000
+    assert (await bus.js.stream_info("TASKS")).state.messages == 0

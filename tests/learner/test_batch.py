@@ -13,6 +13,8 @@ from learner.advantages import estimator
 from learner.batch import Batch, BatchMaker
 from learner.dispatch import group_of
 from learner.groups import Group
+from learner.passes import Passes
+from learner.rollouts import rollout_of
 from learner.rows import Row, Shape, rows_of
 from learner.settings import AlgorithmSettings, LearnerSettings
 from learner.staleness import admitted_groups, in_dispatch_order, lags, mask_tokens, worst_lag
@@ -22,7 +24,7 @@ from learner.weighting import row_weights
 from schemas import identity
 from schemas.events import ModelCall, VersionRun
 from schemas.training import TrainingStep
-from tests.making import group, model_call, rollout
+from tests.making import batches, group, model_call, rollout
 
 
 def settings(**changes: object) -> LearnerSettings:
@@ -184,13 +186,36 @@ def test_groups_in_dispatch_order_wait_for_the_ones_before_them() -> None:
     assert in_dispatch_order(ready, ["a", "x", "c"], {"a", "x", "c"}) == [one, three], "x came to nothing"
 
 
-def test_dispatch_covers_every_problem_once_per_pass_and_is_deterministic() -> None:
+def test_dispatch_covers_every_problem_once_per_pass() -> None:
     problems = [Problem(str(number), number) for number in range(5)]
     asked = settings(samples=2, seed=3)
-    first = [group_of(problems, place, asked) for place in range(10)]
-    assert first == [group_of(problems, place, asked) for place in range(10)]
+    first = [group_of(problems[index], number, asked) for number, index in map(Passes(5, 3).at, range(10))]
     for number in (0, 1):
         one_pass = first[5 * number : 5 * number + 5]
         assert sorted(tasks[0].input for tasks in one_pass) == [0, 1, 2, 3, 4]
     ids = [identity.rollout_id(task.id, task.sample) for tasks in first for task in tasks]
     assert len(set(ids)) == 20
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"prompt": [5, 64]},
+        {"response": [2**32 - 1]},
+    ],
+)
+def test_a_rollout_that_would_break_the_trainer_is_left_out(changes: dict[str, Any]) -> None:
+    """Tokens that the model does not have, a temperature that is no number: only its own rollout is not trained on."""
+    said = {"temperature": 1.0, "prompt": [5], "response": [6], **changes}
+    odd = model_call(0, said["prompt"], said["response"], sampling={"temperature": said["temperature"]})
+    members = [rollout("a", 0, 1.0, calls=[odd]), rollout("a", 1, 0.0), rollout("a", 2, 1.0)]
+    batch = BatchMaker(settings(), vocabulary=64).make([group("a", *members)], 0)
+    assert [use.reason for use in batch.uses] == ["no row: malformed", "", ""]
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_finite_number_is_none(reward: float) -> None:
+    (whole,) = batches("a", 0, reward, parts=1)
+    assert rollout_of([whole], 1, 1).reward is None

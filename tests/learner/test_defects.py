@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from learner import groups as groups_module
 from learner.batch import Batch, BatchMaker
 from learner.credit import method
-from learner.dispatch import group_of
 from learner.groups import Group, Groups
+from learner.passes import Passes
 from learner.rows import Shape, rows_of
 from learner.settings import LearnerSettings
 from learner.transitions import transitions_of
@@ -115,13 +115,8 @@ def test_08_the_version_is_the_engines_per_token_and_the_lag_is_bounded() -> Non
 
 def test_10_a_learner_that_starts_again_dispatches_what_it_would_have() -> None:
     """Position in the stream, groups in the making and place in the tasks come back; see also `test_intake`."""
-    from bus.tasks import Problem
-
-    problems = [Problem(str(number), number) for number in range(7)]
-    asked = settings(samples=2, seed=5)
-    whole = [group_of(problems, place, asked) for place in range(20)]
-    resumed = [group_of(problems, place, asked) for place in range(9, 20)]
-    assert whole[9:] == resumed
+    whole = [*map(Passes(7, 5).at, range(20))]
+    assert [*map(Passes(7, 5).at, range(9, 20))] == whole[9:]
     held = Groups(60.0, lambda one: one.reward is not None, closed=["a"])
     held.add(rollout("a", 0, 1.0), 0.0)
     assert held.late and not held.ready, "what was used before the restart is not used again"

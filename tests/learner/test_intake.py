@@ -6,11 +6,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bus import LEARNER_ROLLOUTS, Bus
 from bus.cancelling import cancel
 from bus.embedded import NatsServer
 from learner.batch import BatchMaker
+from learner.continuity import StreamMark
 from learner.intake import Intake
 from learner.publish import CannotLearn
 from learner.settings import LearnerSettings
@@ -22,10 +24,14 @@ from tests.making import batches
 
 @asynccontextmanager
 async def reading(
-    bus: Bus, position: int = 1, used: dict[str, int] | None = None, closed: Sequence[str] = ()
+    bus: Bus,
+    position: int = 1,
+    used: dict[str, int] | None = None,
+    closed: Sequence[str] = (),
+    mark: StreamMark | None = None,
 ) -> AsyncIterator[Intake]:
     """An intake that runs while the block does."""
-    intake = Intake(bus, LearnerSettings(model_path=Path("model"), samples=2), position, used or {}, closed)
+    intake = Intake(bus, LearnerSettings(model_path=Path("model"), samples=2), position, used, closed, mark)
     running = asyncio.create_task(intake.run())
     try:
         yield intake
@@ -144,7 +150,7 @@ async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
         async for delivery in thief:
             delivery.release()
 
-    intake = Intake(bus, LearnerSettings(model_path=Path("model"), samples=2), 1, {}, [])
+    intake = Intake(bus, LearnerSettings(model_path=Path("model"), samples=2))
     running = asyncio.create_task(intake.run())
     await until_read(intake, 61)
     async with bus.pull(LEARNER_ROLLOUTS, slots=1) as thief, asyncio.timeout(30):  # which always asks last
@@ -167,7 +173,7 @@ async def test_of_two_readers_that_stay_the_one_who_came_last_gives_up(
         await publish(bus, ("a", 0), ("b", 0))
         await until_read(older, 5)
         await asyncio.sleep(changes["CALM_SECONDS"])
-        newer = Intake(other, LearnerSettings(model_path=Path("model"), samples=2), 1, {}, [])
+        newer = Intake(other, LearnerSettings(model_path=Path("model"), samples=2))
         with pytest.raises(CannotLearn, match="one learner to a bus"):
             await newer.run()
         await publish(bus, ("a", 1), ("b", 1))
@@ -224,3 +230,18 @@ async def test_the_same_batches_come_of_the_same_stream_position_to_the_bit(bus:
             digests.append([batch.digest() for batch in batches_of])
             assert [batch.uses[0].task for batch in batches_of] == ["b", "c", "a"], "in the order they became whole"
     assert digests[0] == digests[1] and len(set(digests[0])) == 3
+
+
+async def test_no_message_ends_the_reading_of_the_others(bus: Bus) -> None:
+    """Events that decode and make no sense: each costs its own attempt, at most."""
+    (early,) = batches("odd", 0, parts=1, samples=2)
+    numbers = [replace(early, sequence=5, end=None), replace(early, sequence=1)]
+    endless = [replace(early, rollout="x.0", task="x", execution="x", samples=2**62)]
+    nowhere = [replace(early, rollout="y.9", task="y", execution="y", sample=9)]
+    async with reading(bus) as intake:
+        for number, batch in enumerate([*numbers, *endless, *nowhere]):
+            await bus.publish(subjects.TRAIN_ROLLOUT, batch, msg_id=f"odd:{number}")
+        await publish(bus, ("a", 0), ("a", 1))
+        await until_read(intake, 9)
+        assert [group.task for group in intake.groups.take(1)] == ["a"]
+        assert intake.groups.ended() == {} and intake.position() == 9

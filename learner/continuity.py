@@ -1,0 +1,76 @@
+"""Where a learner reads on when the stream is not what it was: made anew, rolled back, or cut at its begin. Pure."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from bus.streams import StreamState
+
+
+class StreamMark(msgspec.Struct, frozen=True, kw_only=True):
+    """What a learner knows of the stream it reads; part of its checkpoint.
+
+    A stream that lost messages gives their sequences to other messages. The learner's own positions only ever grow: a
+    position is ``offset`` plus the sequence in the stream as it is now.
+    """
+
+    created: str = ""
+    """When the stream was created; empty: this is not known yet."""
+    offset: int = 0
+    last: int = 0
+    """The greatest sequence that was read of it."""
+    tasks: str = ""
+    """When the stream of tasks was created; empty: this is not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """The stream as it is known from now on, and the sequence to read from."""
+
+    mark: StreamMark
+    sequence: int
+    gap: str = ""
+    """What is missing, as a sentence; empty: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The bus lost messages: what of the outstanding tasks has not ended is dispatched again."""
+
+    reason: str
+    nonce: str
+    """The same for the same loss, whenever it is noticed."""
+    last: int
+    """Sequence of the last message that the stream has kept; what was lost is known once it is read."""
+
+
+def gap_of(found: Continuation, mark: StreamMark, tasks: StreamState, last: int) -> Gap | None:
+    """What is missing of rollouts or tasks; None: nothing. ``mark`` is what was known, ``last`` as in `Gap`."""
+    renewed = mark.tasks and mark.tasks != tasks.created
+    queue = f"stream {tasks.name} was made anew at {tasks.created}" if renewed else ""
+    reason = "; ".join(filter(None, [found.gap, queue]))
+    nonce = f":{found.mark.created}:{found.mark.offset}:{found.sequence}:{tasks.created}"
+    return Gap(reason, nonce, last) if reason else None
+
+
+def continue_at(mark: StreamMark, position: int, stream: StreamState) -> Continuation:
+    """Where to read on, from the checkpoint's ``mark`` and ``position`` and the stream as it is found."""
+    name = stream.name
+    wanted = position - mark.offset
+    if mark.created and stream.created != mark.created:
+        return _begin_anew(mark, wanted, stream, f"stream {name} was made anew at {stream.created}: it had")
+    if stream.last < max(mark.last, wanted - 1):
+        back = f"stream {name} ends at message {stream.last} again: it has lost what it had since then,"
+        return _begin_anew(mark, wanted, stream, back)
+    now = StreamMark(created=stream.created, offset=mark.offset, last=mark.last, tasks=mark.tasks)
+    if mark.created and wanted < stream.first:
+        missing = f"stream {name} begins at message {stream.first} now: messages from {max(wanted, 1)} on are gone"
+        return Continuation(now, stream.first, missing)
+    return Continuation(now, wanted if mark.created else max(wanted, stream.first))
+
+
+def _begin_anew(mark: StreamMark, wanted: int, stream: StreamState, gap: str) -> Continuation:
+    last = max(mark.last, wanted - 1)
+    now = StreamMark(created=stream.created, offset=mark.offset + last, tasks=mark.tasks)
+    held = f"{stream.messages} are there now" if stream.messages else "it is empty now"
+    return Continuation(now, stream.first, f"{gap} {last} messages, and {held}")

@@ -1,0 +1,42 @@
+"""The order in which a run's problems are dispatched: every problem once a pass, each pass shuffled anew."""
+
+import asyncio
+import random
+from array import array
+
+KEPT = 2
+"""Passes whose order is kept: at the end of one, groups of the next are dispatched too."""
+
+
+class Passes:
+    """Where each group of a run stands, for the same seed always the same; a pass is shuffled once."""
+
+    def __init__(self, problems: int, seed: int) -> None:
+        self._problems, self._seed = problems, seed
+        self._orders: dict[int, array[int]] = {}
+
+    async def reach(self, place: int) -> tuple[int, int]:
+        """`at`, with a pass that is not known yet shuffled in a thread: 400,000 problems take up to seconds."""
+        number = place // self._problems
+        if number not in self._orders:
+            self._keep(number, await asyncio.to_thread(shuffle, self._problems, self._seed, number))
+        return self.at(place)
+
+    def at(self, place: int) -> tuple[int, int]:
+        """Number of the pass and index of the problem of the ``place``-th group."""
+        number, index = divmod(place, self._problems)
+        if number not in self._orders:
+            self._keep(number, shuffle(self._problems, self._seed, number))
+        return number, self._orders[number][index]
+
+    def _keep(self, number: int, order: "array[int]") -> None:
+        self._orders[number] = order
+        while len(self._orders) > KEPT:
+            del self._orders[next(iter(self._orders))]
+
+
+def shuffle(problems: int, seed: int, number: int) -> "array[int]":
+    """The problems' indices in the order of a pass."""
+    order = array("Q", range(problems))
+    random.Random(f"{seed}:{number}").shuffle(order)
+    return order

@@ -1,0 +1,139 @@
+"""A bus that lost messages: made anew, emptied, rolled back to an older copy; against real brokers."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bus import Bus
+from bus.embedded import NatsServer
+from bus.streams import StreamState
+from learner.continuity import StreamMark, continue_at
+from schemas import subjects
+from tests.learner.test_intake import publish, reading, until_read
+
+
+def stream(created: str = "monday", first: int = 1, last: int = 0) -> StreamState:
+    return StreamState("S", created, first, last, max(0, last - first + 1), 0, -1, -1)
+
+
+def mark(offset: int = 0, last: int = 0, created: str = "monday") -> StreamMark:
+    return StreamMark(created=created, offset=offset, last=last)
+
+
+@pytest.mark.parametrize(
+    ("known", "position", "found", "sequence", "offset", "gap"),
+    [
+        (mark(created=""), 1, stream(first=501, last=900), 501, 0, ""),
+        (mark(created=""), 9, stream(last=3), 1, 8, "ends at message 3 again"),
+        (mark(last=20), 9, stream(first=9, last=20), 9, 0, ""),
+        (mark(last=20), 21, stream(first=21, last=20), 21, 0, ""),
+        (mark(last=20), 9, stream(first=5, last=30), 9, 0, ""),
+        (
+            mark(last=20),
+            9,
+            stream("tuesday", last=0),
+            1,
+            20,
+            "it had 20 messages, and it is empty",
+        ),
+        (mark(last=20), 9, stream("tuesday", last=40), 1, 20, "made anew at tuesday: it had 20 messages"),
+        (mark(last=20), 9, stream(first=4, last=19), 4, 20, "ends at message 19 again"),
+        (mark(last=7), 21, stream(first=4, last=19), 4, 20, "ends at message 19 again"),
+        (mark(last=20), 9, stream(first=12, last=30), 12, 0, "begins at message 12 now: messages from 9 on are gone"),
+        (mark(offset=100, last=20), 109, stream(first=9, last=20), 9, 100, ""),
+        (mark(offset=100, last=20), 90, stream(first=3, last=20), 3, 100, "messages from 1 on are gone"),
+        (mark(offset=100, last=20), 109, stream("tuesday", last=2), 1, 120, "made anew"),
+    ],
+)
+def test_where_a_learner_goes_on_is_decided_by_what_it_knows_and_what_is_there(
+    known: StreamMark, position: int, found: StreamState, sequence: int, offset: int, gap: str
+) -> None:
+    said = continue_at(known, position, found)
+    assert (said.sequence, said.mark.offset, said.mark.created) == (sequence, offset, found.created)
+    assert (gap in said.gap) and bool(gap) == bool(said.gap)
+    again = continue_at(said.mark, max(position, said.mark.offset + said.sequence), found)
+    assert (again.sequence, again.gap, again.mark) == (sequence, "", said.mark), "said once"
+
+
+async def test_a_learner_goes_on_when_the_bus_comes_back_empty(bus: Bus, nats: NatsServer) -> None:
+    async with reading(bus) as intake:
+        await publish(bus, ("a", 0), ("b", 0), ("b", 1), ("c", 0))
+        await until_read(intake, 9)
+        intake.hand_out(intake.groups.take(1)[0].rollouts)
+        await nats.kill()
+        shutil.rmtree(nats.directory / "jetstream")
+        await nats.start()
+        async with asyncio.timeout(30):
+            await bus.reconnected.wait()
+            await bus.provision()
+            gap = await intake.gaps.get()
+        assert "TRAIN_ROLLOUTS was made anew" in gap.reason and "it had 8 messages" in gap.reason
+        assert "TASKS was made anew" in gap.reason
+        assert intake.groups.ended() == {"a": {0}, "c": {0}}, "what was read is not lost"
+        await publish(bus, ("a", 1))
+        await until_read(intake, 11)
+        assert [group.task for group in intake.groups.take(1)] == ["a"]
+        assert intake.position() == 7, "c.0 was read of the stream that is gone"
+        state = intake.position(), intake.used(7), intake.groups.settled(), intake.mark
+    async with reading(bus, *state) as again, asyncio.timeout(30):
+        assert "messages from 1 on are gone" in (await again.gaps.get()).reason
+        await until_read(again, 11)
+
+
+async def test_a_learner_goes_on_when_the_bus_is_rolled_back_to_an_older_copy(
+    bus: Bus, nats: NatsServer, tmp_path: Path
+) -> None:
+    async with reading(bus) as intake, asyncio.timeout(60):
+        await publish(bus, ("a", 0), ("b", 0))
+        await until_read(intake, 5)
+        await nats.stop()
+        shutil.copytree(nats.directory / "jetstream", tmp_path / "copy")
+        await nats.start()
+        await publish(bus, ("b", 1), ("c", 0))
+        await until_read(intake, 9)
+        assert [group.task for group in intake.groups.ready] == ["b"]
+        await nats.kill()
+        shutil.rmtree(nats.directory / "jetstream")
+        shutil.move(tmp_path / "copy", nats.directory / "jetstream")
+        await nats.start()
+        gap = await intake.gaps.get()
+        assert "ends at message 4 again" in gap.reason and "TASKS" not in gap.reason
+        await publish(bus, ("a", 1))
+        await until_read(intake, 8 + 6 + 1)
+        assert sorted(group.task for group in intake.groups.take(2)) == ["a", "b"]
+        assert intake.groups.late == [] and intake.groups.ended() == {"c": {0}}
+
+
+async def test_a_checkpoint_ahead_of_the_streams_end_is_gone_on_from(bus: Bus) -> None:
+    """The learner was stopped while the bus lost what it had; its position lies beyond all that is there."""
+    await publish(bus, ("a", 0))
+    created = (await bus.stream(subjects.TRAIN_ROLLOUTS)).created
+    async with reading(bus, 900, {}, [], StreamMark(created=created, last=950)) as intake, asyncio.timeout(30):
+        gap = await intake.gaps.get()
+        assert "ends at message 2 again" in gap.reason
+        await publish(bus, ("a", 1))
+        await until_read(intake, 950 + 5)
+        assert [group.task for group in intake.groups.take(1)] == ["a"]
+
+
+async def test_a_stream_made_anew_behind_a_connection_that_held_is_noticed(bus: Bus) -> None:
+    async with reading(bus) as intake, asyncio.timeout(30):
+        await publish(bus, ("a", 0), ("b", 0))
+        await until_read(intake, 5)
+        await bus.js.delete_stream(subjects.TRAIN_ROLLOUTS)
+        await bus.provision()
+        assert "made anew" in (await intake.gaps.get()).reason
+        await publish(bus, ("a", 1))
+        await until_read(intake, 7)
+        assert [group.task for group in intake.groups.take(1)] == ["a"]
+
+
+async def test_the_same_loss_has_the_same_name_whenever_it_is_noticed(bus: Bus) -> None:
+    state = 900, {}, [], StreamMark(created="long ago", last=950, tasks="then")
+    nonces = set()
+    for _ in range(2):
+        async with reading(bus, *state) as intake, asyncio.timeout(30):
+            nonces.add((await intake.gaps.get()).nonce)
+    assert len(nonces) == 1

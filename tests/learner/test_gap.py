@@ -1,0 +1,76 @@
+"""A whole learner on a bus that loses what it had, with the test in place of the runners."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bus import STORE_EVENTS, Bus, runner_tasks
+from bus.cancelling import cancel
+from bus.embedded import NatsServer
+from learner.learner import run
+from schemas import subjects
+from schemas.events import Alarm, Task
+from schemas.training import TrainingStep
+from tests.learner.conftest import settings_for
+from tests.making import batches
+
+AGENTS = runner_tasks("default", "train")
+
+
+@asynccontextmanager
+async def learning(bus: Bus, model_path: Path, tmp_path: Path) -> AsyncIterator["asyncio.Task[None]"]:
+    """A learner of one step of one group of two rollouts."""
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n{"id": "b", "input": 2}\n')
+    settings = settings_for(
+        model_path, tasks=tmp_path / "tasks.jsonl", checkpoints=tmp_path / "checkpoints", samples=2, steps=1,
+        groups_per_step=1, max_staleness=0,
+    )  # fmt: skip
+    await bus.ensure(AGENTS)
+    running = asyncio.create_task(run(bus, settings, asyncio.Event()))
+    try:
+        yield running
+    finally:
+        await cancel(running)
+
+
+async def take(bus: Bus, count: int) -> list[Task]:
+    """The next tasks, each of them taken out of the queue."""
+    async with bus.pull(AGENTS, slots=count) as puller:
+        deliveries = [await anext(puller) for _ in range(count)]
+        for delivery in deliveries:
+            await delivery.ack(sync=True)
+        return [delivery.as_(Task) for delivery in deliveries]
+
+
+async def finish(bus: Bus, tasks: list[Task]) -> None:
+    """What a runner says of tasks it has done."""
+    for task in tasks:
+        for part in batches(task.id, task.sample, float(task.sample), samples=2):
+            await bus.publish(subjects.TRAIN_ROLLOUT, part, msg_id=f"{part.execution}:{part.sequence}")
+
+
+async def test_tasks_that_the_bus_lost_are_dispatched_again_and_the_gap_is_named(
+    bus: Bus, nats: NatsServer, model_path: Path, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(150), learning(bus, model_path, tmp_path) as running:
+        tasks = await take(bus, 2)
+        await nats.kill()
+        shutil.rmtree(nats.directory / "jetstream")
+        bus.reconnected.clear()
+        await nats.start()
+        await bus.reconnected.wait()
+        await bus.provision()
+        await bus.ensure(AGENTS)
+        again = await take(bus, 2)
+        assert {task.id for task in again} == {tasks[0].id}
+        await finish(bus, again)
+        await running
+        async with bus.pull(STORE_EVENTS, slots=9) as puller:
+            while not isinstance(step := (await anext(puller)).event(), TrainingStep):
+                continue
+        assert (step.metrics["bus/gaps"], step.metrics["bus/tasks_dispatched_again"]) == (1, 2)
+        alert, _ = await bus.last(subjects.ALERTS, subjects.ALERT, Alarm) or (None, 0)
+        assert alert is not None and alert.over and "TRAIN_ROLLOUTS was made anew" in alert.reason
+        assert alert.reason.endswith("2 tasks are dispatched again")
