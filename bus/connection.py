@@ -22,15 +22,17 @@ from bus.addresses import server_addresses, wants_tls, without_secrets
 from bus.blobs import Blobs
 from bus.cancelling import cancel
 from bus.delivery import Delivery
-from bus.errors import AccessError, BusError
+from bus.errors import AccessError, BusError, DuplicateMessage
 from bus.fleet import Fleet, Pulse, beating
 from bus.leaving import Client
 from bus.publisher import Publisher
-from bus.puller import Puller
+from bus.puller import EXPIRES_SECONDS, Puller
 from bus.refusals import Refusals
 from bus.signing import AFTER, Signing
-from bus.streams import Consumer, StreamState
+from bus.sizes import StreamSizes
+from bus.streams import Backlog, Consumer, StreamState
 from bus.tasks import producer_span, together
+from bus.upkeep import Upkeep
 from schemas import identity, subjects
 from schemas.codec import EncodeError, decode, encode, schema_of
 from schemas.events import DeadLetter, Event, Task, TaskPublished, TasksPublished
@@ -81,7 +83,8 @@ class Bus:
         self._connecting = True
         self._settled = False  # connected once, and not being closed: only then is losing the connection news
         self.failed = asyncio.Event()
-        """Set when the connection is closed for good; the process should end."""
+        """Set when the connection is closed for good, or what is read is not there; the process should end."""
+        self._given_up = ""
         self.reconnected = asyncio.Event()
         """Set at each reconnect, for whoever waits for one; they clear it."""
         self.pulse: Pulse | None = None
@@ -91,6 +94,7 @@ class Bus:
         self._said_no = asyncio.Event()
         self._publisher = Publisher(nc)
         self._pullers: set[Puller] = set()
+        self._upkeep = Upkeep(self.ensure, self.backlog)
         self.blobs = Blobs(nc, self.js, self._publisher)
 
     @classmethod
@@ -141,18 +145,22 @@ class Bus:
                 raise AccessError(f"the bus at {where} cannot be used: {bus._refused}") from error
             sentence = f"no NATS server answers at {where}: start one with `lightningbus bus`{bus._hint}"
             raise BusError(sentence) from error
+        upkeep = asyncio.create_task(bus._keep_up())
         try:
             bus._connecting, bus._settled = False, True
             await bus._publisher.start()
             yield bus
         finally:
             bus._settled = False
+            await cancel(upkeep)
             with contextlib.suppress(OSError):  # a connection that is lost as it is closed is closed
                 await nc.close()
 
     @property
     def failure(self) -> BusError:
-        """Why it was closed for good; an `AccessError` when the server no longer lets us in."""
+        """Why it failed for good; an `AccessError` when the server no longer lets us in."""
+        if self._given_up:
+            return BusError(self._given_up)
         if self._refused:
             return AccessError(f"the bus cannot be used any more: {self._refused}")
         return BusError("the connection to the bus was closed for good")
@@ -167,20 +175,50 @@ class Bus:
         """The subjects whose stream has no room for what this process publishes, one after the other; empty: none."""
         return ", ".join(sorted(self._publisher.full))
 
-    async def provision(self, replicas: int | None = None) -> None:
+    @property
+    def problem(self) -> str:
+        """What this process needs and is not on the bus, as a sentence; empty: nothing."""
+        return self._upkeep.problem
+
+    async def provision(self, replicas: int | None = None, sizes: StreamSizes | None = None) -> None:
         """Make all streams and the durables of store and learner; safe to repeat.
 
-        ``replicas``: servers of a cluster that hold each stream; None: as many as there are now, else one. A cluster
-        that has no leader yet is waited for; raises `BusError` when it has none after 60 s.
+        ``replicas``: servers of a cluster that hold each stream; None: as many as there are now, else one. What
+        ``sizes`` leaves out is left as it is now, else as shipped. A cluster that has no leader yet is waited for;
+        raises `BusError` when it has none after 60 s.
         """
-        await self._made(lambda: streams.provision(self.js, replicas))
+        await self._made(lambda: streams.provision(self.js, replicas, sizes))
+
+    async def keep_provisioned(self, sizes: StreamSizes | None = None) -> None:
+        """`provision` at every reconnect, for ever: a server may come back with an empty disk."""
+        while True:
+            await self.reconnected.wait()
+            self.reconnected.clear()
+            try:
+                await self.provision(sizes=sizes)
+            except (BusError, NatsError) as error:
+                log.warning("the streams are not made, trying again: %s", str(error) or type(error).__name__)
+                await asyncio.sleep(LEADER_PAUSE_SECONDS)
+                self.reconnected.set()
 
     async def ensure(self, consumer: Consumer) -> None:
-        """Make one durable; safe to repeat, and patient as `provision`."""
+        """Make one durable; safe to repeat, and patient as `provision`. It is made again on a bus that has lost it."""
+        self._upkeep.own(consumer)
         try:
             await self._made(lambda: streams.ensure_consumer(self.js, consumer))
         except NotFoundError as error:
             raise BusError(streams.missing(consumer.stream)) from error
+
+    async def check_stream(self, stream: str) -> None:
+        """Raises `BusError` unless the stream is there; patient as `provision`."""
+
+        async def look() -> None:
+            await self.js.stream_info(stream)
+
+        try:
+            await self._made(look)
+        except NotFoundError as error:
+            raise BusError(streams.missing(stream)) from error
 
     async def reset(self, consumer: Consumer, sequence: int) -> None:
         """Deliver again from a stream sequence on."""
@@ -193,10 +231,13 @@ class Bus:
         except NotFoundError as error:
             raise BusError(streams.missing(name)) from error
 
+    async def backlog(self, consumer: Consumer) -> Backlog:
+        """What a durable has to do yet, and has done; raises nats' errors if it is not there."""
+        return await streams.backlog_of(self.js, consumer)
+
     async def delivered(self, consumer: Consumer) -> int:
         """How many deliveries a durable has made to anybody since it was made or reset: the last one's number."""
-        info = await self.js.consumer_info(consumer.stream, consumer.durable)
-        return info.delivered.consumer_seq if info.delivered is not None else 0
+        return (await self.backlog(consumer)).delivered
 
     async def publish(
         self,
@@ -236,18 +277,21 @@ class Bus:
         """`publish_tasks` of one."""
         await self.publish_tasks([task], timeout)
 
-    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS, nonce: str = "") -> None:
-        """Publish tasks, then the record of those the bus has; raises the first error after it, as `publish`.
+    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS, nonce: str = "") -> int:
+        """Publish tasks, then the record of those the bus has; returns how many it did not have before.
 
-        With a ``nonce`` the broker takes tasks once more that it was sent without it, or with another.
+        With a ``nonce`` the broker takes tasks once more that it was sent without it, or with another. Raises the
+        first error after the record, as `publish`.
         """
         sent = await asyncio.gather(
             *(self._publish_task(task, timeout, nonce) for task in tasks), return_exceptions=True
         )
-        await self.record_tasks([one for one in sent if isinstance(one, TaskPublished)], timeout, nonce)
+        stored = [result for result in sent if not isinstance(result, BaseException)]
+        await self.record_tasks([record for record, _ in stored], timeout, nonce)
         for one in sent:
             if isinstance(one, BaseException):
                 raise one
+        return sum(is_new for _, is_new in stored)
 
     async def record_tasks(
         self, records: Sequence[TaskPublished], timeout: float = PUBLISH_SECONDS, nonce: str = ""
@@ -258,15 +302,20 @@ class Bus:
             event = TasksPublished(tasks=tuple(batch))
             await self.publish(subjects.TASK_PUBLISHED, event, msg_id=msg_id, timeout=timeout)
 
-    async def _publish_task(self, task: Task, timeout: float, nonce: str) -> TaskPublished:
-        """A task; its PRODUCER span opens the rollout's trace."""
+    async def _publish_task(self, task: Task, timeout: float, nonce: str) -> tuple[TaskPublished, bool]:
+        """The record of a task, whose PRODUCER span opens the rollout's trace; False if the bus had the task."""
         started = time.time_ns()
         rollout = identity.rollout_id(task.id, task.sample)
         context = identity.task_traceparent(rollout)
         subject = subjects.task(task.mode, task.agent)
         msg_id = identity.task_msg_id(rollout) + nonce
-        await self.publish(subject, task, msg_id=msg_id, traceparent=context, timeout=timeout)
-        return TaskPublished(task=task, rollout=rollout, span=producer_span(task, subject, started, time.time_ns()))
+        is_new = True
+        try:
+            await self.publish(subject, task, msg_id=msg_id, traceparent=context, timeout=timeout, unique=True)
+        except DuplicateMessage:
+            is_new = False
+        span = producer_span(task, subject, started, time.time_ns())
+        return TaskPublished(task=task, rollout=rollout, span=span), is_new
 
     async def last(self, stream: str, subject: str, kind: type[E]) -> tuple[E, int] | None:
         """Last event on a subject with its stream sequence; None if there is none."""
@@ -277,15 +326,31 @@ class Bus:
         return decode(kind, message.data or b""), int(message.seq or 0)
 
     @asynccontextmanager
-    async def pull(self, consumer: Consumer, slots: int) -> AsyncIterator[Puller]:
-        """Pull loop over a durable; at most ``slots`` deliveries are held at once."""
-        async with self.pull_named(consumer.stream, consumer.durable, slots) as puller:
+    async def pull(self, consumer: Consumer, slots: int, expires: float = EXPIRES_SECONDS) -> AsyncIterator[Puller]:
+        """Pull loop over a durable; at most ``slots`` deliveries are held at once.
+
+        A request for them waits ``expires`` seconds at the server, then the next one does.
+        """
+        self._upkeep.use(consumer)
+        try:
+            async with self._pulling(consumer.stream, consumer.durable, slots, expires, self._upkeep.look) as puller:
+                yield puller
+        finally:
+            self._upkeep.leave(consumer)
+
+    @asynccontextmanager
+    async def pull_named(
+        self, stream: str, consumer: str, slots: int, expires: float = EXPIRES_SECONDS
+    ) -> AsyncIterator[Puller]:
+        """`pull` from a consumer that is none of ours."""
+        async with self._pulling(stream, consumer, slots, expires, lambda: None) as puller:
             yield puller
 
     @asynccontextmanager
-    async def pull_named(self, stream: str, consumer: str, slots: int) -> AsyncIterator[Puller]:
-        """`pull` from a consumer that is none of ours."""
-        puller = Puller(self.nc, stream, consumer, slots, self._pullers.discard)
+    async def _pulling(
+        self, stream: str, consumer: str, slots: int, expires: float, on_gone: Callable[[], None]
+    ) -> AsyncIterator[Puller]:
+        puller = Puller(self.nc, stream, consumer, slots, self._pullers.discard, expires, on_gone)
         self._pullers.add(puller)
         async with puller:
             yield puller
@@ -319,9 +384,12 @@ class Bus:
     @asynccontextmanager
     async def beat(self, role: str, id: str, describe: Callable[[], dict[str, Any]]) -> AsyncIterator[Pulse]:
         """Heartbeat each second while the block runs; ``describe`` gives `Heartbeat`'s other fields."""
-        self.pulse = Pulse(self.nc, role, id, describe)
+        self.pulse = Pulse(self.nc, role, id, lambda: self._describe(describe()))
         async with beating(self.pulse) as pulse:
             yield pulse
+
+    def _describe(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {**fields, "detail": {**fields.get("detail", {}), "bus": self.problem}} if self.problem else fields
 
     def fleet(self, role: str) -> Fleet:
         """Live view of who is alive in a role (``*``: in any); an async context manager."""
@@ -393,6 +461,11 @@ class Bus:
         self.reconnected.set()
         for puller in self._pullers:
             puller.forget_requests()
+        self._upkeep.look()
+
+    async def _keep_up(self) -> None:
+        self._given_up = await self._upkeep.run()
+        self.failed.set()
 
     async def _on_closed(self) -> None:
         self.failed.set()

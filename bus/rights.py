@@ -122,6 +122,7 @@ _OF_ROLES: Mapping[str, Rights] = {
             subjects.ALL_TASKS,
             subjects.TASK_PUBLISHED,
             f"{API}.STREAM.MSG.GET.{subjects.DEAD}",
+            f"{API}.STREAM.INFO.{subjects.TASKS}",
             *_LOOKS_AT_WEIGHTS,
             _LOOKS_BACK,
         ),

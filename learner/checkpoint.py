@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 
 import msgspec
@@ -85,8 +86,7 @@ class Checkpoints:
         (path / STATE).write_bytes(msgspec.json.encode(state))
         write_seal(path, self._secret())
         _to_disk(path)
-        final = self._directory / f"step-{state.step:06d}-{state.epoch}"
-        shutil.rmtree(final, ignore_errors=True)
+        final = self._free_name(f"step-{state.step:06d}-{state.epoch}")
         path.rename(final)
         pointer = self._directory / f".{LATEST}"
         pointer.unlink(missing_ok=True)
@@ -97,6 +97,12 @@ class Checkpoints:
             if old != final.resolve():
                 shutil.rmtree(old, ignore_errors=True)
         return final
+
+    def _free_name(self, name: str) -> Path:
+        """Never that of a checkpoint that is there: ``latest`` may point to it."""
+        taken = {path.name for path in self._directory.glob(f"{name}*")}
+        names = chain([name], (f"{name}-{number:06d}" for number in count(1)))
+        return self._directory / next(one for one in names if one not in taken)
 
     def latest(self) -> tuple[Path, LearnerState] | None:
         """The newest checkpoint that is whole, None if there is none at all.

@@ -207,6 +207,11 @@ class LearnerSettings(RoleSettings):
     checkpoint_every: int | None = Field(
         None, ge=1, description="steps between checkpoints, a multiple of publish_every; none: as often as that"
     )
+    rollout_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="bytes a rollout takes on the bus, to check its sizes; none: of max_row_tokens",
+    )
     keep_checkpoints: int = Field(2, ge=1, description="checkpoints kept; a step is replayed from the one before it")
     keep_versions: int = Field(
         4, ge=1, description="weight versions kept for nodes to fetch, with those that the deltas among them build on"

@@ -9,7 +9,9 @@ from types import TracebackType
 from typing import Any
 
 FORMAT_VARIABLE = "LIGHTNINGBUS_LOG_FORMAT"
-NOISY = ("asyncio", "urllib3", "httpx", "filelock", "nats")
+NOISY = ("asyncio", "httpx", "filelock", "nats")
+REPEATING = ("urllib3", "clickhouse_connect")
+"""What these warn of they raise too, and it is said in a sentence of ours."""
 
 
 class LogFormat(StrEnum):
@@ -47,6 +49,7 @@ def set_up_logging(verbose: bool = False, form: LogFormat = LogFormat.human) -> 
     handler = logging.StreamHandler(sys.stderr)
     # verl names its loggers by file, and says at every checkpoint what it wrote where.
     handler.addFilter(lambda line: line.levelno >= logging.WARNING or line.name[0] != "/")
+    handler.addFilter(lambda line: line.name.partition(".")[0] not in REPEATING)
     if form is LogFormat.json:
         handler.setFormatter(JsonLines())
         logging.captureWarnings(True)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bus import Bus
+from bus.sizes import StreamSizes
 from lightningbus.options import (
     BusOption,
     DatabaseOption,
@@ -21,12 +22,28 @@ from lightningbus.options import (
 )
 from lightningbus.places import access_directory, access_of, connected, place
 from lightningbus.roles import fail, on_stop_signals, run_role
+from lightningbus.settings import checked
 
 bus_app = typer.Typer(rich_markup_mode=None)
 store_app = typer.Typer(rich_markup_mode=None)
 READER_VARIABLE, WRITER_VARIABLE = "LIGHTNINGBUS_READER_PASSWORD", "LIGHTNINGBUS_WRITER_PASSWORD"
 URL_VARIABLE, ADMIN_VARIABLE = "LIGHTNINGBUS_STORE_URL", "LIGHTNINGBUS_ADMIN_SQL"
 """Addresses with a password in them, which everybody on a machine sees in the arguments of a process."""
+
+SizeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--size",
+        help="how much a stream holds, as train_rollouts_mib=8192: tasks_mib, train_rollouts_mib, eval_rollouts_mib, "
+        "events_mib, max_ack_pending; repeat it [default: as it is, else as shipped]",
+    ),
+]
+
+
+def sizes_of(options: list[str] | None) -> StreamSizes:
+    """What ``--size`` says; ends the process with a sentence where it says nothing that is known."""
+    fields = dict(option.partition("=")[::2] for option in options or ())
+    return or_fail(checked, StreamSizes, fields, "--size")
 
 
 @bus_app.callback(invoke_without_command=True)
@@ -39,6 +56,7 @@ def bus(
         str, typer.Option(help="how long a write may wait for the disk; always: survives a power loss")
     ] = "2m",
     open: Annotated[bool, typer.Option("--open", help="let in whoever reaches it, beyond loopback too")] = False,
+    size: SizeOption = None,
 ) -> None:
     """Run a nats-server with all streams made, until Ctrl-C; one that dies is started again."""
     from bus.cancelling import cancel
@@ -46,21 +64,23 @@ def bus(
 
     if context.invoked_subcommand is not None:
         return
-    users = access_directory()
+    users, sizes = access_directory(), sizes_of(size)
 
     async def serve() -> None:
         stop = asyncio.Event()
         on_stop_signals(asyncio.get_running_loop(), stop)
-        async with nats_server(dir, host, port, sync, users, open) as server:
-            async with Bus.connect(server.url, name="provision", access=access_of("admin")) as own:
-                await own.provision()
+        async with (
+            nats_server(dir, host, port, sync, users, open, sizes.more_mib) as server,
+            Bus.connect(server.url, name="provision", access=access_of("admin")) as own,
+        ):
+            await own.provision(sizes=sizes)
             print(f"bus: {server.url}", flush=True)
-            alive = asyncio.ensure_future(server.keep_alive())
+            work = [asyncio.ensure_future(part) for part in (server.keep_alive(), own.keep_provisioned(sizes))]
             stopping = asyncio.ensure_future(stop.wait())
-            await asyncio.wait({alive, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if alive.done():
-                alive.result()
-            await cancel(alive)
+            done, _ = await asyncio.wait({*work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await cancel(*work, stopping)
+            for part in done - {stopping}:
+                part.result()
 
     finish(serve())
 
@@ -113,12 +133,15 @@ def provision(
         int | None,
         typer.Option(min=1, max=5, help="servers that hold each stream [default: as it is, else 1]"),
     ] = None,
+    size: SizeOption = None,
 ) -> None:
     """Make the streams and consumers on a NATS server or cluster of your own; safe to repeat."""
 
+    sizes = sizes_of(size)
+
     async def make() -> None:
         async with connected(bus, "provision", "admin") as at:
-            await at.provision(replicas)
+            await at.provision(replicas, sizes)
 
     finish(make())
 

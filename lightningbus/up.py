@@ -124,17 +124,21 @@ async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> A
         if url is None:
             where = directory.path / "bus"
             server = await exits.enter_async_context(
-                nats_server(where, settings.host, settings.port, settings.sync, keys.users, settings.open)
-            )
+                nats_server(
+                    where, settings.host, settings.port, settings.sync, keys.users, settings.open,
+                    settings.streams.more_mib,
+                )
+            )  # fmt: skip
             url = server.url
         access = Access.read(keys.access, "admin") if keys.access is not None else None
         bus = await exits.enter_async_context(Bus.connect(url, name="supervisor", access=access))
-        await bus.provision()
+        await bus.provision(sizes=settings.streams)
         fleet = await exits.enter_async_context(bus.fleet("*"))
         supervisor = Supervisor(directory, url, keys.environment())
         supervisor.also(bus.raise_failure())
         if server is not None:
             supervisor.also(server.keep_alive())
+        supervisor.also(bus.keep_provisioned(settings.streams))
         exits.push_async_callback(supervisor.stop_all)
         view = await exits.enter_async_context(View(fleet, title, console()).showing())
         made = Stack(directory, bus, url, fleet, supervisor, view, keys)

@@ -38,7 +38,7 @@ def connect(url: str, database: str | None = DATABASE) -> Client:
             compress=not local,
         )
     except (OperationalError, OSError) as error:
-        raise StoreDown(f"no ClickHouse answers at {without_secrets(url)}: {_first_line(error)}") from error
+        raise StoreDown(f"no ClickHouse answers at {without_secrets(url)}: {_cause(error)}") from error
     except ClickHouseError as error:
         at = without_secrets(url)
         raise StoreUnreachable(f"ClickHouse at {at} does not answer as it should: {_first_line(error)}") from error
@@ -70,7 +70,17 @@ def _lower(client: Client, limits: Limits) -> None:
         own.update(before)
 
 
-def _first_line(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
+    """What the system says of a connection that failed, below the layers of what the clients say; else their words."""
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, OSError) and below.strerror:
+            return below.strerror
+        below = below.__cause__ or below.__context__
+    return _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
 
 

@@ -121,7 +121,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         for consumer in STORE_CONSUMERS:
             await store.ensure(consumer)
 
-        tasks = runner_tasks("calc", ack_wait=1.0)
+        tasks = runner_tasks("calc", "train", ack_wait=1.0)
         await runner.ensure(tasks)
         await client.publish_tasks([Task(id=name, run="r", agent="calc", input=1) for name in ("good", "bad")])
         assert (await store.js.stream_info(subjects.TASKS)).state.messages == 2

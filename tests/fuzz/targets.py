@@ -20,7 +20,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from bus import AccessError, BusError
 from bus.access import FILE, Access
-from bus.dead import again
+from bus.dead import build_replay
 from bus.tasks import TaskFileError, read_problems
 from inference.marking import marked, salted
 from learner.rollouts import Assembler
@@ -92,7 +92,7 @@ def _rollout(data: bytes) -> None:
 
 
 def _letter(data: bytes) -> None:
-    again(decode(DeadLetter, data))
+    build_replay(decode(DeadLetter, data))
 
 
 def _beat(data: bytes) -> None:
