@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from bus import Bus
 from bus.doors import bearer, read_key
 from inference.settings import InferenceSettings
 from learner.rows import Row, Shape, rows_of
@@ -171,7 +172,10 @@ async def announce(at: Stack, blob: Blob, version: int) -> Heartbeat:
     said = WeightVersion(
         run="bench", model="policy", version=version, blobs=(blob,), epoch=1, step=version, created_ns=time.time_ns()
     )
-    await at.bus.publish(subjects.weights("policy"), said, msg_id=f"w{version}")
+    async with Bus.connect(at.url, access=at.access("learner")) as learner:
+        found = await learner.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
+        last = found[1] if found is not None else 0
+        await learner.publish(subjects.weights("policy"), said, msg_id=f"w{version}", expect_last=last)
     return await at.member(lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 300)
 
 

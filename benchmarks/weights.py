@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks import kv_cache, transfer
 from benchmarks.kv_cache import EXAMPLE, moved, swapped_amid
 from benchmarks.results import Result, machine, table, write
+from bus import Bus
 from inference.settings import InferenceSettings
 from learner.broadcast import Broadcaster
 from learner.publish import WeightPublisher
@@ -109,11 +110,15 @@ async def served(at: Stack, name: str, steps: Steps, weights: dict[str, Any], ch
     took: dict[str, list[float]] = {"full": [], "delta": []}
     size: dict[str, int] = {}
     copied = []
-    async with at.bus.fleet("inference") as nodes, Broadcaster(settings, nodes.members) as broadcaster:
+    async with (
+        Bus.connect(at.url, access=at.access("learner")) as learner,
+        at.bus.fleet("inference") as nodes,
+        Broadcaster(settings, nodes.members) as broadcaster,
+    ):
         await broadcaster.settled()
         for _ in range(ROUNDS):
             # Of a publisher the first version is whole, and the next a delta.
-            publisher = WeightPublisher(at.bus, settings, broadcaster=broadcaster)
+            publisher = WeightPublisher(learner, settings, broadcaster=broadcaster)
             await publisher.look()
             for _ in range(2):
                 path, version = steps.next()

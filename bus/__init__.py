@@ -6,6 +6,7 @@ from bus.dead import DeadLetters
 from bus.delivery import Delivery
 from bus.errors import (
     AccessError,
+    AddressError,
     BlobCorrupt,
     BusError,
     DuplicateMessage,
@@ -43,6 +44,7 @@ __all__ = [
     "STORE_WEIGHTS",
     "Access",
     "AccessError",
+    "AddressError",
     "BlobCorrupt",
     "Bus",
     "BusError",

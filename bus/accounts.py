@@ -7,12 +7,14 @@ whoever sent it reaches, and not where its reply subject leads in the streams' a
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bus.rights import API, LEAVES, RIGHTS, Rights, from_afar, inbox
 
+Identities = Mapping[str, Sequence[Mapping[str, str]]]
+"""Who may come as which role, as `bus.identities` says it."""
 BUS = "BUS"
 """The account that holds the streams; ``admin`` is in it."""
 ADMIN = "admin"
@@ -47,13 +49,13 @@ def account(role: str) -> str:
     return BUS if role == ADMIN else LEAVES.get(role, role).upper()
 
 
-def accounts(public_keys: Mapping[str, str]) -> str:
-    """The server's ``accounts`` block for users by role; each key is an nkey of the form ``U…``."""
-    roles = [role for role in public_keys if role not in LEAVES and role != ADMIN]
+def accounts(identities: Identities) -> str:
+    """The server's ``accounts`` block for users by role."""
+    roles = [role for role in identities if role not in LEAVES and role != ADMIN]
     block = {account(role): Account(more={"limits": _limits(RIGHTS[role])}) for role in roles}
     block[BUS] = Account(more={"jetstream": "enabled"})
-    for role, key in public_keys.items():
-        block[account(role)].users.append(_user(key, RIGHTS[role], inbox(role)))
+    for role, keys in identities.items():
+        block[account(role)].users += [_user(key, RIGHTS[role], inbox(role)) for key in keys]
     _share(block, roles)
     block[BUS].exports.append({"service": NOWHERE, "accounts": [account(role) for role in roles]})
     for role in roles:
@@ -69,13 +71,13 @@ def accounts(public_keys: Mapping[str, str]) -> str:
     return _written(block)
 
 
-def site_accounts(public_keys: Mapping[str, str]) -> str:
+def site_accounts(identities: Identities) -> str:
     """`accounts` for the server of a far site: its JetStream is the hub's, and what it lacks its leaves bring."""
-    block = {account(role): Account(more={"limits": _limits(RIGHTS[role])}) for role in public_keys}
-    for role, key in public_keys.items():
+    block = {account(role): Account(more={"limits": _limits(RIGHTS[role])}) for role in identities}
+    for role, keys in identities.items():
         rights = replace(RIGHTS[role], publish=from_afar(RIGHTS[role].publish))
-        block[account(role)].users.append(_user(key, rights, inbox(role)))
-    _share(block, list(public_keys))  # so that its runners hear its nodes also while the link to the hub is cut
+        block[account(role)].users += [_user(key, rights, inbox(role)) for key in keys]
+    _share(block, list(identities))  # so that its runners hear its nodes also while the link to the hub is cut
     return _written(block)
 
 
@@ -132,13 +134,13 @@ def _limits(rights: Rights) -> dict[str, int]:
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def _user(key: str, rights: Rights, prefix: str) -> dict[str, Any]:
+def _user(identity: Mapping[str, str], rights: Rights, prefix: str) -> dict[str, Any]:
     # The second wall: what a role may not say does not even leave its connection, and is an error at once.
     permissions = {
         "publish": {"allow": list(rights.publish)},
         "subscribe": {"allow": [*rights.subscribe, f"{prefix}.>"]},
     }
-    return {"nkey": key, "permissions": permissions}
+    return {**identity, "permissions": permissions}
 
 
 def _written(block: Mapping[str, Account]) -> str:

@@ -33,6 +33,8 @@ HEALTH_SECONDS = 2.0
 ROOM_BYTES = 8 * 1024 * 1024
 """Free space at which a server that met a full disk is started again."""
 HEADER_ROOM = 64 * 1024
+STORE_GIB = 16
+"""Room for all streams, and for the weights on the bus."""
 SYNC = "2m"
 """Survives a killed process, not a power loss; ``always`` survives both."""
 
@@ -46,8 +48,10 @@ def find_server() -> str:
     return found
 
 
-def server_config(host: str, port: int, store_dir: Path, ports_dir: Path, sync: str = SYNC, more: str = "") -> str:
-    """The server's configuration file; ``more`` is appended as it is.
+def server_config(
+    host: str, port: int, store_dir: Path, ports_dir: Path, sync: str = SYNC, more: str = "", more_mib: int = 0
+) -> str:
+    """The server's configuration file; ``more`` is appended as it is, ``more_mib`` is room for streams made larger.
 
     ``sync`` is how long what was written may wait for the disk: docs/architecture.md says what each choice survives.
     ``js_ack_fc_v2`` stays off: nats-py cannot read acknowledgement subjects of that form everywhere yet.
@@ -61,7 +65,7 @@ max_payload: {MAX_BYTES + HEADER_ROOM}
 jetstream {{
   store_dir: {json.dumps(str(store_dir))}
   max_memory_store: 256MB
-  max_file_store: 16GB
+  max_file_store: {STORE_GIB + -(-more_mib // 1024)}GB
   sync_interval: {json.dumps(sync)}
 }}
 feature_flags {{ js_ack_fc_v2: false }}
@@ -100,11 +104,14 @@ class NatsServer:
         more: str = "",
         users: Path | None = None,
         lock: int | None = None,
+        more_mib: int = 0,
     ) -> None:
         """``users``: a directory `bus.users` wrote; None: whoever reaches the port may do anything.
 
-        ``lock`` is the descriptor of the directory's lock, which the server keeps for as long as it lives.
+        ``lock`` is the descriptor of the directory's lock, which the server keeps for as long as it lives;
+        ``more_mib`` is room for streams beyond their shipped sizes.
         """
+        self._more_mib = more_mib
         self.directory, self.host, self.port, self._sync, self._more = directory, host, port, sync, more
         self._users = users
         self._inherited = () if lock is None else (lock,)
@@ -119,7 +126,7 @@ class NatsServer:
     async def start(self) -> None:
         """Start and wait until it answers; raises `BusError` with the server's own last words if it does not."""
         if self.port and not port_is_free(self.host, self.port):
-            raise BusError(f"port {self.port} is in use: choose another with --port, or 0 for a free one")
+            raise BusError(f"port {self.port} is in use: choose another, or 0 for a free one")
         self.directory.mkdir(parents=True, exist_ok=True)
         ports_dir = self.directory / "ports"
         shutil.rmtree(ports_dir, ignore_errors=True)
@@ -127,7 +134,9 @@ class NatsServer:
         config = self.directory / "nats.conf"
         store_dir = self.directory / "jetstream"
         more = self._more + (included(self._users, self.directory) if self._users is not None else "")
-        config.write_text(server_config(self.host, self.port or -1, store_dir, ports_dir, self._sync, more))
+        config.write_text(
+            server_config(self.host, self.port or -1, store_dir, ports_dir, self._sync, more, self._more_mib)
+        )
         log_path = self.directory / "nats.log"
         with log_path.open("ab") as log:
             self.process = await spawn(
@@ -217,6 +226,7 @@ async def nats_server(
     sync: str = SYNC,
     users: Path | None = None,
     open: bool = False,
+    more_mib: int = 0,
 ) -> AsyncIterator[NatsServer]:
     """A nats-server while the block runs; raises `BusError` unless who can reach it is known, or it is to be open.
 
@@ -224,7 +234,7 @@ async def nats_server(
     """
     may_listen(host, users, open)
     with locked(directory) as lock:
-        server = NatsServer(directory, host, port, sync, users=users, lock=lock)
+        server = NatsServer(directory, host, port, sync, users=users, lock=lock, more_mib=more_mib)
         await server.start()
         try:
             yield server

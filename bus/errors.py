@@ -12,6 +12,10 @@ class AccessError(BusError):
     """A file of keys cannot be used, the server does not let us in or not do this, or is not the one it should be."""
 
 
+class AddressError(BusError):
+    """What was given as the bus's address is none; no other try mends it."""
+
+
 class PublishTimeout(BusError):
     """No acknowledgement before the deadline; the message may or may not be stored."""
 

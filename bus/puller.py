@@ -26,6 +26,8 @@ EXPIRES_SECONDS = 30.0
 HEARTBEAT_SECONDS = 5.0
 ENDED = frozenset({"404", "408"})
 """How a request ends in the ordinary way: nothing there, or its time was up."""
+NO_RESPONDERS, DELETED = "503", frozenset({"consumer deleted", "stream deleted"})
+"""What is answered where there is no such consumer, and to those who wait as it goes."""
 REFUSED_SECONDS = 0.5
 """Pause after the server refused a request: a leader is being elected, or the consumer is gone."""
 SILENCE_SECONDS = 2.5 * HEARTBEAT_SECONDS
@@ -36,12 +38,24 @@ class Puller:
     """Async iterator over the deliveries of a durable consumer, never more than ``slots`` held at once."""
 
     def __init__(
-        self, nc: Client, stream: str, consumer: str, slots: int, on_close: Callable[["Puller"], None]
+        self,
+        nc: Client,
+        stream: str,
+        consumer: str,
+        slots: int,
+        on_close: Callable[["Puller"], None],
+        expires: float = EXPIRES_SECONDS,
+        on_gone: Callable[[], None] = lambda: None,
     ) -> None:
+        """``expires``: seconds a request waits at the server, two `HEARTBEAT_SECONDS` at least.
+
+        ``on_gone`` is called when nobody answers for the consumer, or it is deleted.
+        """
         self._nc = nc
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        self._on_close = on_close
+        self._on_close, self._on_gone = on_close, on_gone
         self._slots = slots
+        self._expires = expires
         self._held = 0
         self._asked: dict[str, tuple[int, float]] = {}  # request token -> (messages still due, last heard of)
         self._tokens = itertools.count()
@@ -128,7 +142,7 @@ class Puller:
     async def _request(self, count: int, now: float) -> None:
         token = str(next(self._tokens))
         self._asked[token] = (count, now)
-        body = {"batch": count, "expires": int(EXPIRES_SECONDS * 1e9), "idle_heartbeat": int(HEARTBEAT_SECONDS * 1e9)}
+        body = {"batch": count, "expires": int(self._expires * 1e9), "idle_heartbeat": int(HEARTBEAT_SECONDS * 1e9)}
         try:
             await self._nc.publish(self._subject, json.dumps(body).encode(), reply=f"{self._inbox}.{token}")
         except NatsError:
@@ -137,7 +151,10 @@ class Puller:
 
     async def _on_message(self, message: Msg) -> None:
         if not message.reply:  # only stored messages carry a reply subject, for their acknowledgement
-            self._on_status(message.subject.rpartition(".")[2], str((message.headers or {}).get("Status")))
+            headers = message.headers or {}
+            if headers.get("Status") == NO_RESPONDERS or headers.get("Description", "").lower() in DELETED:
+                self._on_gone()
+            self._on_status(message.subject.rpartition(".")[2], str(headers.get("Status")))
             return
         try:
             delivery = Delivery(self._nc, message, self._free)

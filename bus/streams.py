@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from nats.js import JetStreamContext
 from nats.js.api import (
@@ -15,7 +16,9 @@ from nats.js.api import (
 )
 from nats.js.errors import BadRequestError, NotFoundError, ServerError
 
+from bus.sizes import MAX_ACK_PENDING, MIB, SHIPPED_MIB, StreamSizes
 from schemas import subjects
+from schemas.events import Mode
 
 MAX_MESSAGES = 2_000_000
 DEDUPLICATION_SECONDS = 600.0
@@ -29,7 +32,7 @@ BUCKET = f"OBJ_{subjects.WEIGHT_BUCKET}"
 
 
 def _stream(
-    name: str, filters: list[str], retention: RetentionPolicy, discard: DiscardPolicy, mib: int
+    name: str, filters: list[str], retention: RetentionPolicy, discard: DiscardPolicy, mib: int | None = None
 ) -> StreamConfig:
     return StreamConfig(
         name=name,
@@ -37,7 +40,7 @@ def _stream(
         retention=retention,
         discard=discard,
         max_msgs=MAX_MESSAGES,
-        max_bytes=mib * 1024 * 1024,
+        max_bytes=(mib or SHIPPED_MIB[name]) * MIB,
         storage=StorageType.FILE,
         duplicate_window=DEDUPLICATION_SECONDS,
         allow_direct=True,
@@ -46,11 +49,11 @@ def _stream(
 
 STREAMS = (
     # The bound of TASKS is the backpressure: publishers wait when runners are behind.
-    _stream(subjects.TASKS, [subjects.ALL_TASKS], RetentionPolicy.WORK_QUEUE, DiscardPolicy.NEW, 512),
+    _stream(subjects.TASKS, [subjects.ALL_TASKS], RetentionPolicy.WORK_QUEUE, DiscardPolicy.NEW),
     # Each kind of event has a stream of its own: full training rollouts hold up neither evaluations, steps nor alerts.
-    _stream(subjects.TRAIN_ROLLOUTS, [subjects.TRAIN_ROLLOUT], RetentionPolicy.INTEREST, DiscardPolicy.NEW, 2048),
-    _stream(subjects.EVAL_ROLLOUTS, [subjects.EVAL_ROLLOUT], RetentionPolicy.INTEREST, DiscardPolicy.NEW, 1024),
-    _stream(subjects.EVENTS, [subjects.ALL_EVENTS], RetentionPolicy.INTEREST, DiscardPolicy.NEW, 512),
+    _stream(subjects.TRAIN_ROLLOUTS, [subjects.TRAIN_ROLLOUT], RetentionPolicy.INTEREST, DiscardPolicy.NEW),
+    _stream(subjects.EVAL_ROLLOUTS, [subjects.EVAL_ROLLOUT], RetentionPolicy.INTEREST, DiscardPolicy.NEW),
+    _stream(subjects.EVENTS, [subjects.ALL_EVENTS], RetentionPolicy.INTEREST, DiscardPolicy.NEW),
     # An alert must get through even when nobody reads: the oldest one gives way.
     _stream(subjects.ALERTS, [subjects.ALERT], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 16),
     _stream(
@@ -86,6 +89,8 @@ class Consumer:
     ack_wait: float = ACK_WAIT
     waiting: int | None = None
     """Requests that may wait at once; None: the server's own number, 512."""
+    max_ack_pending: int = MAX_ACK_PENDING
+    """Messages that may be delivered and not acknowledged; then the broker delivers no more."""
 
     def config(self) -> ConsumerConfig:
         """The whole configuration: nats-py drops what it does not know when it reads one back."""
@@ -96,7 +101,7 @@ class Consumer:
             ack_policy=self.ack,
             ack_wait=self.ack_wait,
             max_deliver=UNLIMITED,
-            max_ack_pending=200_000,
+            max_ack_pending=self.max_ack_pending,
             max_waiting=self.waiting,
         )
 
@@ -118,10 +123,15 @@ READERS = (*STORE_CONSUMERS, LEARNER_ROLLOUTS)
 """Made before anybody publishes: an interest stream drops what nobody has subscribed to."""
 
 
-def runner_tasks(agent: str, ack_wait: float = ACK_WAIT) -> Consumer:
-    """The durable that all runners of one agent share; how often a task may be tried is the runner's decision."""
-    durable, filter = subjects.runner_durable(agent), subjects.agent_tasks(agent)
+def runner_tasks(agent: str, mode: str, ack_wait: float = ACK_WAIT) -> Consumer:
+    """The durable of a mode that all runners of one agent share; how often a task may be tried is their decision."""
+    durable, filter = subjects.runner_durable(agent, mode), subjects.task(mode, agent)
     return Consumer(subjects.TASKS, durable, filter, ack_wait=ack_wait, waiting=RUNNERS_WAITING)
+
+
+def of_runners(agent: str, ack_wait: float = ACK_WAIT) -> tuple[Consumer, ...]:
+    """The durables of all modes that runners of an agent share."""
+    return tuple(runner_tasks(agent, mode, ack_wait) for mode in get_args(Mode))
 
 
 def provision_options(consumer: Consumer) -> str:
@@ -149,8 +159,30 @@ class StreamState:
     max_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a consumer has to do yet, in messages."""
+
+    delivered: int
+    """Deliveries to anybody since the consumer was made or reset: the last one's number."""
+    unacknowledged: int
+    undelivered: int
+    max_unacknowledged: int
+
+
+async def backlog_of(js: JetStreamContext, consumer: Consumer) -> Backlog:
+    """What a consumer has to do yet; raises `NotFoundError` if it is not there."""
+    info = await js.consumer_info(consumer.stream, consumer.durable)
+    return Backlog(
+        delivered=info.delivered.consumer_seq if info.delivered is not None else 0,
+        unacknowledged=info.num_ack_pending or 0,
+        undelivered=info.num_pending or 0,
+        max_unacknowledged=info.config.max_ack_pending or UNLIMITED,
+    )
+
+
 def missing(name: str) -> str:
-    """What to do about a stream that is not there."""
+    """What to do about a stream, or what else is of one, that is not there."""
     return f"stream {name} is missing: run `lightningbus provision`"
 
 
@@ -208,21 +240,37 @@ def _stored_form(config: ConsumerConfig) -> ConsumerConfig:
     return config if config.filter_subject != ">" else config.evolve(filter_subject=None)
 
 
-async def provision(js: JetStreamContext, replicas: int | None, more: Iterable[Consumer] = ()) -> None:
+async def provision(
+    js: JetStreamContext, replicas: int | None, sizes: StreamSizes | None = None, more: Iterable[Consumer] = ()
+) -> None:
     """All streams, then all durables that must exist before anything is published, and ``more``; safe to repeat.
 
-    ``replicas`` None leaves an existing stream's as they are.
+    ``replicas`` None, and what ``sizes`` leaves out, leave existing ones as they are.
     """
+    sizes = sizes or StreamSizes()
     for stream in STREAMS:
-        wanted = replicas or await replicas_of(js, stream.name or "")
-        await ensure_stream(js, replace(stream, num_replicas=wanted))
-    for consumer in (*READERS, *more):
+        name = stream.name or ""
+        now = await _config_of(js, name) or stream
+        bound = sizes.bytes_of(name) or now.max_bytes
+        await ensure_stream(js, replace(stream, num_replicas=replicas or now.num_replicas or 1, max_bytes=bound))
+    for consumer in READERS:
+        pending = None
+        if consumer == LEARNER_ROLLOUTS:
+            pending = sizes.max_ack_pending or await _max_ack_pending(js, consumer)
+        await ensure_consumer(js, replace(consumer, max_ack_pending=pending or consumer.max_ack_pending))
+    for consumer in more:
         await ensure_consumer(js, consumer)
 
 
-async def replicas_of(js: JetStreamContext, stream: str) -> int:
-    """How many servers hold a stream; 1 if it does not exist yet."""
+async def _config_of(js: JetStreamContext, stream: str) -> StreamConfig | None:
     try:
-        return int((await js.stream_info(stream)).config.num_replicas or 1)
+        return (await js.stream_info(stream)).config
     except NotFoundError:
-        return 1
+        return None
+
+
+async def _max_ack_pending(js: JetStreamContext, consumer: Consumer) -> int | None:
+    try:
+        return (await backlog_of(js, consumer)).max_unacknowledged
+    except NotFoundError:
+        return None

@@ -210,7 +210,7 @@ class Node:
                 "inflight": self._gateway.inflight,
                 "swaps": self._swaps,
                 "max_model_len": self._engine.max_model_len,
-                "problem": subscriber.problem[:120] if subscriber else "",
+                "problem": subscriber.trouble[:120] if subscriber else "",
                 **({"versions": list(self._gateway.versions)} if self._adapters else {}),
                 **({"reach": to_builtins(self._engine.reach)} if self._engine.reach and not self._adapters else {}),
                 **({"wants_whole": True} if subscriber and subscriber.wants_whole else {}),

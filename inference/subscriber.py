@@ -73,6 +73,11 @@ class Subscriber:
         """The newest version is a delta that cannot be put together here, not even from the whole one before it."""
 
     @property
+    def trouble(self) -> str:
+        """What keeps this node from the newest version, as a sentence; empty: nothing."""
+        return self.problem or self._releases.problem
+
+    @property
     def version(self) -> int | None:
         """What is served; None: nothing yet."""
         return self._served.manifest.version if self._served is not None else None

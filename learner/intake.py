@@ -13,6 +13,8 @@ from bus import LEARNER_ROLLOUTS, Bus, BusError, Delivery, metrics
 from bus.cancelling import cancel
 from bus.faults import count_fault
 from bus.puller import Puller
+from bus.streams import StreamState
+from learner.capacity import FULL, Capacity, fill
 from learner.continuity import Gap, StreamMark, continue_at, gap_of
 from learner.groups import Groups
 from learner.publish import CannotLearn
@@ -58,9 +60,8 @@ class Intake:
         self._assembler = Assembler(self._rules)
         self._handed_out = dict(used or {})  # execution -> position of its last batch
         self._held: deque[Delivery] = deque()
-        self._committed = position
-        self._begin = 1
-        """The stream sequence that was asked for."""
+        self.committed = position
+        """Position that a checkpoint covers everything before."""
         self.gap: Gap | None = None
         """What the bus lost, while that which it has kept is not read."""
         self.mark_before = StreamMark()
@@ -69,7 +70,9 @@ class Intake:
         """The delivery to come next, as the broker counts them for a consumer."""
         self.groups = Groups(settings.group_seconds, self._is_valid, closed)
         self.news = asyncio.Event()
-        """Set whenever an attempt has ended."""
+        """Set whenever an attempt has ended, or the bus begins to fill."""
+        self.share = 0.0
+        """Of the room on the bus: what the learner has not acknowledged."""
         self.mark = mark or StreamMark()
         """The stream as it is known now."""
         self.next_sequence = position
@@ -111,14 +114,13 @@ class Intake:
     async def _continue(self) -> int:
         """The stream sequence to read from: the stream may have lost messages since it was last looked at."""
         stream, tasks = await self._bus.stream(LEARNER_ROLLOUTS.stream), await self._bus.stream(subjects.TASKS)
-        found = continue_at(self.mark, self._committed, stream)
+        found = continue_at(self.mark, self.committed, stream)
         gap = gap_of(found, self.mark, tasks, stream.last)
         if gap is not None and self.gap is None:
             self.mark_before = self.mark
         self.mark = replace(found.mark, tasks=tasks.created)
-        self._begin = found.sequence
-        self._committed = self.mark.offset + found.sequence
-        self.next_sequence = max(self.next_sequence, self._committed)
+        self.committed = self.mark.offset + found.sequence
+        self.next_sequence = max(self.next_sequence, self.committed)
         if gap is not None:
             self.gap = gap
             self._note_gap(found.sequence if stream.messages else stream.last + 1)
@@ -129,6 +131,30 @@ class Intake:
         if self.gap is not None and sequence > self.gap.last:
             self.gaps.put_nowait(self.gap)
             self.gap = None
+
+    async def capacity(self) -> Capacity:
+        """What the bus holds for the learner; raises `BusError` without streams, and nats' errors."""
+        stream, backlog = await self._bus.stream(LEARNER_ROLLOUTS.stream), await self._bus.backlog(LEARNER_ROLLOUTS)
+        return Capacity(stream.max_bytes, stream.max_messages, backlog.max_unacknowledged)
+
+    async def measure(self) -> float:
+        """How full the learner's share of the bus is now, from 0 to 1; raises as `capacity`."""
+        await self._measure()
+        return self.share
+
+    async def _measure(self) -> tuple[StreamState, int]:
+        """The stream, and how many deliveries the broker has made to anybody."""
+        stream, backlog = await self._bus.stream(LEARNER_ROLLOUTS.stream), await self._bus.backlog(LEARNER_ROLLOUTS)
+        capacity = Capacity(stream.max_bytes, stream.max_messages, backlog.max_unacknowledged)
+        self.share = fill(backlog.unacknowledged, backlog.undelivered, stream.messages, stream.bytes, capacity)
+        if self.is_filling:
+            self.news.set()
+        return stream, backlog.delivered
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether what no checkpoint covers fills the bus."""
+        return self.share >= FULL
 
     async def _misses(self, puller: Puller) -> bool:
         """Read until a delivery is missing, or the connection was made anew: False."""
@@ -146,8 +172,6 @@ class Intake:
         """Read until a later delivery comes than the next one."""
         async for delivery in puller:
             delivery.release()
-            if delivery.sequence < self._begin:  # of a stream that was made anew behind a connection that held
-                return
             if delivery.consumer_sequence == self._expected:
                 self._expected += 1
                 self._count(delivery)
@@ -161,11 +185,11 @@ class Intake:
             await asyncio.sleep(LOOK_SECONDS)
             come = self._expected - 1
             try:
-                now = await self._bus.delivered(LEARNER_ROLLOUTS)
-            except NatsError:
+                stream, now = await self._measure()
+            except (NatsError, BusError):
                 continue
             # What was on its way at the look before came ahead of this answer; a count that falls was reset by another.
-            if self._expected <= given or now < come:
+            if self._expected <= given or now < come or stream.created != self.mark.created:
                 return
             given = now
 
@@ -202,7 +226,7 @@ class Intake:
 
     async def acknowledge(self, position: int) -> None:
         """A checkpoint covers everything before ``position``."""
-        self._committed = max(position, self._committed)
+        self.committed = max(position, self.committed)
         last: Delivery | None = None
         while self._held and self.mark.offset + self._held[0].sequence < position:
             last = self._held.popleft()

@@ -1,8 +1,10 @@
 """The learner: consumes rollouts, dispatches tasks, trains, checkpoints, publishes versions."""
 
 import asyncio
+import contextlib
 import logging
 import math
+import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -11,20 +13,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
+from nats.errors import Error as NatsError
 
-from bus import Bus, metrics, own_id, tracing
+from bus import Bus, BusError, disk, metrics, own_id, tracing
 from bus.cancelling import cancel
 from bus.nodes import serves
 from bus.tasks import read_problems
 from learner.account import Account
 from learner.batch import STALE, BatchMaker
 from learner.broadcast import Broadcaster
+from learner.capacity import shortage
 from learner.checkpoint import TRAINER, Checkpoints, LearnerState
 from learner.dispatch import Dispatcher
 from learner.groups import Group
 from learner.intake import Intake
 from learner.mender import Mender
-from learner.publish import CannotLearn, WeightPublisher, wants_whole
+from learner.publish import NONCE_BYTES, CannotLearn, WeightPublisher, wants_whole
 from learner.resume import resumed
 from learner.saving import Saver
 from learner.settings import LearnerSettings
@@ -75,6 +79,7 @@ class Learner:
         self._account: Account
         self._phase = "starting"
         self._waits_for = ""
+        self._event: TrainingStep | None = None
         self._metrics: dict[str, float] = {}
         self._state = LearnerState(run=settings.run, model=settings.model)
 
@@ -105,12 +110,13 @@ class Learner:
         problems = read_problems(settings.tasks) if settings.tasks is not None else []
         last, found = await self._publisher.look(), self._checkpoints.latest()
         self._state = state = resumed(found, last, settings)
+        self._intake = Intake(self._bus, settings, state.position, state.used, state.closed, state.stream)
+        await self._check_capacity()
         try:
             await self._in_thread(self._make, found[0] / TRAINER if found else None)
             self._saver = Saver(settings, self._trainer, self._publisher, self._checkpoints, self._in_thread)
         except ValueError as error:
             raise CannotLearn(str(error)) from error
-        self._intake = Intake(self._bus, settings, state.position, state.used, state.closed, state.stream)
         self._account = Account(self._intake, settings)
         await self._saver.share_base()
         self._dispatcher = Dispatcher(self._bus, problems, settings, state.groups_dispatched)
@@ -120,10 +126,18 @@ class Learner:
         self._state = state = await self._saver.claim(path, found, state)
         metrics.learner_version.set(state.version)
         if state.event:
-            await self._announce(decode(TrainingStep, state.event))
+            self._event = decode(TrainingStep, state.event)
+            await self._announce(self._event)
         if found is not None:
             log.info("goes on at step %d, version %d, epoch %d", state.step, state.version, state.epoch)
         self._dispatcher.admit(state.step, state.groups_dropped)
+
+    async def _check_capacity(self) -> None:
+        short = shortage(self._settings, await self._intake.capacity())
+        if short.step:
+            raise CannotLearn(short.step)
+        if short.interval:
+            log.warning("%s; until then checkpoints are written as the stream fills", short.interval)
 
     def _make(self, checkpoint: Path | None) -> None:
         from learner.trainer import Trainer  # takes seconds to import: not before the settings are known to be right
@@ -154,12 +168,30 @@ class Learner:
             metrics.groups_ready.set(len(self._intake.groups.ready))
             if groups:
                 return groups
+            await self._make_room()
             self._intake.news.clear()
             try:
                 async with asyncio.timeout(left):
                     await self._intake.news.wait()
             except TimeoutError:
                 continue
+
+    async def _make_room(self) -> None:
+        """A checkpoint between two steps, where what came to nothing fills the bus."""
+        if not self._intake.is_filling or self._intake.position() <= self._intake.committed:
+            return
+        state = self._covering(self._state)
+        uses = self._account.take()
+        if self._event is not None:
+            state = replace(state, event=encode(self._event))
+            await self._announce(replace(self._event, uses=tuple(uses), spans=()), f"-{state.position}")
+        else:
+            self._account.add(uses, [])  # the first step will say it
+        await self._saver.checkpoint(state)
+        self._state = state
+        await self._intake.acknowledge(state.position)
+        await self._intake.measure()
+        log.info("checkpoint between two steps: the bus was filling")
 
     def _choose(self, ready: Sequence[Group]) -> Sequence[Group]:
         if not self._dispatcher.order:
@@ -170,8 +202,8 @@ class Learner:
         """What came after the last step was made is said to be unused, too."""
         self._account.close()
         uses = tuple(self._account.take())
-        if uses and self._state.event:
-            await self._announce(replace(decode(TrainingStep, self._state.event), uses=uses, spans=()), "rest")
+        if uses and self._event is not None:
+            await self._announce(replace(self._event, uses=uses, spans=()), "rest")
 
     def _drop(self, tasks: Sequence[str]) -> None:
         """The groups of these tasks came to nothing: as many more are dispatched."""
@@ -209,7 +241,8 @@ class Learner:
             return
         with tracing.span("train"):
             said = await self._in_thread(self._trainer.step, batch)
-        state = replace(self._state, step=self._state.step + 1, version=self._state.version + 1)
+        step, version, nonce = self._state.step + 1, self._state.version + 1, secrets.token_hex(NONCE_BYTES)
+        state = replace(self._state, step=step, version=version, nonce=nonce)
         event = TrainingStep(
             run=state.run,
             model=state.model,
@@ -228,19 +261,24 @@ class Learner:
         self._metrics = event.metrics
         self._intake.hand_out(rollouts.values())
         self._dispatcher.settle(group.task for group in groups)
-        _, written = self._saver.due(state.step)
+        written = self._saver.is_written(state.step, await self._fills())
         if written:
             state = self._covering(replace(state, event=encode(event)))
         with tracing.span("publish"):
-            await self._saver.save(state)
-        self._state = state
+            await self._saver.save(state, written)
+        self._state, self._event = state, event
         _moved(event)
         if written:
             await self._intake.acknowledge(state.position)
-        await self._announce(event)
+        await self._announce(event, unique=True)
         await self._mender.resolve()
         self._dispatcher.admit(state.step, state.groups_dropped)
         log.info("step %d/%d: reward %.3f", state.step, self._settings.steps, batch.metrics["reward/mean"])
+
+    async def _fills(self) -> bool:
+        with contextlib.suppress(BusError, NatsError):  # as it was a second ago, then
+            await self._intake.measure()
+        return self._intake.is_filling
 
     def _covering(self, state: LearnerState) -> LearnerState:
         """The state with all that a learner needs to go on from here."""
@@ -255,9 +293,9 @@ class Learner:
             outstanding=self._dispatcher.outstanding,
         )
 
-    async def _announce(self, event: TrainingStep, part: str = "") -> None:
-        msg_id = identity.step_msg_id(event.run, event.epoch, event.step) + part
-        await self._bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf)
+    async def _announce(self, event: TrainingStep, part: str = "", unique: bool = False) -> None:
+        msg_id = identity.step_msg_id(event.run, event.epoch, event.step, self._state.nonce) + part
+        await self._bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf, unique=unique)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
@@ -265,11 +303,20 @@ class Learner:
     def _whole_wanted(self) -> bool:
         return any(wants_whole(beat, self._settings.model) for beat in self._nodes.members())
 
+    def _disk_problem(self) -> str:
+        try:
+            free = disk.free_bytes(self._settings.checkpoints)
+        except OSError as error:
+            return f"the disk of the checkpoints cannot be looked at: {error.strerror}"
+        return disk.note_free("checkpoints", free, self._settings.disk_free_mib)
+
     def _describe(self) -> dict[str, Any]:
         detail: dict[str, Any] = {"step": self._state.step, "steps": self._settings.steps}
         if self._metrics:
             detail["reward"] = self._metrics["reward/mean"]
             detail["staleness"] = self._metrics["staleness/mean"]
+        if short := self._disk_problem():
+            detail["disk"] = short
         if self._waits_for:
             detail["waits for"] = self._waits_for
         if self._phase == "waiting":

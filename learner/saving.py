@@ -57,32 +57,38 @@ class Saver:
             else:
                 return state
 
-    def due(self, step: int) -> tuple[bool, bool]:
-        """Whether a step's weights are published, and whether a checkpoint is written; the last step's always are."""
-        settings, last = self._settings, step == self._settings.steps
-        written = last or step % (settings.checkpoint_every or settings.publish_every) == 0
-        return written or step % settings.publish_every == 0, written
+    def is_written(self, step: int, is_filling: bool) -> bool:
+        """Whether a step leaves a checkpoint: the last one does, and each while the bus fills."""
+        settings = self._settings
+        interval = settings.checkpoint_every or settings.publish_every
+        return is_filling or step == settings.steps or step % interval == 0
 
-    async def save(self, state: LearnerState) -> None:
-        """The weights of a step as a version and, when it is due, its checkpoint.
+    async def save(self, state: LearnerState, is_written: bool) -> None:
+        """The weights of a step as a version when it is due, and its checkpoint if it ``is_written``.
 
         The version first, because only the newest learner gets beyond publishing: an older one, still alive somewhere,
         must not replace a checkpoint nor acknowledge what the newer one has yet to read. Raises `CannotLearn` then.
         """
-        published, written = self.due(state.step)
-        if not published:
-            return
-        path = self._settings.checkpoints
-        if written:
-            path = await self._in_thread(self._write, state)
-        else:
+        if is_written:
+            await self.checkpoint(state)
+        elif state.step % self._settings.publish_every == 0:
+            path = self._settings.checkpoints
             await self._in_thread(write_weights, self._trainer, path / WEIGHTS)
+            await self._publish_or_stop(path, state)
+
+    async def checkpoint(self, state: LearnerState) -> None:
+        """A checkpoint of the weights as they are, whose version is published unless it is out already."""
+        path = await self._in_thread(self._write, state)
+        last = self._publisher.last
+        if last is None or (last.version, last.epoch) != (state.version, state.epoch):
+            await self._publish_or_stop(path, state)
+        await self._in_thread(self._checkpoints.commit, path, state)
+
+    async def _publish_or_stop(self, path: Path, state: LearnerState) -> None:
         try:
             await self._publish(path, state)
         except Fenced as error:
             raise another_learner(state.model, state.epoch) from error
-        if written:
-            await self._in_thread(self._checkpoints.commit, path, state)
 
     async def _publish(self, path: Path, state: LearnerState) -> None:
         trial = await self._in_thread(self._cases.trial, self._trainer) if self._cases is not None else None

@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bus.sizes import MAX_ACK_PENDING, MIB, SHIPPED_MIB
 from bus.sockets import bound, private_directory
+from bus.streams import MAX_MESSAGES
 from bus.tasks import read_problems
 from inference.settings import InferenceSettings
+from learner.capacity import Capacity, shortage
 from learner.settings import LearnerSettings
 from lightningbus.roles import UserError
 from lightningbus.settings import HeldOut, RunSettings
@@ -17,6 +20,7 @@ from runners.inmate import Keeper
 from runners.place import CannotStart
 from runners.settings import RunnerSettings
 from runners.slot import Slot
+from schemas.subjects import TRAIN_ROLLOUTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +72,29 @@ def looked_at(settings: RunSettings, job: Job) -> Iterator[str]:
     for path in (job.learner.tasks, job.heldout.tasks):
         problems = read_problems(path)
         yield f"{path}: {len(problems)} tasks"
+    yield _sizes(settings, job.learner)
     for path in dict.fromkeys([job.learner.model_path, *(node.model_path for node in settings.inference)]):
         yield f"{path}: {_model(path, [node for node in settings.inference if node.model_path == path])}"
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
         yield asyncio.run(_agent(runner))
 
 
+def _sizes(settings: RunSettings, learner: LearnerSettings) -> str:
+    """Whether the bus that is started here can hold what the learner has under way."""
+    sizes = settings.bus.streams
+    bound = sizes.bytes_of(TRAIN_ROLLOUTS) or SHIPPED_MIB[TRAIN_ROLLOUTS] * MIB
+    short = shortage(learner, Capacity(bound, MAX_MESSAGES, sizes.max_ack_pending or MAX_ACK_PENDING))
+    if short.step:
+        raise UserError(short.step)
+    return f"{TRAIN_ROLLOUTS}: {short.interval or f'{bound // MIB:,} MiB hold the steps between two checkpoints'}"
+
+
 def _model(path: Path, nodes: list[InferenceSettings]) -> str:
     """What model a directory holds, made of nothing; and whether nodes can serve it."""
+    if not path.is_dir():
+        raise UserError(f"{path} is no model: there is no such directory")
+    if not (path / "config.json").exists():
+        raise UserError(f"{path} holds no model: it has no config.json")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 

@@ -29,6 +29,8 @@ class Health:
         """Why the role cannot do its work now, as a sentence; empty: it can."""
         if self.bus is None or not self.bus.nc.is_connected:
             return f"{self._role} is not connected to the bus"
+        if self.bus.problem:
+            return f"{self._role}: {self.bus.problem}"
         if self.bus.pulse is None:
             return f"{self._role} is starting"
         return unready(self.bus.pulse.said())

@@ -2,14 +2,16 @@
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bus import Bus, runner_tasks
-from bus.streams import ACK_WAIT
+from bus import Bus
+from bus.sizes import StreamSizes
+from bus.streams import ACK_WAIT, of_runners
 from lightningbus.options import (
     BusOption,
     DatabaseOption,
@@ -23,13 +25,30 @@ from lightningbus.options import (
 )
 from lightningbus.places import access_directory, access_of, connected, place
 from lightningbus.roles import fail, on_stop_signals, run_role
+from lightningbus.settings import checked
 
 DEFAULT_AGENT = "default"
+OPEN = "bus: it has no users: whoever reaches it may do anything (--access asks who it is)"
 bus_app = typer.Typer(rich_markup_mode=None)
 store_app = typer.Typer(rich_markup_mode=None)
 READER_VARIABLE, WRITER_VARIABLE = "LIGHTNINGBUS_READER_PASSWORD", "LIGHTNINGBUS_WRITER_PASSWORD"
 URL_VARIABLE, ADMIN_VARIABLE = "LIGHTNINGBUS_STORE_URL", "LIGHTNINGBUS_ADMIN_SQL"
 """Addresses with a password in them, which everybody on a machine sees in the arguments of a process."""
+
+SizeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--size",
+        help="how much a stream holds, as train_rollouts_mib=8192: tasks_mib, train_rollouts_mib, eval_rollouts_mib, "
+        "events_mib, max_ack_pending; repeat it [default: as it is, else as shipped]",
+    ),
+]
+
+
+def sizes_of(options: list[str] | None) -> StreamSizes:
+    """What ``--size`` says; ends the process with a sentence where it says nothing that is known."""
+    fields = dict(option.partition("=")[::2] for option in options or ())
+    return or_fail(checked, StreamSizes, fields, "--size")
 
 
 @bus_app.callback(invoke_without_command=True)
@@ -42,6 +61,7 @@ def bus(
         str, typer.Option(help="how long a write may wait for the disk; always: survives a power loss")
     ] = "2m",
     open: Annotated[bool, typer.Option("--open", help="let in whoever reaches it, beyond loopback too")] = False,
+    size: SizeOption = None,
 ) -> None:
     """Run a nats-server with all streams made, until Ctrl-C; one that dies is started again."""
     from bus.cancelling import cancel
@@ -49,26 +69,26 @@ def bus(
 
     if context.invoked_subcommand is not None:
         return
-    users = access_directory()
+    users, sizes = access_directory(), sizes_of(size)
 
     async def serve() -> None:
         stop = asyncio.Event()
         on_stop_signals(asyncio.get_running_loop(), stop)
-        async with nats_server(dir, host, port, sync, users, open) as server:
-            async with Bus.connect(server.url, name="provision", access=access_of("admin")) as own:
-                await own.provision(more=[runner_tasks(DEFAULT_AGENT)] if users is not None else [])
+        async with (
+            nats_server(dir, host, port, sync, users, open, sizes.more_mib) as server,
+            Bus.connect(server.url, name="provision", access=access_of("admin")) as own,
+        ):
+            more = of_runners(DEFAULT_AGENT) if users is not None else ()
+            await own.provision(sizes=sizes, more=more)
             print(f"bus: {server.url}", flush=True)
             if users is None:
-                print(
-                    "bus: it has no users: whoever reaches it may do anything (--access asks who it is)",
-                    file=sys.stderr,
-                )
-            alive = asyncio.ensure_future(server.keep_alive())
+                print(OPEN, file=sys.stderr)
+            work = [asyncio.ensure_future(part) for part in (server.keep_alive(), own.keep_provisioned(sizes, more))]
             stopping = asyncio.ensure_future(stop.wait())
-            await asyncio.wait({alive, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if alive.done():
-                alive.result()
-            await cancel(alive)
+            done, _ = await asyncio.wait({*work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await cancel(*work, stopping)
+            for part in done - {stopping}:
+                part.result()
 
     finish(serve())
 
@@ -84,13 +104,17 @@ def users(
         typer.Option(help="name or address the server is reached under, for its certificate; repeat it"),
     ] = None,
     site: Annotated[bool, typer.Option("--site", help="for the server of a far site, a leaf of a cluster")] = False,
+    signing: Annotated[
+        Path | None,
+        typer.Option(help="a role's folder of the cluster, by whose signing keys a site goes: `node`, or `client`"),
+    ] = None,
 ) -> None:
     """Make a user of the bus for each role, with no more rights than it needs, and the server's configuration."""
     with extra("bus"):
         from bus.users import make_users
 
     def make() -> None:
-        for line in make_users(out, tls, host or (), site):
+        for line in make_users(out, tls, host or (), site, signing):
             print(line)
 
     or_fail(make)
@@ -111,6 +135,42 @@ def users(
     )
 
 
+@bus_app.command()
+def rotate(
+    out: Annotated[Path, typer.Option(help="what `bus users` made")],
+    finish: Annotated[bool, typer.Option("--finish", help="let the old keys in no longer")] = False,
+    server: Annotated[
+        int | None,
+        typer.Option("--server", help="process id of a nats-server on this machine that takes it up at once"),
+    ] = None,
+    site: Annotated[bool, typer.Option("--site", help="as it was given to `bus users`")] = False,
+) -> None:
+    """Give the users of a running bus new keys and a new authority, in two steps; nobody is cut off between them."""
+    with extra("bus"):
+        from bus.rotation import begin_rotation, finish_rotation
+
+    def rotated() -> None:
+        for line in (finish_rotation if finish else begin_rotation)(out, site):
+            print(line)
+        if server is not None:
+            try:
+                os.kill(server, signal.SIGHUP)
+            except OSError as error:
+                fail(f"process {server} was not told to read them: {error.strerror}")
+
+    or_fail(rotated)
+    if server is None:
+        print(
+            f"next: each server is given {out}/users.conf and {out}/server, "
+            "and reads them at `kill -HUP` or `nats-server --signal reload`"
+        )
+    if not finish:
+        print(
+            "then each role its own directory, which it reads at its next connection; when all have it:\n"
+            f"  lightningbus bus rotate --out {out} --finish"
+        )
+
+
 def provision(
     bus: BusOption = None,
     replicas: Annotated[
@@ -121,15 +181,19 @@ def provision(
         list[str] | None, typer.Option(help="agent name whose runners' durable is made; repeat it [default: default]")
     ] = None,
     ack_wait: Annotated[float, typer.Option(min=0.1, max=60, help="`ack_wait` of these agents' runners")] = ACK_WAIT,
+    size: SizeOption = None,
 ) -> None:
     """Make the streams and consumers on a NATS server or cluster of your own; safe to repeat.
 
     On a bus with users nobody but admin makes consumers: run it again for each new agent name.
     """
 
+    sizes = sizes_of(size)
+
     async def make() -> None:
         async with connected(bus, "provision", "admin") as at:
-            await at.provision(replicas, [runner_tasks(name, ack_wait) for name in agent or [DEFAULT_AGENT]])
+            more = [each for name in agent or [DEFAULT_AGENT] for each in of_runners(name, ack_wait)]
+            await at.provision(replicas, sizes, more)
 
     finish(make())
 

@@ -11,11 +11,16 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from bus import Access, Bus, Fleet, runner_tasks
+from bus import Access, Bus, Consumer, Fleet, own_id
+from bus.access import FILE
 from bus.cancelling import cancel
 from bus.doors import CLUSTER_KEY, CONF, is_loopback, new_key, write_secret
 from bus.embedded import free_port, nats_server
+from bus.rights import RIGHTS
+from bus.signing import make_keys
+from bus.streams import of_runners
 from bus.users import make_users
+from lightningbus.attendance import AttendanceWatch
 from lightningbus.places import ACCESS_VARIABLE, KEY_VARIABLE, access_directory, cluster_key_of
 from lightningbus.roles import UserError, on_stop_signals
 from lightningbus.rundir import Endpoints, RunDirectory
@@ -25,10 +30,11 @@ from lightningbus.view import View, console
 from runners.settings import RunnerSettings
 from schemas.events import Heartbeat
 
-ACCESS = "access"
-"""Of a run's directory: the keys of each role on a bus of its own."""
 S = TypeVar("S", bound=BaseModel)
 T = TypeVar("T")
+
+ACCESS = "access"
+"""Where a run keeps the users, or without any the signing keys alone, of a bus of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +43,32 @@ class Keys:
 
     access: Path | None = None
     cluster_key: Path | None = None
+    users: Path | None = None
+    """That directory where it makes the server ask who is there; None: it holds signing keys only."""
 
     @classmethod
     def of(cls, directory: RunDirectory, settings: BusSettings) -> "Keys":
-        """As the settings or the environment say; for a bus of our own, keys are made where there are none.
+        """As the settings or the environment say; what a bus of our own lacks is made here.
 
-        Users are, unless the bus is to be ``open``, or listens beyond loopback: there somebody is to choose them.
+        That is the cluster key, the keys that weight versions and decisions are signed by, and users, unless the bus
+        is to be ``open``, or listens beyond loopback: there somebody is to choose them.
         """
-        access = settings.access or access_directory()
+        users = access = settings.access or access_directory()
         if access is None and settings.url is None and is_loopback(settings.host) and not settings.open:
-            access = directory.path / ACCESS
+            users = access = directory.path / ACCESS
             if not (access / CONF).exists():
                 shutil.rmtree(access, ignore_errors=True)  # of a run that ended while it made them
                 list(make_users(access, tls=False))
         key = cluster_key_of("node", access)
+        if access is None and settings.url is None:
+            access = directory.path / ACCESS
+            if not access.exists():
+                make_keys(access, RIGHTS, FILE)
         if key is None and settings.url is None:
             key = directory.path / CLUSTER_KEY
             if not key.exists():
                 write_secret(key, new_key() + "\n")
-        return cls(access and access.resolve(), key and key.resolve())
+        return cls(access and access.resolve(), key and key.resolve(), users and users.resolve())
 
     def environment(self) -> dict[str, str]:
         """What children are told of them."""
@@ -103,6 +116,10 @@ class Stack:
         finally:
             await cancel(task, failure)
 
+    def access(self, role: str) -> Access | None:
+        """What a role is let in by, and signs by."""
+        return Access.read(self.keys.access, role) if self.keys.access is not None else None
+
     def announce(self, sql: str = "") -> None:
         """Say in the run's directory where the servers are, so that other terminals find them."""
         roles, access, key = self.supervisor.pids(), str(self.keys.access or ""), str(self.keys.cluster_key or "")
@@ -118,21 +135,34 @@ async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> A
         if url is None:
             where = directory.path / "bus"
             server = await exits.enter_async_context(
-                nats_server(where, settings.host, settings.port, settings.sync, keys.access, settings.open)
-            )
+                nats_server(
+                    where, settings.host, settings.port, settings.sync, keys.users, settings.open,
+                    settings.streams.more_mib,
+                )
+            )  # fmt: skip
             url = server.url
         access = Access.read(keys.access, "admin") if keys.access is not None else None
         bus = await exits.enter_async_context(Bus.connect(url, name="supervisor", access=access))
-        await bus.provision()
+        await bus.provision(sizes=settings.streams)
         fleet = await exits.enter_async_context(bus.fleet("*"))
+
+        durables: list[Consumer] = []
 
         async def prepare(child: Child) -> None:
             if isinstance(child.settings, RunnerSettings):  # who may take from a durable may not make it
-                await bus.ensure(runner_tasks(child.settings.name, child.settings.ack_wait))
+                for consumer in of_runners(child.settings.name, child.settings.ack_wait):
+                    await bus.ensure(consumer)
+                    durables.append(consumer)
 
         supervisor = Supervisor(directory, url, keys.environment(), prepare)
+        supervisor.also(bus.raise_failure())
         if server is not None:
             supervisor.also(server.keep_alive())
+        attendance = AttendanceWatch(bus, fleet, supervisor)
+        await exits.enter_async_context(bus.beat("supervisor", own_id(directory.path.name), attendance.describe))
+        watching = asyncio.create_task(attendance.run())
+        exits.push_async_callback(cancel, watching)
+        supervisor.also(bus.keep_provisioned(settings.streams, durables))
         exits.push_async_callback(supervisor.stop_all)
         view = await exits.enter_async_context(View(fleet, title, console()).showing())
         made = Stack(directory, bus, url, fleet, supervisor, view, keys)

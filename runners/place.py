@@ -41,7 +41,7 @@ class Place:
 
     def check(self, program: str) -> None:
         """Raises `CannotStart` unless there is a program that could be started; a sandbox finds its own by itself."""
-        first = [*self.sandbox, program][0]
+        first = _filled([*self.sandbox, program][0], self.paths)
         if "/" in first:
             found, where = shutil.which(self.directory / first), str(self.directory)
         else:

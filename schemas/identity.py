@@ -1,4 +1,7 @@
-"""Identities derived from what an event is about, never random, so that sending twice is sending once."""
+"""Identities derived from what an event is about, so that sending twice is sending once.
+
+What only one writer sends has a nonce of this writer too, so that nobody else can send under its name first.
+"""
 
 import json
 import re
@@ -75,11 +78,11 @@ def batch_msg_id(execution: str, sequence: int) -> str:
     return f"span:{execution}:{sequence}"
 
 
-def weight_msg_id(model: str, epoch: int, version: int) -> str:
-    """``Nats-Msg-Id`` of a weight version."""
-    return f"weights:{model}:{epoch}:{version}"
+def weight_msg_id(model: str, epoch: int, version: int, nonce: str) -> str:
+    """``Nats-Msg-Id`` of a weight version; the ``nonce`` is known to nobody before, who could take the id first."""
+    return f"weights:{model}:{epoch}:{version}:{nonce}"
 
 
-def step_msg_id(run: str, epoch: int, step: int) -> str:
-    """``Nats-Msg-Id`` of a training step."""
-    return f"step:{run}:{epoch}:{step}"
+def step_msg_id(run: str, epoch: int, step: int, nonce: str) -> str:
+    """``Nats-Msg-Id`` of a training step; ``nonce`` as of `weight_msg_id`."""
+    return f"step:{run}:{epoch}:{step}:{nonce}"

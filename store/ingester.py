@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from bus import STORE_AUDIT, STORE_CONSUMERS, Bus, Consumer, PoisonLimit, Puller, metrics, tracing
+from bus import STORE_AUDIT, STORE_CONSUMERS, Bus, Consumer, Delivery, PoisonLimit, Puller, metrics, tracing
 from bus.cancelling import cancel
 from bus.faults import count_fault
 from schemas import attributes
 from schemas.codec import DecodeError
+from schemas.events import Event
+from schemas.signers import SIGNED
 from store.audit import rows_of_advisory
 from store.batch import Columns, Held
 from store.rows import Received, rows_of
@@ -103,7 +105,7 @@ class Ingester:
             try:
                 received = Received(delivery.sequence, delivery.timestamp_ns, self._settings.keep_days_of)
                 recorded = consumer is STORE_AUDIT  # by nats-server, in a form of its own
-                rows = tuple(rows_of_advisory(delivery.data) if recorded else rows_of(delivery.event(), received))
+                rows = tuple(rows_of_advisory(delivery.data) if recorded else rows_of(self._event(delivery), received))
             except Exception as error:  # else it would end the store again after every restart
                 if not isinstance(error, (DecodeError, ValueError, TypeError)):
                     count_fault(f"message {delivery.stream}/{delivery.sequence}", error)
@@ -114,6 +116,13 @@ class Ingester:
             await self._room.wait()  # what comes once all batches are full stays with the broker
             self._queue.put_nowait(Held(delivery, rows))
             self._count(len(rows), len(delivery.data))
+
+    def _event(self, delivery: Delivery) -> Event:
+        """Raises `DecodeError`, or ValueError for a version or decision that nobody signed who may."""
+        event = delivery.event()
+        if isinstance(event, SIGNED):
+            self._bus.signing.check(delivery.subject, event, delivery.data, delivery.headers, previous=0)
+        return event
 
     def _count(self, rows: int, size: int) -> None:
         self._waiting_rows += rows

@@ -34,7 +34,7 @@ REQUESTS = (
 """Every request JetStream's API knows, as nats-server's source lists them (jetstream_api.go)."""
 SUBJECTS = {str(stream.name): stream.subjects or [] for stream in STREAMS}
 ROLES = [role for role in RIGHTS if role != "admin" and not role.startswith("leaf")]
-AGENTS = runner_tasks("calc")
+AGENTS = runner_tasks("calc", "train")
 EMPTY = b"{}"
 """What lies in the streams: a body that any request takes."""
 BODIES: dict[str, tuple[bytes, ...]] = {

@@ -93,7 +93,10 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_pages_install_torch_as_make_does() -> None:
     (pinned,) = set(re.findall(r"torch==\S+", (ROOT / "Makefile").read_text()))
-    assert f"pip install {pinned} && pip install --no-deps --requirement requirements/gpu.lock" in DEPLOYMENT
+    assert (
+        f"pip install {pinned} && pip install --no-deps --require-hashes --requirement requirements/gpu.lock"
+        in DEPLOYMENT
+    )
     assert f"pip install {pinned}" in (ROOT / "deploy" / "Dockerfile").read_text()
 
 

@@ -11,8 +11,8 @@ import pytest_asyncio
 from bus.certificates import ROUTES
 from bus.doors import CLUSTER_KEY, SERVER_PLACE, read_key
 from tests.chaos.__main__ import prepare
+from tests.chaos.at_work import Busy
 from tests.chaos.oracle import judge
-from tests.chaos.scenarios import Busy
 from tests.hosts.arrows import BEYOND, LOOPBACK, answered, certificate, greeted, nobody, refused, table
 from tests.hosts.network import missing
 from tests.hosts.world import CLIENTS, GATEWAY, HEALTH, LEAVES, NODES, ROOT, ROUTE, SQL, Hosts, hosts

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.js.errors import NotFoundError
 
 from bus import Bus
 from bus.cancelling import cancel
@@ -104,13 +105,16 @@ class Behind:
 
     def __init__(self, bus: Bus) -> None:
         self._bus, self.behind = bus, 0
+        self.js = self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._bus, name)
 
-    async def last(self, *arguments: Any) -> Any:
+    async def get_last_msg(self, *arguments: Any, **named: Any) -> Any:
         self.behind -= 1
-        return None if self.behind >= 0 else await self._bus.last(*arguments)
+        if self.behind >= 0:
+            raise NotFoundError
+        return await self._bus.js.get_last_msg(*arguments, **named)
 
 
 async def test_an_event_that_is_faster_than_its_stream_is_not_forgotten(

@@ -76,7 +76,7 @@ async def test_nothing_of_an_agent_that_ignores_sigterm_is_left(bus: Bus, engine
         assert batch.end is not None and batch.end.outcome == "timeout"
         await bus.publish_task(task(id="u", deadline=600.0))
         async with asyncio.timeout(20):
-            while (await bus.js.consumer_info("TASKS", "runner-default")).num_ack_pending == 0:
+            while (await bus.js.consumer_info("TASKS", "runner-default-eval")).num_ack_pending == 0:
                 await asyncio.sleep(0.02)
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 

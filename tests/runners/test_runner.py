@@ -158,11 +158,12 @@ async def test_stopping_gives_back_what_is_not_finished_and_says_so(
     bus: Bus, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
+    await bus.ensure(runner_tasks("default", "eval"))
     async with running(bus, agent="plain:sleeps", drain_seconds=0) as stop:
         await bus.publish_task(task())
         info = bus.js.consumer_info
         async with asyncio.timeout(20):
-            while (await info("TASKS", "runner-default")).num_ack_pending == 0:
+            while (await info("TASKS", "runner-default-eval")).num_ack_pending == 0:
                 await asyncio.sleep(0.02)
         stop.set()
     assert "0 rollouts done, 1 given back" in caplog.text
@@ -175,9 +176,9 @@ async def test_stopping_gives_back_what_is_not_finished_and_says_so(
 async def test_a_task_that_kills_every_runner_is_poisoned_a_dead_letter_and_its_groups_last_word(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
-    await bus.ensure(runner_tasks("default"))
+    await bus.ensure(runner_tasks("default", "eval"))
     await bus.publish_task(task(max_attempts=2))
-    async with bus.pull(runner_tasks("default"), slots=1) as dying:
+    async with bus.pull(runner_tasks("default", "eval"), slots=1) as dying:
         for _ in range(2):
             await (await asyncio.wait_for(anext(dying), 10)).nak()
     async with running(bus, agent="plain:asks"):
@@ -261,7 +262,7 @@ async def test_a_finished_rollout_waits_for_room_and_meanwhile_no_other_is_begun
             while not any(beat.detail.get("waits_for_room") == "lb.rollout.eval" for beat in fleet.members()):
                 await fleet.changed()
         assert len(engine.requests) == 2
-        assert (await bus.js.consumer_info("TASKS", "runner-default")).num_ack_pending == 1
+        assert (await bus.js.consumer_info("TASKS", "runner-default-eval")).num_ack_pending == 1
         await limit(bus, "EVAL_ROLLOUTS", None)
         batches = await ended(bus, 3)
     assert sorted((batch.task, batch.attempt) for batch in batches) == [("a", 1), ("b", 1), ("c", 1)], "leases are kept"
@@ -294,25 +295,25 @@ async def test_an_agent_that_cannot_start_is_one_sentence(bus: Bus, settings: di
 async def test_a_mistyped_command_is_found_before_any_task_is_taken(
     bus: Bus, command: list[str], sentence: str
 ) -> None:
-    await bus.ensure(runner_tasks("default"))
+    await bus.ensure(runner_tasks("default", "eval"))
     await bus.publish_task(task())
     with pytest.raises(CannotStart, match=sentence):
         async with asyncio.timeout(30):
             await runner.run(bus, RunnerSettings(command=command, path=AGENTS), asyncio.Event())
-    assert await bus.delivered(runner_tasks("default")) == 0
+    assert await bus.delivered(runner_tasks("default", "eval")) == 0
 
 
 async def test_an_agent_that_cannot_be_imported_is_found_before_any_task_is_taken(bus: Bus) -> None:
-    await bus.ensure(runner_tasks("default"))
+    await bus.ensure(runner_tasks("default", "eval"))
     await bus.publish_task(task())
     with pytest.raises(CannotStart, match="No module named 'agnet'"):
         async with asyncio.timeout(30):
             await runner.run(bus, RunnerSettings(agent="agnet:solve", path=AGENTS), asyncio.Event())
-    assert await bus.delivered(runner_tasks("default")) == 0
+    assert await bus.delivered(runner_tasks("default", "eval")) == 0
 
 
 async def test_a_runner_killed_gives_its_task_to_another(bus: Bus, nats_url: str, engine: ScriptedEngine) -> None:
-    await bus.ensure(runner_tasks("default", 1.0))
+    await bus.ensure(runner_tasks("default", "eval", 1.0))
     command = [sys.executable, "-m", "lightningbus", "runner", "--bus", nats_url, "--agent", "plain:sleeps"]
     process = await asyncio.create_subprocess_exec(
         *command, "--path", str(AGENTS), "-n", "1", start_new_session=True, stderr=asyncio.subprocess.PIPE
@@ -322,7 +323,7 @@ async def test_a_runner_killed_gives_its_task_to_another(bus: Bus, nats_url: str
         assert process.returncode is None
     await bus.publish_task(task())
     async with asyncio.timeout(20):
-        while (await bus.js.consumer_info("TASKS", "runner-default")).num_ack_pending == 0:
+        while (await bus.js.consumer_info("TASKS", "runner-default-eval")).num_ack_pending == 0:
             await asyncio.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     await process.wait()

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError, DeadLetters
+from bus import STORE_TRAIN, Bus, BusError, DeadLetters, Fleet
 from bus.measuring import REGISTRIES
 from runners import attempts
-from runners.runner import Runner
+from runners.task_handler import TaskHandler
 from schemas import subjects
 from schemas.codec import MAX_BYTES, EncodeError, schema_of
-from schemas.events import Task
+from schemas.events import SpanBatch, Task
+from tests.limits import limit
 from tests.runners.conftest import ended, running, task
 
 NO_JSON = {
@@ -32,11 +33,11 @@ NO_JSON = {
 }
 
 
-async def publish_input(bus: Bus, id: str, value: Any) -> None:
+async def publish_input(bus: Bus, id: str, value: Any, mode: str = "eval") -> None:
     """A task as another language's client would write it."""
-    fields = {"id": id, "run": "run", "agent": "default", "mode": "eval", "deadline": 20.0, "input": value}
+    fields = {"id": id, "run": "run", "agent": "default", "mode": mode, "deadline": 20.0, "input": value}
     await bus.js.publish(
-        "lb.task.eval.default", msgpack.packb(fields), headers={subjects.SCHEMA_HEADER: schema_of(Task)}
+        subjects.task(mode, "default"), msgpack.packb(fields), headers={subjects.SCHEMA_HEADER: schema_of(Task)}
     )
 
 
@@ -65,6 +66,53 @@ async def test_a_task_whose_input_is_no_json_is_a_dead_letter_at_once_and_costs_
         assert "its input is no JSON" in batch.end.error
     letters = [letter async for _, letter in DeadLetters(bus).all()]
     assert len(letters) == 3 and all("its input is no JSON" in letter.reason for letter in letters)
+
+
+async def test_an_evaluation_is_not_held_up_by_a_full_training_stream(bus: Bus) -> None:
+    """Each training rollout leaves its slot to wait, and as many wait as there are slots: no more are begun."""
+    async with running(bus, agent="plain:answers", concurrency=2, ack_wait=1.0), bus.fleet("runner") as fleet:
+        await limit(bus, subjects.TRAIN_ROLLOUTS, 1)
+        for number in range(5):
+            await bus.publish_task(task(id=f"train{number}", mode="train"))
+        async with asyncio.timeout(30):
+            while (await waiting(bus, "train")).num_ack_pending != 2 or not is_waiting_for_room(fleet):
+                await fleet.changed()
+        for number in range(5):
+            await bus.publish_task(task(id=f"eval{number}"))
+        batches = await ended(bus, 5)
+        assert sorted(batch.task for batch in batches) == [f"eval{number}" for number in range(5)]
+        assert (await waiting(bus, "train")).num_ack_pending == 2, "the rest is left to other runners"
+        await limit(bus, subjects.TRAIN_ROLLOUTS, None)
+        await queue_is_empty(bus)
+    async with asyncio.timeout(30), bus.pull(STORE_TRAIN, slots=8) as puller:
+        trained = [(await anext(puller)).as_(SpanBatch) for _ in range(5)]
+    assert sorted((batch.task, batch.attempt) for batch in trained) == [(f"train{n}", 1) for n in range(5)], "leased"
+
+
+async def test_a_training_task_that_cannot_be_used_holds_up_no_evaluation_either(bus: Bus) -> None:
+    await limit(bus, subjects.TRAIN_ROLLOUTS, 1)
+    async with running(bus, agent="plain:answers", concurrency=1):
+        for number in range(2):
+            await publish_input(bus, f"bad{number}", b"no JSON", "train")
+        async with asyncio.timeout(30):
+            while not (await bus.js.stream_info(subjects.TRAIN_ROLLOUTS)).state.messages:
+                await asyncio.sleep(0.02)
+        await bus.publish_task(task(id="good"))
+        (batch,) = await ended(bus)
+        assert batch.task == "good"
+        await limit(bus, subjects.TRAIN_ROLLOUTS, None)
+        await queue_is_empty(bus)
+
+
+async def waiting(bus: Bus, mode: str) -> Any:
+    """What the broker knows of the durable of a mode."""
+    return await bus.js.consumer_info(subjects.TASKS, subjects.runner_durable("default", mode))
+
+
+def is_waiting_for_room(fleet: Fleet) -> bool:
+    """Whether a runner says that it waits for room for a training rollout, and has no agent at work."""
+    said = [beat.detail for beat in fleet.members()]
+    return any((one.get("waits_for_room"), one["busy"]) == (subjects.TRAIN_ROLLOUT, "0/2") for one in said)
 
 
 class Interrupted:
@@ -98,20 +146,20 @@ ERRORS = (
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(thrown=st.dictionaries(st.integers(1, 40), st.sampled_from(ERRORS), min_size=1, max_size=3))
 async def test_whatever_is_thrown_at_any_await_of_a_rollout_frees_the_slot_and_settles_the_task(
     bus: Bus, thrown: dict[int, type[BaseException]]
 ) -> None:
-    serve, errors = Runner._serve, {moment: error("thrown by the test") for moment, error in thrown.items()}
+    serve, errors = TaskHandler.serve, {moment: error("thrown by the test") for moment, error in thrown.items()}
 
-    async def interrupted(self: Runner, *which: Any) -> None:
+    async def interrupted(self: TaskHandler, *which: Any) -> None:
         now = errors.copy()
         errors.clear()  # only the first one
         await Interrupted(serve(self, *which), now)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runner, "_serve", interrupted)
+        patch.setattr(TaskHandler, "serve", interrupted)
         patch.setattr(attempts, "FIRST_RETRY_SECONDS", 0.05)
         async with running(bus, agent="plain:answers", concurrency=1, ack_wait=1.0, drain_seconds=0):
             await bus.publish_task(task(id="interrupted", max_attempts=2))
@@ -122,14 +170,14 @@ async def test_whatever_is_thrown_at_any_await_of_a_rollout_frees_the_slot_and_s
 
 async def test_an_error_of_ours_is_counted_and_the_task_tried_again(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     before = errors_counted()
-    run, failing = Runner._run, [ZeroDivisionError("a fault of ours")]
+    run, failing = TaskHandler._run, [ZeroDivisionError("a fault of ours")]
 
-    async def fails_once(self: Runner, *which: Any) -> Any:
+    async def fails_once(self: TaskHandler, *which: Any) -> Any:
         if failing:
             raise failing.pop()
         return await run(self, *which)
 
-    monkeypatch.setattr(Runner, "_run", fails_once)
+    monkeypatch.setattr(TaskHandler, "_run", fails_once)
     async with running(bus, agent="plain:answers"):
         await bus.publish_task(task())
         (batch,) = await ended(bus)

@@ -14,19 +14,19 @@ from tests.store.conftest import Start
 async def test_who_changed_what_on_the_bus_is_in_the_audit_log(bus: Bus, nats_url: str, start_store: Start) -> None:
     """What was changed, and what was refused; what only looked is left out."""
     store = await asyncio.to_thread(start_store, nats_url)
-    await bus.ensure(runner_tasks("calc"))
-    await bus.js.delete_consumer("TASKS", "runner-calc")
+    await bus.ensure(runner_tasks("calc", "train"))
+    await bus.js.delete_consumer("TASKS", "runner-calc-train")
     with pytest.raises(NotFoundError):
         await bus.js.purge_stream("NONE")
     await bus.js.stream_info("TASKS")
     await asyncio.to_thread(store.until, "SELECT count() FROM audit_log WHERE request = 'STREAM.PURGE'", 1)
     rows = store.sql.query(
         "SELECT request, target, error, account, client, host FROM audit_log "
-        "WHERE target LIKE '%calc' AND error = '' OR target = 'NONE' ORDER BY asked"
+        "WHERE target LIKE '%calc%' AND error = '' OR target = 'NONE' ORDER BY asked"
     ).result_rows
     assert rows == [
-        ("CONSUMER.CREATE", "TASKS.runner-calc.lb.task.*.calc", "", "$G", "test", "127.0.0.1"),
-        ("CONSUMER.DELETE", "TASKS.runner-calc", "", "$G", "test", "127.0.0.1"),
+        ("CONSUMER.CREATE", "TASKS.runner-calc-train.lb.task.train.calc", "", "$G", "test", "127.0.0.1"),
+        ("CONSUMER.DELETE", "TASKS.runner-calc-train", "", "$G", "test", "127.0.0.1"),
         ("STREAM.PURGE", "NONE", "stream not found", "$G", "test", "127.0.0.1"),
     ]
     assert store.sql.query("SELECT count() FROM audit_log WHERE request LIKE '%INFO' AND error = ''").result_rows == [

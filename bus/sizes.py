@@ -1,0 +1,40 @@
+"""How much the streams hold, as settings: what is left out stays as it is, or is as shipped."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas import subjects
+
+SHIPPED_MIB = {
+    subjects.TASKS: 512,
+    subjects.TRAIN_ROLLOUTS: 2048,
+    subjects.EVAL_ROLLOUTS: 1024,
+    subjects.EVENTS: 512,
+}
+MAX_ACK_PENDING = 200_000
+MIB = 1024 * 1024
+
+
+class StreamSizes(BaseModel):
+    """Bounds of the streams that publishers wait for, and of what the learner has not acknowledged yet."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tasks_mib: int | None = Field(None, ge=1, description="MiB of tasks in the queue [as shipped: 512]")
+    train_rollouts_mib: int | None = Field(
+        None, ge=1, description="MiB of training rollouts; the learner says at its start what it needs [2048]"
+    )
+    eval_rollouts_mib: int | None = Field(None, ge=1, description="MiB of evaluation rollouts [1024]")
+    events_mib: int | None = Field(None, ge=1, description="MiB of tasks' records and training steps [512]")
+    max_ack_pending: int | None = Field(
+        None, ge=1, description="span batches the learner may hold that no checkpoint covers [200000]"
+    )
+
+    def bytes_of(self, stream: str) -> int | None:
+        """The bound of a stream; None: it is not set."""
+        mib = getattr(self, f"{stream.lower()}_mib", None)
+        return mib * MIB if mib is not None else None
+
+    @property
+    def more_mib(self) -> int:
+        """How much more all streams may take than as shipped."""
+        return sum(max(0, (self.bytes_of(name) or 0) // MIB - shipped) for name, shipped in SHIPPED_MIB.items())

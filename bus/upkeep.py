@@ -1,0 +1,83 @@
+"""Looks after a process's durables: on a bus that comes back without them they are made again, or missed aloud."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
+
+from bus.errors import BusError
+from bus.streams import Consumer, missing
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+GIVE_UP_SECONDS = 60.0
+"""An admin (`lightningbus up`, `provision`) has so long to make what is missing."""
+
+
+class Upkeep:
+    """Whoever reads a durable says so by `use`; `look` is called when it may be gone.
+
+    ``ensure`` makes a durable, or finds it as it should be; ``find`` raises `NotFoundError` where there is none.
+    """
+
+    def __init__(
+        self, ensure: Callable[[Consumer], Awaitable[None]], find: Callable[[Consumer], Awaitable[object]]
+    ) -> None:
+        self._ensure, self._find = ensure, find
+        self._owned: dict[tuple[str, str], Consumer] = {}
+        self._used: list[Consumer] = []
+        self._wake = asyncio.Event()
+        self.problem = ""
+        """What is missing on the bus, as a sentence; empty: nothing."""
+
+    def own(self, consumer: Consumer) -> None:
+        """This process makes the durable, and makes it again."""
+        self._owned[consumer.stream, consumer.durable] = consumer
+
+    def use(self, consumer: Consumer) -> None:
+        """This process reads the durable, until `leave`."""
+        self._used.append(consumer)
+
+    def leave(self, consumer: Consumer) -> None:
+        """It reads it no longer."""
+        self._used.remove(consumer)
+
+    def look(self) -> None:
+        """What was there may be gone: the connection was made anew, or nobody answers for a durable."""
+        self._wake.set()
+
+    async def run(self) -> str:
+        """Look for ever; returns what is missing, as a sentence, once it has been for a minute."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            deadline = asyncio.get_running_loop().time() + GIVE_UP_SECONDS
+            while sentence := await self._missing():
+                if sentence != self.problem:
+                    log.error("%s", sentence)
+                self.problem = sentence
+                if asyncio.get_running_loop().time() > deadline:
+                    return sentence
+                await asyncio.sleep(LOOK_SECONDS)
+            if self.problem:
+                log.warning("what was missing on the bus is there again")
+            self.problem = ""
+
+    async def _missing(self) -> str:
+        for consumer in {(one.stream, one.durable): one for one in self._used}.values():
+            try:
+                if (consumer.stream, consumer.durable) in self._owned:
+                    await self._ensure(self._owned[consumer.stream, consumer.durable])
+                else:
+                    await self._find(consumer)
+            except NotFoundError:
+                return missing(f"{consumer.stream}, or its consumer {consumer.durable},")
+            except BusError as error:
+                return str(error)
+            except NatsError:
+                self._wake.set()  # the connection is lost again, or JetStream does not answer: look again after it
+                await asyncio.sleep(LOOK_SECONDS)
+        return ""

@@ -1,0 +1,84 @@
+"""A bus that comes back without what this process reads."""
+
+import asyncio
+import shutil
+
+import pytest
+
+from bus import LEARNER_ROLLOUTS, Bus, BusError, runner_tasks
+from bus.embedded import NatsServer
+from bus.sizes import StreamSizes
+from schemas import subjects
+from schemas.events import Task
+from tests.waiting import answered
+
+TASKS = runner_tasks("calc", "train")
+
+
+async def empty(nats: NatsServer, bus: Bus) -> None:
+    """The server is killed, and comes back with an empty disk."""
+    await nats.kill()
+    shutil.rmtree(nats.directory / "jetstream")
+    bus.reconnected.clear()
+    await nats.start()
+    await bus.reconnected.wait()
+
+
+def task(number: int) -> Task:
+    return Task(id=f"t{number}", run="test", agent="calc", input=number)
+
+
+async def test_a_runner_makes_its_durable_again_when_the_bus_comes_back_empty(bus: Bus, nats: NatsServer) -> None:
+    await bus.ensure(TASKS)
+    async with asyncio.timeout(60), bus.pull(TASKS, slots=2) as puller, Bus.connect(nats.url) as admin:
+        await empty(nats, bus)
+        await admin.provision()
+        await bus.publish_task(task(1))
+        assert (await anext(puller)).as_(Task) == task(1)
+
+
+async def test_a_durable_deleted_under_a_puller_is_made_again(bus: Bus) -> None:
+    await bus.ensure(TASKS)
+    async with asyncio.timeout(60), bus.pull(TASKS, slots=2) as puller:
+        await bus.publish_task(task(1))
+        await (await anext(puller)).ack(sync=True)
+        await bus.js.delete_consumer(TASKS.stream, TASKS.durable)
+        await bus.publish_task(task(2))
+        assert (await anext(puller)).as_(Task) == task(2)
+
+
+@pytest.mark.parametrize("consumer", [TASKS, LEARNER_ROLLOUTS])
+async def test_a_role_whose_streams_stay_away_is_not_healthy_and_ends_with_a_sentence(
+    consumer: object, bus: Bus, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bus.upkeep.GIVE_UP_SECONDS", 3.0)
+    if consumer is TASKS:
+        await bus.ensure(TASKS)
+    read = TASKS if consumer is TASKS else LEARNER_ROLLOUTS
+    async with (
+        asyncio.timeout(60),
+        bus.pull(read, slots=2),
+        bus.fleet("runner") as fleet,
+        bus.beat("runner", "r", lambda: {"state": "running"}),
+    ):
+        await empty(nats, bus)
+        while not any("run `lightningbus provision`" in str(beat.detail.get("bus")) for beat in fleet.members()):
+            await fleet.changed()
+        assert "is missing" in bus.problem
+        await bus.failed.wait()
+        assert read.stream in str(bus.failure) and "run `lightningbus provision`" in str(bus.failure)
+
+
+async def test_an_admin_that_stays_provisions_again(bus: Bus, nats: NatsServer) -> None:
+    async with asyncio.timeout(60):
+        keeping = asyncio.create_task(bus.keep_provisioned(StreamSizes(tasks_mib=7)))
+        async with Bus.connect(nats.url) as other:
+            await empty(nats, other)
+            while True:
+                try:
+                    stream = await answered(lambda: other.stream(subjects.TASKS))
+                    break
+                except BusError:
+                    await asyncio.sleep(0.05)
+        assert stream.max_bytes == 7 * 1024 * 1024
+        keeping.cancel()

@@ -1,0 +1,129 @@
+"""Whether rollouts fit the bus until a checkpoint covers them, and what is done as they fill it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus import LEARNER_ROLLOUTS, Bus
+from bus.sizes import MIB, StreamSizes
+from bus.streams import STORE_TRAIN
+from learner.capacity import Capacity, fill, shortage
+from learner.learner import run
+from learner.publish import CannotLearn
+from learner.settings import LearnerSettings
+from schemas import subjects
+from tests.learner.conftest import settings_for
+from tests.learner.test_intake import publish, reading, until_read
+from tests.limits import limit
+from tests.making import batches
+
+SHIPPED = Capacity(2048 * MIB, 2_000_000, 200_000)
+
+
+def settings(**changes: Any) -> LearnerSettings:
+    return LearnerSettings(model_path=Path("model"), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "capacity", "step", "interval"),
+    [
+        ({}, SHIPPED, "", ""),
+        ({"checkpoint_every": 100}, SHIPPED, "", "the steps between two checkpoints need"),
+        (
+            {"groups_per_step": 512, "samples": 16, "max_row_tokens": 16384, "max_staleness": 0},
+            SHIPPED,
+            "need 2,336 MiB (1 x groups_per_step 512 x samples 16 = 8,192 rollouts of 299,008 bytes), but half of "
+            "stream TRAIN_ROLLOUTS is 1,024 MiB: set train_rollouts_mib to 4672 ",
+            "need 2,336 MiB",
+        ),
+        (
+            {"groups_per_step": 512, "samples": 16, "max_row_tokens": 16384, "max_staleness": 0},
+            Capacity(4672 * MIB, 2_000_000, 200_000),
+            "",
+            "",
+        ),
+        ({"rollout_bytes": 1000, "groups_per_step": 10_000}, SHIPPED, "set max_ack_pending to 480000", ""),
+        ({"rollout_bytes": 10_000_000, "groups_per_step": 4}, Capacity(-1, -1, -1), "", ""),
+    ],
+)
+def test_a_step_that_the_bus_cannot_hold_is_refused_with_the_numbers(
+    changes: dict[str, Any], capacity: Capacity, step: str, interval: str
+) -> None:
+    short = shortage(settings(**changes), capacity)
+    assert step in short.step and bool(step) == bool(short.step)
+    assert interval in short.interval and bool(interval) == bool(short.interval)
+
+
+def test_what_only_others_have_not_read_does_not_fill_the_learners_share() -> None:
+    capacity = Capacity(1000, 100, 50)
+    assert fill(0, 0, 80, 900, capacity) == 0
+    assert fill(10, 10, 80, 800, capacity) == pytest.approx(0.2)
+    assert fill(10, 60, 80, 800, capacity) == pytest.approx(0.7)
+    assert fill(40, 0, 80, 80, capacity) == pytest.approx(0.8)
+    assert fill(5, 0, 0, 0, Capacity(-1, -1, -1)) == 0
+
+
+async def test_sizes_are_settings_and_provisioning_again_leaves_them(bus: Bus) -> None:
+    await bus.provision(sizes=StreamSizes(train_rollouts_mib=4096, max_ack_pending=300_000))
+    await bus.provision()
+    assert (await bus.stream(subjects.TRAIN_ROLLOUTS)).max_bytes == 4096 * MIB
+    assert (await bus.stream(subjects.TASKS)).max_bytes == 512 * MIB
+    info = await bus.js.consumer_info(LEARNER_ROLLOUTS.stream, LEARNER_ROLLOUTS.durable)
+    assert info.config.max_ack_pending == 300_000
+
+
+async def test_a_learner_whose_step_does_not_fit_refuses_to_start(bus: Bus, model_path: Path, tmp_path: Path) -> None:
+    await bus.provision(sizes=StreamSizes(train_rollouts_mib=1))
+    wanted = settings_for(model_path, checkpoints=tmp_path / "checkpoints", rollout_bytes=100_000)
+    with pytest.raises(CannotLearn, match="lightningbus provision --size train_rollouts_mib="):
+        await run(bus, wanted, asyncio.Event())
+
+
+async def test_a_checkpoint_is_forced_as_the_stream_fills(bus: Bus, model_path: Path, tmp_path: Path) -> None:
+    """Steps between two checkpoints hold more than the stream: the learner would wait for ever for the next one."""
+    await bus.js.delete_consumer(STORE_TRAIN.stream, STORE_TRAIN.durable)  # no store is there to acknowledge
+    await limit(bus, subjects.TRAIN_ROLLOUTS, 24)
+    wanted = settings_for(
+        model_path, checkpoints=tmp_path / "checkpoints", samples=2, groups_per_step=1, steps=12, max_staleness=99,
+        checkpoint_every=100, off_policy=["drop"], rollout_bytes=1000,
+    )  # fmt: skip
+    async with asyncio.timeout(120):
+        running = asyncio.create_task(run(bus, wanted, asyncio.Event()))
+        await publish(bus, *((f"t{task}", sample) for task in range(12) for sample in range(2)))
+        await running
+
+
+async def test_groups_that_come_to_nothing_do_not_fill_the_stream(bus: Bus, model_path: Path, tmp_path: Path) -> None:
+    """Agents that fail for hours: no step is made, and what is known to be of no use is acknowledged."""
+    await bus.js.delete_consumer(STORE_TRAIN.stream, STORE_TRAIN.durable)
+    await limit(bus, subjects.TRAIN_ROLLOUTS, 24)
+    wanted = settings_for(
+        model_path, checkpoints=tmp_path / "checkpoints", samples=2, groups_per_step=1, steps=1, rollout_bytes=1000,
+        max_staleness=99, off_policy=["drop"],
+    )  # fmt: skip
+    async with asyncio.timeout(120):
+        running = asyncio.create_task(run(bus, wanted, asyncio.Event()))
+        for task in range(20):
+            for sample in range(2):
+                for part in batches(f"bad{task}", sample, samples=2, outcome="agent_error"):
+                    await bus.publish(subjects.TRAIN_ROLLOUT, part, msg_id=f"{part.execution}:{part.sequence}")
+        await publish(bus, ("good", 0), ("good", 1))
+        await running
+
+
+async def test_the_intake_says_how_full_its_share_is(bus: Bus) -> None:
+    await bus.js.delete_consumer(STORE_TRAIN.stream, STORE_TRAIN.durable)
+    await limit(bus, subjects.TRAIN_ROLLOUTS, 8)
+    async with reading(bus) as intake, asyncio.timeout(30):
+        await publish(bus, ("a", 0))
+        await until_read(intake, 3)
+        assert await intake.measure() == pytest.approx(0.25)
+        await publish(bus, ("a", 1))
+        await until_read(intake, 5)
+        assert await intake.measure() == pytest.approx(0.5)
+        intake.hand_out(intake.groups.take(1)[0].rollouts)
+        await intake.acknowledge(intake.position())
+        while await intake.measure():
+            await asyncio.sleep(0.02)
