@@ -133,7 +133,7 @@ async def _ingest(
     name = own_id(settings.id)
     log.info("SQL at %s, database %s", without_secrets(url), settings.database)
     async with bus.fleet("*") as fleet:
-        watchdog = Watchdog(bus, fleet, ingester, writer, settings.stall_seconds)
+        watchdog = Watchdog(bus, fleet, ingester, writer, settings)
         async with bus.beat("store", name, describe):
             watching, looking = asyncio.create_task(watchdog.run()), asyncio.create_task(look())
             try:
