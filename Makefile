@@ -4,14 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements/$(if $(shell command -v nvidia-smi),gpu,cpu).lock
 READY := $(VENV)/.ready
+TOOLS := .tools
+TOOLS_READY := $(TOOLS)/.ready
+COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(TOOLS)/bin/uv pip compile --quiet --generate-hashes --no-annotate --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: setup demo test test-slow chaos hosts bench bench-ui bench-async bench-kv bench-weights bench-sizing fuzz check format clean
+.PHONY: setup demo test test-slow chaos hosts bench bench-ui bench-async bench-kv bench-weights bench-sizing fuzz check format clean lock sbom audit pin-images
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --no-deps -r $(LOCK)
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r $(LOCK)
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
@@ -37,7 +40,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(TOOLS) runs
 
 chaos: $(READY) ## kill, stop, cut and fill everything, and count what was lost; SEED=n repeats a run
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
@@ -66,3 +69,23 @@ bench-sizing: $(READY) ## what one of everything costs, what 10,000 runners come
 fuzz: $(READY) ## both gateways by their OpenAPI, and a million wrong inputs for every decoder; N=10000, ONLY=OTLP, SEED=n
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),500) $(BIN)/python -m pytest --timeout=0 tests/fuzz/test_gateways.py
 	$(BIN)/python -m tests.fuzz $(if $(N),--inputs $(N)) $(if $(ONLY),--only "$(ONLY)") $(if $(SEED),--seed $(SEED))
+
+$(TOOLS_READY): requirements/tools.lock
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --no-deps --require-hashes -r requirements/tools.lock
+	touch $@
+
+lock: $(TOOLS_READY) ## the hashes of every package in the locks, anew; versions stay as they are
+	for name in cpu gpu; do $(COMPILE) --no-deps requirements/$$name.lock --output-file requirements/$$name.lock || exit 1; done
+	$(COMPILE) --constraint requirements/cpu.lock --extra otel pyproject.toml requirements/build.in --output-file requirements/runner.lock
+	$(COMPILE) --constraint requirements/cpu.lock --extra store --extra otel pyproject.toml requirements/build.in --output-file requirements/store.lock
+	$(COMPILE) requirements/tools.in --output-file requirements/tools.lock
+
+sbom: $(TOOLS_READY) ## what the locks install, as CycloneDX: sbom-cpu.json and its like
+	for name in cpu gpu runner store; do $(TOOLS)/bin/cyclonedx-py requirements requirements/$$name.lock --output-file sbom-$$name.json || exit 1; done
+
+audit: $(TOOLS_READY) ## known vulnerabilities of the locks; fails too where the database was not reached
+	for name in cpu gpu; do $(TOOLS)/bin/python requirements/audit.py requirements/$$name.lock || exit 1; done
+
+pin-images: ## every image of deploy/ with the digest it has in its registry now; wants docker and a network
+	$(PYTHON) deploy/pin_images.py

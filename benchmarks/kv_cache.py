@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from bus import Bus
 from bus.doors import bearer, read_key
 from inference.settings import InferenceSettings
 from learner.rows import Row, Shape, rows_of
@@ -43,23 +44,28 @@ async def measure(policy: str, model: Path, work: Path) -> list[dict[str, Any]]:
     """The mismatch and the pause of each size of update under one policy."""
     from safetensors.torch import load_file
 
-    directory = RunDirectory(work / policy).create(fresh=True)
-    weights = [load_file(model / "model.safetensors")]
-    found = []
-    async with stack(directory, BusSettings(port=0), f"kv cache: {policy}") as at:
-        settings = InferenceSettings(
-            model_path=model, id="node", dtype="float32", max_model_len=CONTEXT, max_num_seqs=STREAMS, threads=1,
-            kv_cache=policy, work=directory.path / "node",
-        )  # fmt: skip
-        await at.supervisor.start(Child("node", "inference", settings))
-        node = await announce(at, await put(at, directory.path, weights[0], 0), 0)
-        for size, deviation in SIZES.items():
-            weights.append(moved(weights[-1], deviation, seed=len(weights)))
-            version = len(weights) - 1
-            calls, node, pause = await swapped_amid(at, directory.path, node, weights[-1], version)
-            found.append(await asyncio.to_thread(mismatch, model, weights, calls, version))
-            found[-1] |= {"policy": policy, "update": size, "deviation": deviation, "pause_ms": round(1e3 * pause, 1)}
-    return found
+    with RunDirectory(work / policy).locked(fresh=True) as directory:
+        weights = [load_file(model / "model.safetensors")]
+        found = []
+        async with stack(directory, BusSettings(port=0), f"kv cache: {policy}") as at:
+            settings = InferenceSettings(
+                model_path=model, id="node", dtype="float32", max_model_len=CONTEXT, max_num_seqs=STREAMS, threads=1,
+                kv_cache=policy, work=directory.path / "node",
+            )  # fmt: skip
+            await at.supervisor.start(Child("node", "inference", settings))
+            node = await announce(at, await put(at, directory.path, weights[0], 0), 0)
+            for size, deviation in SIZES.items():
+                weights.append(moved(weights[-1], deviation, seed=len(weights)))
+                version = len(weights) - 1
+                calls, node, pause = await swapped_amid(at, directory.path, node, weights[-1], version)
+                found.append(await asyncio.to_thread(mismatch, model, weights, calls, version))
+                found[-1] |= {
+                    "policy": policy,
+                    "update": size,
+                    "deviation": deviation,
+                    "pause_ms": round(1e3 * pause, 1),
+                }
+        return found
 
 
 async def swapped_amid(
@@ -166,7 +172,10 @@ async def announce(at: Stack, blob: Blob, version: int) -> Heartbeat:
     said = WeightVersion(
         run="bench", model="policy", version=version, blobs=(blob,), epoch=1, step=version, created_ns=time.time_ns()
     )
-    await at.bus.publish(subjects.weights("policy"), said, msg_id=f"w{version}")
+    async with Bus.connect(at.url, access=at.access("learner")) as learner:
+        found = await learner.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
+        last = found[1] if found is not None else 0
+        await learner.publish(subjects.weights("policy"), said, msg_id=f"w{version}", expect_last=last)
     return await at.member(lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 300)
 
 

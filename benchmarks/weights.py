@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks import kv_cache, transfer
 from benchmarks.kv_cache import EXAMPLE, moved, swapped_amid
 from benchmarks.results import Result, machine, table, write
+from bus import Bus
 from inference.settings import InferenceSettings
 from learner.broadcast import Broadcaster
 from learner.publish import WeightPublisher
@@ -76,27 +77,30 @@ class Steps:
 
 async def measure(name: str, model: Path, place: Path) -> list[Result]:
     """Versions published by each transport, whole and as deltas, while a node serves."""
-    directory = RunDirectory(place / f"run-{name}").create(fresh=True)
-    with transfer.s3_server() as s3:
-        async with stack(directory, BusSettings(port=0), f"bench weights {name}") as at:
-            settings = InferenceSettings(
-                model_path=model, id="node", dtype="float32", max_model_len=kv_cache.CONTEXT,
-                max_num_seqs=kv_cache.STREAMS, threads=1, work=directory.path / "node",
-            )  # fmt: skip
-            await at.supervisor.start(Child("node", "inference", settings))
-            steps = Steps(model, directory.path)
-            results = []
-            shared = str(directory.path / "shared")
-            ways: list[dict[str, Any]] = [
-                *({"transport": way, "place": where} for way, where in {"blob": "", "file": shared, "s3": s3}.items()),
-                {"transport": "file", "place": shared, "broadcast": {"backend": "gloo"}},
-            ]
-            for way in ways:
-                results += await served(at, name, steps, way, directory.path / "learner")
-            node = await at.member(lambda beat: beat.role == "inference", "node", 60)
-            _, last = steps.next()
-            _, _, pause = await swapped_amid(at, directory.path, node, moved(steps.weights, 1e-4, 99), last)
-    return [*results, Result(f"{name} parameters: longest gap in {kv_cache.STREAMS} streams", 1e3 * pause, "ms")]
+    with RunDirectory(place / f"run-{name}").locked(fresh=True) as directory:
+        with transfer.s3_server() as s3:
+            async with stack(directory, BusSettings(port=0), f"bench weights {name}") as at:
+                settings = InferenceSettings(
+                    model_path=model, id="node", dtype="float32", max_model_len=kv_cache.CONTEXT,
+                    max_num_seqs=kv_cache.STREAMS, threads=1, work=directory.path / "node",
+                )  # fmt: skip
+                await at.supervisor.start(Child("node", "inference", settings))
+                steps = Steps(model, directory.path)
+                results = []
+                shared = str(directory.path / "shared")
+                ways: list[dict[str, Any]] = [
+                    *(
+                        {"transport": way, "place": where}
+                        for way, where in {"blob": "", "file": shared, "s3": s3}.items()
+                    ),
+                    {"transport": "file", "place": shared, "broadcast": {"backend": "gloo"}},
+                ]
+                for way in ways:
+                    results += await served(at, name, steps, way, directory.path / "learner")
+                node = await at.member(lambda beat: beat.role == "inference", "node", 60)
+                _, last = steps.next()
+                _, _, pause = await swapped_amid(at, directory.path, node, moved(steps.weights, 1e-4, 99), last)
+        return [*results, Result(f"{name} parameters: longest gap in {kv_cache.STREAMS} streams", 1e3 * pause, "ms")]
 
 
 async def served(at: Stack, name: str, steps: Steps, weights: dict[str, Any], checkpoints: Path) -> list[Result]:
@@ -106,11 +110,15 @@ async def served(at: Stack, name: str, steps: Steps, weights: dict[str, Any], ch
     took: dict[str, list[float]] = {"full": [], "delta": []}
     size: dict[str, int] = {}
     copied = []
-    async with at.bus.fleet("inference") as nodes, Broadcaster(settings, nodes.members) as broadcaster:
+    async with (
+        Bus.connect(at.url, access=at.access("learner")) as learner,
+        at.bus.fleet("inference") as nodes,
+        Broadcaster(settings, nodes.members) as broadcaster,
+    ):
         await broadcaster.settled()
         for _ in range(ROUNDS):
             # Of a publisher the first version is whole, and the next a delta.
-            publisher = WeightPublisher(at.bus, settings, broadcaster=broadcaster)
+            publisher = WeightPublisher(learner, settings, broadcaster=broadcaster)
             await publisher.look()
             for _ in range(2):
                 path, version = steps.next()

@@ -4,7 +4,17 @@ from bus.access import Access
 from bus.connection import DEFAULT_URL, Bus
 from bus.dead import DeadLetters
 from bus.delivery import Delivery
-from bus.errors import AccessError, BlobCorrupt, BusError, Fenced, PoisonFlood, PublishTimeout, StreamFull
+from bus.errors import (
+    AccessError,
+    AddressError,
+    BlobCorrupt,
+    BusError,
+    DuplicateMessage,
+    Fenced,
+    PoisonFlood,
+    PublishTimeout,
+    StreamFull,
+)
 from bus.fleet import Fleet, Pulse, own_id
 from bus.leases import Lease, leased
 from bus.poison import PoisonLimit
@@ -32,12 +42,14 @@ __all__ = [
     "STORE_WEIGHTS",
     "Access",
     "AccessError",
+    "AddressError",
     "BlobCorrupt",
     "Bus",
     "BusError",
     "Consumer",
     "DeadLetters",
     "Delivery",
+    "DuplicateMessage",
     "Fenced",
     "Fleet",
     "Lease",

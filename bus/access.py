@@ -3,6 +3,7 @@
 import json
 import ssl
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import nkeys
 
 from bus.doors import read_secret
 from bus.errors import AccessError
+from bus.leaving import PlaintextServer
+from bus.signing import Signing
 
 FILE = "access.json"
 HELP = "a directory that `lightningbus bus users` wrote"
@@ -20,7 +23,8 @@ HOPELESS_TLS = ("ALERT", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
 class Access:
     """What `nats` needs beside an address. Only paths: what the files hold is read when it is needed, and never kept.
 
-    ``nkey`` is a file with a seed, ``credentials`` one with a JWT and its seed, as operators of accounts hand them out.
+    ``nkey`` is a file with a seed, ``credentials`` one with a JWT and its seed, as operators of accounts hand them out,
+    ``password`` one with what belongs to the certificate in ``cert``.
     """
 
     inbox: str = "_INBOX"
@@ -29,11 +33,21 @@ class Access:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    password: Path | None = None
+    signing: Path | None = None
+    """A file with the seed that this role signs by."""
+    signers: Path | None = None
+    """A file with the public keys it believes, by role; None: it believes whatever is on the bus."""
+
+    @property
+    def signatures(self) -> Signing:
+        """How this role signs, and whom it believes."""
+        return Signing(self.signing, self.signers)
 
     @property
     def has_user(self) -> bool:
         """Whether it says who we are."""
-        return self.nkey is not None or self.credentials is not None
+        return any(file is not None for file in (self.nkey, self.credentials, self.password))
 
     @classmethod
     def read(cls, directory: Path, role: str) -> "Access":
@@ -55,6 +69,7 @@ class Access:
     def options(self) -> dict[str, Any]:
         """Arguments for nats-py's ``connect``; every file is looked into, so that a bad one is said by name."""
         options: dict[str, Any] = {"inbox_prefix": self.inbox}
+        self.signatures.check_files()
         if self.nkey is not None:
             try:
                 nkeys.from_seed(read_secret(self.nkey, "nkey").strip().encode()).wipe()
@@ -64,6 +79,9 @@ class Access:
         if self.credentials is not None:
             read_secret(self.credentials, "credentials")
             options["user_credentials"] = str(self.credentials)
+        if self.password is not None:  # who we are, the certificate says; nats-py asks for the password each time
+            read_secret(self.password, "password")
+            options |= {"user": "", "password": partial(_first_line, self.password)}
         if self.ca is not None or self.cert is not None:
             # TLS before the first word: a server, or somebody in between, could else say that it wants none.
             options |= {"tls": self._tls(), "tls_handshake_first": True}
@@ -84,8 +102,16 @@ class Access:
         return context
 
 
+def _first_line(path: Path) -> str:
+    return read_secret(path, "password").strip()
+
+
 def refusal(error: Exception, known: bool) -> str:
     """What to do about an error that another try will not mend; empty if one might. ``known``: an access was given."""
+    if isinstance(error, AccessError):  # a file that is read again before each connection
+        return str(error)
+    if isinstance(error, PlaintextServer):
+        return "it speaks no TLS, and its address says tls://"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not to be trusted ({error.verify_message})"
     if isinstance(error, ssl.SSLError) and any(mark in (error.reason or "") for mark in HOPELESS_TLS):

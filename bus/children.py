@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 from bus import processes
@@ -15,6 +16,8 @@ from bus import processes
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
+CLOSE_RANGE_CLOEXEC = 4
+STANDARD_STREAMS = 3
 PASSES = 100
 """How often a tree of processes is looked at again for those that were born while it was ended."""
 
@@ -39,6 +42,26 @@ def takes_in_orphans() -> Callable[[], None] | None:
         return None
     libc = ctypes.CDLL(None)
     return lambda: libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def closes_the_rest() -> Callable[[], None]:
+    """A ``preexec_fn``: of what is open here, only the standard streams are when the program starts.
+
+    asyncio's own loop closes the rest, uvloop's does not: it trusts every file to have been opened with close-on-exec.
+    """
+    close_range = getattr(
+        ctypes.CDLL(None), "close_range", None
+    )  # https://man7.org/linux/man-pages/man2/close_range.2.html
+
+    def close() -> None:
+        if close_range is not None and close_range(STANDARD_STREAMS, ctypes.c_uint(-1), CLOSE_RANGE_CLOEXEC) == 0:
+            return
+        for path in list(Path("/dev/fd").iterdir()):
+            if int(path.name) >= STANDARD_STREAMS:
+                with contextlib.suppress(OSError):
+                    os.set_inheritable(int(path.name), False)
+
+    return close
 
 
 class Guard:
@@ -79,14 +102,15 @@ async def spawn(
     prepare: Callable[[], None] | None = None,
     **options: Any,
 ) -> asyncio.subprocess.Process:
-    """Start a program as the head of its own group; ``options`` are `asyncio.create_subprocess_exec`'s.
+    """Start a program as the head of its own group, with its standard streams and no other open file of ours.
 
-    ``parent_dies`` is what it is sent when this process is gone; ``prepare`` runs in the child before the program.
-    Raises OSError when it cannot be started.
+    ``options`` are `asyncio.create_subprocess_exec`'s; ``parent_dies`` is what it is sent when this process is gone;
+    ``prepare`` runs in the child before the program. Raises OSError when it cannot be started.
     """
-    tied, files = ends_with_parent(parent_dies), Guard.files
+    tied, files, close = ends_with_parent(parent_dies), Guard.files, closes_the_rest()
 
     def first() -> None:
+        close()
         if tied is not None:
             tied()
         if files is not None:

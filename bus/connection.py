@@ -10,28 +10,34 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import NotFoundError, ServiceUnavailableError
 
-from bus import metrics, streams
+from bus import expiry, metrics, streams
 from bus.access import Access, refusal
+from bus.addresses import server_addresses, wants_tls, without_secrets
 from bus.blobs import Blobs
 from bus.cancelling import cancel
 from bus.delivery import Delivery
-from bus.errors import AccessError, BusError
+from bus.errors import AccessError, BusError, DuplicateMessage
 from bus.fleet import Fleet, Pulse, beating
 from bus.leaving import Client
 from bus.publisher import Publisher
-from bus.puller import Puller
+from bus.puller import EXPIRES_SECONDS, Puller
+from bus.refusals import Refusals
+from bus.signing import AFTER, Signing
 from bus.sizes import StreamSizes
 from bus.streams import Backlog, Consumer, StreamState
 from bus.tasks import producer_span, together
 from bus.upkeep import Upkeep
 from schemas import identity, subjects
-from schemas.codec import decode, encode, schema_of
+from schemas.codec import EncodeError, decode, encode, schema_of
 from schemas.events import DeadLetter, Event, Task, TaskPublished, TasksPublished
+from schemas.signers import SIGNED
+from schemas.text import shorten
 
 log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Event)
@@ -42,10 +48,17 @@ LEADERLESS = (NatsTimeoutError, NoRespondersError, ServiceUnavailableError)
 LEADER_SECONDS = 60.0
 LEADER_PAUSE_SECONDS = 0.5
 PUBLISH_SECONDS = 30.0
+MAX_REASON = 2000
+"""Characters of a dead letter's reason, which may repeat what a stranger sent."""
 PING_SECONDS = 5
 """A connection over which two pings in a row are not answered is dead, though nobody has said so."""
 POLL_SECONDS = 0.02
 GIVE_UP_SECONDS = 1.0
+REFUSED_SECONDS = 60.0
+"""A connection that was lost and is refused for so long is given up: its keys are not coming."""
+REFUSALS_PAUSE_SECONDS = 30.0
+EXPIRY_SECONDS = 86400.0
+"""Between two looks at when the certificates end."""
 GREETING_SECONDS = 3.0
 """For a server's first words. One that waits for TLS says none and hangs up after 2 s, by which we know it."""
 DENIALS_KEPT = 16
@@ -59,19 +72,22 @@ DEFAULT_URL = "nats://127.0.0.1:4222"
 class Bus:
     """A connection to NATS JetStream; make one with `Bus.connect`."""
 
-    def __init__(self, nc: Client, known: bool = False) -> None:
+    def __init__(self, nc: Client, known: bool = False, signing: Signing | None = None) -> None:
         self.nc = nc
+        self.signing = signing or Signing()
+        """How weight versions and decisions are signed, and by whose keys they are believed."""
         self._known = known
         self._refused = ""
+        self._refusals = Refusals(REFUSED_SECONDS, REFUSALS_PAUSE_SECONDS)
         self._hint = ""
+        self._new_certificates = asyncio.Event()
         self.js = nc.jetstream(timeout=10)
         self._last_error = ""
         self._connecting = True
         self._settled = False  # connected once, and not being closed: only then is losing the connection news
         self.failed = asyncio.Event()
         """Set when the connection is closed for good, or what is read is not there; the process should end."""
-        self.failure = "the connection to the bus was closed for good"
-        """Why, as a sentence."""
+        self._given_up = ""
         self.reconnected = asyncio.Event()
         """Set at each reconnect, for whoever waits for one; they clear it."""
         self.pulse: Pulse | None = None
@@ -95,16 +111,18 @@ class Bus:
     ) -> AsyncIterator["Bus"]:
         """Connect, and reconnect for ever; raises `BusError` when nobody answers within ``wait`` seconds at first.
 
-        ``url`` may name several servers of a cluster, with commas between them. Raises `AccessError` when a server
-        does not let us in, or we do not believe it.
+        ``url`` may name several servers of a cluster, with commas between them; one ``tls://`` among them holds for
+        all. The files of ``access`` are read again at each reconnect. Raises `AddressError` for what is no address,
+        and `AccessError` when a server does not let us in, or we do not believe it.
         """
-        nc = Client()
-        bus = cls(nc, known=access is not None and access.has_user)
+        addresses = server_addresses(url)
+        nc = Client(access.options if access is not None else dict, wants_tls(addresses))
+        bus = cls(nc, access is not None and access.has_user, access.signatures if access is not None else None)
         options = access.options() if access is not None else {}
         try:
             async with asyncio.timeout(wait):
                 await nc.connect(
-                    url.split(","),
+                    addresses,
                     name=name,
                     connect_timeout=GREETING_SECONDS,  # type: ignore[arg-type]
                     ping_interval=PING_SECONDS,
@@ -125,21 +143,36 @@ class Bus:
                 raise AccessError(bus._refused)
         except (TimeoutError, OSError, NatsError, AccessError) as error:
             await bus._give_up()
-            where = _without_secrets(url)
+            where = without_secrets(url)
             if bus._refused:
                 raise AccessError(f"the bus at {where} cannot be used: {bus._refused}") from error
             sentence = f"no NATS server answers at {where}: start one with `lightningbus bus`{bus._hint}"
             raise BusError(sentence) from error
         upkeep = asyncio.create_task(bus._keep_up())
+        certificates = asyncio.create_task(bus._watch_certificates(access))
         try:
             bus._connecting, bus._settled = False, True
             await bus._publisher.start()
             yield bus
         finally:
             bus._settled = False
-            await cancel(upkeep)
+            await cancel(upkeep, certificates)
             with contextlib.suppress(OSError):  # a connection that is lost as it is closed is closed
                 await nc.close()
+
+    @property
+    def failure(self) -> BusError:
+        """Why it failed for good; an `AccessError` when the server no longer lets us in."""
+        if self._given_up:
+            return BusError(self._given_up)
+        if self._refused:
+            return AccessError(f"the bus cannot be used any more: {self._refused}")
+        return BusError("the connection to the bus was closed for good")
+
+    async def raise_failure(self) -> None:
+        """Wait until it is closed for good, then raise `failure`."""
+        await self.failed.wait()
+        raise self.failure
 
     @property
     def full(self) -> str:
@@ -180,6 +213,17 @@ class Bus:
         except NotFoundError as error:
             raise BusError(streams.missing(consumer.stream)) from error
 
+    async def check_stream(self, stream: str) -> None:
+        """Raises `BusError` unless the stream is there; patient as `provision`."""
+
+        async def look() -> None:
+            await self.js.stream_info(stream)
+
+        try:
+            await self._made(look)
+        except NotFoundError as error:
+            raise BusError(streams.missing(stream)) from error
+
     async def reset(self, consumer: Consumer, sequence: int) -> None:
         """Deliver again from a stream sequence on."""
         await self.js.reset_consumer(consumer.stream, consumer.durable, seq=sequence)
@@ -208,53 +252,74 @@ class Bus:
         traceparent: str | None = None,
         timeout: float = PUBLISH_SECONDS,
         expect_last: int | None = None,
+        unique: bool = False,
     ) -> int:
         """Publish an event and wait until the stream has it; returns its stream sequence.
 
-        ``expect_last`` is the sequence of the last message this writer saw on the subject (0: none). Raises
-        `StreamFull`, `Fenced`, `PublishTimeout`, `BusError`, or `schemas.codec.EncodeError`.
+        ``expect_last`` is the sequence of the last message this writer saw on the subject (0: none). ``unique``: a
+        message of the same id that is there before the first try is an error. Weight versions and decisions are
+        signed. Raises `StreamFull`, `Fenced`,
+        `DuplicateMessage`, `PublishTimeout`, `BusError`, or `schemas.codec.EncodeError`.
         """
         headers = {subjects.SCHEMA_HEADER: schema_of(event), subjects.MSG_ID_HEADER: msg_id}
         if traceparent is not None:
             headers[subjects.TRACE_HEADER] = traceparent
         if expect_last is not None:
-            headers["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
-        return await self.publish_raw(subject, encode(event), headers, timeout)
+            headers[AFTER] = str(expect_last)
+        payload = encode(event)
+        if isinstance(event, SIGNED):
+            headers |= self.signing.headers(subject, event, payload, expect_last or 0)
+        return await self.publish_raw(subject, payload, headers, timeout, unique)
 
-    async def publish_raw(self, subject: str, payload: bytes, headers: dict[str, str], timeout: float) -> int:
+    async def publish_raw(
+        self, subject: str, payload: bytes, headers: dict[str, str], timeout: float, unique: bool = False
+    ) -> int:
         """`publish` of bytes with all their headers."""
-        return await self._publisher.publish(subject, payload, headers, timeout)
+        return await self._publisher.publish(subject, payload, headers, timeout, unique)
 
     async def publish_task(self, task: Task, timeout: float = PUBLISH_SECONDS) -> None:
         """`publish_tasks` of one."""
         await self.publish_tasks([task], timeout)
 
-    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS, nonce: str = "") -> None:
-        """Publish tasks, then the record of those the bus has; raises the first error after it, as `publish`.
+    async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS, nonce: str = "") -> int:
+        """Publish tasks, then the record of those the bus has; returns how many it did not have before.
 
-        With a ``nonce`` the broker takes tasks once more that it was sent without it, or with another.
+        With a ``nonce`` the broker takes tasks once more that it was sent without it, or with another. Raises the
+        first error after the record, as `publish`.
         """
         sent = await asyncio.gather(
             *(self._publish_task(task, timeout, nonce) for task in tasks), return_exceptions=True
         )
-        for some in together([one for one in sent if isinstance(one, TaskPublished)]):
-            msg_id = identity.tasks_msg_id(one.rollout for one in some) + nonce
-            await self.publish(
-                subjects.TASK_PUBLISHED, TasksPublished(tasks=tuple(some)), msg_id=msg_id, timeout=timeout
-            )
+        stored = [result for result in sent if not isinstance(result, BaseException)]
+        await self.record_tasks([record for record, _ in stored], timeout, nonce)
         for one in sent:
             if isinstance(one, BaseException):
                 raise one
+        return sum(is_new for _, is_new in stored)
 
-    async def _publish_task(self, task: Task, timeout: float, nonce: str) -> TaskPublished:
-        """A task; its PRODUCER span opens the rollout's trace."""
+    async def record_tasks(
+        self, records: Sequence[TaskPublished], timeout: float = PUBLISH_SECONDS, nonce: str = ""
+    ) -> None:
+        """Publish the record of published tasks, from which the store makes its rows; raises as `publish`."""
+        for batch in together(records):
+            msg_id = identity.tasks_msg_id(record.rollout for record in batch) + nonce
+            event = TasksPublished(tasks=tuple(batch))
+            await self.publish(subjects.TASK_PUBLISHED, event, msg_id=msg_id, timeout=timeout)
+
+    async def _publish_task(self, task: Task, timeout: float, nonce: str) -> tuple[TaskPublished, bool]:
+        """The record of a task, whose PRODUCER span opens the rollout's trace; False if the bus had the task."""
         started = time.time_ns()
         rollout = identity.rollout_id(task.id, task.sample)
-        context = identity.traceparent(identity.trace_id(rollout), identity.publish_span_id(rollout))
+        context = identity.task_traceparent(rollout)
         subject = subjects.task(task.mode, task.agent)
         msg_id = identity.task_msg_id(rollout) + nonce
-        await self.publish(subject, task, msg_id=msg_id, traceparent=context, timeout=timeout)
-        return TaskPublished(task=task, rollout=rollout, span=producer_span(task, subject, started, time.time_ns()))
+        is_new = True
+        try:
+            await self.publish(subject, task, msg_id=msg_id, traceparent=context, timeout=timeout, unique=True)
+        except DuplicateMessage:
+            is_new = False
+        span = producer_span(task, subject, started, time.time_ns())
+        return TaskPublished(task=task, rollout=rollout, span=span), is_new
 
     async def last(self, stream: str, subject: str, kind: type[E]) -> tuple[E, int] | None:
         """Last event on a subject with its stream sequence; None if there is none."""
@@ -265,32 +330,41 @@ class Bus:
         return decode(kind, message.data or b""), int(message.seq or 0)
 
     @asynccontextmanager
-    async def pull(self, consumer: Consumer, slots: int) -> AsyncIterator[Puller]:
-        """Pull loop over a durable; at most ``slots`` deliveries are held at once."""
+    async def pull(self, consumer: Consumer, slots: int, expires: float = EXPIRES_SECONDS) -> AsyncIterator[Puller]:
+        """Pull loop over a durable; at most ``slots`` deliveries are held at once.
+
+        A request for them waits ``expires`` seconds at the server, then the next one does.
+        """
         self._upkeep.use(consumer)
         try:
-            async with self._pulling(consumer.stream, consumer.durable, slots, self._upkeep.look) as puller:
+            async with self._pulling(consumer.stream, consumer.durable, slots, expires, self._upkeep.look) as puller:
                 yield puller
         finally:
             self._upkeep.leave(consumer)
 
     @asynccontextmanager
-    async def pull_named(self, stream: str, consumer: str, slots: int) -> AsyncIterator[Puller]:
+    async def pull_named(
+        self, stream: str, consumer: str, slots: int, expires: float = EXPIRES_SECONDS
+    ) -> AsyncIterator[Puller]:
         """`pull` from a consumer that is none of ours."""
-        async with self._pulling(stream, consumer, slots, lambda: None) as puller:
+        async with self._pulling(stream, consumer, slots, expires, lambda: None) as puller:
             yield puller
 
     @asynccontextmanager
     async def _pulling(
-        self, stream: str, consumer: str, slots: int, on_gone: Callable[[], None]
+        self, stream: str, consumer: str, slots: int, expires: float, on_gone: Callable[[], None]
     ) -> AsyncIterator[Puller]:
-        puller = Puller(self.nc, stream, consumer, slots, self._pullers.discard, on_gone)
+        puller = Puller(self.nc, stream, consumer, slots, self._pullers.discard, expires, on_gone)
         self._pullers.add(puller)
         async with puller:
             yield puller
 
     async def bury(self, delivery: Delivery, reason: str) -> None:
-        """Keep a message nobody can use as a dead letter, then never deliver it again."""
+        """Keep a message nobody can use as a dead letter, then never deliver it again.
+
+        Of one that fills a message by itself the letter has neither headers nor bytes.
+        """
+        reason = shorten(reason, MAX_REASON)
         letter = DeadLetter(
             stream=delivery.stream,
             subject=delivery.subject,
@@ -301,6 +375,11 @@ class Bus:
             payload=delivery.data,
             dead_ns=time.time_ns(),
         )
+        try:
+            encode(letter)
+        except EncodeError:
+            reason = f"{reason}; its {len(delivery.data)} bytes were too many to keep"
+            letter = replace(letter, reason=reason, headers={}, payload=b"")
         log.warning("dead letter %s/%d: %s", delivery.stream, delivery.sequence, reason)
         await self.publish(subjects.dead(delivery.stream), letter, msg_id=f"dead:{delivery.stream}:{delivery.sequence}")
         metrics.dead_letters.labels(delivery.stream).inc()
@@ -358,6 +437,8 @@ class Bus:
             self._refused = self._refused or refusal(error, self._known)
             if self._refused:
                 raise AccessError(self._refused)  # nats-py would ask again for ever
+        elif self._settled and (reason := refusal(error, self._known)):
+            self._note_refusal(reason)
         if denied := DENIED.search(said):
             self.denied.append(said)
             self._said_no.set()
@@ -366,12 +447,33 @@ class Bus:
             self._last_error = said
             log.warning("bus: %s", said)
 
+    async def _watch_certificates(self, access: Access | None) -> None:
+        """Show when the certificates end, and warn when that is near: now, at each reconnect, and once a day."""
+        while access is not None and access.cert is not None:
+            ends = expiry.ends_of(access, self.nc.peer_certificate)
+            for name, end in ends.items():
+                metrics.certificate_ends.labels(name).set(end)
+            for sentence in expiry.warnings(ends, time.time()):
+                log.warning("%s", sentence)
+            self._new_certificates.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EXPIRY_SECONDS):
+                    await self._new_certificates.wait()
+
+    def _note_refusal(self, reason: str) -> None:
+        """The server does not let us in again; the files may hold new keys soon, but not for ever."""
+        if self._refusals.add(asyncio.get_running_loop().time()):
+            self._refused = reason
+            self.failed.set()
+
     async def _on_disconnect(self) -> None:
         if self._settled:
             log.warning("bus: disconnected; reconnecting")
 
     async def _on_reconnect(self) -> None:
         self._last_error = ""
+        self._refusals.clear()
+        self._new_certificates.set()
         metrics.reconnects.inc()
         log.warning("bus: connected again")
         self.reconnected.set()
@@ -380,13 +482,8 @@ class Bus:
         self._upkeep.look()
 
     async def _keep_up(self) -> None:
-        self.failure = await self._upkeep.run()
+        self._given_up = await self._upkeep.run()
         self.failed.set()
 
     async def _on_closed(self) -> None:
         self.failed.set()
-
-
-def _without_secrets(urls: str) -> str:
-    split = [url.partition("://") for url in urls.split(",")]
-    return ",".join(f"{scheme}{mark}{rest.rpartition('@')[2]}" for scheme, mark, rest in split)

@@ -8,7 +8,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from schemas import subjects
-from schemas.codec import decode, decode_as
+from schemas.codec import check_schema, decode, decode_as
 from schemas.events import Event
 
 E = TypeVar("E", bound=Event)
@@ -46,7 +46,8 @@ class Delivery:
         return decode_as(self.schema, self.data)
 
     def as_(self, kind: type[E]) -> E:
-        """The checked event of a type the reader expects; raises `schemas.codec.DecodeError`."""
+        """The checked event of the type and version the reader expects; raises `schemas.codec.DecodeError`."""
+        check_schema(kind, self.schema)
         return decode(kind, self.data)
 
     async def ack(self, sync: bool = False) -> None:

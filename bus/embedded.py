@@ -19,6 +19,7 @@ from bus.cancelling import cancel
 from bus.children import end, spawn
 from bus.doors import has_tls, included, is_loopback, reachable
 from bus.errors import BusError
+from bus.locking import locked
 from schemas.codec import MAX_BYTES
 
 log = logging.getLogger(__name__)
@@ -102,15 +103,18 @@ class NatsServer:
         sync: str = SYNC,
         more: str = "",
         users: Path | None = None,
+        lock: int | None = None,
         more_mib: int = 0,
     ) -> None:
         """``users``: a directory `bus.users` wrote; None: whoever reaches the port may do anything.
 
-        ``more_mib``: room for streams beyond their shipped sizes.
+        ``lock`` is the descriptor of the directory's lock, which the server keeps for as long as it lives;
+        ``more_mib`` is room for streams beyond their shipped sizes.
         """
         self._more_mib = more_mib
         self.directory, self.host, self.port, self._sync, self._more = directory, host, port, sync, more
         self._users = users
+        self._inherited = () if lock is None else (lock,)
         self.process: asyncio.subprocess.Process | None = None
         self._monitor = ""
 
@@ -122,7 +126,7 @@ class NatsServer:
     async def start(self) -> None:
         """Start and wait until it answers; raises `BusError` with the server's own last words if it does not."""
         if self.port and not port_is_free(self.host, self.port):
-            raise BusError(f"port {self.port} is in use: choose another with --port, or 0 for a free one")
+            raise BusError(f"port {self.port} is in use: choose another, or 0 for a free one")
         self.directory.mkdir(parents=True, exist_ok=True)
         ports_dir = self.directory / "ports"
         shutil.rmtree(ports_dir, ignore_errors=True)
@@ -135,7 +139,9 @@ class NatsServer:
         )
         log_path = self.directory / "nats.log"
         with log_path.open("ab") as log:
-            self.process = await spawn(find_server(), "-c", str(config), stdout=log, stderr=subprocess.STDOUT)
+            self.process = await spawn(
+                *[find_server(), "-c", str(config)], stdout=log, stderr=subprocess.STDOUT, pass_fds=self._inherited
+            )
         try:
             async with asyncio.timeout(START_SECONDS):
                 self.port = await self._listening(ports_dir)
@@ -222,14 +228,18 @@ async def nats_server(
     open: bool = False,
     more_mib: int = 0,
 ) -> AsyncIterator[NatsServer]:
-    """A nats-server while the block runs; raises `BusError` unless who can reach it is known, or it is to be open."""
+    """A nats-server while the block runs; raises `BusError` unless who can reach it is known, or it is to be open.
+
+    Raises `bus.locking.DirectoryInUse` where another keeps its streams: two on one directory lose messages.
+    """
     may_listen(host, users, open)
-    server = NatsServer(directory, host, port, sync, users=users, more_mib=more_mib)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop()
+    with locked(directory) as lock:
+        server = NatsServer(directory, host, port, sync, users=users, lock=lock, more_mib=more_mib)
+        await server.start()
+        try:
+            yield server
+        finally:
+            await server.stop()
 
 
 def may_listen(host: str, users: Path | None, open: bool) -> None:

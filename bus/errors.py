@@ -12,6 +12,10 @@ class AccessError(BusError):
     """A file of keys cannot be used, the server does not let us in or not do this, or is not the one it should be."""
 
 
+class AddressError(BusError):
+    """What was given as the bus's address is none; no other try mends it."""
+
+
 class PublishTimeout(BusError):
     """No acknowledgement before the deadline; the message may or may not be stored."""
 
@@ -26,6 +30,10 @@ class PoisonFlood(Exception):
 
 class Fenced(BusError):
     """Somebody else wrote to the subject since this writer last looked."""
+
+
+class DuplicateMessage(BusError):
+    """The first try of a message met another one of the same id: the message is not stored."""
 
 
 class BlobCorrupt(BusError):

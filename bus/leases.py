@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from nats.errors import Error as NatsError
-
 from bus.cancelling import cancel
 from bus.delivery import Delivery
 
@@ -48,7 +46,7 @@ async def leased(delivery: Delivery, ack_wait: float = 30.0) -> AsyncIterator[Le
             sent = now()
             try:
                 await delivery.in_progress(sync=True)
-            except NatsError as error:
+            except Exception as error:  # whatever it was: without another try the lease runs out
                 log.warning("lease of %s not renewed: %s", delivery.subject, str(error) or type(error).__name__)
             else:
                 lease.renew(sent, now())

@@ -1,19 +1,64 @@
-"""nats-py's client, which does not wait for a server that is gone to say goodbye."""
+"""nats-py's client as a role needs it: a lost connection is left at once, with today's keys, never in the clear."""
 
+from collections.abc import Callable
 from typing import Any
 
 from nats.aio.client import Client as NatsClient
+from nats.errors import AuthorizationError
+from nats.errors import Error as NatsError
+
+REFUSALS = ("authorization violation", "authentication")
+"""How the server begins, in nats-py's lower case, when it no longer knows a connected user or its account."""
+
+
+class PlaintextServer(NatsError):
+    """A server that was to speak TLS does not."""
 
 
 class Client(NatsClient):
     """Reconnects at once: what is left of a dead connection is thrown away.
 
     nats-py closes it first and waits for the end of that: over TLS 30 s for the other side's word, and with words of
-    our own that cannot be sent until the kernel gives up, which takes a quarter of an hour.
+    our own that cannot be sent until the kernel gives up, which takes a quarter of an hour. ``credentials`` gives the
+    arguments for ``connect`` that say who we are, from files that may have changed; they are asked for before each
+    connection. ``must_encrypt``: not a word is sent to a server without TLS.
     """
+
+    def __init__(self, credentials: Callable[[], dict[str, Any]] = dict, must_encrypt: bool = False) -> None:
+        super().__init__()
+        self._credentials = credentials
+        self._must_encrypt = must_encrypt
+
+    @property
+    def peer_certificate(self) -> dict[str, Any] | None:
+        """What the server showed, as ``SSLObject.getpeercert`` has it; None without TLS."""
+        writer: Any = getattr(self._transport, "_io_writer", None)
+        encrypted = writer.get_extra_info("ssl_object") if writer is not None else None
+        return encrypted.getpeercert() if encrypted is not None else None
 
     async def _attempt_reconnect(self) -> None:
         writer: Any = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
         await super()._attempt_reconnect()
+
+    async def _connect_to_server(self, s: Any) -> None:
+        options = self._credentials()
+        if "tls" in options:
+            self.options["tls"] = options["tls"]
+        if "nkeys_seed" in options or "user_credentials" in options:
+            self._setup_nkeys_connect()  # reads the file, whose path has not changed
+        await super()._connect_to_server(s)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        encrypted = self.options["tls_handshake_first"] or info.get("tls_required")
+        if self._must_encrypt and initial_connection and not encrypted:
+            raise PlaintextServer
+        await super()._process_info(info, initial_connection)
+
+    async def _process_err(self, err_msg: str) -> None:
+        # nats-py closes for good; the file may hold the new key by now, and whether it does the server says at once.
+        if err_msg.strip("'").startswith(REFUSALS):
+            await self._process_op_err(AuthorizationError())
+        else:
+            await super()._process_err(err_msg)

@@ -24,23 +24,29 @@ FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1
 
 
 async def body_of(request: web.Request) -> bytes:
-    """A request's body; raises aiohttp's errors for one that is too large, or comes too slowly."""
+    """A request's body, unpacked; raises aiohttp's errors for one that is too large, too slow, or badly packed."""
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
+    except web.RequestPayloadError as error:
+        encoding = request.headers.get("Content-Encoding")
+        why = (
+            f"the body is not {encoding}, as its Content-Encoding says" if encoding else f"the body is broken: {error}"
+        )
+        raise web.HTTPBadRequest(text=why) from error
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"a request's body comes within {BODY_SECONDS:g} s") from None
 
 
 class Listening:
-    """An application on a socket; an async context manager. `middleware` must be one of the application's."""
+    """An application on one or more sockets. `middleware` must be one of the application's."""
 
     def __init__(self) -> None:
         self._nameless: set[asyncio.BaseProtocol] = set()
         """Connections that have not sent the head of a request yet."""
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # the other half is for what we ask ourselves
         self._runner: web.AppRunner
-        self._server: asyncio.Server
+        self._servers: list[asyncio.Server] = []
 
     @web.middleware
     async def middleware(
@@ -50,7 +56,7 @@ class Listening:
         self._nameless.discard(request.protocol)
         return await handler(request)
 
-    async def open(self, app: web.Application, listener: socket.socket, shutdown_seconds: float) -> None:
+    async def open(self, app: web.Application, *listeners: socket.socket, shutdown_seconds: float) -> None:
         """Answer what comes; a client that goes away cancels its handler, and with it the engine's work."""
         self._runner = web.AppRunner(
             app,
@@ -63,11 +69,14 @@ class Listening:
         )
         await self._runner.setup()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accepted, sock=listener, backlog=BACKLOG)
+        for listener in listeners:
+            serve = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+            self._servers.append(await serve(self._accepted, sock=listener, backlog=BACKLOG))
 
     async def close(self) -> None:
         """Answer nothing new, and what is being answered to its end, within the shutdown's time."""
-        self._server.close()
+        for server in self._servers:
+            server.close()
         await self._runner.cleanup()
 
     def _accepted(self) -> asyncio.BaseProtocol:
@@ -99,7 +108,7 @@ class _Short(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, HttpProcessingError):
+        if isinstance(error, HttpProcessingError | web.RequestPayloadError):
             record.msg, record.args = "a request could not be read as HTTP: %s", (type(error).__name__,)
             record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
         return True

@@ -11,7 +11,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -19,7 +19,8 @@ from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
 
 from bus import metrics
-from bus.errors import AccessError, BusError, Fenced, PublishTimeout, StreamFull, Verdict, classify
+from bus.errors import AccessError, BusError, DuplicateMessage, Fenced, PublishTimeout, StreamFull, Verdict, classify
+from schemas.subjects import MSG_ID_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,14 @@ ATTEMPT_SECONDS = 5.0
 """How long one attempt waits for its acknowledgement."""
 BACKOFF_SECONDS = (0.05, 2.0)
 """First and longest pause between attempts; the pause is drawn from zero up to it."""
+
+
+class Stored(NamedTuple):
+    """What the server acknowledges."""
+
+    sequence: int
+    duplicate: bool
+    """The stream had a message of this id already."""
 
 
 class Publisher:
@@ -48,11 +57,14 @@ class Publisher:
         self._inbox = self._nc.new_inbox()
         await self._nc.subscribe(f"{self._inbox}.*", cb=self._on_ack)
 
-    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str], timeout: float) -> int:
+    async def publish(
+        self, subject: str, payload: bytes, headers: Mapping[str, str], timeout: float, unique: bool = False
+    ) -> int:
         """Stream sequence of the stored message.
 
         Raises `StreamFull`, `Fenced`, `AccessError`, `PublishTimeout` or `BusError`; ``timeout`` is in seconds,
-        includes waiting for a free place in the pipeline, and may be infinite.
+        includes waiting for a free place in the pipeline, and may be infinite. With ``unique`` it raises
+        `DuplicateMessage` when the first try already meets a message of the same id; a retry may meet its own.
         """
         deadline = asyncio.get_running_loop().time() + timeout
         try:
@@ -62,22 +74,27 @@ class Publisher:
             raise PublishTimeout(f"{subject}: the publish pipeline stayed full for {timeout:g} s") from None
         try:
             with metrics.publish_seconds.time():
-                return await self._publish_until(deadline, subject, payload, dict(headers), timeout)
+                return await self._publish_until(deadline, subject, payload, dict(headers), timeout, unique)
         finally:
             self._slots.release()
 
     async def _publish_until(
-        self, deadline: float, subject: str, payload: bytes, headers: dict[str, str], timeout: float
+        self, deadline: float, subject: str, payload: bytes, headers: dict[str, str], timeout: float, unique: bool
     ) -> int:
         loop = asyncio.get_running_loop()
         pause, longest = BACKOFF_SECONDS
-        full = False
+        full, first = False, True
         try:
             while (left := deadline - loop.time()) > 0:
                 ack = await self._attempt(subject, payload, headers, min(left, ATTEMPT_SECONDS))
-                if isinstance(ack, int):
-                    return ack
+                if isinstance(ack, Stored):
+                    if ack.duplicate and first and unique:
+                        raise DuplicateMessage(
+                            f"{subject}: the stream has another message of the id {headers[MSG_ID_HEADER]!r}"
+                        )
+                    return ack.sequence
                 verdict = Verdict.RETRY if ack is None else classify(ack)
+                first = first and verdict is Verdict.FULL  # a full stream has stored nothing
                 if ack is not None and verdict is Verdict.FENCED:
                     raise Fenced(f"{subject}: another writer got there first ({ack.get('description')})")
                 if ack is not None and verdict is Verdict.FATAL:
@@ -106,8 +123,8 @@ class Publisher:
 
     async def _attempt(
         self, subject: str, payload: bytes, headers: dict[str, str], timeout: float
-    ) -> int | dict[str, Any] | None:
-        """The sequence, the server's error, or None when nothing useful came back in time."""
+    ) -> Stored | dict[str, Any] | None:
+        """What is stored, the server's error, or None when nothing useful came back in time."""
         token = str(next(self._tokens))
         future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._waiting[token] = subject, future
@@ -126,7 +143,7 @@ class Publisher:
         answer = json.loads(message.data)
         if "error" in answer:
             return dict(answer["error"])
-        return int(answer["seq"])
+        return Stored(int(answer["seq"]), bool(answer.get("duplicate")))
 
     async def _on_ack(self, message: Msg) -> None:
         _, future = self._waiting.get(message.subject.rpartition(".")[2], ("", None))

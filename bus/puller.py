@@ -44,13 +44,18 @@ class Puller:
         consumer: str,
         slots: int,
         on_close: Callable[["Puller"], None],
+        expires: float = EXPIRES_SECONDS,
         on_gone: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_gone`` is called when nobody answers for the consumer, or it is deleted."""
+        """``expires``: seconds a request waits at the server, two `HEARTBEAT_SECONDS` at least.
+
+        ``on_gone`` is called when nobody answers for the consumer, or it is deleted.
+        """
         self._nc = nc
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._on_close, self._on_gone = on_close, on_gone
         self._slots = slots
+        self._expires = expires
         self._held = 0
         self._asked: dict[str, tuple[int, float]] = {}  # request token -> (messages still due, last heard of)
         self._tokens = itertools.count()
@@ -137,7 +142,7 @@ class Puller:
     async def _request(self, count: int, now: float) -> None:
         token = str(next(self._tokens))
         self._asked[token] = (count, now)
-        body = {"batch": count, "expires": int(EXPIRES_SECONDS * 1e9), "idle_heartbeat": int(HEARTBEAT_SECONDS * 1e9)}
+        body = {"batch": count, "expires": int(self._expires * 1e9), "idle_heartbeat": int(HEARTBEAT_SECONDS * 1e9)}
         try:
             await self._nc.publish(self._subject, json.dumps(body).encode(), reply=f"{self._inbox}.{token}")
         except NatsError:

@@ -1,21 +1,36 @@
-"""The versions of a model as the bus has them: what was decided of them, and the manifests of older ones."""
+"""The versions of a model as the bus has them: what was decided of them, and the manifests of older ones.
+
+Where keys are given, only what was signed by who may decide it counts: see `bus.verified`.
+"""
 
 import asyncio
-import json
+import secrets
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
 
 from bus.connection import Bus
 from bus.errors import BusError, Fenced
+from bus.lookups import lookup, sequence_of
+from bus.verified import Entry, Verified
 from schemas import subjects
-from schemas.codec import decode
+from schemas.codec import DecodeError, decode
 from schemas.events import Event
-from schemas.releases import awaits, decided, stands, verdict
-from schemas.weights import LONGEST_NAME, LONGEST_REASON, Decision, WeightApplied, WeightRelease, WeightVersion
+from schemas.releases import awaits, decided, follows, stands, verdict
+from schemas.signers import ADMIN
+from schemas.weights import (
+    LONGEST_NAME,
+    LONGEST_REASON,
+    Decision,
+    Turn,
+    WeightApplied,
+    WeightRelease,
+    WeightVersion,
+)
 
 E = TypeVar("E", bound=Event)
 
@@ -24,8 +39,6 @@ BEHIND_SECONDS = 30.0
 """A server is behind the others for moments; what has been older for longer than this is a stream made anew."""
 AGAIN_SECONDS = 0.2
 BATCH = 500
-SEQUENCE = "Nats-Sequence"
-STATUS = "Status"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +75,49 @@ class Releases:
         self._bus, self._model = bus, model
         self._subject = subjects.release(model)
         self._decided, self._published = Seen(), Seen()
+        self._decisions = Verified(bus, self._subject, model, WeightRelease)
+        self._manifests = Verified(bus, subjects.weights(model), model, WeightVersion)
+        self._through = 0
+        """Sequence of the last decision that is part of the state, or was passed over."""
         self.state = WeightRelease(model=model)
         """As of the last look."""
         self._choice = Choice()
 
+    @property
+    def problem(self) -> str:
+        """Why the newest version, or the newest decision, is passed over; empty: it is not."""
+        return self._manifests.why_not(self._published.sequence) or self._decisions.why_not(self._decided.sequence)
+
     async def look(self) -> WeightRelease:
-        """What holds now; an answer that is older than what was seen already counts for nothing."""
-        found = await self._bus.last(subjects.WEIGHTS, self._subject, WeightRelease)
-        state, sequence = found or (WeightRelease(model=self._model), 0)
+        """What holds now; an answer that is older than what was seen already counts for nothing.
+
+        It is told from all decisions, so that one that cannot be read, or that nobody was to make, changes nothing.
+        """
+        last = await self._decisions.last()
+        sequence = last.sequence if last is not None else 0
         if self._decided.counts(sequence):
-            self.state = state
+            await self._go_through(sequence)
         return self.state
+
+    async def _go_through(self, sequence: int) -> None:
+        if sequence < self._through:  # the stream was made anew
+            self.state, self._through = WeightRelease(model=self._model), 0
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while self._through < sequence:
+            entries, self._through = await self._decisions.after(self._through)
+            for entry in entries:
+                if entry.signer and not self._anchors(entry) and not follows(self.state, entry.event):
+                    self._decisions.skip(entry.sequence, "it is not the decisions before it and one more")
+                else:
+                    self.state = entry.event
+            if self._through < sequence:  # a server that is behind
+                if time.monotonic() > deadline:
+                    raise BusError(f"the decisions up to {sequence} cannot be looked up")
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    def _anchors(self, entry: Entry[WeightRelease]) -> bool:
+        """Whether it may be begun with, because the stream has dropped the decisions before it; only an admin pins."""
+        return not self.state.decisions and (entry.signer == ADMIN or entry.event.pinned is None)
 
     async def decide(
         self,
@@ -97,16 +142,16 @@ class Releases:
                 return before
             after = decided(before, said)
             last = self._decided.sequence
-            msg_id = f"release:{self._model}:{said.decided_ns}:{what}:{version}:{last}"
+            msg_id = f"release:{self._model}:{version}:{last}:{secrets.token_hex(16)}"
             try:
-                sequence = await self._bus.publish(self._subject, after, msg_id=msg_id, expect_last=last)
+                sequence = await self._bus.publish(self._subject, after, msg_id=msg_id, expect_last=last, unique=True)
             except Fenced:
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
             if self._decided.counts(sequence):  # else it was looked up meanwhile, with what came after it
-                self.state = after
+                self.state, self._through = after, sequence
             return after
 
     async def choice(self) -> Choice:
@@ -115,24 +160,24 @@ class Releases:
         Only the newest of all is tried. Raises `BusError` when the pinned one is not on the bus.
         """
         release = await self.look()
-        to_try, newest = None, 0
-        async for manifest, sequence in self.versions():
-            if not newest:
-                if not self._published.counts(sequence):
-                    return self._choice
-                newest = sequence
+        last = await self._manifests.last()
+        newest = last.sequence if last is not None else 0
+        if not self._published.counts(newest):
+            return self._choice
+        to_try, first = None, True
+        async for entry in self._manifests.newest_first(last):
+            manifest = entry.event
             if release.pinned is None:
                 found = stands(release, manifest)
-                to_try = manifest if sequence == newest and awaits(release, manifest) else to_try
+                to_try = manifest if first and awaits(release, manifest) else to_try
             elif manifest.version < release.pinned:
                 break
             else:
                 found = manifest.version == release.pinned
+            first = False
             if found:
                 self._choice = Choice(manifest, to_try)
                 return self._choice
-        if not newest and not self._published.counts(0):
-            return self._choice
         if release.pinned is not None and newest:
             raise BusError(f"version {release.pinned} is pinned and is not on the bus")
         self._choice = Choice(None, to_try)
@@ -140,12 +185,29 @@ class Releases:
 
     async def versions(self) -> AsyncIterator[tuple[WeightVersion, int]]:
         """Manifests with their stream sequences, newest first."""
-        subject = subjects.weights(self._model)
-        found = await self._bus.last(subjects.WEIGHTS, subject, WeightVersion)
-        while found is not None:
-            yield found
-            older = {"multi_last": [subject], "up_to_seq": found[1] - 1}
-            found = next(iter(await _collected(self._bus, older, WeightVersion)), None) if found[1] > 1 else None
+        async for entry in self._manifests.newest_first(await self._manifests.last()):
+            yield entry.event, entry.sequence
+
+    async def repair(self) -> list[str]:
+        """Remove the messages that every reader passes over; returns why, one sentence each. Only an admin may."""
+        turns = Verified(self._bus, subjects.turn(self._model), self._model, Turn)
+        removed: dict[int, str] = {}
+        while True:
+            await self.look()
+            await self._manifests.after(0)
+            await turns.after(0)
+            skipped = {
+                sequence: verified.why_not(sequence)
+                for verified in (self._manifests, self._decisions, turns)
+                for sequence in verified.skipped
+                if sequence not in removed
+            }
+            if not skipped:
+                return list(removed.values())
+            for sequence in skipped:
+                with suppress(NotFoundError):
+                    await self._bus.js.delete_msg(subjects.WEIGHTS, sequence)
+            removed |= skipped
 
     async def published(self, version: int) -> list[tuple[WeightVersion, int]]:
         """Manifests of a version with their sequences, newest first: each life of a learner writes one.
@@ -175,28 +237,11 @@ class Releases:
             since = some[-1][1]
 
 
-async def _collected(bus: Bus, asked: dict[str, object], kind: type[E]) -> list[tuple[E, int]]:
-    """The events that a request for several messages of WEIGHTS brings, with their sequences.
-
-    The server answers with a message each, then one that says that it was the last (ADR-31, batched direct get).
-    """
+async def _collected(bus: Bus, request: dict[str, object], kind: type[E]) -> list[tuple[E, int]]:
+    """The events that a request for several messages of WEIGHTS brings, with their sequences."""
     found: list[tuple[E, int]] = []
-    answers: asyncio.Queue[Msg] = asyncio.Queue()
-    inbox = bus.nc.new_inbox()
-    listening = await bus.nc.subscribe(inbox, cb=answers.put)
-    try:
-        await bus.nc.publish(f"$JS.API.DIRECT.GET.{subjects.WEIGHTS}", json.dumps(asked).encode(), reply=inbox)
-        async with asyncio.timeout(ANSWER_SECONDS):
-            while True:
-                message = await answers.get()
-                headers = message.headers or {}
-                if STATUS in headers:
-                    if headers[STATUS] in ("204", "404"):
-                        return found
-                    raise BusError(f"the versions cannot be looked up: {headers.get('Description', headers[STATUS])}")
-                found.append((decode(kind, message.data), int(headers[SEQUENCE])))
-    except TimeoutError:
-        raise BusError(f"the versions cannot be looked up: no answer within {ANSWER_SECONDS:g} s") from None
-    finally:
-        if bus.nc.is_connected:
-            await listening.unsubscribe()
+    async with lookup(bus.nc, subjects.WEIGHTS, request, ANSWER_SECONDS) as messages:
+        async for message in messages:
+            with suppress(DecodeError):
+                found.append((decode(kind, message.data), sequence_of(message)))
+    return found

@@ -119,9 +119,9 @@ ROLLOUT_READERS = (LEARNER_ROLLOUTS, STORE_TRAIN, STORE_EVAL)
 """Who may hold up runners: a full stream waits for all its readers."""
 
 
-def runner_tasks(agent: str, ack_wait: float = 30.0) -> Consumer:
-    """The durable that all runners of one agent share; how often a task may be tried is the runner's decision."""
-    durable, filter = subjects.runner_durable(agent), subjects.agent_tasks(agent)
+def runner_tasks(agent: str, mode: str, ack_wait: float = 30.0) -> Consumer:
+    """The durable of a mode that all runners of one agent share; how often a task may be tried is their decision."""
+    durable, filter = subjects.runner_durable(agent, mode), subjects.task(mode, agent)
     return Consumer(subjects.TASKS, durable, filter, ack_wait=ack_wait, waiting=RUNNERS_WAITING)
 
 

@@ -1,17 +1,26 @@
 """Tasks: read from a file, and the span that opens a rollout's trace when one is published."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
+from bus.naming import name_nearest
 from schemas import attributes, identity
-from schemas.codec import encode
+from schemas.codec import MAX_BYTES, encode
 from schemas.events import Span, Task, TaskPublished
 
 RECORD_BYTES = 500_000
 """Of one record of tasks that were published together."""
+MAX_INPUT_BYTES = MAX_BYTES - 64 * 1024
+"""Of a task's input: the rest of the message, and the record of it, need room too."""
+MAX_ID_CHARACTERS = 128
+KEYS = ("id", "input")
 
 
 class TaskFileError(ValueError):
@@ -29,17 +38,20 @@ class Problem:
 def read_problems(path: Path) -> list[Problem]:
     """All problems of a JSONL file; raises `TaskFileError` at the first line that is not one, before any is used.
 
-    ``id`` may be left out: it is then the line number.
+    ``id`` may be left out: it is then the line number. Whatever is returned can be published.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_text(encoding="utf-8").split("\n")  # and nothing else: a text may hold other line ends
+    except (OSError, ValueError) as error:
         raise TaskFileError(f"{path} cannot be read: {error}") from error
     problems: dict[str, Problem] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        problem = _problem(path, number, line)
+        try:
+            problem = parse_problem(line, number)
+        except ValueError as error:
+            raise TaskFileError(f"{path} line {number}: {error}") from error
         if problem.id in problems:
             raise TaskFileError(f"{path} line {number}: id {problem.id!r} stands twice")
         problems[problem.id] = problem
@@ -48,17 +60,49 @@ def read_problems(path: Path) -> list[Problem]:
     return list(problems.values())
 
 
-def _problem(path: Path, number: int, line: str) -> Problem:
+def parse_problem(line: str, number: int) -> Problem:
+    """The problem on a line; raises ValueError saying why it is none, or why it could not be published."""
     try:
-        fields = json.loads(line)
-    except ValueError as error:
-        raise TaskFileError(f"{path} line {number} is not JSON: {error}") from error
+        fields = json.loads(line, parse_constant=_refuse_number, parse_float=_parse_float)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
     if not isinstance(fields, dict) or "input" not in fields:
-        raise TaskFileError(f'{path} line {number} is not a task: it needs the form {{"id": "...", "input": ...}}')
-    id = str(fields.get("id", number))
-    if not 1 <= len(id) <= 128:
-        raise TaskFileError(f"{path} line {number}: an id has 1 to 128 characters, this one {len(id)}")
-    return Problem(id, fields["input"])
+        raise ValueError('it is not a task, which needs the form {"id": "...", "input": ...}')
+    for key in fields:
+        if key not in KEYS:
+            raise ValueError(f"unknown key {key!r}: {name_nearest(key, KEYS)}")
+    id = fields.get("id", number)
+    if not isinstance(id, str | int) or isinstance(id, bool):
+        raise ValueError(f"id is text or an integer, not {json.dumps(id)[:40]}")
+    _check_id(str(id))
+    try:
+        size = len(msgspec.msgpack.encode(fields["input"]))
+    except (ValueError, OverflowError, RecursionError) as error:
+        reason = "text with half a character (a lone surrogate)" if isinstance(error, UnicodeError) else error
+        raise ValueError(f"its input cannot be sent: {reason}") from error
+    if size > MAX_INPUT_BYTES:
+        raise ValueError(f"its input is {size:,} bytes as MessagePack; the limit is {MAX_INPUT_BYTES:,}")
+    return Problem(str(id), fields["input"])
+
+
+def _check_id(id: str) -> None:
+    if not 1 <= len(id) <= MAX_ID_CHARACTERS:
+        raise ValueError(f"an id has 1 to {MAX_ID_CHARACTERS} characters, this one {len(id)}")
+    if not id.isprintable() or id != id.strip():
+        raise ValueError(f"id {id!r}: an id has printable characters only, and no space at its ends")
+
+
+def _refuse_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _parse_float(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits[:40]} is too large a number")
+    return number
 
 
 def together(published: Iterable[TaskPublished]) -> Iterator[list[TaskPublished]]:
@@ -74,6 +118,21 @@ def together(published: Iterable[TaskPublished]) -> Iterator[list[TaskPublished]
         size += own
     if lot:
         yield lot
+
+
+def foreign_record(task: Task, subject: str, traceparent: str, published_ns: int) -> TaskPublished | None:
+    """The record of a task whose publisher wrote none; None if it did, as its ``traceparent`` shows.
+
+    Another publisher's own trace becomes a link of the rollout's first span.
+    """
+    rollout = identity.rollout_id(task.id, task.sample)
+    if traceparent == identity.task_traceparent(rollout):
+        return None
+    span = producer_span(task, subject, published_ns, published_ns)
+    trace_id, span_id = identity.trace_of(traceparent), identity.span_of(traceparent)
+    if span_id:
+        span = replace(span, links=({"trace_id": trace_id, "span_id": span_id},))
+    return TaskPublished(task=task, rollout=rollout, span=span)
 
 
 def producer_span(task: Task, subject: str, start_ns: int, end_ns: int) -> Span:

@@ -5,19 +5,24 @@ transport: it keeps nothing that could be asked for by name, so it is beside the
 """
 
 import asyncio
+import fcntl
 import os
 import re
 import shutil
+import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from bus.arriving import check, sha256_of
-from bus.errors import BusError
+from bus.errors import BlobCorrupt, BusError
 from schemas.weights import Blob, TransportName
 
 if TYPE_CHECKING:
     from bus.connection import Bus
 
+FICLONE = 0x40049409
+"""The request of Linux that makes a file share another one's bytes (ioctl_ficlone(2))."""
+COPY_BYTES = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -25,7 +30,7 @@ class Transport(Protocol):
     """Named objects in buckets; `bus.blobs.Blobs` is one."""
 
     async def put(self, bucket: str, name: str, source: Path) -> Blob:
-        """Store a file whole, replacing an older object; nobody sees half of it. It must never be written to again."""
+        """Store a file whole, replacing an older object; nobody sees half of it."""
         ...
 
     async def get(self, blob: Blob, path: Path) -> None:
@@ -67,7 +72,7 @@ def key(bucket: str, name: str) -> str:
 class Directory:
     """Files under ``directory/bucket``, which all see: one host, or a file system they share.
 
-    Where links are possible nothing is copied, so what was put is not to be written to again, only replaced.
+    Each side has bytes of its own: whoever may write to the directory changes neither what was put nor what was got.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -100,28 +105,19 @@ class Directory:
         (self._directory / key(bucket, name)).unlink(missing_ok=True)
 
 
-def link_or_copy(source: Path, path: Path) -> None:
-    """``source`` under another name, replacing what is there: without a copy where the file system allows it."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    try:
-        try:
-            temporary.hardlink_to(source)
-        except FileNotFoundError:
-            raise
-        except OSError:  # another file system, or somebody else's file
-            shutil.copyfile(source, temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)  # the same file already: then a rename does nothing
-
-
 def _copied(source: Path, path: Path, expected: Blob | None) -> tuple[int, str]:
-    """Size and SHA-256 of a file put under another name; if it is not what is expected it is not put there."""
+    """Size and SHA-256 of a file's copy under another name; if it is not what is expected it is not put there.
+
+    What is verified is the copy, in which nobody writes who may write to the source.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    arrived = path.with_name(f".arriving-{path.name}")
+    arrived = path.with_name(f".arriving-{path.name}-{os.getpid()}")
+    arrived.unlink(missing_ok=True)
     try:
-        link_or_copy(source, arrived)
+        with _opened(source) as readable, arrived.open("xb") as writable:
+            if expected is not None:  # by its size, before it fills the disk
+                check(expected, os.fstat(readable.fileno()).st_size, expected.sha256)
+            _copy(readable, writable)
         size, digest = arrived.stat().st_size, sha256_of(arrived)
         if expected is not None:
             check(expected, size, digest)
@@ -129,3 +125,20 @@ def _copied(source: Path, path: Path, expected: Blob | None) -> tuple[int, str]:
     finally:
         arrived.unlink(missing_ok=True)
     return size, digest
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A regular file, opened; what else may lie there, such as a pipe, would be waited for without end."""
+    readable = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(readable.fileno()).st_mode):
+        readable.close()
+        raise BlobCorrupt(f"{path} is no file")
+    return readable
+
+
+def _copy(source: BinaryIO, copy: BinaryIO) -> None:
+    """All bytes of a file as it is now; where the disk can do that, without a second time the room."""
+    try:
+        fcntl.ioctl(copy, FICLONE, source.fileno())
+    except OSError:  # another file system, or one that cannot
+        shutil.copyfileobj(source, copy, COPY_BYTES)

@@ -1,11 +1,15 @@
-"""One vLLM server as a child process: loopback only, its own process group, gone when we are gone."""
+"""One vLLM server as a child process: on a socket of our own, in its own process group, gone when we are gone.
+
+Its control routes ask nobody who they are, so it listens on a Unix socket in a directory that only our user enters,
+and on no port, which any process of this machine could reach.
+"""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import secrets
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,10 @@ import aiohttp
 
 from bus import metrics
 from bus.children import end, spawn
-from bus.embedded import free_port
+from bus.sockets import PathTooLong, private_directory
 from bus.tracing import environment_of_others
+from inference.command import command, environment, has_gpu
 from inference.offers import backends
-from inference.plugin import BACKEND
-from inference.residents import places
 from inference.settings import InferenceSettings
 from schemas.weights import Reach
 
@@ -27,8 +30,11 @@ POLL_SECONDS = 0.25
 ADMIN_SECONDS = 120.0
 STOP_SECONDS = 10.0
 END_SECONDS = 1.0
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as its largest."""
+IDLE_SECONDS = 2.0
+"""vLLM closes a connection that was idle for 5 s: taken up just then, it would look as if nobody answered."""
+CONNECT_SECONDS = 5.0
+URL = "http://vllm"
+"""The engine, to a client that goes to its socket whatever the address."""
 WARMING: tuple[list[list[int]], ...] = ([[0]], [[0], [0]])
 """Prompts of tokens: what is compiled for one is compiled again for more, and then for any number."""
 
@@ -46,30 +52,47 @@ class EngineRefused(EngineFailed):
 
 
 class Engine:
-    """Starts vLLM, knows when it is up, tells it to pause, load and resume."""
+    """Starts vLLM, knows when it is up, tells it to pause, load and resume; an async context manager."""
 
-    def __init__(self, settings: InferenceSettings, session: aiohttp.ClientSession) -> None:
+    def __init__(self, settings: InferenceSettings) -> None:
         self._settings = settings
-        self._session = session
+        self.session: aiohttp.ClientSession
+        """A client of the engine, in this life and the next: `URL` and a path."""
         self._process: asyncio.subprocess.Process | None = None
         self.max_model_len: int | None = None
         """Longest prompt and answer together, in tokens; known once the engine is up."""
         self.reach: Reach | None = None
         """How weights can be sent straight into it, in this life; known once the engine is up."""
         self.log_path = settings.work / "vllm.log"
-        self.url = ""
+        self._exits = contextlib.ExitStack()
+        self._socket: Path
+
+    async def __aenter__(self) -> "Engine":
+        """Raises `EngineFailed` where there can be no socket."""
+        try:
+            self._socket = self._exits.enter_context(private_directory("vllm")) / "socket"
+        except PathTooLong as error:
+            raise EngineFailed(str(error)) from error
+        connector = aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=IDLE_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        self.session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+        await self.session.close()
+        self._exits.close()
 
     async def start(self) -> None:
         """Start and wait until it answers; raises `EngineFailed`."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.reach = None
-        port = free_port()
+        self._socket.unlink(missing_ok=True)
         metrics.engine_starts.inc()
-        self.url = f"http://127.0.0.1:{port}"
         with self.log_path.open("ab") as out:
             self._process = await spawn(
-                *command(self._settings, port),
-                env=environment_of_others(os.environ) | environment(self._settings),
+                *command(self._settings, self._socket),
+                env=environment_of_others(os.environ) | environment(self._settings, self._socket.parent),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=asyncio.subprocess.STDOUT,
@@ -86,7 +109,7 @@ class Engine:
                 self.max_model_len = await self._context()
                 ranks = await self._workers()
                 await self._warm()
-                self.reach = Reach(engine=secrets.token_hex(4), ranks=ranks, backends=backends(_has_gpu()))
+                self.reach = Reach(engine=secrets.token_hex(4), ranks=ranks, backends=backends(has_gpu()))
         except EngineFailed as error:
             if await self._was_killed():
                 raise EngineKilled(str(error)) from error
@@ -132,7 +155,7 @@ class Engine:
         # uvicorn hangs up after an error it has answered: who took up that connection again would find it gone.
         headers, timeout = {"Connection": "close"}, aiohttp.ClientTimeout(total=ADMIN_SECONDS)
         try:
-            async with self._session.post(self.url + path, json=body, headers=headers, timeout=timeout) as response:
+            async with self.session.post(URL + path, json=body, headers=headers, timeout=timeout) as response:
                 text = await response.text()
                 if response.status != 200:
                     raise EngineRefused(f"vLLM answered {response.status} to {path}: {text[:300]}")
@@ -142,14 +165,14 @@ class Engine:
 
     async def _healthy(self) -> bool:
         try:
-            async with self._session.get(self.url + "/health", timeout=aiohttp.ClientTimeout(total=2)) as response:
+            async with self.session.get(URL + "/health", timeout=aiohttp.ClientTimeout(total=2)) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
 
     async def _context(self) -> int:
         try:
-            async with self._session.get(self.url + "/v1/models") as response:
+            async with self.session.get(URL + "/v1/models") as response:
                 return int((await response.json())["data"][0]["max_model_len"])
         except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
             raise EngineFailed(f"vLLM does not say how long its context is: {error}") from error
@@ -157,7 +180,7 @@ class Engine:
     async def _workers(self) -> int:
         """Tensor, pipeline and data parallel ones together."""
         try:
-            async with self._session.get(self.url + "/get_world_size") as response:
+            async with self.session.get(URL + "/get_world_size") as response:
                 return int((await response.json())["world_size"])
         except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
             raise EngineFailed(f"vLLM does not say how many workers it has: {error}") from error
@@ -172,63 +195,3 @@ class Engine:
     def _last_words(self) -> str:
         lines = [line for line in self.log_path.read_text(errors="replace").splitlines() if "Error" in line]
         return f"{lines[-1].split('] ')[-1][:300] if lines else 'no error in its log'} (log: {self.log_path})"
-
-
-def command(settings: InferenceSettings, port: int) -> list[str]:
-    """Command line of vLLM's server; the ``vllm`` script does not work in its CPU build."""
-    arguments: dict[str, object] = {
-        "model": settings.model_path,
-        "served-model-name": settings.model,
-        "host": "127.0.0.1",
-        "port": port,
-        "dtype": settings.dtype,
-        "max-num-seqs": settings.max_num_seqs,
-        # The probabilities actually sampled from, temperature and truncation included.
-        "logprobs-mode": "processed_logprobs",
-        # Sampling is what the request says, never what a file beside the model says.
-        "generation-config": "vllm",
-        # What is served comes from the bus; weights beside the tokenizer would only be read to be replaced.
-        "load-format": "dummy",
-        "weight-transfer-config": f'{{"backend": "{BACKEND}"}}',
-    }
-    if settings.max_model_len is not None:
-        arguments["max-model-len"] = settings.max_model_len
-    if settings.lora is not None:
-        arguments["max-loras"] = places(settings.lora.versions)
-        arguments["max-lora-rank"] = next(rank for rank in LORA_RANKS if rank >= settings.lora.rank)
-    if settings.reasoning_parser is not None:
-        arguments["reasoning-parser"] = settings.reasoning_parser
-    if settings.tool_parser is not None:
-        arguments["tool-call-parser"] = settings.tool_parser
-    flat = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
-    quiet = ["--disable-uvicorn-access-log"]
-    adapters = [] if settings.lora is None else ["--enable-lora"]
-    tools = [] if settings.tool_parser is None else ["--enable-auto-tool-choice"]
-    eager = [] if _has_gpu() else ["--enforce-eager"]
-    # -P: a directory of the user's may have the name of a package that vLLM's processes import.
-    server = settings.command or [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
-    return [*server, *flat, *quiet, *eager, *adapters, *tools, *settings.extra_args]
-
-
-def environment(settings: InferenceSettings) -> dict[str, str]:
-    """What vLLM is told by environment: control routes on (loopback only), no usage report, CPU limits."""
-    told = {
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOG_STATS_INTERVAL": "600",  # in its log; `--disable-log-stats` would empty its /metrics too
-        "VLLM_DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-        # Its processes talk among themselves, over ports that ask nobody who it is.
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-    }
-    if settings.lora is not None:
-        told["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
-    if not _has_gpu():
-        told["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.kv_cache_gb)))
-    if settings.threads is not None:
-        told |= {"OMP_NUM_THREADS": str(settings.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return told
-
-
-def _has_gpu() -> bool:
-    return Path("/dev/nvidiactl").exists()

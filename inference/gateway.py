@@ -44,7 +44,7 @@ class Gateway:
 
     def __init__(
         self,
-        engine_url: Callable[[], str],
+        engine_url: str,
         session: aiohttp.ClientSession,
         host: str,
         port: int,
@@ -52,9 +52,9 @@ class Gateway:
         most: int = MOST_REQUESTS,
         residents: Residents | None = None,
     ) -> None:
-        """``cluster_key``: what a request must bring, none if empty; ``most``: how many are answered at once.
+        """``session`` reaches the engine at ``engine_url``. ``cluster_key``: what a request must bring, none if empty.
 
-        ``residents``: versions the engine holds beside one another.
+        ``most``: how many are answered at once; ``residents``: versions the engine holds beside one another.
         """
         self._engine_url = engine_url
         self._cluster_key, self._most, self._held = cluster_key, most, 0
@@ -147,8 +147,8 @@ class Gateway:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"a request may have {MAX_REQUEST_BYTES} bytes")
-        except web.HTTPRequestTimeout as error:
-            return _error(408, error.text or "")
+        except (web.HTTPRequestTimeout, web.HTTPBadRequest) as error:
+            return _error(error.status, error.text or "")
         finally:
             self._held -= 1
 
@@ -164,7 +164,7 @@ class Gateway:
         body, headers = await body_of(request) or None, {"Content-Type": "application/json"}
         try:
             async with self._session.request(
-                request.method, self._engine_url() + request.path, data=body, headers=headers
+                request.method, self._engine_url + request.path, data=body, headers=headers
             ) as answer:
                 return web.Response(body=await answer.read(), status=answer.status, content_type=answer.content_type)
         except (aiohttp.ClientConnectionError, TimeoutError):
@@ -188,7 +188,7 @@ class Gateway:
             headers = {"Content-Type": "application/json", **own.headers}
             body = salted(body, version, name)
             try:
-                async with self._session.post(self._engine_url() + request.path, data=body, headers=headers) as answer:
+                async with self._session.post(self._engine_url + request.path, data=body, headers=headers) as answer:
                     own.note({"http.response.status_code": answer.status})
                     if answer.content_type != "text/event-stream":
                         return web.Response(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from msgspec import to_builtins
 
 from bus import AccessError, Bus, own_id
@@ -17,7 +16,7 @@ from bus.fleet import Pulse
 from bus.nodes import Happening, step
 from inference.adapters import Adapters
 from inference.canary import EngineCanary
-from inference.engine import Engine, EngineFailed, EngineKilled, EngineRefused
+from inference.engine import URL, Engine, EngineFailed, EngineKilled, EngineRefused
 from inference.gateway import Gateway
 from inference.offers import meeting, seat_in
 from inference.residents import Residents
@@ -28,7 +27,6 @@ from schemas.weights import WeightRelease, WeightVersion
 log = logging.getLogger(__name__)
 
 RESTART_SECONDS = (1.0, 30.0)
-IDLE_SECONDS = 2.0
 
 
 class PortInUse(Exception):
@@ -76,15 +74,11 @@ class Node:
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
-        # vLLM closes a connection that was idle for 5 s: taken up just then, it would look as if nobody answered.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            self._engine = Engine(self._settings, session)
+        async with Engine(self._settings) as self._engine:
             host, port, most = self._settings.host, self._settings.port, self._settings.max_requests
             lora = self._settings.lora
             residents = Residents(self._settings.model, lora.versions) if lora else None
-            self._gateway = Gateway(lambda: self._engine.url, session, host, port, self._key, most, residents)
+            self._gateway = Gateway(URL, self._engine.session, host, port, self._key, most, residents)
             if lora and residents:
                 place = self._settings.work / "adapters"
                 self._adapters = Adapters(residents, lora.rank, place, self._gateway, self._engine.tell)
@@ -99,7 +93,6 @@ class Node:
                     await self._keep_alive(stop)
             finally:
                 await self._gateway.__aexit__()
-                await self._engine.stop()
 
     async def _keep_alive(self, stop: asyncio.Event) -> None:
         stopping = asyncio.create_task(stop.wait())
@@ -217,7 +210,7 @@ class Node:
                 "inflight": self._gateway.inflight,
                 "swaps": self._swaps,
                 "max_model_len": self._engine.max_model_len,
-                "problem": subscriber.problem[:120] if subscriber else "",
+                "problem": subscriber.trouble[:120] if subscriber else "",
                 **({"versions": list(self._gateway.versions)} if self._adapters else {}),
                 **({"reach": to_builtins(self._engine.reach)} if self._engine.reach and not self._adapters else {}),
                 **({"wants_whole": True} if subscriber and subscriber.wants_whole else {}),

@@ -33,7 +33,7 @@ class InferenceSettings(RoleSettings):
         "policy", description="name agents ask for, and whose versions are followed", pattern=r"^[A-Za-z0-9_-]{1,64}$"
     )
     id: str | None = Field(None, description="name of this node; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    host: str = Field("127.0.0.1", description="address the gateway listens on; vLLM itself stays on loopback")
+    host: str = Field("127.0.0.1", description="address the gateway listens on; vLLM itself is on a socket of its node")
     port: int = Field(0, ge=0, le=65535, description="port of the gateway; 0 takes a free one")
     cluster_key_file: Path | None = Field(
         None, description="file with the key a request must bring; without one the gateway stays on loopback"

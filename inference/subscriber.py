@@ -20,9 +20,10 @@ from nats.errors import Error as NatsError
 
 from bus import Bus, BusError, metrics, tracing
 from bus.arriving import counting
+from bus.faults import count_fault
 from bus.releases import Releases
 from inference.canary import Canary, Judgement
-from inference.engine import EngineRefused
+from inference.engine import EngineFailed, EngineRefused
 from inference.files import VersionFiles
 from inference.server import Server
 from inference.turns import Turns
@@ -70,6 +71,11 @@ class Subscriber:
         self.problem = ""
         self.wants_whole = False
         """The newest version is a delta that cannot be put together here, not even from the whole one before it."""
+
+    @property
+    def trouble(self) -> str:
+        """What keeps this node from the newest version, as a sentence; empty: nothing."""
+        return self.problem or self._releases.problem
 
     @property
     def version(self) -> int | None:
@@ -129,7 +135,11 @@ class Subscriber:
             said: tracing.Said = {attributes.WEIGHT_VERSION: step.manifest.version, attributes.NODE: self._node}
             with tracing.span("version", said):
                 return await self._go_on_to(step)
-        except (BusError, NatsError, OSError, ValueError) as error:
+        except EngineFailed:
+            raise
+        except Exception as error:
+            if not isinstance(error, (BusError, NatsError, OSError, ValueError)):
+                count_fault("a weight version", error)
             metrics.fetch_failures.inc()
             self.problem = f"weights not fetched: {error}"
             log.warning("%s; version %s goes on serving", self.problem, self.version)

@@ -15,6 +15,7 @@ from nats.aio.msg import Msg
 from bus import Bus, BusError, Fenced, metrics
 from bus.fleet import Fleet
 from bus.nodes import DEAD_SECONDS
+from bus.verified import Verified
 from schemas import subjects
 from schemas.events import Heartbeat
 from schemas.weights import Turn
@@ -49,6 +50,7 @@ class Turns:
     def __init__(self, bus: Bus, node: str, model: str) -> None:
         self._bus, self._node, self._model = bus, node, model
         self._subject = subjects.turn(model)
+        self._turns = Verified(bus, self._subject, model, Turn)
         self._fleet: Fleet = bus.fleet("inference")
         self._news = asyncio.Event()
         self._known = (0, 0.0)
@@ -116,7 +118,9 @@ class Turns:
         return next((beat for beat in self._fleet.members() if turn is not None and beat.id == turn.node), None)
 
     async def _last(self) -> tuple[Turn | None, int]:
-        return await self._bus.last(subjects.WEIGHTS, self._subject, Turn) or (None, 0)
+        last = await self._turns.last()
+        entry = await anext(self._turns.newest_first(last), None)
+        return entry.event if entry is not None else None, last.sequence if last is not None else 0
 
     async def _say(self, *, over: bool, last: int) -> int:
         turn = Turn(model=self._model, node=self._node, over=over, taken_ns=time.time_ns())

@@ -17,7 +17,7 @@ from bus import metrics
 from bus.cancelling import cancel
 from bus.children import kill_group, spawn
 from bus.nodes import serves
-from bus.transports import link_or_copy
+from learner.chain import link_or_copy
 from learner.sender import Answer, Order
 from learner.settings import LearnerSettings
 from learner.weight_settings import BroadcastSettings

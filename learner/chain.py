@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+import os
 import re
+import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from bus.transports import link_or_copy
 from schemas.delta import make_delta
 from schemas.tensorfile import BadTensorFile
 from schemas.weights import Link
@@ -46,6 +47,22 @@ class Chain:
         if self._longest > 1:
             await asyncio.to_thread(link_or_copy, path, self._parent)
             self.links = links  # not before the file they end with is there
+
+
+def link_or_copy(source: Path, path: Path) -> None:
+    """``source`` under another name, replacing what is there: without a copy where the file system allows it."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    try:
+        try:
+            temporary.hardlink_to(source)
+        except FileNotFoundError:
+            raise
+        except OSError:  # another file system, or somebody else's file
+            shutil.copyfile(source, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)  # the same file already: then a rename does nothing
 
 
 def blob_name(model: str, version: int, epoch: int) -> str:

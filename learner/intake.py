@@ -11,6 +11,7 @@ from nats.errors import Error as NatsError
 
 from bus import LEARNER_ROLLOUTS, Bus, BusError, Delivery, metrics
 from bus.cancelling import cancel
+from bus.faults import count_fault
 from bus.puller import Puller
 from bus.streams import StreamState
 from learner.capacity import FULL, Capacity, fill
@@ -237,8 +238,8 @@ class Intake:
             self._add(delivery.as_(SpanBatch), position)
         except DecodeError as error:
             log.warning("span batch %d is left out: %s", delivery.sequence, error)  # the store keeps it as dead letter
-        except Exception:  # whatever a message leads to, it is read no better the next time
-            log.exception("span batch %d is left out", delivery.sequence)
+        except Exception as error:  # whatever a message leads to, it is read no better the next time
+            count_fault(f"span batch {delivery.sequence} is left out", error)
         else:
             return
         metrics.batches_left_out.inc()

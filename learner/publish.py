@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from nats.errors import Error as NatsError
 from bus import Bus, BusError, Fenced
 from bus.releases import Releases
 from bus.transports import transport
+from bus.verified import Entry, Verified
 from learner.broadcast import Broadcaster
 from learner.chain import SUFFIX, Chain, blob_name, expired, of_model, version_of
 from learner.settings import LearnerSettings
@@ -24,6 +26,8 @@ from schemas.weights import Blob, Link, Trial, WeightVersion
 log = logging.getLogger(__name__)
 
 BUCKET = subjects.WEIGHT_BUCKET
+NONCE_BYTES = 16
+"""Of a message id that nobody can know before the message is out."""
 LOOK_AGAIN_SECONDS = 1.0
 """How long a stream that did not answer is left alone."""
 
@@ -45,6 +49,7 @@ class WeightPublisher:
         """``whole_wanted``: whether some node waits for a version that it can fetch by itself."""
         self._bus, self._settings, self._whole_wanted, self._broadcaster = bus, settings, whole_wanted, broadcaster
         self._subject = subjects.weights(settings.model)
+        self._versions = Verified(bus, self._subject, settings.model, WeightVersion)
         self._last_sequence = 0
         try:
             self._transport = transport(bus, settings.weights.transport, settings.weights.place)
@@ -58,8 +63,10 @@ class WeightPublisher:
 
     async def look(self) -> WeightVersion | None:
         """The newest version on the bus; what is published from now on replaces exactly that one."""
-        found = await self._bus.last(subjects.WEIGHTS, self._subject, WeightVersion)
-        self.last, self._last_sequence = found or (None, 0)
+        last = await self._versions.last()
+        found = await anext(self._versions.newest_first(last), None)
+        self.last = found.event if found is not None else None
+        self._last_sequence = last.sequence if last is not None else 0
         self._kept = of_model(self._settings.model, await self._transport.names(BUCKET))
         return self.last
 
@@ -77,12 +84,12 @@ class WeightPublisher:
                 heard.clear()
                 # What is heard may have been refused, by compare-and-set: the stream says what was not.
                 try:
-                    found = await self._bus.last(subjects.WEIGHTS, self._subject, WeightVersion)
+                    found = await anext(self._versions.newest_first(await self._versions.last()), None)
                 except (BusError, NatsError):
                     await asyncio.sleep(LOOK_AGAIN_SECONDS)
                     heard.set()
                     continue
-                if found is not None and found[0].epoch > epoch:
+                if found is not None and found.event.epoch > epoch:
                     raise another_learner(self._settings.model, epoch)
         finally:
             if self._bus.nc.is_connected:
@@ -134,22 +141,31 @@ class WeightPublisher:
             log.warning("old versions are not removed: %s", str(error) or type(error).__name__)
 
     async def _replace_last(self, manifest: WeightVersion) -> None:
-        """Publish by compare-and-set; on a bus that lost this learner's last version after what it has kept."""
-        msg_id = identity.weight_msg_id(manifest.model, manifest.epoch, manifest.version)
+        """Publish by compare-and-set, over what counts for nothing too; raises `Fenced` for another learner's version.
+
+        On a bus that lost this learner's last version it goes after what the bus has kept.
+        """
+        msg_id = identity.weight_msg_id(
+            manifest.model, manifest.epoch, manifest.version, secrets.token_hex(NONCE_BYTES)
+        )
         while True:
             try:
                 self._last_sequence = await self._bus.publish(
-                    self._subject, manifest, msg_id=msg_id, expect_last=self._last_sequence
+                    self._subject, manifest, msg_id=msg_id, expect_last=self._last_sequence, unique=True
                 )
             except Fenced:
-                newest, sequence = await self._bus.last(subjects.WEIGHTS, self._subject, WeightVersion) or (None, 0)
-                is_older = newest is None or newest.epoch <= manifest.epoch
-                if sequence >= self._last_sequence or not is_older:
+                last = await self._versions.last()
+                newest = await anext(self._versions.newest_first(last), None)
+                sequence = last.sequence if last is not None else 0
+                if sequence == self._last_sequence or (newest is not None and self._is_overtaken(newest, manifest)):
                     raise
-                log.warning("the bus has lost version %d", self.last.version if self.last is not None else 0)
+                log.warning("%s ends at %d now, which is no version", self._subject, sequence)
                 self._last_sequence = sequence
             else:
                 return
+
+    def _is_overtaken(self, newest: Entry[WeightVersion], manifest: WeightVersion) -> bool:
+        return newest.sequence > self._last_sequence or newest.event.epoch > manifest.epoch
 
     async def _expire(self, newest: str) -> None:
         self._kept = [*(name for name in self._kept if name != newest), newest]

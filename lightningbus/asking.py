@@ -22,6 +22,10 @@ from lightningbus.options import (
 )
 from lightningbus.places import connected
 from lightningbus.roles import fail, on_stop_signals
+from schemas import identity, subjects
+
+MAX_ROLLOUT_CHARACTERS = 200
+"""Of a rollout's id, as `schemas.events.Identifier` has it."""
 
 
 def publish(
@@ -30,13 +34,20 @@ def publish(
     run: Annotated[str, typer.Option(help="run the results belong to")] = "run",
     agent: Annotated[str, typer.Option(help="agent name")] = "default",
     mode: Annotated[str, typer.Option(help="train or eval")] = "train",
-    version: Annotated[int | None, typer.Option(help="answer every call from this weight version only")] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="answer every call from this weight version only")] = None,
+    pass_: Annotated[
+        str,
+        typer.Option("--pass", help="name of this time, to publish a file again under the same run: part of task ids"),
+    ] = "",
     temperature: Annotated[float | None, typer.Option(min=0, help="forced on every model call")] = None,
     deadline: Annotated[float, typer.Option(min=0.1, help="seconds a rollout may take")] = 60.0,
     timeout: Annotated[float, typer.Option(min=0.1, help="seconds to wait while the queue is full")] = 300.0,
     bus: BusOption = None,
 ) -> None:
-    """Publish the tasks of a file; every line is checked before the first is sent."""
+    """Publish the tasks of a file; every line is checked before the first is sent.
+
+    A task that the bus has already is not sent again, and counted: --pass makes new ones of the same file.
+    """
     from lightningbus.publishing import publish_all, samples_of
 
     if mode not in ("train", "eval"):
@@ -44,21 +55,29 @@ def publish(
     problems = or_fail(read_problems, tasks)
     sampling = {} if temperature is None else {"temperature": temperature}
     fields: dict[str, Any] = {"run": run, "agent": agent, "mode": mode, "weight_version": version}
-    made = samples_of(problems, samples, f"@{run}", **fields, sampling=sampling, deadline=deadline)
-    check_names(run=run, agent=agent)
+    check_names(run=run, agent=agent, **({"pass": pass_} if pass_ else {}))
+    suffix = f"@{run}-{pass_}" if pass_ else f"@{run}"
+    longest = max((problem.id for problem in problems), key=len)
+    if (length := len(identity.rollout_id(longest + suffix, samples - 1))) > MAX_ROLLOUT_CHARACTERS:
+        fail(f"id {longest!r} with --run and --pass has {length} characters; the limit is {MAX_ROLLOUT_CHARACTERS}")
+    tasks_of = samples_of(problems, samples, suffix, **fields, sampling=sampling, deadline=deadline)
 
-    async def send() -> int:
+    async def send() -> tuple[int, int]:
         from rich.progress import Progress
 
         from lightningbus.view import console
 
         async with connected(bus, "publish") as at:
+            await at.check_stream(subjects.TASKS)
             with Progress(console=console(), transient=True) as progress:
                 bar = progress.add_task("publishing", total=len(problems) * samples)
-                return await publish_all(at, made, timeout, lambda: progress.advance(bar))
+                return await publish_all(at, tasks_of, timeout, lambda: progress.advance(bar))
 
-    count = finish(send())
-    print(f"{count} rollouts of {len(problems)} tasks published")
+    new, there = finish(send())
+    if there:
+        print(f"{new} of {new + there} published, {there} were there already: --pass NAME publishes them again")
+    else:
+        print(f"{new} rollouts of {len(problems)} tasks published")
 
 
 def query(
@@ -77,8 +96,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="keep showing until Ctrl-C")] = False,
 ) -> None:
     """Who is alive and what they do."""
-    from rich.console import Console
-
+    from lightningbus.terminal import Terminal
     from lightningbus.view import View, alarms, console, members_table
 
     async def look() -> None:
@@ -92,8 +110,8 @@ def status(
                 return
             await asyncio.sleep(SUSPECT_SECONDS)  # who lives has said so by then
             members = fleet.members()
-            Console().print(members_table(members) if members else "nobody is alive on this bus")
+            Terminal().print(members_table(members) if members else "nobody is alive on this bus")
             for alarm in alarms(members):
-                Console(soft_wrap=True).print(f"ALARM  {alarm}", style="bold red", highlight=False)
+                Terminal(soft_wrap=True).print(f"ALARM  {alarm}", style="bold red", highlight=False, markup=False)
 
     finish(look())

@@ -1,12 +1,12 @@
 """Whether a training job can run: everything is read, loaded and started but the weights."""
 
 import asyncio
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from bus.sizes import MAX_ACK_PENDING, MIB, SHIPPED_MIB
+from bus.sockets import bound, private_directory
 from bus.streams import MAX_MESSAGES
 from bus.tasks import read_problems
 from inference.settings import InferenceSettings
@@ -91,6 +91,10 @@ def _sizes(settings: RunSettings, learner: LearnerSettings) -> str:
 
 def _model(path: Path, nodes: list[InferenceSettings]) -> str:
     """What model a directory holds, made of nothing; and whether nodes can serve it."""
+    if not path.is_dir():
+        raise UserError(f"{path} is no model: there is no such directory")
+    if not (path / "config.json").exists():
+        raise UserError(f"{path} holds no model: it has no config.json")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -126,17 +130,17 @@ def _parsers(node: InferenceSettings) -> None:
 
 
 async def _agent(runner: RunnerSettings) -> str:
-    if runner.command is not None:
-        if shutil.which(runner.command[0]) is None and not (runner.path / runner.command[0]).exists():
-            raise UserError(f"{runner.command[0]} is no program here")
-        return f"{runner.command[0]}: started for each rollout"
     # An endpoint nobody listens at: an agent that is only imported asks nothing.
     nowhere = Slot(0, base_url="http://127.0.0.1:9/slot/0")
-    (host,) = make_hosts(runner.model_copy(update={"concurrency": 1}), [nowhere.environment], Keeper())
-    try:
-        await host.start()
-    except CannotStart as error:
-        raise UserError(str(error)) from error
-    finally:
-        await host.stop()
+    with private_directory("check") as place, bound(place / "socket"):
+        paths = {"gateway": str(place / "socket"), "address": "127.0.0.1:0"}
+        (host,) = make_hosts(runner.model_copy(update={"concurrency": 1}), [nowhere.environment], Keeper(), paths)
+        try:
+            await host.start()
+        except CannotStart as error:
+            raise UserError(str(error)) from error
+        finally:
+            await host.stop()
+    if runner.command is not None:
+        return f"{runner.command[0]}: started for each rollout"
     return f"{runner.agent}: imported by {runner.python or 'this interpreter'}"

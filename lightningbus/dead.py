@@ -1,6 +1,5 @@
 """``lightningbus dead``: messages nobody could use, looked at, sent again, or dropped."""
 
-import json
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Annotated
@@ -12,6 +11,7 @@ from bus import DeadLetters
 from lightningbus.answers import show
 from lightningbus.options import BusOption, JsonOption, finish
 from lightningbus.places import connected
+from lightningbus.printable import printable_json
 from lightningbus.roles import fail
 from schemas.events import DeadLetter
 
@@ -24,14 +24,14 @@ StreamOption = Annotated[str | None, typer.Option(help="only those of a stream, 
 
 @app.command("list")
 def list_(stream: StreamOption = None, as_json: JsonOption = False, bus: BusOption = None) -> None:
-    """One line per letter: number, where it came from, how often it was delivered, and the reason."""
+    """One line per letter: number, stream and subject by its writer's words, deliveries, and the reason."""
 
     async def look() -> list[tuple[int, DeadLetter]]:
         async with connected(bus, "dead") as at:
             return [found async for found in DeadLetters(at).all() if stream in (None, found[1].stream)]
 
     letters = finish(look())
-    columns = ["number", "dead_since", "stream", "sequence", "deliveries", "reason"]
+    columns = ["number", "dead_since", "stream", "subject", "sequence", "deliveries", "reason"]
     rows = [tuple(_fields(number, letter).values()) for number, letter in letters]
     show((columns if rows else [], rows), as_json, none="there is no dead letter")
 
@@ -45,19 +45,22 @@ def show_(number: Annotated[int, typer.Argument(help="as `list` shows it")], bus
             return await DeadLetters(at).get(number)
 
     letter = finish(look())
-    shown = {**_fields(number, letter), "subject": letter.subject, "headers": letter.headers}
+    shown = {**_fields(number, letter), "headers": letter.headers}
     try:
         shown["message"] = msgpack.unpackb(letter.payload)
     except (ValueError, msgpack.UnpackException, RecursionError):
         shown["payload"] = letter.payload.hex()
-    print(json.dumps(shown, indent=2, ensure_ascii=False, default=lambda value: bytes(value).hex()))
+    print(printable_json(shown, indent=2, default=lambda value: bytes(value).hex()))
 
 
 @app.command()
 def replay(
     numbers: Numbers = None, every: AllOption = False, stream: StreamOption = None, bus: BusOption = None
 ) -> None:
-    """Send messages again where they came from; their letters go. Put right first what killed them."""
+    """Send messages to their streams again; their letters go. Put right first what killed them.
+
+    Subject and headers are made anew from what the message is: a letter's own are whoever's who wrote it.
+    """
     print(f"{_each(numbers, every, stream, bus, DeadLetters.replay)} sent again")
 
 
@@ -93,6 +96,7 @@ def _fields(number: int, letter: DeadLetter) -> dict[str, object]:
         "number": number,
         "dead_since": _moment(letter),
         "stream": letter.stream,
+        "subject": letter.subject,
         "sequence": letter.sequence,
         "deliveries": letter.deliveries,
         "reason": letter.reason,

@@ -57,7 +57,15 @@ async def demo(job: Job, runs: Path) -> dict[str, Any]:
     """Run the job to its end; returns its figures. Raises `UserError` when a part fails for good."""
     if not EXAMPLE.exists():
         raise UserError("the demo's example is not here: run it from a clone of the repository, by `make demo`")
-    directory = RunDirectory(runs / RUN).create(fresh=True)
+    with RunDirectory(runs / RUN).locked(fresh=True) as directory:
+        figures, example = await _play(job, directory)
+    training.report(figures, directory.path)
+    _look_further(example)
+    return figures
+
+
+async def _play(job: Job, directory: RunDirectory) -> tuple[dict[str, Any], str]:
+    """The run's figures, and one of its rollouts."""
     work = directory.path / "work"
     settings, learner, heldout = _settings(job, work)
     async with stack(directory, BusSettings(port=0), "lightningbus demo") as made:
@@ -72,10 +80,7 @@ async def demo(job: Job, runs: Path) -> dict[str, Any]:
             figures = await training.train(made, settings, learner, heldout, making)
         finally:
             making.cancel()
-        example = await asyncio.to_thread(_example, directory)
-    training.report(figures, directory.path)
-    _look_further(example)
-    return figures
+        return figures, await asyncio.to_thread(_example, directory)
 
 
 def _settings(job: Job, work: Path) -> tuple[RunSettings, LearnerSettings, HeldOut]:

@@ -63,7 +63,7 @@ async def evaluate(
         sampling=sampling,
         deadline=deadline,
     )
-    published = await publish_all(bus, tasks, timeout=deadline, on_done=lambda: None)
+    published = sum(await publish_all(bus, tasks, timeout=deadline, on_done=lambda: None))
     parameters = {"run": run, "suffix": suffix}
     ended, ok, mean = 0, 0, 0.0
     try:

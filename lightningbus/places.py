@@ -1,15 +1,18 @@
 """Where the bus is, who we are there, and what the nodes' gateways ask for, when nobody says so."""
 
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus import DEFAULT_URL, Access, Bus
+from bus import DEFAULT_URL, Access, Bus, BusError
 from bus.connection import CONNECT_SECONDS
 from bus.doors import CLUSTER_KEY
 from lightningbus.rundir import RunDirectory
+
+log = logging.getLogger(__name__)
 
 BUS_VARIABLE = "LIGHTNINGBUS_BUS"
 ACCESS_VARIABLE = "LIGHTNINGBUS_ACCESS"
@@ -29,11 +32,17 @@ def place(given: str | None, role: str) -> Place:
     """Where a role finds the bus: as given, else as the environment says, else the latest run's if it is up here.
 
     Its access and the cluster key come from the environment, else from the same run. Raises `BusError` when the access
-    is none.
+    is none, or when nobody says where the bus is and the latest run's endpoints are corrupt.
     """
     url = given or os.environ.get(BUS_VARIABLE)
     run = RunDirectory.latest()
-    endpoints = run.endpoints() if run is not None else None
+    try:
+        endpoints = run.endpoints() if run is not None else None
+    except BusError as error:
+        if url is None:
+            raise
+        log.warning("%s", error)
+        endpoints = None
     if endpoints is None or url not in (None, endpoints.bus):  # another bus than the run's
         return Place(url or DEFAULT_URL, access_of(role), cluster_key_of(role))
     said = Path(endpoints.access) if endpoints.access else None

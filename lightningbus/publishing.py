@@ -20,30 +20,30 @@ def samples_of(problems: Iterable[Problem], samples: int, suffix: str = "", **fi
             yield Task(id=problem.id + suffix, input=problem.input, sample=sample, samples=samples, **fields)
 
 
-async def publish_all(bus: Bus, tasks: Iterable[Task], timeout: float, on_done: Callable[[], None]) -> int:
-    """Publish every task and wait until the bus has them all; returns how many.
+async def publish_all(bus: Bus, tasks: Iterable[Task], timeout: float, on_done: Callable[[], None]) -> tuple[int, int]:
+    """Publish every task and wait until the bus has them all; returns how many are new, and how many were there.
 
     The first error stops it: `bus.StreamFull` when runners stay behind for ``timeout`` seconds.
     """
-    count = 0
-    pending: set[asyncio.Task[None]] = set()
+    new = total = 0
+    pending: set[asyncio.Task[int]] = set()
 
-    async def send(lot: list[Task]) -> None:
-        await bus.publish_tasks(lot, timeout=timeout)
+    async def send(lot: list[Task]) -> int:
+        count = await bus.publish_tasks(lot, timeout=timeout)
         for _ in lot:
             on_done()
+        return count
 
     try:
         left_over = iter(tasks)
         while lot := list(islice(left_over, TOGETHER)):
             pending.add(asyncio.create_task(send(lot)))
-            count += len(lot)
+            total += len(lot)
             if len(pending) >= LOTS:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for finished in done:
-                    finished.result()
-        await asyncio.gather(*pending)
+                new += sum(finished.result() for finished in done)
+        new += sum(await asyncio.gather(*pending))
     finally:
         for left in pending:
             left.cancel()
-    return count
+    return new, total - new

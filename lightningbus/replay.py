@@ -8,7 +8,7 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 
 from learner.batch import Batch, BatchMaker
-from learner.checkpoint import TRAINER
+from learner.checkpoint import TRAINER, CheckpointError, Checkpoints
 from learner.forest import parents
 from learner.rollouts import Rollout
 from learner.settings import LearnerSettings
@@ -37,13 +37,16 @@ def replayed(client: Client, run: str | None, number: int, checkpoints: Path | N
     }
     if checkpoints is None:
         return found
-    before = sorted(checkpoints.glob(f"step-{number - 1:06d}-*"))
-    if not before:
+    try:
+        before = Checkpoints(checkpoints).of_step(number - 1)
+    except CheckpointError as error:
+        raise UserError(str(error)) from error
+    if before is None:
         raise UserError(
             f"{checkpoints} has no checkpoint of step {number - 1}: the setting keep_checkpoints keeps more"
         )
     trainer = Trainer(step.settings)
-    trainer.load(before[-1] / TRAINER)
+    trainer.load(before / TRAINER)
     metrics = trainer.step(batch)
     same = all(metrics[name] == step.metrics.get(name) for name in ("actor/loss", "actor/grad_norm"))
     return {**found, "loss": metrics["actor/loss"], "grad_norm": metrics["actor/grad_norm"], "same_loss": same}

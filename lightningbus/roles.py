@@ -8,7 +8,7 @@ from typing import NoReturn, TypeVar
 import uvloop
 from nats.errors import Error as NatsError
 
-from bus import AccessError, Bus, BusError, PoisonFlood, own_id, tracing
+from bus import AccessError, AddressError, Bus, BusError, PoisonFlood, own_id, tracing
 from bus.children import Guard
 from bus.health import RoleSettings
 from lightningbus.health import CannotListen, Health
@@ -59,7 +59,7 @@ async def serve(at: Place, name: str, role: Role[S], settings: S) -> None:
         if not work.done():
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-            raise BusError(bus.failure)
+            raise bus.failure
         await work
 
 
@@ -70,7 +70,7 @@ def run_role(at: Place, name: str, role: Role[S], settings: S, *expected: type[E
     tracing.begin(name, own_id(getattr(settings, "id", None)))
     try:
         uvloop.run(serve(at, name, role, settings))  # most of a runner's time is sockets: a third less of it
-    except AccessError as error:
+    except (AccessError, AddressError) as error:
         fail(error)
     except (BusError, NatsError) as error:
         fail(str(error) or type(error).__name__, TRY_AGAIN)

@@ -4,11 +4,19 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from bus import BusError
+from bus.locking import DirectoryInUse, locked
+
+PARTS = ("logs", "bus", "store", "checkpoints", "work")
+LOCKED_PARTS = ("bus", "store", "checkpoints")
+"""Directories that a role by itself may work in."""
 RUNS = Path("runs")
 LATEST = "latest"
 
@@ -37,19 +45,48 @@ class RunDirectory:
         path = runs / LATEST
         return cls(path.resolve()) if path.exists() else None
 
-    def create(self, fresh: bool = False) -> "RunDirectory":
-        """Make it, and make it the latest; ``fresh`` moves an earlier one of the same name aside first."""
-        if fresh and self.path.exists():
-            moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.path.stat().st_mtime))
-            aside = self.path.with_name(f"{self.path.name}-{moment}")
-            shutil.rmtree(aside, ignore_errors=True)
-            self.path.rename(aside)
-        for name in ("logs", "bus", "store", "checkpoints", "work"):
-            (self.path / name).mkdir(parents=True, exist_ok=True)
+    def create(self) -> "RunDirectory":
+        """Make it, for its owner alone, and make it the latest."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in PARTS:
+            (self.path / name).mkdir(exist_ok=True)
         link = self.path.parent / LATEST
         link.unlink(missing_ok=True)
         link.symlink_to(self.path.name)
         return self
+
+    @contextmanager
+    def locked(self, fresh: bool = False) -> Iterator["RunDirectory"]:
+        """`create` it and keep it for this process while the block runs.
+
+        ``fresh`` moves an earlier run of the same name aside first. Raises `bus.BusError`, and changes nothing, while
+        another process works in it.
+        """
+        with ExitStack() as exits:
+            exits.enter_context(self._locked())
+            with ExitStack() as parts:
+                for name in LOCKED_PARTS:
+                    if (self.path / name).exists():
+                        parts.enter_context(locked(self.path / name))
+                if fresh and any(self.path.glob("[!.]*")):
+                    self._move_aside()
+                    exits.enter_context(self._locked())
+            yield self.create()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with ExitStack() as exits:
+            try:
+                exits.enter_context(locked(self.path))
+            except DirectoryInUse as error:
+                raise BusError(f"run {self.path.name!r} is up{error.who}: stop it, or use another name") from error
+            yield
+
+    def _move_aside(self) -> None:
+        moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.path.stat().st_mtime))
+        aside = self.path.with_name(f"{self.path.name}-{moment}")
+        shutil.rmtree(aside, ignore_errors=True)
+        self.path.rename(aside)
 
     def log(self, role: str) -> Path:
         """Log file of a role."""
@@ -68,11 +105,14 @@ class RunDirectory:
         temporary.replace(self.path / "endpoints.json")
 
     def endpoints(self) -> Endpoints | None:
-        """Where the servers are, if the run is up."""
+        """Where the servers are, if the run is up; raises `bus.BusError` when the file that says so is corrupt."""
+        path = self.path / "endpoints.json"
         try:
-            found = msgspec.json.decode((self.path / "endpoints.json").read_bytes(), type=Endpoints)
-        except (OSError, ValueError, msgspec.DecodeError, RecursionError):
+            found = msgspec.json.decode(path.read_bytes(), type=Endpoints)
+        except FileNotFoundError:
             return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise BusError(f"{path} cannot be read ({error}): start the run again, or give --bus") from error
         return found if _alive(found.pid) else None
 
 

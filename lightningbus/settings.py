@@ -1,11 +1,12 @@
 """A whole run in one YAML file: what `lightningbus up -c run.yaml` reads."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from bus.naming import name_nearest
 from bus.sizes import StreamSizes
 from inference.settings import InferenceSettings
 from learner.settings import LearnerSettings
@@ -14,8 +15,15 @@ from runners.settings import RunnerSettings
 from store.settings import StoreSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from pydantic_core import ErrorDetails
+
+FORMS = {
+    r"^[A-Za-z0-9_-]{1,64}$": "it is no name: letters, digits, _ and -, at most 64",
+    r"^[\w.]+:[\w.]+$": "it is not of the form module:function",
+}
+"""What the patterns of settings ask for, in words."""
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -93,6 +101,41 @@ def checked(kind: type[M], fields: "Mapping[str, Any]", source: str) -> M:
         return kind.model_validate(fields)
     except ValidationError as error:
         first, more = error.errors()[0], error.error_count() - 1
-        field = ".".join(str(part) for part in first["loc"]) or kind.__name__
+        place = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
         also = f" (and {more} more)" if more else ""
-        raise UserError(f"{source}: {field}: {first['msg']}{also}") from error
+        sentence = ": ".join(filter(None, (source, place, _explain(kind, first))))
+        raise UserError(f"{sentence}{also}") from error
+
+
+def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:
+    """What is wrong with a field, in words of the settings rather than pydantic's."""
+    context = error.get("ctx", {})
+    if error["type"] == "extra_forbidden":
+        *above, name = error["loc"]
+        near = name_nearest(str(name), _fields_at(kind, above))
+        return "no such setting" + (f"; {near}" if near else "")
+    if error["type"] == "string_pattern_mismatch":
+        return FORMS.get(str(context.get("pattern")), "it has another form than it should")
+    if error["type"] == "value_error":
+        return str(context.get("error", error["msg"]))
+    return "it is needed" if error["type"] == "missing" else error["msg"]
+
+
+def _fields_at(kind: object, above: "Sequence[int | str]") -> set[str]:
+    """Names of the settings where a wrong one stands; none where several kinds of settings could stand."""
+    for part in above:
+        if isinstance(part, str) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            field = kind.model_fields.get(part)
+            kind = field.annotation if field is not None else None
+        elif isinstance(part, str):
+            return set()
+        kind = _settings_in(kind)
+    return set(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else set()
+
+
+def _settings_in(annotation: object) -> object:
+    """The settings of ``list[Settings]`` or ``Settings | None``; None where there are none, or several."""
+    if not get_args(annotation):
+        return annotation
+    inner = [found for argument in get_args(annotation) if (found := _settings_in(argument)) not in (None, type(None))]
+    return inner[0] if len(inner) == 1 else None

@@ -51,9 +51,9 @@ CURVE = (
 
 async def run(settings: RunSettings, job: Job) -> None:
     """A job by itself: its own bus, or the one its settings name, until its end."""
-    directory = RunDirectory(settings.runs / settings.name).create(fresh=True)
-    async with stack(directory, settings.bus, f"lightningbus train · {settings.name}") as made:
-        figures = await train(made, settings, job.learner, job.heldout, None)
+    with RunDirectory(settings.runs / settings.name).locked(fresh=True) as directory:
+        async with stack(directory, settings.bus, f"lightningbus train · {settings.name}") as made:
+            figures = await train(made, settings, job.learner, job.heldout, None)
     report(figures, directory.path)
 
 

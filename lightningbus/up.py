@@ -11,9 +11,12 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from bus import Access, Bus, Fleet
+from bus.access import FILE
 from bus.cancelling import cancel
 from bus.doors import CLUSTER_KEY, new_key, write_secret
 from bus.embedded import free_port, nats_server
+from bus.rights import RIGHTS
+from bus.signing import make_keys
 from lightningbus.places import ACCESS_VARIABLE, KEY_VARIABLE, access_directory, cluster_key_of
 from lightningbus.roles import UserError, on_stop_signals
 from lightningbus.rundir import Endpoints, RunDirectory
@@ -25,6 +28,9 @@ from schemas.events import Heartbeat
 S = TypeVar("S", bound=BaseModel)
 T = TypeVar("T")
 
+ACCESS = "access"
+"""Where a run keeps the signing keys of a bus of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -32,17 +38,26 @@ class Keys:
 
     access: Path | None = None
     cluster_key: Path | None = None
+    users: Path | None = None
+    """That directory where it makes the server ask who is there; None: it holds signing keys only."""
 
     @classmethod
     def of(cls, directory: RunDirectory, settings: BusSettings) -> "Keys":
-        """As the settings or the environment say; the cluster key of a bus of our own is made here if there is none."""
-        access = settings.access or access_directory()
+        """As the settings or the environment say; what a bus of our own lacks is made here.
+
+        That is the cluster key, and the keys that weight versions and decisions are signed by.
+        """
+        users = access = settings.access or access_directory()
         key = cluster_key_of("node", access)
+        if access is None and settings.url is None:
+            access = directory.path / ACCESS
+            if not access.exists():
+                make_keys(access, RIGHTS, FILE)
         if key is None and settings.url is None:
             key = directory.path / CLUSTER_KEY
             if not key.exists():
                 write_secret(key, new_key() + "\n")
-        return cls(access and access.resolve(), key and key.resolve())
+        return cls(access and access.resolve(), key and key.resolve(), users and users.resolve())
 
     def environment(self) -> dict[str, str]:
         """What children are told of them."""
@@ -90,6 +105,10 @@ class Stack:
         finally:
             await cancel(task, failure)
 
+    def access(self, role: str) -> Access | None:
+        """What a role is let in by, and signs by."""
+        return Access.read(self.keys.access, role) if self.keys.access is not None else None
+
     def announce(self, sql: str = "") -> None:
         """Say in the run's directory where the servers are, so that other terminals find them."""
         roles, access, key = self.supervisor.pids(), str(self.keys.access or ""), str(self.keys.cluster_key or "")
@@ -106,7 +125,7 @@ async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> A
             where = directory.path / "bus"
             server = await exits.enter_async_context(
                 nats_server(
-                    where, settings.host, settings.port, settings.sync, keys.access, settings.open,
+                    where, settings.host, settings.port, settings.sync, keys.users, settings.open,
                     settings.streams.more_mib,
                 )
             )  # fmt: skip
@@ -116,6 +135,7 @@ async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> A
         await bus.provision(sizes=settings.streams)
         fleet = await exits.enter_async_context(bus.fleet("*"))
         supervisor = Supervisor(directory, url, keys.environment())
+        supervisor.also(bus.raise_failure())
         if server is not None:
             supervisor.also(server.keep_alive())
         supervisor.also(bus.keep_provisioned(settings.streams))
@@ -128,21 +148,26 @@ async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> A
 
 async def up(settings: RunSettings) -> None:
     """Run everything a run file names until Ctrl-C, or until the learner has made its last step."""
-    directory = RunDirectory(settings.runs / settings.name).create()
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
-    async with stack(directory, settings.bus, f"lightningbus up · {settings.name}") as made:
-        for child in children(settings, directory.path):
-            await made.supervisor.start(child)
-        if settings.store is not None:
-            store = await made.member(lambda beat: beat.role == "store", "store", 60)
-            made.announce(store.address)
-        made.view.say("running; Ctrl-C stops")
-        if settings.learner is not None:
-            finished = asyncio.create_task(made.supervisor.finished("learner"))
-            finished.add_done_callback(lambda _: stop.set())
-        await made.unless_failed(stop.wait())
-        made.view.say("stopping")
+    title = f"lightningbus up · {settings.name}"
+    with RunDirectory(settings.runs / settings.name).locked() as directory:
+        async with stack(directory, settings.bus, title) as made:
+            await _run(made, settings, stop)
+
+
+async def _run(made: Stack, settings: RunSettings, stop: asyncio.Event) -> None:
+    for child in children(settings, made.directory.path):
+        await made.supervisor.start(child)
+    if settings.store is not None:
+        store = await made.member(lambda beat: beat.role == "store", "store", 60)
+        made.announce(store.address)
+    made.view.say("running; Ctrl-C stops")
+    if settings.learner is not None:
+        finished = asyncio.create_task(made.supervisor.finished("learner"))
+        finished.add_done_callback(lambda _: stop.set())
+    await made.unless_failed(stop.wait())
+    made.view.say("stopping")
 
 
 def children(settings: RunSettings, where: Path) -> list[Child]:

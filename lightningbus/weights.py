@@ -113,6 +113,21 @@ def unpin(why: WhyOption = "", model: ModelOption = "policy", bus: BusOption = N
     _decide("unpinned", None, model, bus, why)
 
 
+@app.command()
+def repair(model: ModelOption = "policy", bus: BusOption = None) -> None:
+    """Remove what every reader passes over: what cannot be read, or was not signed by who may decide that."""
+    check_names(model=model)
+
+    async def work() -> list[str]:
+        async with connected(bus, "weights", "admin") as at:
+            return await Releases(at, model).repair()
+
+    removed = finish(work())
+    for why in removed:
+        print(why)
+    print(f"messages removed: {len(removed)}")
+
+
 def _decide(what: What, version: int | None, model: str, bus: str | None, why: str) -> None:
     check_names(model=model)
 

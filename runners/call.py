@@ -84,3 +84,13 @@ class Call:
         elif body.get("logprobs") is None:
             body["logprobs"] = 0
         return body
+
+
+def unsendable(sampling: dict[str, Any]) -> str:
+    """Why a task's sampling settings cannot be sent to an engine, in a sentence; empty if they can."""
+    for name, value in sampling.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            return f"sampling of the task: {name!r} cannot be sent to an engine: {error}"
+    return ""

@@ -119,7 +119,7 @@ class Completion:
     def add(self, chunk: dict[str, Any]) -> None:
         """Take one chunk; raises `UnusableAnswer` when it is an error."""
         if "error" in chunk:
-            raise UnusableAnswer(str((chunk["error"] or {}).get("message", "the engine failed")))
+            raise UnusableAnswer(str((chunk["error"] or {}).get("message") or "the engine failed"))
         self._head = self._head or {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
         self._usage = chunk.get("usage") or self._usage
         self._prompt_ids = chunk.get("prompt_token_ids") or self._prompt_ids

@@ -4,19 +4,19 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from bus.faults import MAX_TRACEBACK, count_fault
 from runners import rewards
 from runners.host import AgentFault, Host, ProcessLost
 from runners.place import CannotStart
-from runners.record import Attempt
+from runners.record import MAX_ERROR, Attempt
 from runners.slot import Slot
 from schemas.events import Outcome, Task
+from schemas.text import shorten, writable
 
 log = logging.getLogger(__name__)
-
-MAX_ERROR = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,17 @@ class Ending:
 
 async def run_agent(host: Host, slot: Slot, task: Task, attempt: Attempt) -> Ending:
     """Run the agent until it has ended or its deadline has come; whatever goes wrong is an ending too."""
+    try:
+        ending = await _run(host, slot, task, attempt)
+    except Exception as error:  # a fault of ours: not the agent's, and not worth a slot
+        count_fault(f"rollout {attempt.rollout}", error)
+        ending = Ending("infra", f"the runner failed: {type(error).__name__}: {error}")
+    finally:
+        slot.end()
+    return replace(ending, error=shorten(ending.error, MAX_ERROR))
+
+
+async def _run(host: Host, slot: Slot, task: Task, attempt: Attempt) -> Ending:
     seconds = task.deadline
     try:
         await host.start()  # of an agent that died: its imports are not part of the rollout's time
@@ -39,6 +50,7 @@ async def run_agent(host: Host, slot: Slot, task: Task, attempt: Attempt) -> End
         async with asyncio.timeout(seconds):
             answer = await host.run(task.input)
         reward, span = rewards.resolve(answer, attempt.rewarding)
+        result = result_of(answer)
     except TimeoutError:
         if attempt.infra or attempt.held:
             return Ending("infra", attempt.infra or f"no model answered within {seconds:g} s")
@@ -49,20 +61,16 @@ async def run_agent(host: Host, slot: Slot, task: Task, attempt: Attempt) -> End
         if attempt.infra:
             return Ending("infra", attempt.infra)
         if isinstance(error, AgentFault) and error.detail:
-            log.warning("%s", error.detail)
-        return Ending("agent_error", _written(str(error)[:MAX_ERROR]))
-    finally:
-        slot.end()
+            log.warning("%s", shorten(error.detail, MAX_TRACEBACK))
+        return Ending("agent_error", str(error))
     if attempt.unrecordable:
         return Ending("agent_error", attempt.unrecordable)
-    return Ending("ok", reward=reward, reward_span=span, result=result_of(answer))
+    return Ending("ok", reward=reward, reward_span=span, result=result)
 
 
 def result_of(answer: Mapping[str, Any]) -> str:
-    """What the agent returned, as JSON."""
-    return _written(json.dumps(answer.get("value"), ensure_ascii=False))
-
-
-def _written(text: str) -> str:
-    """With a question mark for each half of a character, which JSON lets through and UTF-8 has no form for."""
-    return text.encode(errors="replace").decode()
+    """What the agent returned, as JSON; raises `AgentFault` when that nests more deeply than it was read."""
+    try:
+        return writable(json.dumps(answer.get("value"), ensure_ascii=False))
+    except RecursionError:
+        raise AgentFault("the agent's result is nested too deeply") from None

@@ -3,10 +3,13 @@
 ``/slot/{k}/v1/…`` answers model calls and records them; ``/slot/{k}/otlp/v1/…`` takes the agent's own telemetry.
 """
 
+import asyncio
+import contextlib
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,40 +20,40 @@ from nats.errors import Error as NatsError
 
 from bus import BusError, Fleet, StreamFull, metrics
 from bus.doors import same
-from bus.listening import Listening, body_of
+from bus.listening import Listening
 from bus.measuring import counted
+from bus.sockets import PathTooLong, bound, private_directory
 from runners import otlp
-from runners.admission import Admission, Allowance, Held, TooMany
+from runners.admission import Admission, Allowance, TooMany
 from runners.answering import PATIENCE_SECONDS, Answering, Send
-from runners.dialects.apis import APIS, Api, api_of, passed_on
+from runners.call import unsendable
+from runners.dialects.apis import APIS, Api, passed_on
 from runners.dialects.messages import Messages
+from runners.otlp_limits import BadTelemetry
+from runners.place import CannotStart
+from runners.requests import (
+    HELD,
+    KEPT,
+    Handler,
+    TurnedAway,
+    hang_up,
+    in_its_words,
+    most_bytes,
+    read_body,
+    too_large,
+    well_formed,
+)
 from runners.slot import Running, Slot
 from runners.upstream import CONNECT_SECONDS, SILENCE_SECONDS, Errand, NoAnswer, Refused, UnknownModel, Upstream
 
 log = logging.getLogger(__name__)
 
-MAX_REQUEST_BYTES = 32 * 1024 * 1024
 WAITS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
 RETRY_AFTER_SECONDS = 1
-HELD = web.RequestKey("held", Held)
-"""Of a request: what it counts for in its slot's `Admission`."""
-KEPT = web.RequestKey("kept", bool)
-"""Of a request: whether its connection may stay open."""
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-TOO_LARGE = f"a request may have {MAX_REQUEST_BYTES} bytes"
-
-
-class TurnedAway(Exception):
-    """A request that is not answered: HTTP status, the error's name, a sentence; seconds until it may come again."""
-
-    def __init__(self, status: int, kind: str, message: str, retry_after: int | None = None) -> None:
-        super().__init__(message)
-        self.status, self.kind = status, kind
-        self.headers = {"Retry-After": str(retry_after)} if retry_after is not None else {}
 
 
 class Gateway:
-    """Serves all slots of a runner on one loopback port."""
+    """Serves all slots of a runner on one loopback port, and on a socket if asked to."""
 
     def __init__(
         self,
@@ -62,21 +65,27 @@ class Gateway:
         cluster_key: str = "",
         one_version: bool = False,
         allowance: Allowance | None = None,
+        at_socket: bool = False,
     ) -> None:
         """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`.
 
         ``cluster_key`` is for the inference nodes alone: agents have keys of their own. ``allowance`` is each slot's.
+        ``at_socket``: listen on a Unix socket too, for agents that have no network.
         """
         self._cluster_key, self._one_version = cluster_key, one_version
         self._send = send
         self.slots = [Slot(number, admission=Admission(allowance or Allowance())) for number in range(slots)]
         self._fleet = fleet
-        self._host = host
+        self._host, self._at_socket = host, at_socket
+        self.paths: dict[str, str] = {}
+        """What a sandbox's words may name: the socket, as ``gateway``, and the ``address`` that agents are told."""
+        self._exits = contextlib.ExitStack()
         self._token_in_token_out = token_in_token_out
+        self._decoder = ThreadPoolExecutor(1, "otlp")
         self._listening = Listening()
-        before = [self._listening.middleware, counted(metrics.agent_requests), _in_its_words, self._let_in]
-        self._app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=before)
-        self._app.on_response_prepare.append(_hang_up)
+        before = [self._listening.middleware, counted(metrics.agent_requests), in_its_words, self._let_in]
+        self._app = web.Application(middlewares=before)  # how much is read: `read_body`
+        self._app.on_response_prepare.append(hang_up)
         for path, api in APIS.items():
             self._app.router.add_post(f"/slot/{{k}}/v1/{path}", partial(self._call, api))
         self._app.router.add_post("/slot/{k}/v1/messages/count_tokens", self._count)
@@ -87,18 +96,34 @@ class Gateway:
         self._answering: Answering
 
     async def __aenter__(self) -> "Gateway":
+        """Raises `CannotStart` where there can be no socket."""
+        listeners = self._listeners()
+        address = f"{self._host}:{listeners[0].getsockname()[1]}"
+        self.paths["address"] = address
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=WAITS)
         self.upstream = Upstream(self._fleet, self._session, self._cluster_key, self._one_version)
         self._answering = Answering(self.upstream, self._send, self._token_in_token_out)
-        listener = socket.create_server((self._host, 0))
-        await self._listening.open(self._app, listener, shutdown_seconds=1)
+        await self._listening.open(self._app, *listeners, shutdown_seconds=1)
         for slot in self.slots:
-            slot.base_url = f"http://{self._host}:{listener.getsockname()[1]}/slot/{slot.number}"
+            slot.base_url = f"http://{address}/slot/{slot.number}"
         return self
+
+    def _listeners(self) -> list[socket.socket]:
+        """The first has a port."""
+        if not self._at_socket:
+            return [socket.create_server((self._host, 0))]
+        try:
+            path = self._exits.enter_context(private_directory("gateway")) / "socket"
+        except PathTooLong as error:
+            raise CannotStart(str(error)) from error
+        self.paths["gateway"] = str(path)
+        return [socket.create_server((self._host, 0)), bound(path)]
 
     async def __aexit__(self, *_: object) -> None:
         await self._listening.close()
+        self._decoder.shutdown(wait=False, cancel_futures=True)
         await self._session.close()
+        self._exits.close()
 
     @web.middleware
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -108,16 +133,18 @@ class Gateway:
         try:
             admission = self._slot(request).admission
             request[KEPT] = admission.keeps(request.protocol)
-            with admission.request(_most_bytes(request)) as request[HELD]:
+            with admission.request(most_bytes(request)) as request[HELD]:
                 return await handler(request)
         except TooMany as error:
             raise TurnedAway(429, "rate_limit_exceeded", str(error), error.retry_after) from error
 
     async def _call(self, api: Api, request: web.Request) -> web.StreamResponse:
         _, running = self._running(request)
-        body = await _body_of(request)
+        body = await read_body(request)
         with well_formed():
             dialect = api.parse(json.loads(body), running.attempt.history)
+        if problem := unsendable(running.task.sampling):
+            raise TurnedAway(400, "invalid_request_error", problem)
         try:
             with _answerable(running):
                 return await self._answering.answer(request, running, dialect)
@@ -128,7 +155,7 @@ class Gateway:
     async def _count(self, request: web.Request) -> web.Response:
         """Tokens of a prompt that is not asked, as Anthropic's clients want to know them."""
         _, running = self._running(request)
-        task, body = running.task, await _body_of(request)
+        task, body = running.task, await read_body(request)
         with well_formed():
             call = Messages(json.loads(body)).call
         errand = Errand(running.attempt, call.model, task.model, task.weight_version, running.deadline)
@@ -149,15 +176,21 @@ class Gateway:
         return web.json_response(_card(name))
 
     async def _otlp(self, request: web.Request) -> web.Response:
+        signal, kind = request.match_info["signal"], request.content_type
+        if signal not in otlp.SIGNALS:
+            return otlp.answer(404, kind, f"OTLP has no signal {signal!r}")
         slot, running = self._running(request)
         attempt = running.attempt
-        signal, kind = request.match_info["signal"], request.content_type
         try:
-            body = await _body_of(request)  # aiohttp has undone Content-Encoding
-            spans = otlp.read(signal, body, kind, attempt.rollout, attempt.root_id)
+            body = await read_body(request)  # aiohttp has undone Content-Encoding
+            async with slot.decoding:
+                read = partial(otlp.read, signal, body, kind, attempt.rollout, attempt.root_id)
+                spans = await asyncio.get_running_loop().run_in_executor(self._decoder, read)
         except web.HTTPRequestEntityTooLarge:
-            return otlp.answer(413, kind, TOO_LARGE)
-        except otlp.BadTelemetry as error:
+            return otlp.answer(413, kind, too_large(request))
+        except web.HTTPBadRequest as error:
+            return otlp.answer(400, kind, error.text or "")
+        except BadTelemetry as error:
             return otlp.answer(400, kind, str(error))
         if slot.running is not running:
             return otlp.answer(409, kind, "the rollout these spans belong to is over")
@@ -189,40 +222,6 @@ class Gateway:
         return slot, slot.running
 
 
-def _most_bytes(request: web.Request) -> int:
-    """Of a body that has not been read."""
-    if not request.body_exists:
-        return 0
-    said = request.content_length
-    packed = "Content-Encoding" in request.headers
-    return MAX_REQUEST_BYTES if said is None or packed else min(said, MAX_REQUEST_BYTES)
-
-
-async def _body_of(request: web.Request) -> bytes:
-    body = await body_of(request)
-    request[HELD].size = len(body)
-    return body
-
-
-async def _hang_up(request: web.Request, response: web.StreamResponse) -> None:
-    """After an answer to whom nothing is kept open for: one who has no key here, or too many connections."""
-    if not request.get(KEPT, False):
-        response.force_close()
-        response.headers["Connection"] = "close"
-
-
-@contextmanager
-def well_formed() -> Iterator[None]:
-    """Around reading a request: whatever it is that cannot be read is the client's to put right."""
-    try:
-        yield
-    except (ValueError, RecursionError) as error:
-        raise TurnedAway(400, "invalid_request_error", str(error)) from error
-    except (TypeError, AttributeError, LookupError) as error:
-        said = f"the request has not the form this API asks for: {type(error).__name__}: {error}"
-        raise TurnedAway(400, "invalid_request_error", said) from error
-
-
 @contextmanager
 def _answerable(running: Running) -> Iterator[None]:
     """Around asking the nodes: a model nobody serves is the client's to put right, no answer in time is ours."""
@@ -237,20 +236,3 @@ def _answerable(running: Running) -> Iterator[None]:
 
 def _card(model: str) -> dict[str, Any]:
     return {"id": model, "object": "model", "created": 0, "owned_by": "lightningbus"}
-
-
-@web.middleware
-async def _in_its_words(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What is refused is said as the client's own vendor would."""
-    try:
-        return await handler(request)
-    except TurnedAway as away:
-        said = api_of(request.path).error(away.status, away.kind, str(away))
-        return web.json_response(said, status=away.status, headers=away.headers)
-    except web.HTTPRequestTimeout as error:
-        return web.json_response(api_of(request.path).error(408, "timeout", error.text or ""), status=408)
-    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
-        said = api_of(request.path).error(error.status, "unknown_url", f"{request.method} {request.path} is not served")
-        return web.json_response(said, status=error.status)
-    except web.HTTPRequestEntityTooLarge:
-        return web.json_response(api_of(request.path).error(413, "request_too_large", TOO_LARGE), status=413)

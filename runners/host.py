@@ -7,8 +7,11 @@ import logging
 from pathlib import Path
 from typing import Any, Protocol
 
+from bus.faults import MAX_TRACEBACK
 from runners.inmate import Inmate
 from runners.place import CannotStart, Place
+from runners.record import MAX_ERROR
+from schemas.text import shorten
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +60,13 @@ class PythonHost:
     """``module:function`` in the user's interpreter, loaded once and kept warm between rollouts."""
 
     _mode = "one"
+    _kind = ""
+    """What the function is called in errors, beside its name."""
 
-    def __init__(self, python: Path, agent: str, reward: str | None, place: Place, rollouts: int | None = None) -> None:
+    def __init__(self, python: Path, function: str, place: Place, rollouts: int | None = None) -> None:
         """``rollouts``: after so many the process gives way to a fresh one."""
-        self._command = [str(python), str(SCRIPT), self._mode, agent, *([reward] if reward else [])]
-        self._target = agent
+        self._command = [str(python), str(SCRIPT), self._mode, function]
+        self._target = f"{self._kind}{function}"
         self._place, self._rollouts = place, rollouts
         self._inmate: Inmate | None = None
         self._jobs = itertools.count()
@@ -84,15 +89,16 @@ class PythonHost:
             await self.stop()
             raise CannotStart(f"{self._target} cannot be loaded: {error}") from error
         if "error" in said:
-            log.error("%s", said.get("traceback", ""))
+            log.error("%s", shorten(str(said.get("traceback", "")), MAX_TRACEBACK))
             await self.stop()
-            raise CannotStart(f"{self._target} cannot be loaded from {self._place.directory}: {said['error']}")
+            why = shorten(str(said["error"]), MAX_ERROR)
+            raise CannotStart(f"{self._target} cannot be loaded from {self._place.directory}: {why}")
 
     async def run(self, task: Any) -> dict[str, Any]:
         """One rollout."""
         job = next(self._jobs)
         try:
-            self._say({"job": job, "input": task})
+            self._say({"job": job, "arguments": [task]})
             answer = await self._hear()
             while answer.get("job") != job:  # of a process the agent forked, for a rollout that is over
                 answer = await self._hear()
@@ -141,7 +147,8 @@ class CommandHost:
         self._inmate: Inmate | None = None
 
     async def start(self) -> None:
-        """Nothing to keep warm."""
+        """Nothing to keep warm; raises `CannotStart` when there is no such program."""
+        self._place.check(self._command[0])
 
     async def run(self, task: Any) -> dict[str, Any]:
         """One process from start to end."""

@@ -1,10 +1,11 @@
-"""Runs a Python agent in the user's own interpreter: Python 3.8 or newer, standard library only, nothing of ours.
+"""Runs a Python function in the user's own interpreter: Python 3.8 or newer, standard library only, nothing of ours.
 
-``python host_script.py many|one module:function [module:reward]``: one JSON object per line to its standard input and
-from its standard output, so that whatever hands these on may stand between. First it says ``{"ready": true}`` or
-``{"error": "..."}``; then, for each ``{"job": n, "input": ...}``, ``{"job": n, "value": ..., "reward": ...}`` or
-``{"job": n, "error": "...", "traceback": "..."}``. With ``many`` it is an async function of the input and of where
-its model is, the job's ``{"endpoint": {...}}``; jobs run side by side, and ``{"cancel": n}`` ends one.
+``python host_script.py one|many|reward module:function``: one JSON object per line to its standard input and from its
+standard output, so that whatever hands these on may stand between. First it says ``{"ready": true}`` or
+``{"error": "..."}``; then, for each ``{"job": n, "arguments": [...]}``, ``{"job": n, "value": ...}`` or
+``{"job": n, "error": "...", "traceback": "..."}``. ``one`` is an agent that has its process to itself. ``many`` is an
+async agent, whose last argument is where its model is, the job's ``{"endpoint": {...}}``; jobs run side by side, and
+``{"cancel": n}`` ends one. ``reward`` is a reward function, of which those that are async run side by side too.
 """
 
 from __future__ import annotations
@@ -21,40 +22,49 @@ import types
 from typing import Any, BinaryIO, TextIO
 
 MAX_LINE = 64 * 1024 * 1024
+PR_SET_DUMPABLE = 4
 
 
 def main() -> None:
-    many, target = sys.argv[1] == "many", sys.argv[2]
-    reward_target = sys.argv[3] if len(sys.argv) > 3 else ""
+    mode, target = sys.argv[1], sys.argv[2]
     sys.path[0] = ""  # the working directory; it was this script's own, whose modules are not the agent's business
     asked = os.fdopen(os.dup(0), "rb")  # a copy is closed in whatever program the agent starts
     said = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what the agent prints goes where its errors go
     try:
-        agent = load(target)
-        reward = load(reward_target) if reward_target else None
-        if many and not inspect.iscoroutinefunction(agent):
+        if mode == "reward":
+            shut_out()
+        function = load(target)
+        if mode == "many" and not inspect.iscoroutinefunction(function):
             raise TypeError(f"{target} is no async function, so it cannot run many rollouts in one process")
     except BaseException as error:
         say(said, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
         return
     say(said, {"ready": True})
-    if many:
-        asyncio.run(serve_many(asked, said, agent, reward))
+    if mode != "one":
+        asyncio.run(serve_many(asked, said, function))
         return
     loop = asyncio.new_event_loop()  # one for all rollouts: a client made at import time keeps its connections
     asyncio.set_event_loop(loop)
     us = os.getpid()
     for line in asked:
         job = json.loads(line)
-        answer = run(loop, agent, reward, job["input"])
+        answer = run(loop, function, job["arguments"])
         if os.getpid() != us:  # the agent forked, and this is its child: the answer is its parent's to give
             os._exit(0)
         say(said, dict(answer, job=job["job"]))
 
 
-async def serve_many(incoming: BinaryIO, outgoing: TextIO, agent: Any, reward: Any) -> None:
+def shut_out() -> None:
+    """Let no other process of this user, the agent's for one, look into this one or trace it; Linux only."""
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
+
+
+async def serve_many(incoming: BinaryIO, outgoing: TextIO, function: Any) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=MAX_LINE)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), incoming)
@@ -62,7 +72,7 @@ async def serve_many(incoming: BinaryIO, outgoing: TextIO, agent: Any, reward: A
     jobs: dict[int, asyncio.Task[None]] = {}
 
     async def serve(asked: dict[str, Any]) -> None:
-        answer = await run_one(agent, reward, asked)
+        answer = await run_one(function, asked)
         del jobs[asked["job"]]
         writer.write(json.dumps(dict(answer, job=asked["job"]), default=plain_number).encode() + b"\n")
 
@@ -78,14 +88,11 @@ async def serve_many(incoming: BinaryIO, outgoing: TextIO, agent: Any, reward: A
             jobs[asked["job"]] = asyncio.ensure_future(serve(asked))
 
 
-async def run_one(agent: Any, reward: Any, asked: dict[str, Any]) -> dict[str, Any]:
+async def run_one(function: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    endpoint = [types.SimpleNamespace(**asked["endpoint"])] if "endpoint" in asked else []
     try:
-        value = await agent(asked["input"], types.SimpleNamespace(**asked["endpoint"]))
-        answer = {"value": value}
-        if reward is not None:
-            given = reward(asked["input"], value)
-            answer["reward"] = await given if inspect.isawaitable(given) else given
-            answer["value"] = value if is_json(value) else repr(value)
+        value = function(*asked["arguments"], *endpoint)
+        answer = {"value": await value if inspect.isawaitable(value) else value}
         json.dumps(answer, default=plain_number)
         return answer
     except asyncio.CancelledError:
@@ -104,24 +111,16 @@ def load(target: str) -> Any:
     return found
 
 
-def run(loop: asyncio.AbstractEventLoop, agent: Any, reward: Any, task: Any) -> dict[str, Any]:
+def run(loop: asyncio.AbstractEventLoop, function: Any, arguments: list[Any]) -> dict[str, Any]:
     try:
-        value = call(loop, agent, task)
-        answer = {"value": value}
-        if reward is not None:
-            answer["reward"] = call(loop, reward, task, value)
-            answer["value"] = value if is_json(value) else repr(value)
+        value = function(*arguments)
+        answer = {"value": loop.run_until_complete(value) if inspect.isawaitable(value) else value}
         flush_spans()
         json.dumps(answer, default=plain_number)
         return answer
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the agent's end is not ours
         flush_spans()
         return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-
-
-def call(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any) -> Any:
-    result = function(*arguments)
-    return loop.run_until_complete(result) if inspect.isawaitable(result) else result
 
 
 def flush_spans() -> None:
@@ -139,14 +138,6 @@ def flush_spans() -> None:
             flush(5000)
     except Exception:
         traceback.print_exc()
-
-
-def is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, default=plain_number)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def plain_number(value: Any) -> float:

@@ -70,7 +70,7 @@ class Limits:
         """How a process ended, and which limit may be why."""
         number = 128 - code if code is not None and code > 128 else code  # as a sandbox hands a signal on
         said = self._said(SIGNALS.get(number or 0, ""))
-        return f"the agent's process ended with {code}" + (f"; {said}" if said else "")
+        return f"its process ended with {code}" + (f"; {said}" if said else "")
 
     def _said(self, name: str) -> str:
         most = getattr(self, name, None)

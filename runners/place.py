@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import tempfile
@@ -11,13 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bus.children import spawn, takes_in_orphans
-from bus.tracing import environment_of_others
 from runners.inmate import Inmate, Keeper, remove
 from runners.limits import Limits
 from runners.printed import Printed, Share
 
-OUR_VARIABLES = ("LIGHTNINGBUS_", "AWS_")
-"""Settings of ours, the bus's address and password and the keys to the weights among them, are not the agent's."""
+QUICK = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
+"""So that its spans and what it prints leave it soon."""
 
 
 class CannotStart(Exception):
@@ -29,7 +29,8 @@ class Place:
     """How an agent's processes are started; ``slot`` gives each new one its own variables."""
 
     directory: Path
-    extra: dict[str, str]
+    environment: dict[str, str]
+    """What its operator has it find there, see `runners.environment`."""
     slot: Callable[[], dict[str, str]]
     limits: Limits
     sandbox: Sequence[str]
@@ -37,6 +38,16 @@ class Place:
     paths: dict[str, str]
     keeper: Keeper
     share: Share = field(default_factory=Share)
+
+    def check(self, program: str) -> None:
+        """Raises `CannotStart` unless there is a program that could be started; a sandbox finds its own by itself."""
+        first = _filled([*self.sandbox, program][0], self.paths)
+        if "/" in first:
+            found, where = shutil.which(self.directory / first), str(self.directory)
+        else:
+            found, where = shutil.which(first, path=self.environment.get("PATH", os.defpath)), "PATH"
+        if found is None:
+            raise CannotStart(f"{first} is no program in {where}")
 
     async def start(self, *command: str) -> Inmate:
         """A process that is written to and read from; raises `CannotStart`."""
@@ -81,7 +92,7 @@ class Place:
                 *(_filled(word, paths) for word in self.sandbox),
                 *command,
                 cwd=self.directory,
-                env=self._environment(scratch),
+                env={**QUICK, "TMPDIR": str(scratch), **self.slot(), **self.environment},
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -89,13 +100,6 @@ class Place:
                 prepare=prepare,
             )
         return process, said, heard, printed
-
-    def _environment(self, scratch: Path) -> dict[str, str]:
-        """The user's environment without our variables, what the slot adds, and the settings' own."""
-        others = environment_of_others(os.environ)  # where this runner's own traces go is not the agent's business
-        kept = {name: value for name, value in others.items() if not name.startswith(OUR_VARIABLES)}
-        quick = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
-        return {**kept, **quick, "TMPDIR": str(scratch), **self.slot(), **self.extra}
 
 
 def _filled(word: str, paths: dict[str, str]) -> str:

@@ -14,12 +14,15 @@ from schemas.codec import MAX_BYTES, EncodeError, encode
 from schemas.events import ModelCall, Outcome, RolloutEnd, Span, SpanBatch, TaskKey
 from schemas.prefixes import Prefixes
 from schemas.rewards import rewards_of
+from schemas.text import shorten
 
 BATCH_BYTES = 1_000_000
 MAX_SPAN_BYTES = MAX_BYTES - BATCH_BYTES
 MAX_ATTEMPT_BYTES = 64 * 1024 * 1024
 MAX_ATTEMPT_SPANS = 20_000
 """What one attempt may send; spans beyond it are counted and dropped."""
+MAX_ERROR = 2000
+"""Characters of an error that are recorded, and logged."""
 MAX_TEXT = 256 * 1024
 """Longest new text of a request, in bytes, or response, in characters, that is kept; the tokens always are."""
 SCOPE = "lightningbus.runners"
@@ -197,7 +200,7 @@ class Attempt:
                 final=final,
                 reward=reward,
                 reward_span=reward_span,
-                error=error,
+                error=shorten(error, MAX_ERROR),
                 spans=len(self._ids) + 1,
                 usage=self._meter.usage(),
                 published_ns=self.published_ns,
@@ -252,7 +255,7 @@ class Attempt:
             start_ns=self.started_ns,
             end_ns=ended_ns,
             status="ok" if outcome == "ok" else "error",
-            status_message=error[:500],
+            status_message=shorten(error, 500),
             scope=SCOPE,
             attributes=said,
         )

@@ -36,7 +36,7 @@ def resolve(answer: Mapping[str, Any], spans: Iterable[Span]) -> tuple[float, st
 
     With it the id of that span, empty where the reward is not a span's. Raises `NotAReward`, also when there is none.
     """
-    if answer.get("reward") is not None:
+    if "reward" in answer:
         return as_reward(answer["reward"]), ""
     value = answer.get("value")
     if isinstance(value, dict) and "reward" in value:

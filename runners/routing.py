@@ -34,6 +34,19 @@ def choose(
     return min(fit, key=lambda node: (_load(node, open_calls), _weight(rollout, node.id)), default=None)
 
 
+def missing_version(nodes: Iterable[Heartbeat], model: str, pinned: int | None) -> str:
+    """Which version a pinned call waits for, and what is served instead; empty where the pin is not what it lacks."""
+    ready = [node for node in nodes if serves(node.state) and node.model == model]
+    if pinned is None or not ready or any(answers_with(node, pinned) for node in ready):
+        return ""
+    versions: set[int] = set()
+    for node in ready:
+        several = node.detail.get("versions")
+        versions.update(several if isinstance(several, list) else [] if node.version is None else [node.version])
+    served = ", ".join(map(str, sorted(versions))) or "none"
+    return f"no inference node serves version {pinned} of {model!r}, to which the task is pinned (served: {served})"
+
+
 def _load(node: Heartbeat, open_calls: Callable[[str], int]) -> tuple[int, int]:
     said = node.detail.get("inflight")
     return open_calls(node.id), said if isinstance(said, int) else 0

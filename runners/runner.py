@@ -1,39 +1,33 @@
-"""The runner: leases tasks, runs each in a free slot, publishes what happened, then acknowledges the task."""
+"""The runner: pulls as many tasks as it has room for, and runs each in a free slot."""
 
 import asyncio
-import contextlib
 import logging
-import math
-import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, get_args
 
-from nats.errors import Error as NatsError
-
-from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased, metrics, own_id, runner_tasks, tracing
+from bus import Bus, Puller, metrics, own_id, runner_tasks
 from bus.cancelling import cancel
 from bus.doors import read_key
-from runners import attempts
 from runners.admission import Allowance
-from runners.attempts import Decision
-from runners.ending import Ending, run_agent
 from runners.gateway import Gateway
 from runners.host import Host
-from runners.hosts import make_hosts
+from runners.hosts import make_hosts, uses_socket
 from runners.inmate import Keeper
-from runners.record import Attempt
+from runners.sending import send
 from runners.settings import RunnerSettings
-from runners.slot import Slot
-from schemas import attributes, identity, subjects
-from schemas.codec import DecodeError, EncodeError
-from schemas.events import Outcome, Task, TaskKey
+from runners.slots import Slots
+from runners.task_handler import GIVE_BACK_SECONDS, TaskHandler
+from schemas.events import Mode
+from schemas.text import shorten
 
 log = logging.getLogger(__name__)
 
-GIVE_BACK_SECONDS = 5.0
-"""How long a stopping runner tries to say that a rollout was cancelled; its task is given back in any case."""
-UNREADABLE_SECONDS = 5.0
-RATE_SECONDS = 10.0
+MODES: tuple[Mode, ...] = get_args(Mode)
+PULL_SECONDS = 10.0
+"""How long a request for tasks waits. A free slot is asked for in both modes: once one mode has taken it, a task of the
+other that comes on a request from before waits here, leased; so these end soon."""
 
 
 async def run(bus: Bus, settings: RunnerSettings, stop: asyncio.Event) -> None:
@@ -54,217 +48,109 @@ class Runner:
         self.id = own_id(settings.id)
         self._hosts: dict[int, Host] = {}
         self._keeper = Keeper()
-        self._free: asyncio.Queue[Slot] = asyncio.Queue()
-        self._running: set[asyncio.Task[None]] = set()
+        self._pullers: dict[Mode, Puller] = {}
+        self._handling: set[asyncio.Task[None]] = set()
         self._state = "starting"
-        self._done = 0
-        self._given_back = 0
-        self._poison = PoisonLimit(f"runner {self.id}")
-        self._flood: PoisonFlood | None = None
-        self._ended_at: list[float] = []
-        self._problem = ""
+        self._slots = Slots(self._share)
         self._gateway: Gateway
-        self._stop_pulling: Callable[[], None]
+        self._handler = TaskHandler(bus, self.id, settings.ack_wait, self._slots, self._hosts, self._stop)
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
         settings = self._settings
         key = read_key(settings.cluster_key_file) if settings.cluster_key_file is not None else ""
-        consumer = runner_tasks(settings.name, settings.ack_wait)
-        await self._bus.ensure(consumer)
+        consumers = {mode: runner_tasks(settings.name, mode, settings.ack_wait) for mode in MODES}
+        for consumer in consumers.values():
+            await self._bus.ensure(consumer)
         async with (
             self._bus.fleet("inference") as fleet,
             Gateway(
                 fleet,
-                self._send,
+                partial(send, self._bus),
                 settings.concurrency,
                 settings.host,
                 settings.token_in_token_out,
                 key,
                 settings.one_version,
                 Allowance(settings.requests_at_once, settings.requests_per_second),
+                uses_socket(settings),
             ) as self._gateway,
             self._bus.beat("runner", self.id, self._describe),
             self._keeper,
         ):
             try:
                 await self._start_hosts()
-                log.info("runner %s takes tasks of agent %s", self.id, self._settings.name)
+                log.info("runner %s takes tasks of agent %s", self.id, settings.name)
                 self._state = "running"
-                async with self._bus.pull(consumer, slots=self._settings.concurrency) as puller:
-                    self._stop_pulling = puller.stop
-                    stopping = asyncio.create_task(_then(stop, puller.stop))
-                    async for delivery in puller:
-                        slot = await self._free.get()
-                        work = asyncio.create_task(self._serve(slot, delivery))
-                        self._running.add(work)
-                        metrics.tasks_leased.inc()
-                        metrics.slots_busy.set(len(self._running))
-                        work.add_done_callback(self._ended)
+                async with AsyncExitStack() as pulling:
+                    for mode, consumer in consumers.items():
+                        pull = self._bus.pull(consumer, settings.concurrency, PULL_SECONDS)
+                        self._pullers[mode] = await pulling.enter_async_context(pull)
+                    stopping = asyncio.create_task(_then(stop, self._stop))
+                    await asyncio.gather(*(self._pull(mode) for mode in MODES))
                     stopping.cancel()
                     await self._drain()
-                if self._flood is not None:
-                    raise self._flood
+                if self._handler.flood is not None:
+                    raise self._handler.flood
             finally:
                 await asyncio.gather(*(host.stop() for host in self._hosts.values()))
 
     async def _start_hosts(self) -> None:
-        slots = self._gateway.slots
-        self._hosts = dict(enumerate(make_hosts(self._settings, [slot.environment for slot in slots], self._keeper)))
-        first, *others = self._gateway.slots
+        first, *others = slots = self._gateway.slots
+        environments = [slot.environment for slot in slots]
+        hosts = make_hosts(self._settings, environments, self._keeper, self._gateway.paths)
+        self._hosts.update(enumerate(hosts))
         await self._hosts[first.number].start()  # one first: a wrong setting is said once
         await asyncio.gather(*(self._hosts[slot.number].start() for slot in others))
-        for slot in self._gateway.slots:
-            self._free.put_nowait(slot)
+        self._slots.open(slots)
         metrics.slots.set(len(slots))
+
+    async def _pull(self, mode: Mode) -> None:
+        async for delivery in self._pullers[mode]:
+            metrics.tasks_leased.inc()
+            work = asyncio.create_task(self._handler.serve(mode, delivery))
+            self._handling.add(work)
+            work.add_done_callback(self._handled)
+
+    def _share(self) -> None:
+        """Ask for as many tasks of each mode as there is room for."""
+        metrics.slots_busy.set(self._slots.busy)
+        for mode, puller in self._pullers.items():
+            puller.resize(puller.held + self._slots.room(mode))
+
+    def _stop(self) -> None:
+        for puller in self._pullers.values():
+            puller.stop()
+        self._slots.stop()
 
     async def _drain(self) -> None:
         self._state = "draining"
-        if self._running:
-            log.info("runner %s: %d rollouts are still running", self.id, len(self._running))
-            await asyncio.wait(self._running, timeout=self._settings.drain_seconds)
-        await cancel(*self._running, again=2 * GIVE_BACK_SECONDS)
-        log.info("runner %s stops: %d rollouts done, %d given back", self.id, self._done, self._given_back)
+        if self._handling:
+            log.info("runner %s: %d rollouts are still running", self.id, len(self._handling))
+            await asyncio.wait(self._handling, timeout=self._settings.drain_seconds)
+        await cancel(*self._handling, again=2 * GIVE_BACK_SECONDS)
+        done, given_back = self._handler.done, self._handler.given_back
+        log.info("runner %s stops: %d rollouts done, %d given back", self.id, done, given_back)
 
-    def _ended(self, work: asyncio.Task[None]) -> None:
-        self._running.discard(work)
-        metrics.slots_busy.set(len(self._running))
+    def _handled(self, work: asyncio.Task[None]) -> None:
+        self._handling.discard(work)
         if not work.cancelled() and work.exception() is not None:
-            log.error("a rollout could not be handled", exc_info=work.exception())
-
-    async def _serve(self, slot: Slot, delivery: Delivery) -> None:
-        rollout = delivery.headers.get(subjects.MSG_ID_HEADER, delivery.subject)
-        try:
-            async with leased(delivery, self._settings.ack_wait) as lease:
-                await self._take(slot, delivery, lease)
-        except asyncio.CancelledError:
-            await self._give_back(delivery, 0.0)
-            raise
-        except (BusError, NatsError, EncodeError) as error:
-            self._problem = str(error)
-            log.warning("%s given back: %s", rollout, error)
-            await self._give_back(delivery, attempts.FIRST_RETRY_SECONDS)
-        finally:
-            slot.end()
-            self._free.put_nowait(slot)
-
-    async def _give_back(self, delivery: Delivery, delay: float) -> None:
-        self._given_back += 1
-        metrics.tasks_given_back.inc()
-        with contextlib.suppress(NatsError):  # cut off from the bus: its lease runs out
-            await delivery.nak(delay)
-
-    async def _take(self, slot: Slot, delivery: Delivery, lease: Lease) -> None:
-        try:
-            task = delivery.as_(Task)
-        except DecodeError as error:
-            await self._refuse(delivery, str(error))
-            return
-        self._poison.good()
-        attempt = Attempt(task, task.earlier_attempts + delivery.deliveries, self.id, delivery.timestamp_ns)
-        if attempts.exhausted(task, delivery.deliveries):
-            reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
-            attempt.conclude("poisoned", None, reason, "")
-            await self._send(attempt)
-            await self._bus.bury(delivery, f"poisoned: {reason}")
-            return
-        said: tracing.Said = {
-            attributes.RUN: task.run,
-            attributes.ROLLOUT: attempt.rollout,
-            attributes.ATTEMPT: attempt.number,
-        }
-        parent = delivery.headers.get(subjects.TRACE_HEADER, "")
-        with tracing.span(f"attempt {task.agent}", said, parent, "consumer") as traced:
-            attempt.traceparent = traced.traceparent
-            outcome = await self._run(slot, delivery, lease, task, attempt)
-            traced.note({attributes.OUTCOME: outcome})
-            if outcome != "ok":
-                traced.failed(outcome)
-
-    async def _run(self, slot: Slot, delivery: Delivery, lease: Lease, task: Task, attempt: Attempt) -> Outcome:
-        try:
-            end = await run_agent(self._hosts[slot.number], slot, task, attempt)
-        except asyncio.CancelledError:
-            attempt.conclude("cancelled", None, f"runner {self.id} was stopped", "", final=False)
-            with contextlib.suppress(BusError, NatsError, TimeoutError):
-                async with asyncio.timeout(GIVE_BACK_SECONDS):
-                    await self._send(attempt, GIVE_BACK_SECONDS)
-            raise
-        if not lease.held(asyncio.get_running_loop().time()):
-            log.warning(
-                "rollout %s: its lease ran out, so another runner may have it too", attempt.rollout, extra=attempt.named
-            )
-        with tracing.span("publish"):
-            await self._conclude(attempt, delivery, attempts.decide(task, delivery.deliveries, end.outcome), end)
-        return end.outcome
-
-    async def _refuse(self, delivery: Delivery, reason: str) -> None:
-        """A task nobody can read: a dead letter, and the last word on its rollout if at least that can be read."""
-        try:
-            self._poison.bad(reason)
-        except PoisonFlood as flood:
-            self._flood = flood
-            self._stop_pulling()
-            await self._give_back(delivery, UNREADABLE_SECONDS)
-            return
-        with contextlib.suppress(DecodeError):
-            attempt = Attempt(delivery.as_(TaskKey), delivery.deliveries, self.id, delivery.timestamp_ns)
-            attempt.conclude("poisoned", None, reason, "")
-            await self._send(attempt)
-        await self._bus.bury(delivery, reason)
-
-    async def _conclude(self, attempt: Attempt, delivery: Delivery, decision: Decision, end: Ending) -> None:
-        """Publish how an attempt ended, then settle its task accordingly."""
-        if end.outcome != "ok":
-            self._problem = end.error
-            said = (attempt.rollout, attempt.number, end.outcome, end.error)
-            log.warning("rollout %s attempt %d: %s: %s", *said, extra=attempt.named)
-        final = decision.retry_after is None
-        attempt.conclude(end.outcome, end.reward, end.error, end.result, final, end.reward_span)
-        await self._send(attempt)
-        if decision.retry_after is not None:
-            await delivery.nak(delay=decision.retry_after)
-            return
-        if decision.dead:
-            await self._bus.bury(delivery, f"{end.outcome}: {end.error}")
-        else:
-            await delivery.ack()
-        self._done += 1
-        self._ended_at.append(time.monotonic())
-
-    async def _send(self, attempt: Attempt, seconds: float = math.inf) -> None:
-        """Publish what an attempt has cut so far, in order; what fails is sent first the next time.
-
-        A full stream is waited for, however long: meanwhile this slot takes no other task.
-        """
-        async with attempt.sending:
-            while attempt.unsent:
-                batch = attempt.unsent[0]
-                await self._bus.publish(
-                    subjects.rollout(batch.mode),
-                    batch,
-                    msg_id=identity.batch_msg_id(batch.execution, batch.sequence),
-                    traceparent=identity.traceparent(attempt.trace_id, attempt.root_id),
-                    timeout=seconds,
-                )
-                attempt.unsent.popleft()
+            log.error("a rollout could not be handled: %s", shorten(repr(work.exception()), 2000))
 
     def _describe(self) -> dict[str, Any]:
-        now = time.monotonic()
-        self._ended_at = [moment for moment in self._ended_at if now - moment < RATE_SECONDS]
         detail: dict[str, Any] = {
             "agent": self._settings.name,
-            "busy": f"{len(self._running)}/{self._settings.concurrency}",
-            "done": self._done,
-            "rollouts_per_s": len(self._ended_at) / RATE_SECONDS,
+            "busy": f"{self._slots.busy}/{self._settings.concurrency}",
+            "done": self._handler.done,
+            "rollouts_per_s": self._handler.rate,
         }
         if self._bus.full:
             detail["waits_for_room"] = self._bus.full
-        if self._problem:
-            detail["last_problem"] = self._problem[:120]
+        if problem := self._gateway.upstream.problem() or self._handler.problem:
+            detail["last_problem"] = problem[:120]
         return {"state": self._state, "detail": detail}
 
 
-async def _then(event: asyncio.Event, act: Any) -> None:
+async def _then(event: asyncio.Event, act: Callable[[], None]) -> None:
     await event.wait()
     act()

@@ -1,9 +1,10 @@
 """Settings of a runner."""
 
+import re
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bus.health import RoleSettings
 
@@ -31,7 +32,8 @@ class RunnerSettings(RoleSettings):
     )
     reward: str | None = Field(
         None,
-        description="module:function called as f(input, result) -> reward; default: what the agent returns",
+        description="module:function called as f(input, result) -> reward, in a process of its own in the agent's "
+        "interpreter; default: what the agent returns",
         pattern=r"^[\w.]+:[\w.]+$",
     )
     memory_gb: float | None = Field(
@@ -47,14 +49,19 @@ class RunnerSettings(RoleSettings):
     )
     sandbox: list[str] = Field(
         [],
-        description="put in front of the agent's command, as [bwrap, ...]; {path}, {tmp}, {venv}, {base} and {host} "
-        "stand for its directory, its private one, its interpreter's environment and installation, and our script",
+        description="put in front of the agent's command, as [bwrap, ...]; {path}, {tmp}, {python}, {venv}, {base} and "
+        "{host} stand for its directory, its private one, its interpreter, that one's environment and installation, "
+        "and our script; {relay}, {gateway} and {address} for what lets it reach the gateway without a network",
     )
     requests_at_once: int = Field(64, ge=1, description="of an agent at the gateway; beyond it 429")
     requests_per_second: float | None = Field(
         None, gt=0, description="of an agent at the gateway; beyond it 429, with when to come again"
     )
-    env: dict[str, str] = Field({}, description="more environment variables for the agent")
+    env: list[str] = Field(
+        [],
+        description="what the agent finds in its environment beside PATH, HOME, LANG, LC_*, TZ, TMPDIR and where its "
+        "model is: names to pass on, or NAME=VALUE, as [HF_HOME, TURNS=6]; or a mapping of names to values",
+    )
     id: str | None = Field(None, description="name of this runner; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     host: str = Field("127.0.0.1", description="address the agent's gateway listens on")
     cluster_key_file: Path | None = Field(
@@ -71,6 +78,19 @@ class RunnerSettings(RoleSettings):
         description="a chat that goes on is sent as the tokens it was made of, where rendering it anew would differ",
     )
     drain_seconds: float = Field(20.0, ge=0, description="seconds running rollouts get to finish when asked to stop")
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _of_mapping(cls, value: Any) -> Any:
+        return [f"{name}={text}" for name, text in value.items()] if isinstance(value, dict) else value
+
+    @field_validator("env")
+    @classmethod
+    def _named(cls, value: list[str]) -> list[str]:
+        for entry in value:
+            if not re.match(r"[A-Za-z_][A-Za-z0-9_]*(=|$)", entry) or "\0" in entry:
+                raise ValueError(f"{entry[:80]!r} is neither a variable's name nor NAME=VALUE")
+        return value
 
     @model_validator(mode="after")
     def _one_agent(self) -> Self:

@@ -28,8 +28,8 @@ class SharedHost(PythonHost):
 
     _mode = "many"
 
-    def __init__(self, python: Path, agent: str, reward: str | None, place: Place) -> None:
-        super().__init__(python, agent, reward, place)
+    def __init__(self, python: Path, function: str, place: Place) -> None:
+        super().__init__(python, function, place)
         self._starting = asyncio.Lock()
         self._answers: dict[int, asyncio.Future[dict[str, Any] | str]] = {}
         """By job; a string says why there will be no answer."""
@@ -42,15 +42,16 @@ class SharedHost(PythonHost):
                 await super().start()
                 self._listening = asyncio.create_task(self._listen(self._inmate))
 
-    async def serve(self, task: Any, endpoint: dict[str, str]) -> dict[str, Any]:
-        """One rollout, see `Host.run`; cancelled, it is asked to end, and the process is ended if it does not.
+    async def serve(self, *arguments: Any, **more: Any) -> dict[str, Any]:
+        """One call, see `Host.run`; cancelled, it is asked to end, and the process is ended if it does not.
 
-        Raises `ProcessLost` when that, or an end of its own, took the process away.
+        ``more`` goes into the job beside the arguments. Raises `ProcessLost` when that, or an end of its own, took the
+        process away.
         """
         job = next(self._jobs)
         answer = self._answers[job] = asyncio.get_running_loop().create_future()
         try:
-            self._say({"job": job, "input": task, "endpoint": endpoint})
+            self._say({"job": job, "arguments": arguments, **more})
             said: dict[str, Any] | str = await asyncio.shield(answer)
         except asyncio.CancelledError:
             self._say({"cancel": job})
@@ -61,7 +62,7 @@ class SharedHost(PythonHost):
         finally:
             self._answers.pop(job, None)
         if isinstance(said, str):
-            raise ProcessLost(f"{said}; other rollouts shared it")
+            raise ProcessLost(said)
         if "error" in said:
             raise AgentFault(str(said["error"]), str(said.get("traceback", "")))
         return said
@@ -103,7 +104,11 @@ class SharedSlot:
     async def run(self, task: Any) -> dict[str, Any]:
         """One rollout, with a key of its own."""
         given = self._slot()
-        return await self._shared.serve(task, {name: given[variable] for name, variable in ENDPOINT.items()})
+        endpoint = {name: given[variable] for name, variable in ENDPOINT.items()}
+        try:
+            return await self._shared.serve(task, endpoint=endpoint)
+        except ProcessLost as error:
+            raise ProcessLost(f"{error}; other rollouts shared it") from None
 
     async def stop(self) -> None:
         """End the process, of the others too."""

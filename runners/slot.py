@@ -1,5 +1,6 @@
 """A place for an agent process, and the rollout that is in it."""
 
+import asyncio
 import secrets
 from dataclasses import dataclass, field
 
@@ -26,6 +27,8 @@ class Slot:
     key: str = ""
     running: Running | None = None
     admission: Admission = field(default_factory=Admission)
+    decoding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its telemetry is decoded: one request of each slot, so that no slot waits for all of another's."""
 
     def begin(self, attempt: Attempt, task: Task, deadline: float) -> None:
         """From now on calls to this slot belong to the attempt; ``deadline`` is in the event loop's time."""

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from bus import Fleet, metrics, tracing
 from bus.doors import bearer
 from runners import routing
 from runners.record import Attempt
+from runners.refusing import Refusing
 from schemas import attributes
 from schemas.events import Heartbeat
 
@@ -78,6 +79,7 @@ class Upstream:
         self._fleet, self._one_version = fleet, one_version
         self._session = session
         self._own = bearer(cluster_key)
+        self._refusing = Refusing(bool(cluster_key))
         self._open: Counter[str] = Counter()
         self._served: set[str] = set()
 
@@ -85,6 +87,10 @@ class Upstream:
         """Names of all models some node serves, or served before it went away."""
         self._served |= {node.model for node in self._fleet.members() if node.model}
         return self._served
+
+    def problem(self) -> str:
+        """Why a node refuses to answer this runner, whoever asks; empty if none does."""
+        return self._refusing.problem(self._fleet.members())
 
     async def ask(
         self, errand: Errand, request: MakeRequest
@@ -113,10 +119,11 @@ class Upstream:
                     ) as response:
                         if response.status == 200:
                             attempt.node = node.id
+                            self._refusing.remove(node)
                             yield node, events_of(response.content)
                             problem = f"{node.id} broke off its answer"
                         elif response.status == 401:  # between us and the node; the agent has nothing to do with it
-                            problem = f"{node.id} asks for another cluster key than this runner's"
+                            problem = self._refusing.add(node)
                         elif response.status in RETRY_STATUS:
                             problem = f"{node.id} answered {response.status}"
                         else:
@@ -137,6 +144,8 @@ class Upstream:
             async with self._session.post(
                 f"{node.address}/tokenize", json=body, headers=self._own, allow_redirects=False
             ) as response:
+                if response.status == 401:
+                    self._refusing.add(node)
                 return list((await response.json())["tokens"]) if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
             return None
@@ -150,19 +159,14 @@ class Upstream:
             served = self.served()
             if nodes and errand.model not in served and errand.model != errand.expected:
                 raise UnknownModel(f"model {errand.model!r} is not served; served: {', '.join(sorted(served))}")
-            attempt = errand.attempt
-            node = routing.choose(
-                nodes,
-                errand.model,
-                attempt.rollout,
-                attempt.node,
-                errand.pinned,
-                self._open.__getitem__,
-                self._preferred(errand),
-            )
+            node = self._chosen(errand, self._refusing.others(nodes)) or self._chosen(errand, nodes)
             if node is not None:
                 return node
-            await self._change(errand, problem)
+            await self._change(errand, routing.missing_version(nodes, errand.model, errand.pinned) or problem)
+
+    def _chosen(self, errand: Errand, nodes: Sequence[Heartbeat]) -> Heartbeat | None:
+        attempt, load, preferred = errand.attempt, self._open.__getitem__, self._preferred(errand)
+        return routing.choose(nodes, errand.model, attempt.rollout, attempt.node, errand.pinned, load, preferred)
 
     async def _change(self, errand: Errand, problem: str) -> None:
         errand.attempt.held += 1

@@ -12,11 +12,16 @@ import msgspec
 
 from schemas import events, training, weights
 from schemas.events import Event
+from schemas.subjects import SCHEMA_HEADER
+from schemas.text import shorten
 
 E = TypeVar("E", bound=Event)
 
 MAX_BYTES = 4 * 1024 * 1024
 """Largest message written or read; the broker we ship refuses larger ones too."""
+
+MAX_REASON = 500
+"""Characters that an error repeats of what it could not read."""
 
 VERSION = 2
 """Bumped when a reader of the previous one could misread a message."""
@@ -67,7 +72,7 @@ def decode(kind: type[E], data: bytes) -> E:
     try:
         event: E = _decoder(kind).decode(data)
     except msgspec.ValidationError as error:
-        raise DecodeError(f"{kind.__name__} is not valid: {error}") from error
+        raise DecodeError(f"{kind.__name__} is not valid: {shorten(str(error), MAX_REASON)}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DecodeError(f"{kind.__name__} is not MessagePack: {error}") from error
     except RecursionError as error:
@@ -75,12 +80,22 @@ def decode(kind: type[E], data: bytes) -> E:
     return event
 
 
+def check_schema(kind: type[Event], schema: str) -> None:
+    """Raise `DecodeError` unless a message claims this type in the version this reader knows."""
+    name, _, version = schema.partition("/")
+    if name != kind.__name__:
+        claimed = shorten(schema, MAX_REASON) or "nothing"
+        raise DecodeError(f"this is not a {kind.__name__}: its {SCHEMA_HEADER} header says {claimed!r}")
+    if version != str(VERSION):
+        raise DecodeError(
+            f"{name} has schema version {shorten(version, MAX_REASON) or 'none'}; this reader knows {VERSION}"
+        )
+
+
 def decode_as(schema: str, data: bytes) -> Event:
     """Checked event of the type its ``Lb-Schema`` header names; raises `DecodeError`."""
-    name, _, version = schema.partition("/")
-    kind = _TYPES.get(name)
+    kind = _TYPES.get(name := schema.partition("/")[0])
     if kind is None:
-        raise DecodeError(f"no event is called {name!r}")
-    if version != str(VERSION):
-        raise DecodeError(f"{name} has schema version {version or 'none'}; this reader knows {VERSION}")
+        raise DecodeError(f"no event is called {shorten(name, MAX_REASON)!r}")
+    check_schema(kind, schema)
     return decode(kind, data)

@@ -1,11 +1,14 @@
-"""Identities derived from what an event is about, never random, so that sending twice is sending once."""
+"""Identities derived from what an event is about, so that sending twice is sending once.
+
+What only one writer sends has a nonce of this writer too, so that nobody else can send under its name first.
+"""
 
 import json
 import re
 from collections.abc import Iterable
 from hashlib import sha256
 
-TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-((?!0{16})[0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 
 
 def rollout_id(task: str, sample: int) -> str:
@@ -43,10 +46,21 @@ def traceparent(trace: str, span: str) -> str:
     return f"00-{trace}-{span}-01"
 
 
+def task_traceparent(rollout: str) -> str:
+    """``traceparent`` header of a task whose publisher also records it: the rollout's PRODUCER span."""
+    return traceparent(trace_id(rollout), publish_span_id(rollout))
+
+
 def span_of(traceparent: str) -> str:
     """The span that a W3C Trace Context header names; empty where it is none."""
     found = TRACEPARENT.fullmatch(traceparent.strip())
-    return found[1] if found else ""
+    return found[2] if found else ""
+
+
+def trace_of(traceparent: str) -> str:
+    """The trace that a W3C Trace Context header names; empty where it is none."""
+    match = TRACEPARENT.fullmatch(traceparent.strip())
+    return match[1] if match else ""
 
 
 def task_msg_id(rollout: str) -> str:
@@ -64,11 +78,11 @@ def batch_msg_id(execution: str, sequence: int) -> str:
     return f"span:{execution}:{sequence}"
 
 
-def weight_msg_id(model: str, epoch: int, version: int) -> str:
-    """``Nats-Msg-Id`` of a weight version."""
-    return f"weights:{model}:{epoch}:{version}"
+def weight_msg_id(model: str, epoch: int, version: int, nonce: str) -> str:
+    """``Nats-Msg-Id`` of a weight version; the ``nonce`` is known to nobody before, who could take the id first."""
+    return f"weights:{model}:{epoch}:{version}:{nonce}"
 
 
-def step_msg_id(run: str, epoch: int, step: int) -> str:
-    """``Nats-Msg-Id`` of a training step."""
-    return f"step:{run}:{epoch}:{step}"
+def step_msg_id(run: str, epoch: int, step: int, nonce: str) -> str:
+    """``Nats-Msg-Id`` of a training step; ``nonce`` as of `weight_msg_id`."""
+    return f"step:{run}:{epoch}:{step}:{nonce}"

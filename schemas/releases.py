@@ -22,6 +22,11 @@ def decided(release: WeightRelease, decision: Decision) -> WeightRelease:
     return replace(release, pinned=pinned, decisions=(*release.decisions, decision)[-KEPT:])
 
 
+def follows(before: WeightRelease, after: WeightRelease) -> bool:
+    """Whether a release is what was decided before and one decision more, with nothing left out or changed."""
+    return bool(after.decisions) and after == decided(before, after.decisions[-1])
+
+
 def verdict(release: WeightRelease, version: int) -> Decision | None:
     """The last word on a version: that it is released or revoked; None if there is none."""
     said = (one for one in reversed(release.decisions) if one.version == version and one.what in VERDICTS)

@@ -39,11 +39,6 @@ def task(mode: str, agent: str) -> str:
     return f"lb.task.{mode}.{agent}"
 
 
-def agent_tasks(agent: str) -> str:
-    """Filter of the durable that runners of one agent share."""
-    return f"lb.task.*.{agent}"
-
-
 def rollout(mode: str) -> str:
     """Where the spans of a rollout are published; the learner reads ``train`` only."""
     return f"lb.rollout.{mode}"
@@ -84,6 +79,6 @@ def heartbeats(role: str) -> str:
     return f"lb.heartbeat.{role}.*"
 
 
-def runner_durable(agent: str) -> str:
-    """Durable consumer of TASKS that the runners of one agent share."""
-    return f"runner-{agent}"
+def runner_durable(agent: str, mode: str) -> str:
+    """Durable consumer of TASKS that the runners of one agent share, for tasks of one mode."""
+    return f"runner-{agent}-{mode}"

@@ -1,6 +1,6 @@
 """A clickhouse-connect client, the same for the embedded engine and for a server."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import clickhouse_connect
@@ -8,9 +8,6 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
 
 from store.limits import PEOPLE, Limits, settings_for
-
-if TYPE_CHECKING:
-    from clickhouse_connect.driver.httpclient import HttpClient
 
 DATABASE = "lightningbus"
 
@@ -38,7 +35,7 @@ def connect(url: str, database: str | None = DATABASE) -> Client:
             compress=not local,
         )
     except (OperationalError, OSError) as error:
-        raise StoreDown(f"no ClickHouse answers at {without_secrets(url)}: {_first_line(error)}") from error
+        raise StoreDown(f"no ClickHouse answers at {without_secrets(url)}: {_cause(error)}") from error
     except ClickHouseError as error:
         at = without_secrets(url)
         raise StoreUnreachable(f"ClickHouse at {at} does not answer as it should: {_first_line(error)}") from error
@@ -50,27 +47,20 @@ def reader(url: str, database: str | None = DATABASE, limits: Limits = PEOPLE) -
     readonly = client.server_settings["readonly"].value
     for name, value in settings_for(readonly, limits).items():
         client.set_client_setting(name, value)
-    if readonly == "1":
-        _lower(client, limits)
     return client
 
 
-def _lower(client: Client, limits: Limits) -> None:
-    """Send limits with each question to whom readonly leaves that: our own engine, and no other.
-
-    It is asked, because it takes such limits though ClickHouse's list of settings, and so the client, says otherwise.
-    """
-    own = cast("HttpClient", client).params
-    before = dict(own)
-    own.update({name: str(value) for name, value in limits.items()})
-    try:
-        client.command("SELECT 1")
-    except ClickHouseError:
-        own.clear()
-        own.update(before)
+def _cause(error: BaseException) -> str:
+    """What the system says of a connection that failed, below the layers of what the clients say; else their words."""
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, OSError) and below.strerror:
+            return below.strerror
+        below = below.__cause__ or below.__context__
+    return _first_line(error)
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
 
 

@@ -1,21 +1,27 @@
 """ClickHouse embedded in this process (chdb): one engine, one directory, a fresh session for every statement."""
 
+import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import chdb
 from clickhouse_connect.driver.exceptions import DatabaseError
 
+from bus.locking import DirectoryInUse, locked
 from store import door
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-INSERT_WITH_DATA = re.compile(rb"(?is)\s*(INSERT\s+INTO\s.*?)\s+FORMAT\s+(?!VALUES\b)(\w+)\s*?(?:\n|\Z)")
+INSERT_WITH_DATA = re.compile(
+    rb"(?is)\s*(INSERT\s+INTO\s.*?)(\s+SETTINGS\s.*?)?\s+FORMAT\s+(?!VALUES\b)(\w+)\s*?(?:\n|\Z)"
+)
 """An INSERT whose data follows it in a stated format, as clients send it."""
+OWN_SCOPE = re.compile(r"(?s)[:.]? In scope SELECT formatQuerySingleLine\(.*\)(?=\. \()")
+"""Where in our own question an error of the parser was met, which is not where whoever asks has to look."""
 EXCEPTION = re.compile(r"Code: (\d+)\.")
 
 
@@ -57,20 +63,28 @@ class Engine:
     """The engine of one directory; `execute` may be called from several threads at once."""
 
     def __init__(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        self._exits = ExitStack()
+        try:
+            self._exits.enter_context(locked(path))
+        except DirectoryInUse as error:
+            raise EngineBusy(str(error)) from error
         self._path = str(path.resolve())
         self._closing = threading.Lock()
         try:
             self._keeper = chdb.connect(self._path)  # the engine lives while any connection does
         except RuntimeError as error:
+            self._exits.close()
             raise EngineBusy(
                 f"{path} is in use by another process, or no ClickHouse data: {_first_line(error)}"
             ) from error
+        names = self._keeper.query("SELECT lower(name) FROM system.table_functions", "TabSeparatedRaw")
+        self._table_functions = frozenset(bytes(names.bytes()).decode().split())
 
     def close(self) -> None:
         """Stop the engine; what was inserted is on disk."""
         with self._closing:
             self._keeper.close()
+            self._exits.close()
 
     def execute(self, statement: Statement) -> Answer:
         """Run one statement to its end; raises `EngineError`."""
@@ -85,24 +99,26 @@ class Engine:
         try:
             settings = door.settings_of(statement.settings or {})
             with self._session(replace(statement, settings=settings)) as connection:
-                door.admit(_canonical(connection, _whole(statement)))
+                door.admit(_canonical(connection, _whole(statement)), self._table_functions)
                 return _run(connection, statement)
         except EngineError:
             raise
         except Exception as error:
             raise EngineError(_message(error)) from error
 
-    def insert(self, database: str, table: str, columns: Any, how: dict[str, str]) -> None:
-        """Write an Arrow table with ClickHouse's settings; raises clickhouse-connect's `DatabaseError`."""
+    def insert(self, database: str, table: str, columns: Any, how: dict[str, str]) -> int:
+        """Write an Arrow table with ClickHouse's settings; returns how many rows ClickHouse wrote.
+
+        Raises clickhouse-connect's `DatabaseError`.
+        """
         import pyarrow as pa
 
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, columns.schema) as writer:
-            writer.write_table(columns)
         names = ", ".join(f"`{name}`" for name in columns.schema.names)
-        with self._session(Statement(b"", database=database, settings=how)) as connection:
+        with self._session(Statement(b"", database=database, settings=how)) as connection, _memory_file() as file:
+            with pa.ipc.new_stream(file, columns.schema) as writer:
+                writer.write_table(columns)
             try:
-                _inserted(connection, f"INSERT INTO `{table}` ({names})", "ArrowStream", sink.getvalue().to_pybytes())
+                return int(_insert(connection, f"INSERT INTO `{table}` ({names})", file, "ArrowStream").rows_written())
             except Exception as error:
                 said = EngineError(_message(error))
                 raise DatabaseError(str(said), code=said.code) from error
@@ -135,7 +151,10 @@ def _whole(statement: Statement) -> bytes:
 
 def _canonical(connection: Any, sql: bytes) -> str:
     """One statement as ClickHouse's parser writes it: no comments, strings in one form, names as they are."""
-    made = connection.query(f"SELECT formatQuerySingleLine({_quoted(_text(sql))})", "RawBLOB")
+    try:
+        made = connection.query(f"SELECT formatQuerySingleLine({_quoted(_text(sql))})", "RawBLOB")
+    except RuntimeError as error:
+        raise EngineError(OWN_SCOPE.sub("", _message(error))) from error
     return bytes(made.bytes()).decode()
 
 
@@ -152,14 +171,27 @@ def _run(connection: Any, statement: Statement) -> Answer:
     if found is None:
         result = connection.query(_text(whole), statement.format, params=dict(statement.parameters or {}))
         return Answer(bytes(result.bytes() or b""), result.rows_written(), result.bytes_written())
-    done = _inserted(connection, found[1].decode(), found[2].decode(), whole[found.end() :])
-    return Answer(b"", done.rows_written, done.bytes_written)
+    with _memory_file() as file:
+        file.write(memoryview(whole)[found.end() :])
+        done = _insert(connection, _text(found[1]), file, _text(found[3]), _text(found[2] or b""))
+    return Answer(b"", done.rows_written(), done.bytes_written())
 
 
-def _inserted(connection: Any, sql: str, format: str, data: bytes) -> Any:
-    inserter = connection.send_insert(sql, format)
-    inserter.append(data)
-    return inserter.finish()
+@contextmanager
+def _memory_file() -> Iterator[BinaryIO]:
+    """A file without a disk."""
+    with os.fdopen(os.memfd_create("insert"), "wb") as file:
+        yield file
+
+
+def _insert(connection: Any, sql: str, file: BinaryIO, format: str, settings: str = "") -> Any:
+    """INSERT what a memory file holds, and report what goes wrong.
+
+    chdb's own ``send_insert`` reports nothing that fails while parts are written (docs/upstream.md).
+    """
+    file.flush()
+    source = f"FROM INFILE '/proc/self/fd/{file.fileno()}' COMPRESSION 'none'"
+    return connection.query(f"{sql} {source}{settings} FORMAT {format}")
 
 
 def _set(connection: Any, name: str, value: str) -> None:

@@ -8,13 +8,17 @@ from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from bus import STORE_CONSUMERS, Bus, Consumer, PoisonLimit, Puller, metrics, tracing
+from bus import STORE_CONSUMERS, Bus, Consumer, Delivery, PoisonLimit, Puller, metrics, tracing
 from bus.cancelling import cancel
+from bus.faults import count_fault
 from schemas import attributes
 from schemas.codec import DecodeError
+from schemas.events import Event
+from schemas.signers import SIGNED
 from store.batch import Columns, Held
 from store.rows import Received, rows_of
 from store.settings import StoreSettings
+from store.settling import bury
 from store.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -99,15 +103,24 @@ class Ingester:
                 puller.resize(slots)
             try:
                 received = Received(delivery.sequence, delivery.timestamp_ns, self._settings.keep_days_of)
-                rows = tuple(rows_of(delivery.event(), received))
-            except (DecodeError, ValueError, TypeError) as error:
+                rows = tuple(rows_of(self._event(delivery), received))
+            except Exception as error:  # else it would end the store again after every restart
+                if not isinstance(error, (DecodeError, ValueError, TypeError)):
+                    count_fault(f"message {delivery.stream}/{delivery.sequence}", error)
                 self._poison.bad(str(error))
-                await self._bus.bury(delivery, str(error))
+                await bury(self._bus, delivery, str(error) or type(error).__name__)
                 continue
             self._poison.good()
             await self._room.wait()  # what comes once all batches are full stays with the broker
             self._queue.put_nowait(Held(delivery, rows))
             self._count(len(rows), len(delivery.data))
+
+    def _event(self, delivery: Delivery) -> Event:
+        """Raises `DecodeError`, or ValueError for a version or decision that nobody signed who may."""
+        event = delivery.event()
+        if isinstance(event, SIGNED):
+            self._bus.signing.check(delivery.subject, event, delivery.data, delivery.headers, previous=0)
+        return event
 
     def _count(self, rows: int, size: int) -> None:
         self._waiting_rows += rows

@@ -36,6 +36,7 @@ class StoreSettings(RoleSettings):
     batch_rows: int = Field(20_000, ge=1, description="rows that make a batch full")
     batch_bytes: int = Field(16 * 1024 * 1024, ge=1, description="bytes of messages that make a batch full")
     batch_seconds: float = Field(0.25, gt=0, description="longest a row waits for its batch to fill")
+    disk_free_mib: int = Field(1024, ge=0, description="MiB free on ClickHouse's disk below which there is an alarm")
     stall_seconds: float = Field(
         120.0,
         gt=0,
@@ -43,8 +44,8 @@ class StoreSettings(RoleSettings):
     )
     expected: list[Literal["runner", "inference", "learner"]] = Field(
         [],
-        description="roles whose absence is an alarm from the start; that of others is once they were seen, unless they "
-        "said that they go",
+        description="roles whose absence is an alarm from the start; that of others is once they were seen, unless "
+        "they said that they go",
     )
     absent_seconds: float = Field(30.0, gt=0, description="seconds without anybody in such a role before an alarm")
     id: str | None = Field(None, description="name of this store; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")

@@ -72,8 +72,14 @@ class Finding:
 
 def diagnose(facts: Facts, limits: Limits) -> list[Finding]:
     """What is missing or stands still for longer than it may, one finding a role; none: all is well. Pure."""
-    findings = [*_missing(facts, limits), *_stalled(facts, limits)]
+    findings = [*_disks(facts)] or [*_missing(facts, limits), *_stalled(facts, limits)]
     return list({finding.role: finding for finding in reversed(findings)}.values())[::-1]
+
+
+def _disks(facts: Facts) -> Iterator[Finding]:
+    for beat in (*facts.of("store"), *facts.of("learner")):
+        if beat.detail.get("disk"):
+            yield Finding(beat.role, f"{beat.role} {beat.id}: {beat.detail['disk']}")
 
 
 def _missing(facts: Facts, limits: Limits) -> Iterator[Finding]:

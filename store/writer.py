@@ -1,7 +1,6 @@
 """Batches into ClickHouse: again and again while it is not well, around a row that it refuses, then acknowledged."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter, deque
@@ -9,21 +8,26 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
-from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError, DataError
-from nats.errors import Error as NatsError
+from clickhouse_connect.driver.exceptions import DatabaseError, DataError
 
 from bus import Bus, metrics, tracing
 from store.batch import Columns, Held, Types, columns_of
+from store.settling import acknowledge, bury, extend
 
 log = logging.getLogger(__name__)
 
 BACKOFF_SECONDS = (0.2, 10.0)
 RATE_SECONDS = 10.0
-POISON_CODES = frozenset({6, 27, 38, 41, 53, 69, 70, 72, 117, 131, 321})
-"""ClickHouse's errors about a value: parsing, conversion, range, size."""
+POISON_CODES = frozenset({6, 27, 38, 41, 53, 69, 70, 72, 117, 131, 321, 469})
+"""ClickHouse's errors about a value: parsing, conversion, range, size, a constraint."""
 
-Insert = Callable[[str, str, Any, dict[str, str]], None]
-"""Writes an Arrow table: database, table, columns, ClickHouse's settings. Raises ClickHouse's errors; blocks."""
+Insert = Callable[[str, str, Any, dict[str, str]], int]
+"""Writes an Arrow table: database, table, columns, ClickHouse's settings; returns how many rows ClickHouse reports to
+have written. Raises ClickHouse's errors; blocks."""
+
+
+class RowsMissing(Exception):
+    """ClickHouse reports fewer rows than it was given, and no error."""
 
 
 class Writer:
@@ -42,53 +46,53 @@ class Writer:
         return asyncio.create_task(asyncio.to_thread(columns_of, batch, self._types))
 
     async def write(self, batch: Sequence[Held], columns: Awaitable[Columns]) -> None:
-        """Insert, again and again if the database is not well, then acknowledge; a poison row is cut out by halves."""
+        """Insert, again and again if the database is not well, then acknowledge; a poison row is cut out by halves.
+
+        Raises nothing that a batch or the database is to blame for.
+        """
+        deliveries = [held.delivery for held in batch]
         pause, longest = BACKOFF_SECONDS
+        short = 0  # inserts of which rows were missing
         try:
-            made = await columns
-            while not await self._inserted(made, pause):
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, longest)
-                with contextlib.suppress(NatsError):  # cut off from the bus: they will come again
-                    for held in batch:
-                        await held.delivery.in_progress()
-        except (ClickHouseError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            built = await columns
+        except Exception as error:  # whatever it is: nothing but these messages has a part in it
             await self._isolate(batch, error)
             return
+        while True:
+            try:
+                with metrics.insert_seconds.time(), tracing.span("insert"):
+                    await asyncio.to_thread(self._insert, built, short)
+                break
+            except Exception as error:
+                if is_poison(error):
+                    self.problem = ""
+                    await self._isolate(batch, error)
+                    return
+                metrics.insert_failures.inc()
+                short += isinstance(error, RowsMissing)
+                self.problem = _one_line(error)[:200]
+                log.warning("not inserted, trying again in %.1f s: %s", pause, self.problem)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, longest)
+            await extend(deliveries)
+        self.problem = ""
         self._note(batch)
         with tracing.span("ack"):
-            for held in batch:
-                try:
-                    await held.delivery.ack()
-                except NatsError as error:
-                    log.warning("inserted but not acknowledged, so it will come again: %s", error)
+            await acknowledge(deliveries)
 
-    async def _inserted(self, columns: Columns, pause: float) -> bool:
-        """False: the database is not well; raises what says that a value is at fault."""
-        try:
-            with metrics.insert_seconds.time(), tracing.span("insert"):
-                await asyncio.to_thread(self._insert, columns)
-        except DataError:
-            raise
-        except (ClickHouseError, OSError) as error:
-            if isinstance(error, DatabaseError) and _code(error) in POISON_CODES:
-                raise
-            metrics.insert_failures.inc()
-            self.problem = " ".join(str(error).split())[:200] or type(error).__name__
-            log.warning("not inserted, trying again in %.1f s: %s", pause, self.problem)
-            return False
-        self.problem = ""
-        return True
-
-    def _insert(self, columns: Columns) -> None:
+    def _insert(self, columns: Columns, short: int) -> None:
         for table, found in columns.tables.items():
-            # What stands twice in one insert is folded with all the rest, later.
-            how = {"insert_deduplication_token": f"{table}:{columns.token}", "optimize_on_insert": "0"}
-            self._insert_columns(self._database, table, found, how)
+            # What stands twice in one insert is folded with all the rest, later. The answer comes after the write. What
+            # was written in part is written again whole: under its first token ClickHouse would pass it over.
+            token = f"{table}:{columns.token}" + (f":{short}" if short else "")
+            how = {"insert_deduplication_token": token, "optimize_on_insert": "0", "async_insert": "0"}
+            written = self._insert_columns(self._database, table, found, how)
+            if written < found.num_rows:
+                raise RowsMissing(f"ClickHouse wrote {written} of {found.num_rows} rows into {table}")
 
     async def _isolate(self, batch: Sequence[Held], error: Exception) -> None:
         if len(batch) == 1:
-            await self._bus.bury(batch[0].delivery, f"not insertable: {' '.join(str(error).split())[:500]}")
+            await bury(self._bus, batch[0].delivery, f"not insertable: {_one_line(error)[:500]}")
             return
         middle = len(batch) // 2
         for half in (batch[:middle], batch[middle:]):
@@ -118,12 +122,18 @@ class Writer:
 def by_client(client: Client) -> Insert:
     """Over HTTP."""
 
-    def insert(database: str, table: str, columns: Any, how: dict[str, str]) -> None:
-        client.insert_arrow(table, columns, database=database, settings=how)
+    def insert(database: str, table: str, columns: Any, how: dict[str, str]) -> int:
+        return client.insert_arrow(table, columns, database=database, settings=how).written_rows
 
     return insert
 
 
-def _code(error: DatabaseError) -> int:
-    code = getattr(error, "code", None)
-    return int(code) if code is not None else 0
+def is_poison(error: Exception) -> bool:
+    """Whether an insert failed for a value in it, and not because the database is not well. Pure."""
+    if isinstance(error, DatabaseError):
+        return isinstance(error, DataError) or (getattr(error, "code", None) or 0) in POISON_CODES
+    return False
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

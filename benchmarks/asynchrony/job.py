@@ -144,11 +144,11 @@ class Bench:
 @asynccontextmanager
 async def bench(seed: int, model: Path, work: Path) -> AsyncIterator[Bench]:
     """Everything of one seed while the block runs; the model is the same for all its modes."""
-    directory = RunDirectory(work / f"seed-{seed}").create(fresh=True)
-    async with stack(directory, BusSettings(port=0), f"bench-async, seed {seed}") as at:
-        made = Bench(at, seed, model)
-        await made.begin()
-        yield made
+    with RunDirectory(work / f"seed-{seed}").locked(fresh=True) as directory:
+        async with stack(directory, BusSettings(port=0), f"bench-async, seed {seed}") as at:
+            made = Bench(at, seed, model)
+            await made.begin()
+            yield made
 
 
 def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | None:

@@ -69,7 +69,7 @@ async def serve(bus_url: str) -> None:
     engine = f"http://127.0.0.1:{runner.addresses[0][1]}"
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-        Gateway(lambda: engine, session, "127.0.0.1", 0) as gateway,
+        Gateway(engine, session, "127.0.0.1", 0) as gateway,
         Bus.connect(bus_url) as bus,
     ):
         gateway.version, gateway.state = 1, "ready"

@@ -59,7 +59,9 @@ async def main(url: str, first: int, count: int) -> None:
                 await stack.enter_async_context(bus.fleet("inference"))
                 described = {"state": "running", "detail": {"agent": "default", "busy": f"0/{SLOTS}", "done": 0}}
                 await stack.enter_async_context(bus.beat("runner", f"crowd-{number}", lambda: described))
-                pullers.append((bus, await stack.enter_async_context(bus.pull(runner_tasks("default"), SLOTS))))
+                pullers.append(
+                    (bus, await stack.enter_async_context(bus.pull(runner_tasks("default", "train"), SLOTS)))
+                )
 
         await asyncio.gather(*(join(first + number) for number in range(count)))
         working = [asyncio.create_task(work(*one)) for one in pullers]

@@ -46,7 +46,7 @@ class Crowd:
 async def crowd(count: int, nodes: int, tasks: int) -> Crowd:
     """So many connections of runners, first waiting, then with tasks; a store and a learner read what they say."""
     async with broker() as (server, bus):
-        await bus.ensure(runner_tasks("default"))
+        await bus.ensure(runner_tasks("default", "train"))
         processes = []
         for number in range(PROCESSES):
             each = [str(number * (count // PROCESSES)), str(count // PROCESSES)]
@@ -61,7 +61,7 @@ async def crowd(count: int, nodes: int, tasks: int) -> Crowd:
         meter, started = Meter(server), time.monotonic()
         await asyncio.sleep(WATCHED_SECONDS)
         idle = meter.since() / (time.monotonic() - started)
-        waiting = (await bus.js.consumer_info("TASKS", runner_tasks("default").durable)).num_waiting
+        waiting = (await bus.js.consumer_info("TASKS", runner_tasks("default", "train").durable)).num_waiting
         started = time.monotonic()
         made = [Task(id=f"c{n}", run="crowd", agent="default", input={"n": n}) for n in range(tasks)]
         for at in range(0, tasks, 200):

@@ -1,5 +1,6 @@
 """Agents that would bring a careless runner down, one way each; 1.0 is the reward of one that got away with nothing."""
 
+import errno
 import functools
 import hashlib
 import json
@@ -174,6 +175,10 @@ def leaves_a_daemon(task):
     return {"reward": 1.0, "daemon": int((Path(os.environ["TMPDIR"]) / "daemon").read_text())}
 
 
+def raises_5_mb(task):
+    raise ValueError("x" * 5_000_000)
+
+
 def tells(task):
     """What this process is given, and what it can see."""
     (Path(os.environ["TMPDIR"]) / "own").write_text("x")
@@ -274,3 +279,33 @@ def spies(task):
 
 if __name__ == "__main__":
     print(json.dumps(spies({})))
+
+
+def knocks(task):
+    """What it reaches: addresses and sockets by name, its model, and where its spans go."""
+    answers = {name: knocked(socket.AF_INET, tuple(address)) for name, address in task["addresses"].items()}
+    answers |= {name: knocked(socket.AF_UNIX, path) for name, path in task["sockets"].items()}
+    with ask_streamed() as stream:
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    spans = [{"spanId": "01" * 8, "traceId": "01" * 16, "name": "seen", "startTimeUnixNano": "1"}]
+    body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}).encode()
+    headers = {"x-api-key": os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    url = os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces"
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as answer:
+        telemetry = answer.status
+    asked = ask().choices[0].message.content
+    return {"reward": 1.0, "answers": answers, "asked": asked, "streamed": streamed, "telemetry": telemetry}
+
+
+def ask_streamed():
+    return client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x"}], stream=True)
+
+
+def knocked(family, address):
+    with socket.socket(family, socket.SOCK_STREAM) as caller:
+        caller.settimeout(5)
+        try:
+            caller.connect(address)
+        except OSError as error:
+            return errno.errorcode.get(error.errno, str(error))
+    return "open"

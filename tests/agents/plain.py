@@ -65,6 +65,10 @@ def asks_with_a_wrong_key(task):
     return float(ask(OpenAI(api_key="another", max_retries=0)) == "xx")
 
 
+def answers(task):
+    return 1.0
+
+
 def dies_on_demand(task):
     if task.get("die"):
         os._exit(3)
@@ -100,3 +104,36 @@ def streams(task):
 def streams_with_tools(task):
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
     return float(streamed(OpenAI(max_retries=0), tools=tools) == "xx")
+
+
+def rewrites_its_reward(task):
+    """A function of its own module is its reward, and no frame of it is out of its reach."""
+    generous = (lambda task, result: 99.0).__code__
+    half.__code__ = generous
+    return "wrong"
+
+
+def returns_an_object(task):
+    return object()
+
+
+def reward_that_raises(task, result):
+    raise ValueError(f"cannot score {result!r}")
+
+
+def reward_that_dies(task, result):
+    os._exit(9)
+
+
+def reward_sees(task, result):
+    task["pid"] = result["pid"]
+    return float(os.getpid() != result["pid"] and "OPENAI_API_KEY" not in os.environ and not task.get("rewritten"))
+
+
+def rewrites_its_task(task):
+    task["rewritten"] = True
+    return {"pid": os.getpid()}
+
+
+async def rewrites_its_reward_beside_others(task, endpoint):
+    return rewrites_its_reward(task)

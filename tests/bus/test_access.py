@@ -121,7 +121,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         for consumer in STORE_CONSUMERS:
             await store.ensure(consumer)
 
-        tasks = runner_tasks("calc", ack_wait=1.0)
+        tasks = runner_tasks("calc", "train", ack_wait=1.0)
         await runner.ensure(tasks)
         await client.publish_tasks([Task(id=name, run="r", agent="calc", input=1) for name in ("good", "bad")])
         assert (await store.js.stream_info(subjects.TASKS)).state.messages == 2
@@ -202,7 +202,8 @@ TASK_READERS = (f"{API}.CONSUMER.MSG.NEXT.TASKS.runner-calc", "$JS.ACK.TASKS.run
 WEIGHT_WRITERS = ("lb.weights.policy", "$O.weights.C.x", "$O.weights.M.x", f"{API}.STREAM.PURGE.OBJ_weights")
 DECISIONS = ("lb.release.policy", "lb.turn.policy")
 LOOKING_BACK = (f"{API}.DIRECT.GET.WEIGHTS",)
-ROLLOUTS, TASKS = ("lb.rollout.train", "lb.rollout.eval"), ("lb.task.train.calc", "lb.event.task_published")
+ROLLOUTS, TASKS = ("lb.rollout.train", "lb.rollout.eval"), ("lb.task.train.calc",)
+TASK_RECORDS = ("lb.event.task_published",)
 STEPS, ALERTS, NODES = ("lb.event.training_step",), ("lb.alert",), ("lb.applied.node", "lb.heartbeat.inference.evil")
 HEARTBEATS = ("lb.heartbeat.store.evil", "lb.heartbeat.learner.evil", "lb.heartbeat.runner.evil")
 MAY_NOT_SAY = {
@@ -212,16 +213,16 @@ MAY_NOT_SAY = {
         f"{API}.DIRECT.GET.WEIGHTS.lb.weights.policy", f"{API}.CONSUMER.CREATE.OBJ_weights.mine.$O.weights.C.x",
     ),
     "store": (
-        *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *STEPS, *NODES, *HEARTBEATS[1:], *DECISIONS,
-        *LOOKING_BACK,
+        *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *NODES,
+        *HEARTBEATS[1:], *DECISIONS, *LOOKING_BACK,
     ),
     "learner": (
         *STORES, *TASK_READERS, *ROLLOUTS, *NODES, HEARTBEATS[0], HEARTBEATS[2], "lb.dead.TRAIN_ROLLOUTS",
-        f"{API}.CONSUMER.CREATE.TRAIN_ROLLOUTS.learner.lb.rollout.train", *DECISIONS, *LOOKING_BACK,
+        f"{API}.CONSUMER.CREATE.TRAIN_ROLLOUTS.learner.lb.rollout.train", *DECISIONS,
     ),
     "node": (
-        *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *STEPS, *ALERTS, *HEARTBEATS,
-        "lb.dead.TASKS",
+        *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *ALERTS,
+        *HEARTBEATS, "lb.dead.TASKS",
     ),
     "client": (
         *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *STEPS, *ALERTS, *NODES, *HEARTBEATS,
@@ -311,13 +312,13 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"nkey": None}, "lets nobody in"),
-        ({"nkey": "runner/nkey"}, "has no user of this key"),
+        ({"password": None}, "lets nobody in"),
+        ({"password": "runner/password"}, "has no user of this key"),
         ({"cert": None, "key": None}, "CERTIFICATE_REQUIRED"),
         ({"cert": "runner/cert.pem", "key": "runner/key.pem"}, "TLS with it fails"),
         ({"ca": "runner/ca.pem"}, "certificate is not to be trusted"),
     ],
-    ids=["no user", "wrong key", "no certificate", "another's certificate", "another's server"],
+    ids=["no password", "wrong password", "no certificate", "another's certificate", "another's server"],
 )
 async def test_a_stranger_is_refused_in_one_sentence(
     secured: Secured, strangers: Path, changes: dict[str, str | None], sentence: str
@@ -346,11 +347,14 @@ async def test_nothing_is_said_in_the_clear(secured: Secured) -> None:
 
 
 def test_secrets_are_for_their_owner_and_are_not_written_over(secured: Secured) -> None:
-    """Seeds and private keys have mode 0600, the server's file holds neither, and no second run replaces them."""
-    secret = [path for path in secured.users.rglob("*") if path.name.endswith(("nkey", "key.pem", "cluster.key"))]
+    """Seeds, passwords and private keys are their owner's alone, in no log, and no second run replaces them."""
+    secret = [
+        path for path in secured.users.rglob("*") if path.name.endswith(("nkey", "password", "key.pem", "cluster.key"))
+    ]
     assert len(secret) == len(RIGHTS) + len(RIGHTS) + 2 + 2
     assert {path.stat().st_mode & 0o777 for path in secret} == {0o600}
-    assert (secured.users / "leaf" / "nkey.conf").stat().st_mode & 0o777 == 0o600
+    for holder in ("leaf/nkey.conf", "users.conf"):
+        assert (secured.users / holder).stat().st_mode & 0o777 == 0o600
     written = [path.read_text() for path in secured.users.glob("*.conf")]
     logs = [path.read_text() for path in (secured.users.parent / "bus").glob("nats.*")]
     seeds = [path.read_text().strip() for path in secret if path.name == "nkey"]
@@ -378,7 +382,7 @@ def test_secrets_are_for_their_owner_and_are_not_written_over(secured: Secured) 
 )
 def test_a_bad_file_is_one_sentence(tmp_path: Path, file: str, content: str | None, sentence: str) -> None:
     """By the file's name, never by what it holds."""
-    list(make_users(tmp_path, tls=True))
+    list(make_users(tmp_path, tls=file != "nkey"))
     path = tmp_path / "runner" / file
     path.unlink()
     if content is not None:

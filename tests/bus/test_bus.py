@@ -17,7 +17,7 @@ from bus.embedded import NatsServer
 from bus.errors import BlobCorrupt, Verdict, classify
 from bus.streams import LEARNER_ROLLOUTS, STORE_EVENTS, ensure_stream
 from schemas import subjects
-from schemas.codec import DecodeError, encode
+from schemas.codec import DecodeError, encode, schema_of
 from schemas.events import DeadLetter, Heartbeat, Task, TasksPublished
 from schemas.weights import Blob
 
@@ -28,9 +28,9 @@ def task(number: int, **fields: object) -> Task:
 
 async def test_a_published_task_reaches_a_runner_with_its_trace_and_its_record_reaches_the_store(bus: Bus) -> None:
     """One call publishes the task and the record of it, in one trace."""
-    await bus.ensure(runner_tasks("calc"))
+    await bus.ensure(runner_tasks("calc", "train"))
     await bus.publish_task(task(1))
-    async with bus.pull(runner_tasks("calc"), slots=2) as tasks, bus.pull(STORE_EVENTS, slots=2) as records:
+    async with bus.pull(runner_tasks("calc", "train"), slots=2) as tasks, bus.pull(STORE_EVENTS, slots=2) as records:
         delivery = await asyncio.wait_for(anext(tasks), 5)
         assert delivery.as_(Task) == task(1)
         assert delivery.deliveries == 1
@@ -89,10 +89,10 @@ async def test_many_publishes_are_in_flight_at_once(bus: Bus) -> None:
 
 async def test_the_pull_loop_never_holds_more_than_its_slots_and_refills_each_freed_one(bus: Bus) -> None:
     """Three slots: three tasks held, no fourth until one is settled, then exactly one more."""
-    await bus.ensure(runner_tasks("calc"))
+    await bus.ensure(runner_tasks("calc", "train"))
     for n in range(6):
         await bus.publish_task(task(n))
-    async with bus.pull(runner_tasks("calc"), slots=3) as puller:
+    async with bus.pull(runner_tasks("calc", "train"), slots=3) as puller:
         held = [await asyncio.wait_for(anext(puller), 5) for _ in range(3)]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(puller), 0.3)
@@ -104,29 +104,29 @@ async def test_the_pull_loop_never_holds_more_than_its_slots_and_refills_each_fr
 
 async def test_a_task_given_back_is_delivered_again_with_the_next_attempt_number(bus: Bus) -> None:
     """The attempt number is the delivery count."""
-    await bus.ensure(runner_tasks("calc"))
+    await bus.ensure(runner_tasks("calc", "train"))
     await bus.publish_task(task(1))
-    async with bus.pull(runner_tasks("calc"), slots=1) as puller:
+    async with bus.pull(runner_tasks("calc", "train"), slots=1) as puller:
         await (await asyncio.wait_for(anext(puller), 5)).nak()
         assert (await asyncio.wait_for(anext(puller), 5)).deliveries == 2
 
 
 async def test_what_a_closing_puller_had_fetched_but_not_given_out_goes_back_at_once(bus: Bus) -> None:
     """A runner that stops does not keep tasks nobody has started until their lease runs out."""
-    await bus.ensure(runner_tasks("calc"))
+    await bus.ensure(runner_tasks("calc", "train"))
     for n in range(4):
         await bus.publish_task(task(n))
-    async with bus.pull(runner_tasks("calc"), slots=4) as puller:
+    async with bus.pull(runner_tasks("calc", "train"), slots=4) as puller:
         await (await asyncio.wait_for(anext(puller), 5)).ack(sync=True)
-    async with bus.pull(runner_tasks("calc"), slots=4) as puller:
+    async with bus.pull(runner_tasks("calc", "train"), slots=4) as puller:
         seen = {(await asyncio.wait_for(anext(puller), 5)).as_(Task).id for _ in range(3)}
     assert seen == {"t1", "t2", "t3"}
 
 
 async def test_a_message_that_no_stream_sent_costs_no_slot(bus: Bus) -> None:
     """Whoever may answer on the inbox can put anything there; the one slot is still asked for."""
-    await bus.ensure(runner_tasks("calc"))
-    async with bus.pull(runner_tasks("calc"), slots=1) as tasks, asyncio.timeout(10):
+    await bus.ensure(runner_tasks("calc", "train"))
+    async with bus.pull(runner_tasks("calc", "train"), slots=1) as tasks, asyncio.timeout(10):
         for reply in ("nobody", "$JS.ACK.x", "$JS.ACK.a.b.c.d.e.f.g"):
             await bus.nc.publish(f"{tasks._inbox}.0", b"odd", reply=reply)
         await bus.publish_task(task(1))
@@ -136,7 +136,7 @@ async def test_a_message_that_no_stream_sent_costs_no_slot(bus: Bus) -> None:
 
 async def test_more_runners_may_wait_for_a_task_than_a_server_lets_by_itself(bus: Bus) -> None:
     waiting = 700
-    durable = runner_tasks("calc")
+    durable = runner_tasks("calc", "train")
     await bus.ensure(replace(durable, waiting=None))  # as it was made before
     await bus.ensure(durable)
     assert (await bus.js.consumer_info(durable.stream, durable.durable)).config.max_waiting == 512
@@ -162,7 +162,7 @@ async def test_more_runners_may_wait_for_a_task_than_a_server_lets_by_itself(bus
 
 async def test_a_lease_outlives_ack_wait(bus: Bus) -> None:
     """While a lease is renewed nobody else gets the task; once it ends, somebody does."""
-    consumer = runner_tasks("calc", ack_wait=3.0)
+    consumer = runner_tasks("calc", "train", ack_wait=3.0)
     await bus.ensure(consumer)
     await bus.publish_task(task(1))
     async with bus.pull(consumer, slots=2) as puller:
@@ -175,9 +175,9 @@ async def test_a_lease_outlives_ack_wait(bus: Bus) -> None:
 
 async def test_publishing_and_pulling_go_on_after_the_server_was_killed(bus: Bus, nats: NatsServer) -> None:
     """``kill -9`` of the server loses no acknowledged task, and both ends reconnect by themselves."""
-    await bus.ensure(runner_tasks("calc"))
+    await bus.ensure(runner_tasks("calc", "train"))
     await bus.publish_task(task(1))
-    async with bus.pull(runner_tasks("calc"), slots=5) as puller:
+    async with bus.pull(runner_tasks("calc", "train"), slots=5) as puller:
         await (await asyncio.wait_for(anext(puller), 5)).ack(sync=True)
         await bus.publish_task(task(2))
         await nats.kill()
@@ -190,9 +190,11 @@ async def test_publishing_and_pulling_go_on_after_the_server_was_killed(bus: Bus
 
 async def test_a_message_that_does_not_decode_is_buried_with_its_reason(bus: Bus) -> None:
     """A dead letter keeps payload, headers and reason, and the message leaves its stream."""
-    await bus.ensure(runner_tasks("calc"))
-    await bus.js.publish(subjects.task("train", "calc"), b"not msgpack", headers={"who": "me"})
-    async with bus.pull(runner_tasks("calc"), slots=1) as puller:
+    await bus.ensure(runner_tasks("calc", "train"))
+    await bus.js.publish(
+        subjects.task("train", "calc"), b"not msgpack", headers={"who": "me", "Lb-Schema": schema_of(Task)}
+    )
+    async with bus.pull(runner_tasks("calc", "train"), slots=1) as puller:
         delivery = await asyncio.wait_for(anext(puller), 5)
         with pytest.raises(DecodeError) as caught:
             delivery.as_(Task)
@@ -277,16 +279,20 @@ async def test_a_fleet_knows_who_is_alive_and_forgets_who_fell_silent(bus: Bus) 
 
 async def test_listening_to_ten_times_as_many_costs_no_more_for_each_of_them() -> None:
     async def seconds(members: int) -> float:
+        """CPU time of this thread for 20,000 heartbeats; the best of five: caches are shared with others."""
+        return min([await measure(members) for _ in range(5)])
+
+    async def measure(members: int) -> float:
         fleet = Fleet(Client(), "*")
         beats = [Heartbeat(role="runner", id=f"r{n}", state="running", pid=1, sent_ns=1) for n in range(members)]
         said = [Msg(Client(), subjects.heartbeat("runner", beat.id), "", encode(beat)) for beat in beats]
         for message in said:
             await fleet._on_beat(message)
-        started = time.process_time()
+        started = time.thread_time()
         for message in said * (20_000 // members):
             await fleet._on_beat(message)
         assert len(fleet.members()) == members
-        return time.process_time() - started
+        return time.thread_time() - started
 
     assert await seconds(5000) < 4 * await seconds(500)
 

@@ -5,9 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from bus.children import Guard, end, kill_group, spawn
 from tests.waiting import until
@@ -95,3 +98,26 @@ asyncio.run(main())
 def test_a_role_may_open_more_files_and_what_it_starts_as_many_as_before() -> None:
     done = subprocess.run([sys.executable, "-c", FILES], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("99\n", "")
+
+
+OPEN = "import os; print([fd for fd in range(1024) if os.path.exists(f'/proc/self/fd/{fd}')])"
+
+
+@pytest.mark.parametrize("loop", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_child_inherits_its_standard_streams_and_no_other_descriptor(
+    tmp_path: Path, loop: Callable[[Coroutine[Any, Any, bytes]], bytes]
+) -> None:
+    async def listed() -> bytes:
+        process = await spawn(sys.executable, "-c", OPEN, stdout=asyncio.subprocess.PIPE)
+        out, _ = await process.communicate()
+        await kill_group(process)
+        return out
+
+    (secret := tmp_path / "key").write_text("secret")
+    inherited = os.open(secret, os.O_RDONLY)
+    os.set_inheritable(inherited, True)  # as a library opens a file that does not know of close-on-exec
+    try:
+        secret.unlink()
+        assert loop(listed()) == b"[0, 1, 2]\n"
+    finally:
+        os.close(inherited)

@@ -3,13 +3,16 @@
 import asyncio
 import json
 import sys
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from bus import Bus, DeadLetters, PoisonFlood, PoisonLimit, runner_tasks
 from bus.poison import IN_A_ROW, WINDOW
 from schemas import subjects
-from schemas.events import Task
+from schemas.codec import MAX_BYTES, encode
+from schemas.events import Alarm, DeadLetter, Task
 
 
 async def dead(nats_url: str, *arguments: str, code: int = 0) -> str:
@@ -26,10 +29,10 @@ async def dead(nats_url: str, *arguments: str, code: int = 0) -> str:
 
 async def bury(bus: Bus, count: int) -> None:
     """Tasks delivered twice, then given up."""
-    await bus.ensure(runner_tasks("calc"))
+    await bus.ensure(runner_tasks("calc", "train"))
     for number in range(count):
         await bus.publish_task(Task(id=f"t{number}", run="r", agent="calc", input={"n": number}))
-    async with bus.pull(runner_tasks("calc"), slots=count) as puller:
+    async with bus.pull(runner_tasks("calc", "train"), slots=count) as puller:
         for _ in range(count):
             await (await asyncio.wait_for(anext(puller), 5)).nak()
         for _ in range(count):
@@ -53,7 +56,7 @@ async def test_a_letter_sent_again_is_a_task_that_goes_on_counting(bus: Bus, nat
     await bury(bus, 2)
     first, second = [number async for number, _ in DeadLetters(bus).all()]
     assert "1 sent again" in await dead(nats_url, "replay", str(first))
-    async with bus.pull(runner_tasks("calc"), slots=1) as puller:
+    async with bus.pull(runner_tasks("calc", "train"), slots=1) as puller:
         again = await asyncio.wait_for(anext(puller), 5)
         assert again.as_(Task).earlier_attempts == 2 and again.deliveries == 1
         await again.ack(sync=True)
@@ -66,6 +69,68 @@ async def test_letters_are_dropped_and_a_wrong_number_is_one_sentence(bus: Bus, 
     assert [letter async for letter in DeadLetters(bus).all()] == []
     assert "there is no dead letter 9" in await dead(nats_url, "replay", "9", code=2)
     assert "give the numbers" in await dead(nats_url, "drop", code=2)
+
+
+async def put_letter(bus: Bus, at: str = subjects.TASKS, **changes: Any) -> int:
+    """A letter as a role may write it, by its own words; its number."""
+    task = Task(id="evil", run="r", agent="calc", input=1)
+    letter = DeadLetter(
+        **{
+            "stream": subjects.TASKS, "subject": "lb.task.train.calc", "sequence": 1, "deliveries": 1, "reason": "x",
+            "headers": {}, "payload": encode(task), "dead_ns": 1, **changes,
+        }
+    )  # fmt: skip
+    return await bus.publish(subjects.dead(at), letter, msg_id=uuid4().hex)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"stream": "WEIGHTS", "subject": "lb.weights.policy", "at": "WEIGHTS"},
+            "letters of WEIGHTS are not sent again",
+        ),
+        ({"stream": "WEIGHTS", "subject": "lb.weights.policy"}, "there is no dead letter 1 that can be read"),
+        ({"stream": "OBJ_weights", "at": "OBJ_weights"}, "letters of OBJ_weights are not sent again"),
+        ({"payload": b"\x00"}, "it holds no Task"),
+        ({"stream": "EVENTS", "at": "EVENTS", "payload": b"\x00"}, "it holds no TasksPublished or TrainingStep"),
+    ],
+)
+async def test_a_letter_that_is_none_of_its_stream_is_not_sent_again(
+    bus: Bus, nats_url: str, changes: dict[str, Any], sentence: str
+) -> None:
+    await put_letter(bus, **changes)
+    assert sentence in await dead(nats_url, "replay", "1", code=2)
+    assert sum([(await bus.js.stream_info(name)).state.messages for name in (subjects.TASKS, subjects.WEIGHTS)]) == 0
+
+
+@pytest.mark.parametrize("subject", ["$JS.API.STREAM.DELETE.TASKS", "lb.weights.policy", "lb.release.policy", "x.y"])
+async def test_a_letter_goes_where_its_stream_takes_it_and_nowhere_else(bus: Bus, nats_url: str, subject: str) -> None:
+    """Its subject and headers are whoever's who wrote it; replay runs as admin."""
+    headers = {"Nats-Rollup": "all", "nats-expected-stream": "X", "Nats-Msg-Id": "other", "a": "b", "traceparent": "x"}
+    number = await put_letter(bus, subject=subject, headers=headers)
+    listed = json.loads(await dead(nats_url, "list", "--json"))
+    assert [letter["subject"] for letter in listed] == [subject]
+    assert subject in await dead(nats_url, "list")
+    await dead(nats_url, "replay", str(number))
+    sent = await bus.js.get_last_msg(subjects.TASKS, ">")
+    assert sent.subject == "lb.task.train.calc"
+    assert sent.headers == {"Nats-Msg-Id": f"replay:{number}", "Lb-Schema": "Task/2"}
+
+
+async def test_rollouts_and_events_are_sent_again_where_their_type_belongs(bus: Bus, nats_url: str) -> None:
+    alarm = Alarm(role="store", reason="x", raised_ns=1)
+    await put_letter(bus, subjects.ALERTS, stream=subjects.ALERTS, payload=encode(alarm))
+    await dead(nats_url, "replay", "1")
+    assert (await bus.js.get_last_msg(subjects.ALERTS, ">")).subject == subjects.ALERT
+
+
+async def test_a_letter_that_cannot_be_read_hides_no_other(bus: Bus, nats_url: str) -> None:
+    await bus.publish_raw(subjects.dead("TASKS"), b"\x00", {}, 5)
+    number = await put_letter(bus)
+    assert [letter["number"] for letter in json.loads(await dead(nats_url, "list", "--json"))] == [number]
+    assert "there is no dead letter 1 that can be read" in await dead(nats_url, "show", "1", code=2)
+    await dead(nats_url, "drop", "1")
 
 
 def test_a_flood_stops_the_reader_and_a_trickle_does_not() -> None:
@@ -85,3 +150,19 @@ def test_a_flood_stops_the_reader_and_a_trickle_does_not() -> None:
             half.bad("x")
             half.bad("x")
             half.good()
+
+
+async def test_what_is_said_of_a_dead_letter_is_bounded_and_a_message_too_large_to_keep_is_buried_without_its_bytes(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    await bus.ensure(runner_tasks("calc", "train"))
+    for size in (1000, MAX_BYTES):
+        await bus.js.publish("lb.task.train.calc", b"x" * size)
+    async with asyncio.timeout(30), bus.pull(runner_tasks("calc", "train"), slots=2) as puller:
+        for _ in range(2):
+            await bus.bury(await anext(puller), "y" * 5_000_000)
+    first, second = [letter async for _, letter in DeadLetters(bus).all()]
+    assert (len(first.payload), len(second.payload)) == (1000, 0)
+    assert len(first.reason) < 3000 and second.reason.endswith(f"its {MAX_BYTES} bytes were too many to keep")
+    assert max(len(line.getMessage()) for line in caplog.records) < 4000
+    assert (await bus.js.stream_info("TASKS")).state.messages == 0

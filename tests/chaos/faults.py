@@ -71,6 +71,12 @@ async def kills(world: World, log: Log, rng: random.Random, count: int, rollouts
     await asyncio.gather(*recovering.values())
 
 
+async def kill(world: World, log: Log, target: str) -> None:
+    """``kill -9`` of one target, and wait until it works again."""
+    since = time.monotonic()
+    await _recovered(world, log, f"kill -9 {kind(target)}", target, since, world.signal(target, signal.SIGKILL))
+
+
 async def _recovered(world: World, log: Log, fault: str, target: str, since: float, old: int | None = None) -> None:
     async with log.timed(fault):
         await world.working(target, since, old)

@@ -36,7 +36,10 @@ class Verdict:
 
 
 async def judge(world: World, asked: Iterable[str], vocabulary: int) -> Verdict:
-    """Compare everything; ``asked`` are the rollouts the harness published itself."""
+    """Compare everything; ``asked`` are the rollouts the harness published itself.
+
+    Where the bus lost acknowledged data, what is missing counts as lost with it; all that is there must still be right.
+    """
     sql, tap, verdict = world.sql(), world.tap, Verdict()
 
     def rows(statement: str) -> list[tuple[Any, ...]]:
@@ -55,6 +58,10 @@ async def judge(world: World, asked: Iterable[str], vocabulary: int) -> Verdict:
         "INNER JOIN prompts USING (run, rollout, execution, call)"
     )
     _calls(verdict, calls, vocabulary)
+    if world.state_was_lost:
+        verdict.counts["lost with the bus"] = len(verdict.lost)
+        verdict.lost, verdict.wrong = [], [sentence for sentence in verdict.wrong if "by the rule" not in sentence]
+        return verdict
     told = (
         "SELECT a.execution, any(a.spans) AS told, countIf(s.name NOT LIKE 'train %') AS found FROM attempts AS a "
         "INNER JOIN spans AS s ON a.execution = s.execution GROUP BY a.execution HAVING told != found"

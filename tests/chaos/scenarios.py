@@ -1,104 +1,28 @@
 """The worlds in which faults are done, from start to verdict."""
 
 import asyncio
-import json
 import random
-import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
-from bus.cancelling import cancel
 from bus.embedded import NatsServer, free_port
 from bus.tasks import Problem
 from lightningbus.publishing import publish_all, samples_of
-from schemas import identity
-from tests.chaos import faults
+from tests.chaos import absence, faults, state_loss
+from tests.chaos.at_work import FINISH_SECONDS, at_work, small_disk, steps_for
 from tests.chaos.faults import Log
-from tests.chaos.oracle import judge
+from tests.chaos.oracle import Verdict, judge
 from tests.chaos.report import Report
-from tests.chaos.world import GROUPS, RUN, SAMPLES, World, world
+from tests.chaos.soak import Resources, find_slopes
+from tests.chaos.world import GROUPS, RUN, SAMPLES, world
 
 Scenario = Callable[[Path, Report, random.Random, int, int], Awaitable[None]]
-FINISH_SECONDS = 900.0
-WARM_UP = 16
-TOGETHER, FEW = 16, 4
 DISK_MIB = 96
-MEMORY_SECONDS = 1.0
-
-
-def steps_for(rollouts: int) -> int:
-    """Training steps that use at least so many rollouts."""
-    return -(-rollouts // (SAMPLES * GROUPS))
-
-
-class Memory:
-    """Resident memory of each process, looked at each second."""
-
-    def __init__(self, made: World) -> None:
-        self._world = made
-        self.seen: dict[str, list[float]] = {}
-
-    @asynccontextmanager
-    async def watched(self) -> AsyncIterator["Memory"]:
-        """Look while the block runs."""
-        task = asyncio.create_task(self._watch())
-        try:
-            yield self
-        finally:
-            await cancel(task)
-
-    async def _watch(self) -> None:
-        while True:
-            for name, size in self._world.memory().items():
-                begin, most, _ = self.seen.get(name, [round(size), 0, 0])
-                self.seen[name] = [begin or round(size), max(most, round(size)), round(size)]
-            await asyncio.sleep(MEMORY_SECONDS)
-
-
-class Busy:
-    """Evaluation tasks beside the learner's, so that there is always work; `rollouts` is what was published."""
-
-    def __init__(self, made: World) -> None:
-        self._world = made
-        self.rollouts: list[str] = []
-
-    @asynccontextmanager
-    async def kept(self) -> AsyncIterator["Busy"]:
-        """Publish while the block runs, some tasks at a time; none is left half published at its end."""
-        stop = asyncio.Event()
-        task = asyncio.create_task(self._publish(stop))
-        try:
-            yield self
-        finally:
-            stop.set()
-            await task
-
-    async def _publish(self, stop: asyncio.Event) -> None:
-        fields = {"run": RUN, "agent": "default", "mode": "eval", "deadline": 120.0, "max_attempts": 30}
-        while not stop.is_set():
-            first = len(self.rollouts) // TOGETHER
-            problems = [Problem(f"eval{first}-{n}", {"question": f"what is {first} {n}?"}) for n in range(TOGETHER)]
-            await publish_all(self._world.bus, samples_of(problems, 1, **fields), timeout=300, on_done=lambda: None)
-            self.rollouts += [identity.rollout_id(problem.id, 0) for problem in problems]
-            while not stop.is_set() and len(self._world.tap.ended.keys() & self.rollouts) < len(self.rollouts) - FEW:
-                await self._world.tap.rollouts(len(self._world.tap.ended) + 1)
-
-
-@asynccontextmanager
-async def at_work(
-    place: Path, report: Report, name: str, steps: int, token_seconds: float, **more: Any
-) -> AsyncIterator[tuple[World, Log]]:
-    """A world with work to do while the block runs; then it is let finish, and judged."""
-    log = Log()
-    async with world(place, steps=steps, token_seconds=token_seconds, **more) as made, Memory(made).watched() as memory:
-        async with Busy(made).kept() as busy:
-            await made.tap.rollouts(WARM_UP)
-            yield made, log
-        await made.finished(FINISH_SECONDS)
-        vocabulary = json.loads((made.directory / "model" / "config.json").read_text())["vocab_size"]
-        report.add(name, log, await judge(made, busy.rollouts, vocabulary), memory.seen)
+STORE_DISK_MIB = 256
+STALL_SECONDS = 10.0
+SOAK_ROLLOUTS, SOAK_STEPS = 20_000, 16
+SOAK_MIB, SOAK_DESCRIPTORS, SOAK_DISK_KIB = 100.0, 40, 40.0
 
 
 async def random_kills(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
@@ -164,19 +88,56 @@ async def bad_agents(place: Path, report: Report, rng: random.Random, kills: int
             await faults.bad_agent(made, log, name)
 
 
-@contextmanager
-def small_disk(path: Path, mib: int) -> Iterator[Path | None]:
-    """A file system of its own, in memory; None where mounting one is not allowed."""
-    path.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(path)], capture_output=True)
-    if mount.returncode:
-        print(f"a full disk is not tried: {mount.stderr.decode().strip()}", flush=True)
-        yield None
-        return
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
+async def checkpoints(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
+    """Several steps between checkpoints, the learner killed amid them, and checkpoints that cannot be read."""
+    every = {"checkpoint_every": 3, "keep_checkpoints": 3}
+    steps = max(steps_for(rollouts // 4), 9)
+    async with at_work(place, report, "checkpoints", steps, 0.05, learner=every) as (made, log):
+        for _ in range(3):
+            await faults.kill(made, log, "learner")
+            await made.tap.steps_made(made.tap.steps + 1)
+        await state_loss.truncated_checkpoint(made, log)
+
+
+async def store_disk(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
+    """A disk without room under the embedded ClickHouse."""
+    with small_disk(place / "store", STORE_DISK_MIB) as disk:
+        async with at_work(place, report, "store_disk", steps_for(rollouts // 8), 0.05) as (made, log):
+            if disk is not None:
+                await state_loss.full_store_disk(made, log, disk)
+
+
+async def bus_loss(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
+    """The broker rolled back, emptied, and its directory removed: training goes on, and the gap has a name."""
+    quick = {"stall_seconds": STALL_SECONDS}
+    steps = steps_for(rollouts // 4)
+    async with at_work(place, report, "bus_loss", steps, 0.05, evaluate=False, store=quick) as (made, log):
+        for lose in (state_loss.rolled_back_bus, state_loss.emptied_bus, state_loss.removed_bus):
+            await lose(made, log)
+
+
+async def absences(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
+    """A learner that is absent or hung, and tasks that no runner can run."""
+    quick = {"stall_seconds": STALL_SECONDS}
+    async with at_work(place, report, "absences", steps_for(rollouts // 8), 0.05, store=quick) as (made, log):
+        await absence.malformed_tasks(made, log)
+        await absence.absent_learner(made, log)
+        await absence.hung_learner(made, log)
+
+
+async def soak(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
+    """20,000 rollouts in one run: nothing is lost, and nothing grows without end."""
+    fields = {"run": RUN, "agent": "default", "mode": "eval", "deadline": 300.0, "max_attempts": 30}
+    problems = [Problem(f"soak{number}", {"question": f"what follows {number}?"}) for number in range(SOAK_ROLLOUTS)]
+    async with world(place, steps=SOAK_STEPS, token_seconds=0.0) as made, Resources(made).watched() as resources:
+        await publish_all(made.bus, samples_of(problems, 1, **fields), timeout=3600, on_done=lambda: None)
+        await made.tap.rollouts(SOAK_ROLLOUTS + SOAK_STEPS * SAMPLES * GROUPS)
+        await made.finished(FINISH_SECONDS)
+        verdict: Verdict = await judge(made, [f"{problem.id}.0" for problem in problems], made.vocabulary)
+        verdict.wrong += find_slopes(resources, SOAK_MIB, SOAK_DESCRIPTORS, SOAK_DISK_KIB)
+        log = Log()
+        log.note("20,000 rollouts", 0.0)
+        report.add("soak", log, verdict, resources.memory())
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -186,4 +147,9 @@ SCENARIOS: dict[str, Scenario] = {
     "cluster": cluster,
     "storage": storage,
     "agents": bad_agents,
+    "checkpoints": checkpoints,
+    "store_disk": store_disk,
+    "bus_loss": bus_loss,
+    "absences": absences,
+    "soak": soak,
 }

@@ -72,6 +72,18 @@ class Tap:
             self._news.clear()
             await self._news.wait()
 
+    async def steps_made(self, number: int) -> None:
+        """Wait until the learner has made so many steps."""
+        while self.steps < number:
+            self._news.clear()
+            await self._news.wait()
+
+    async def resume(self) -> None:
+        """Read again from streams that have been made anew."""
+        self._heard.clear()
+        for consumer in CONSUMERS:
+            await self.bus.ensure(consumer)
+
     async def _listen(self, consumer: Consumer) -> None:
         async with self.bus.pull(consumer, slots=SLOTS) as puller:
             async for delivery in puller:

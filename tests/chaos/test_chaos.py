@@ -9,8 +9,9 @@ import pytest
 
 from tests.chaos import faults
 from tests.chaos.__main__ import prepare
+from tests.chaos.at_work import at_work, steps_for
 from tests.chaos.report import Report
-from tests.chaos.scenarios import at_work, cluster, random_kills, steps_for, storage
+from tests.chaos.scenarios import absences, bus_loss, checkpoints, cluster, random_kills, storage, store_disk
 
 pytestmark = pytest.mark.timeout(600)
 MOST_MIB = {"learner": 1500, "store": 800}
@@ -66,3 +67,27 @@ async def test_nothing_is_lost_or_doubled_by_a_full_disk_and_broken_weights(plac
     report = Report(SEED)
     await storage(place, report, random.Random(SEED), kills=0, rollouts=512)
     assert report.good, str(report.verdicts["storage"])
+
+
+async def test_a_learner_killed_between_checkpoints_or_with_a_truncated_one_loses_nothing(place: Path) -> None:
+    report = Report(SEED)
+    await checkpoints(place, report, random.Random(SEED), kills=0, rollouts=0)
+    assert report.good, str(report.verdicts["checkpoints"])
+
+
+async def test_nothing_is_lost_when_the_disk_of_embedded_clickhouse_is_full(place: Path) -> None:
+    report = Report(SEED)
+    await store_disk(place, report, random.Random(SEED), kills=0, rollouts=512)
+    assert report.good, str(report.verdicts["store_disk"])
+
+
+async def test_malformed_tasks_cost_no_slot_and_an_absent_or_hung_learner_is_an_alert(place: Path) -> None:
+    report = Report(SEED)
+    await absences(place, report, random.Random(SEED), kills=0, rollouts=1024)
+    assert report.good, str(report.verdicts["absences"])
+
+
+async def test_training_goes_on_when_the_bus_is_rolled_back_emptied_or_removed(place: Path) -> None:
+    report = Report(SEED)
+    await bus_loss(place, report, random.Random(SEED), kills=0, rollouts=2048)
+    assert report.good, str(report.verdicts["bus_loss"])

@@ -151,7 +151,7 @@ async def _say(response: web.StreamResponse, event: dict[str, Any]) -> None:
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--port", type=int)
+    parser.add_argument("--uds")
     parser.add_argument("--max-model-len", type=int, default=256)
     parser.add_argument("--token-seconds", type=float, default=0.01)
     parser.add_argument("--load-seconds", type=float, default=0.0)
@@ -178,7 +178,7 @@ async def main() -> None:
     app.router.add_post("/v1/completions", engine.answer)
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", given.port).start()
+    await web.UnixSite(runner, given.uds, backlog=1024).start()
     await asyncio.Event().wait()
 
 

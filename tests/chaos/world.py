@@ -1,6 +1,7 @@
 """A whole run in one place, every process real, and every connection to the bus through a proxy of its own."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -55,12 +56,20 @@ class World:
     proxies: dict[str, Proxy] = field(default_factory=dict)
     others: dict[str, Supervisor] = field(default_factory=dict)
     learner: "asyncio.Task[None] | None" = None
+    state_was_lost: bool = False
+    """The bus lost acknowledged data, so not all of it can be in the store."""
+    children: dict[str, Child] = field(default_factory=dict)
 
     @property
     def targets(self) -> list[str]:
         """Everything that can be hit."""
         engines = [name.replace("inference", "engine") for name in self.supervisors if name.startswith("inference")]
         return [*self.supervisors, *engines, "nats"]
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model has."""
+        return int(json.loads((self.directory / "model" / "config.json").read_text())["vocab_size"])
 
     def sql(self) -> Client:
         """A client of the store, whoever runs it."""
@@ -113,6 +122,30 @@ class World:
         except Exception:  # any kind of no
             return False
         return True
+
+    async def take_down(self, name: str) -> Child:
+        """Stop a role as its operator would; returns what `bring_up` needs."""
+        if self.learner is not None and name == "learner":
+            await cancel(self.learner)
+        await self.supervisors[name].stop(name)
+        return self.children[name]
+
+    async def bring_up(self, child: Child) -> None:
+        """Start a role that was taken down."""
+        await self.supervisors[child.name].start(child)
+        if child.role == "learner":
+            self.learner = asyncio.create_task(self.supervisors[child.name].finished(child.name))
+
+    async def alert_is_stored(self, text: str, since: int, seconds: float = 120.0) -> None:
+        """Wait until ClickHouse has an alert about a role, or with this text, fired after ``since`` (Unix ns)."""
+        sql = self.sql()
+        query = (
+            "SELECT count() FROM alarms WHERE NOT over AND toUnixTimestamp64Nano(raised) > {since:Int64}"
+            " AND (role = {text:String} OR position(reason, {text:String}) > 0)"
+        )
+        async with asyncio.timeout(seconds):
+            while not sql.query(query, parameters={"text": text, "since": since}).first_row[0]:
+                await asyncio.sleep(0.5)
 
     async def runner(self, name: str, **settings: Any) -> None:
         """One more runner, of an agent of its own; stopped with the world."""
@@ -167,12 +200,13 @@ async def world(
     server: bool = False,
     brokers: Sequence[NatsServer] = (),
     learner: Mapping[str, Any] | None = None,
+    store: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[World]:
     """Everything started and working; gone at the end.
 
     ``server``: ClickHouse apart from the store, behind a proxy. ``brokers``: a cluster that runs already, which
-    everybody reaches without a proxy. ``token_seconds``: how long the engines take for a token. ``learner``: more of
-    its settings.
+    everybody reaches without a proxy. ``token_seconds``: how long the engines take for a token. ``learner``, ``store``:
+    more of their settings.
     """
     async with AsyncExitStack() as exits:
         skews = directory / "skews"
@@ -187,11 +221,11 @@ async def world(
         await bus.provision(len(brokers) or None)
         fleet = await exits.enter_async_context(bus.fleet("*"))
         tap = await exits.enter_async_context(Tap(bus).listening())
-        made = World(directory, steps, bus, fleet, broker, tap, _store(directory), list(brokers))
+        made = World(directory, steps, bus, fleet, broker, tap, _store(directory, store or {}), list(brokers))
         runs = RunDirectory(directory / "run").create()
         for one in brokers or [broker]:
             exits.push_async_callback(cancel, asyncio.create_task(one.keep_alive()))
-        for child in children(directory, steps, nodes, runners, token_seconds, learner or {}):
+        for child in children(directory, steps, nodes, runners, token_seconds, learner or {}, made.store):
             proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", broker.port)))
             made.proxies[child.name] = proxy
             reach = url if brokers else f"nats://127.0.0.1:{proxy.port}"
@@ -205,7 +239,8 @@ async def world(
             if isinstance(settings, InferenceSettings):
                 settings = await _behind(made, exits, settings, child.name)
             started = time.monotonic()
-            await supervisor.start(Child(child.name, child.role, settings))
+            made.children[child.name] = Child(child.name, child.role, settings)
+            await supervisor.start(made.children[child.name])
             if child.role == "learner":
                 made.learner = asyncio.create_task(supervisor.finished("learner"))
                 exits.push_async_callback(cancel, made.learner)
@@ -236,10 +271,16 @@ async def _behind(made: World, exits: AsyncExitStack, settings: InferenceSetting
 
 
 def children(
-    directory: Path, steps: int, nodes: int, runners: int, token_seconds: float, learner: Mapping[str, Any]
+    directory: Path,
+    steps: int,
+    nodes: int,
+    runners: int,
+    token_seconds: float,
+    learner: Mapping[str, Any],
+    store: StoreSettings,
 ) -> list[Child]:
     """The processes of the run, in the order they start."""
-    made = [Child("store", "store", _store(directory))]
+    made = [Child("store", "store", store)]
     for number in range(nodes):
         made.append(Child(f"inference-{number}", "inference", _node(directory, f"inference-{number}", token_seconds)))
     for number in range(runners):
@@ -249,8 +290,9 @@ def children(
     return made
 
 
-def _store(directory: Path) -> StoreSettings:
-    return StoreSettings(path=directory / "store", http_port=free_port(), batch_seconds=0.2, id="store")
+def _store(directory: Path, more: Mapping[str, Any]) -> StoreSettings:
+    fields = {"path": directory / "store", "http_port": free_port(), "batch_seconds": 0.2, "id": "store"}
+    return StoreSettings.model_validate({**fields, **more})
 
 
 def _node(directory: Path, name: str, token_seconds: float) -> InferenceSettings:

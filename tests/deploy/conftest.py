@@ -12,7 +12,9 @@ from tests.deploy.commands import Commands
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `lightningbus bus users --out secrets --tls` makes, and beside it what `--out site --tls --site` does."""
     place = tmp_path_factory.mktemp("users") / "secrets"
-    assert list(make_users(place, tls=True)) and list(make_users(place.parent / "site", tls=True, site=True))
+    assert list(make_users(place, tls=True)) and list(
+        make_users(place.parent / "site", tls=True, site=True, signing=place / "node")
+    )
     return place
 
 

@@ -20,8 +20,8 @@ from inference.settings import InferenceSettings
 from lightningbus.places import KEY_VARIABLE
 from lightningbus.servers import ADMIN_VARIABLE, READER_VARIABLE, URL_VARIABLE, WRITER_VARIABLE
 from lightningbus.sql import SQL_VARIABLE
-from runners.runner import GIVE_BACK_SECONDS
 from runners.settings import RunnerSettings
+from runners.task_handler import GIVE_BACK_SECONDS
 from store.users import READER, WRITER
 from tests.deploy.commands import DEPLOY, ROLES, ROOT, Commands, Document
 

@@ -12,12 +12,17 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from bus import measuring, metrics
 from bus.measuring import ENTRIES
+from bus.streams import BUCKET, STREAMS
 from lightningbus.checking import job
 from lightningbus.reference import tables
 from lightningbus.settings import RunSettings, checked
+from lightningbus.wire_reference import event_tables
+from schemas import subjects
+from schemas.codec import VERSION, encode
 from store.settings import StoreSettings
 from tests.commands import environment
 from tests.deploy.commands import ROOT, Commands
+from tests.schemas.test_codec import CALL, TASK_BYTES
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 DEPLOYMENT = (ROOT / "docs" / "deployment.md").read_text()
@@ -51,6 +56,20 @@ def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
     )
 
 
+def test_the_page_of_the_wire_has_every_event_field_and_the_golden_bytes() -> None:
+    page = (ROOT / "docs" / "wire.md").read_text()
+    assert generated(page, "events") == event_tables(), (
+        "python -c 'from lightningbus.wire_reference import event_tables; print(event_tables())' prints it"
+    )
+    unwrapped = page.replace("\n", "")
+    assert TASK_BYTES.hex() in unwrapped and encode(CALL).hex() in unwrapped
+    for name in (stream.name for stream in STREAMS if stream.name != BUCKET):
+        assert f"| {name} |" in page
+    for subject in (subjects.ALERT, subjects.TRAIN_ROLLOUT, subjects.EVAL_ROLLOUT, subjects.TASK_PUBLISHED):
+        assert f"`{subject}`" in page
+    assert f"`{subjects.SCHEMA_HEADER}`" in page and f"Task/{VERSION}" in page
+
+
 def test_every_setting_is_in_the_page_with_what_it_is_for() -> None:
     page = (ROOT / "docs" / "settings.md").read_text()
     found = generated(page, "settings")
@@ -74,7 +93,10 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_pages_install_torch_as_make_does() -> None:
     (pinned,) = set(re.findall(r"torch==\S+", (ROOT / "Makefile").read_text()))
-    assert f"pip install {pinned} && pip install --no-deps --requirement requirements/gpu.lock" in DEPLOYMENT
+    assert (
+        f"pip install {pinned} && pip install --no-deps --require-hashes --requirement requirements/gpu.lock"
+        in DEPLOYMENT
+    )
     assert f"pip install {pinned}" in (ROOT / "deploy" / "Dockerfile").read_text()
 
 

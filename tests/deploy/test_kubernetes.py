@@ -15,8 +15,8 @@ from bus.health import address
 from inference.settings import InferenceSettings
 from lightningbus.places import ACCESS_VARIABLE
 from lightningbus.servers import URL_VARIABLE
-from runners.runner import GIVE_BACK_SECONDS
 from runners.settings import RunnerSettings
+from runners.task_handler import GIVE_BACK_SECONDS
 from schemas import subjects
 from store.settings import StoreSettings
 from tests.deploy.commands import DEPLOY, ROLES, ROOT, Commands, Document
@@ -178,13 +178,13 @@ def test_a_runner_has_the_time_it_says_it_needs_and_is_scaled_by_its_queue(comma
     assert grace >= settings.drain_seconds + 2 * GIVE_BACK_SECONDS + 10
     scaled = of("ScaledObject")["runner"]["spec"]
     assert scaled["scaleTargetRef"]["name"] in of("Deployment") and "replicas" not in of("Deployment")["runner"]["spec"]
-    (trigger,) = scaled["triggers"]
-    assert trigger["type"] == "nats-jetstream" and set(trigger["metadata"]) == KEDA["metadata"]
-    asked = trigger["metadata"]
-    assert (asked["stream"], asked["consumer"]) == (subjects.TASKS, subjects.runner_durable(settings.name))
-    assert int(asked["lagThreshold"]) == settings.concurrency, "a runner for as many tasks as it has slots"
     monitor = ports(container("nats"))["monitor"]
-    assert asked["natsServerMonitoringEndpoint"] == f"nats.{KUSTOMIZATION['namespace']}.svc.cluster.local:{monitor}"
+    for mode, trigger in zip(("train", "eval"), scaled["triggers"], strict=True):
+        assert trigger["type"] == "nats-jetstream" and set(trigger["metadata"]) == KEDA["metadata"]
+        asked = trigger["metadata"]
+        assert (asked["stream"], asked["consumer"]) == (subjects.TASKS, subjects.runner_durable(settings.name, mode))
+        assert int(asked["lagThreshold"]) == settings.concurrency, "a runner for as many tasks as it has slots"
+        assert asked["natsServerMonitoringEndpoint"] == f"nats.{KUSTOMIZATION['namespace']}.svc.cluster.local:{monitor}"
 
 
 def test_no_pod_runs_as_root_or_holds_a_secret_of_its_own() -> None:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from google.protobuf import json_format
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -223,6 +224,39 @@ def _logs() -> ExportLogsServiceRequest:
     return request
 
 
+def crowded(count: int, form: str = "protobuf") -> bytes:
+    """As many attributes of one resource as empty scopes below it."""
+    request = ExportTraceServiceRequest()
+    group = request.resource_spans.add()
+    for number in range(count):
+        group.resource.attributes.add(key=f"{number}").value.int_value = number
+        group.scope_spans.add()
+    return request.SerializeToString() if form == "protobuf" else json_format.MessageToJson(request).encode()
+
+
+def empty_objects(many: int) -> list[bytes]:
+    """Traces that cost much to convert and little to send: nothing, again and again; the last is protobuf."""
+    empty = b",".join([b"{}"] * many)
+    spans = b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"spanId": "01", "events": [%b]}]}]}]}' % empty
+    values = b'{"arrayValue": {"values": [%b]}}' % empty
+    inner = b'{"resourceSpans": [{"resource": {"attributes": [{"value": %b}]}}]}' % values
+    request = ExportTraceServiceRequest()
+    span = request.resource_spans.add().scope_spans.add().spans.add()
+    for _ in range(many):
+        span.events.add()
+    unknown = json.dumps({"spanId": "01", "startTimeUnixNano": "1"} | dict.fromkeys(map(str, range(many)), 0)).encode()
+    fields = b'{"resourceSpans": [{"scopeSpans": [{"spans": [%b]}]}]}' % unknown
+    return [b'{"resourceSpans": [%b]}' % empty, spans, inner, fields, request.SerializeToString()]
+
+
+def nested(levels: int) -> bytes:
+    """Spans in unknown fields of spans."""
+    span: dict[str, Any] = {}
+    for _ in range(levels):
+        span = {"spanId": "01" * 8, "startTimeUnixNano": "1", "new": span}
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}).encode()
+
+
 TRACES, LOGS = _traces().SerializeToString(), _logs().SerializeToString()
 SPAN_IN_JSON = {
     "traceId": "01" * 16, "spanId": "02" * 8, "parentSpanId": "", "name": "tool", "kind": 3, "status": {"code": 2},
@@ -233,6 +267,7 @@ SPAN_IN_JSON = {
 SCOPE_IN_JSON = {"scope": {"name": "agent", "version": "1"}, "spans": [SPAN_IN_JSON]}
 RESOURCE_IN_JSON = {"attributes": [{"key": "service.name", "value": {"stringValue": "agent"}}]}
 TRACES_IN_JSON = json_lines({"resourceSpans": [{"resource": RESOURCE_IN_JSON, "scopeSpans": [SCOPE_IN_JSON]}]})
+*EMPTY_IN_JSON, EMPTY = empty_objects(100)
 LOGS_IN_JSON = json_lines(
     {"resourceLogs": [{"scopeLogs": [{"logRecords": [{"timeUnixNano": "5", "body": {"stringValue": "said"}}]}]}]}
 )

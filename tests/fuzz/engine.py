@@ -5,7 +5,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -77,9 +77,8 @@ def fuzz(target: Target, inputs: int, seed: int) -> Outcome:
     outcome = Outcome(target.name)
     mutator = Mutator(target.corpus, target.form, f"{seed}:{target.name}")
     assert any(_taken(target, data) for data in target.corpus), f"{target.name} takes nothing, so this proves nothing"
-    before = signal.signal(signal.SIGALRM, _hangs)
     began, held = time.perf_counter(), resident(os.getpid())
-    try:
+    with _impatient():
         while outcome.inputs < inputs and len(outcome.faults) < MOST_FAULTS:
             _feed(target, mutator.next(), outcome)
             if outcome.inputs % LOOK_EVERY == 0:
@@ -87,10 +86,25 @@ def fuzz(target: Target, inputs: int, seed: int) -> Outcome:
                 if outcome.grown > MEMORY_BYTES:
                     outcome.faults.append(Fault(target.name, b"", f"{outcome.grown} bytes of memory more than before"))
                     break
+    outcome.seconds = time.perf_counter() - began
+    return outcome
+
+
+def feed(target: Target, data: bytes) -> list[Fault]:
+    """Feed a decoder one input, as `fuzz` does; must run in the main thread."""
+    outcome = Outcome(target.name)
+    with _impatient():
+        _feed(target, data, outcome)
+    return outcome.faults
+
+
+@contextlib.contextmanager
+def _impatient() -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, _hangs)
+    try:
+        yield
     finally:
         signal.signal(signal.SIGALRM, before)
-        outcome.seconds = time.perf_counter() - began
-    return outcome
 
 
 def _taken(target: Target, data: bytes) -> bool:
@@ -107,8 +121,9 @@ def _feed(target: Target, data: bytes, outcome: Outcome) -> None:
     try:
         target.decode(data)
         outcome.decoded += 1
-    except target.errors:
-        pass
+    except target.errors as error:
+        if not str(error):
+            outcome.faults.append(Fault(target.name, data, f"{type(error).__name__} says nothing"))
     except (Exception, Hang) as error:
         outcome.faults.append(Fault(target.name, data, _said(error)))
     finally:

@@ -18,9 +18,9 @@ from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.test_utils import make_mocked_request
 
-from bus import AccessError
+from bus import AccessError, BusError
 from bus.access import FILE, Access
-from bus.dead import again
+from bus.dead import build_replay
 from bus.tasks import TaskFileError, read_problems
 from inference.marking import marked, salted
 from learner.rollouts import Assembler
@@ -32,10 +32,10 @@ from runners import otlp, rewards, routing
 from runners.completion import Completion, UnusableAnswer, in_form
 from runners.dialects.apis import APIS, passed_on
 from runners.ending import result_of
-from runners.gateway import TurnedAway, well_formed
 from runners.history import History
 from runners.host import AgentFault, answer_of
 from runners.record import Attempt
+from runners.requests import TurnedAway, well_formed
 from runners.upstream import events_of
 from schemas import identity
 from schemas.codec import DecodeError, decode, decode_as, encode, schema_of
@@ -43,7 +43,7 @@ from schemas.delta import DeltaError, apply_deltas, make_delta
 from schemas.events import DeadLetter, Event, Heartbeat, SpanBatch
 from schemas.prefixes import BrokenPrompt, whole
 from schemas.tensorfile import BadTensorFile, read_header, tensors_of
-from store.http import MAX_REQUEST_BYTES, statement_of
+from store.http import READER_BYTES, statement_of
 from store.rows import Received, rows_of
 from tests import tensorfiles
 from tests.fuzz import corpora
@@ -92,7 +92,7 @@ def _rollout(data: bytes) -> None:
 
 
 def _letter(data: bytes) -> None:
-    again(decode(DeadLetter, data))
+    build_replay(decode(DeadLetter, data))
 
 
 def _beat(data: bytes) -> None:
@@ -102,7 +102,11 @@ def _beat(data: bytes) -> None:
 
 def _telemetry() -> Iterator[Target]:
     for signal, plain, said in (
-        ("traces", [corpora.TRACES], corpora.TRACES_IN_JSON),
+        (
+            "traces",
+            [corpora.TRACES, corpora.EMPTY, corpora.crowded(50)],
+            [*corpora.TRACES_IN_JSON, *corpora.EMPTY_IN_JSON, corpora.crowded(50, "json"), corpora.nested(3)],
+        ),
         ("logs", [corpora.LOGS], corpora.LOGS_IN_JSON),
     ):
         yield Target(f"OTLP {signal}", plain, partial(_otlp, signal, "application/x-protobuf"), (otlp.BadTelemetry,))
@@ -275,7 +279,7 @@ def _files() -> Iterator[Target]:
         "endpoints of a run",
         ends,
         partial(_file, lambda path: RunDirectory(path.parent).endpoints(), path),
-        (),
+        (BusError,),
         "json",
         0.3,
     )
@@ -321,6 +325,6 @@ def _statement(loop: asyncio.AbstractEventLoop, data: bytes) -> None:
         headers,
         payload=payload,
         loop=loop,
-        client_max_size=MAX_REQUEST_BYTES,
+        client_max_size=READER_BYTES,
     )
-    loop.run_until_complete(statement_of(request))
+    loop.run_until_complete(statement_of(request, READER_BYTES))

@@ -73,7 +73,7 @@ async def nodes_gateway(bus: Bus) -> AsyncIterator[tuple[str, str, web.Applicati
     async with (
         TestServer(app) as server,
         aiohttp.ClientSession() as http,
-        NodeGateway(lambda: str(server.make_url("")).rstrip("/"), http, "127.0.0.1", 0, KEY) as gateway,
+        NodeGateway(str(server.make_url("")).rstrip("/"), http, "127.0.0.1", 0, KEY) as gateway,
     ):
         gateway.state, gateway.version = "ready", 3
         yield gateway.address, KEY, gateway._app

@@ -60,7 +60,19 @@ async def test_runners_of_a_far_site_know_one_server(tmp_path: Path) -> None:
     async with Network() as network, Network("10.78.0") as far, cluster(network, tmp_path) as (secrets, urls, _):
         leaf = network.host("leaf")
         local = far.plug(leaf)
-        await command("bus", "users", "--out", "site", "--tls", "--host", local, "--site", at=tmp_path)
+        await command(
+            "bus",
+            "users",
+            "--out",
+            "site",
+            "--tls",
+            "--host",
+            local,
+            "--site",
+            "--signing",
+            str(secrets / "node"),
+            at=tmp_path,
+        )
         buses = [network.hosts[f"bus-{number}"] for number in range(3)]
         place = server_file(tmp_path / "hosts" / "leaf", "leaf.conf", tmp_path / "site", buses)
         shutil.copytree(secrets / "leaf", place / "leaf")
@@ -72,7 +84,8 @@ async def test_runners_of_a_far_site_know_one_server(tmp_path: Path) -> None:
                 await role(host, tmp_path / "hosts" / name, make(tmp_path, host), tmp_path / "site", at)
             settings = LearnerSettings(model_path=tmp_path / "model", run="site", checkpoints=tmp_path)
             weights = tensorfiles.write(tmp_path / "weights.safetensors", {"a": ("F32", (64,), bytes(256))})
-            await WeightPublisher(bus, settings).publish(weights, version=0, epoch=1, step=0)
+            async with bus_as(secrets, "learner", urls) as learner:
+                await WeightPublisher(learner, settings).publish(weights, version=0, epoch=1, step=0)
             async with asyncio.timeout(60):
                 while {beat.state for beat in fleet.members()} != {"ready", "running"}:
                     await fleet.changed()

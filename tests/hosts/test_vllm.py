@@ -19,7 +19,7 @@ pytestmark = [
 
 
 async def test_vllm_itself_is_reached_from_no_other_host(tmp_path: Path) -> None:
-    """Its HTTP, and whatever else its processes open: of all that listens on a node, others reach the gateway."""
+    """It has no port, and its processes open theirs on loopback: of all on a node, others reach the gateway alone."""
     place = tmp_path / "world"
     await asyncio.to_thread(prepare, place)
     async with Network() as network, cluster(network, place) as (secrets, urls, own):
@@ -38,5 +38,5 @@ async def test_vllm_itself_is_reached_from_no_other_host(tmp_path: Path) -> None
         beyond = {port for address, port, _ in found if not address.startswith("127.")}
         assert beyond == {GATEWAY}, found
         own_ports = {port for address, port, _ in found if address.startswith("127.")} - {HEALTH}
-        assert own_ports, "vLLM listens somewhere"
+        assert own_ports, "gloo of its processes listens somewhere"
         assert all(refused(own, host.address, port) for port in (*own_ports, HEALTH))

@@ -2,35 +2,37 @@
 
 import asyncio
 import socket
+import tempfile
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from bus import Bus
 from inference import node
-from inference.engine import Engine, EngineFailed, command, environment
+from inference.command import command, environment
+from inference.engine import Engine, EngineFailed
 from inference.settings import AdapterSettings, InferenceSettings
 
 
-def test_vllm_stays_on_loopback_and_gives_the_probabilities_sampled_from(tmp_path: Path) -> None:
+def test_vllm_listens_on_its_socket_alone_and_gives_the_probabilities_sampled_from(tmp_path: Path) -> None:
     settings = InferenceSettings(model_path=tmp_path, host="0.0.0.0", max_model_len=64, threads=1, extra_args=["--x"])
-    words = command(settings, 1234)
+    words = command(settings, tmp_path / "socket")
     options = dict(zip(words[4::2], words[5::2], strict=False))
-    assert options["--host"] == "127.0.0.1"
+    assert options["--uds"] == str(tmp_path / "socket") and not {"--host", "--port"} & set(words)
     assert options["--logprobs-mode"] == "processed_logprobs"
     assert options["--generation-config"] == "vllm"
     assert options["--max-model-len"] == "64"
     assert words[-1] == "--x"
-    parsing = command(settings.model_copy(update={"tool_parser": "hermes", "reasoning_parser": "qwen3"}), 1234)
+    parsing = command(settings.model_copy(update={"tool_parser": "hermes", "reasoning_parser": "qwen3"}), tmp_path)
     options = dict(zip(parsing[4::2], parsing[5::2], strict=False))
     assert (options["--tool-call-parser"], options["--reasoning-parser"]) == ("hermes", "qwen3")
     assert "--enable-auto-tool-choice" in parsing and "--enable-auto-tool-choice" not in words
     adapted = settings.model_copy(update={"lora": AdapterSettings(rank=9, versions=2)})
-    options = dict(zip(command(adapted, 1)[4::2], command(adapted, 1)[5::2], strict=False))
+    words_adapted = command(adapted, tmp_path)
+    options = dict(zip(words_adapted[4::2], words_adapted[5::2], strict=False))
     assert (options["--max-loras"], options["--max-lora-rank"]) == ("3", "16") and "--enable-lora" not in words
-    assert "--enable-lora" in command(adapted, 1) and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in environment(adapted)
-    told = environment(settings)
+    assert "--enable-lora" in words_adapted and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in environment(adapted, tmp_path)
+    told = environment(settings, tmp_path)
     assert told["VLLM_NO_USAGE_STATS"] == "1" and told["HF_HUB_OFFLINE"] == "1" and told["OMP_NUM_THREADS"] == "1"
 
 
@@ -51,8 +53,16 @@ async def test_a_port_in_use_is_said_before_an_engine_is_started(bus: Bus, tmp_p
 async def test_an_engine_that_cannot_start_gives_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     settings = InferenceSettings(model_path=tmp_path, work=tmp_path / "work", extra_args=["--no-such-option"])
-    async with aiohttp.ClientSession() as session:
-        engine = Engine(settings, session)
+    async with Engine(settings) as engine:
         with pytest.raises(EngineFailed, match=r"vLLM ended with \d+: .* \(log: "):
             await engine.start()
-        await engine.stop()
+
+
+async def test_a_directory_for_the_socket_whose_name_is_too_long_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
+    Path(tempfile.gettempdir()).mkdir()
+    with pytest.raises(EngineFailed, match=r"TMPDIR: .* is too long for a Unix socket"):
+        await Engine(InferenceSettings(model_path=tmp_path)).__aenter__()
+    assert not list(Path(tempfile.gettempdir()).iterdir())

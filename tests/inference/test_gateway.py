@@ -74,7 +74,7 @@ async def serving(vllm: ScriptedVllm, **door: Any) -> AsyncIterator[tuple[Gatewa
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     engine = f"http://127.0.0.1:{runner.addresses[0][1]}"
     async with aiohttp.ClientSession() as http:
-        async with Gateway(lambda: engine, http, "127.0.0.1", 0, **door) as gateway:
+        async with Gateway(engine, http, "127.0.0.1", 0, **door) as gateway:
             gateway.state, gateway.version = "ready", 3
             yield gateway, http
         await runner.cleanup()
@@ -277,7 +277,7 @@ async def test_a_stream_the_engine_breaks_off_is_broken_off_here(vllm: ScriptedV
 
 
 async def test_an_engine_that_is_gone_is_not_ready(vllm: ScriptedVllm) -> None:
-    async with aiohttp.ClientSession() as http, Gateway(lambda: "http://127.0.0.1:1", http, "127.0.0.1", 0) as gateway:
+    async with aiohttp.ClientSession() as http, Gateway("http://127.0.0.1:1", http, "127.0.0.1", 0) as gateway:
         gateway.state, gateway.version = "ready", 1
         async with http.post(gateway.address + "/v1/completions", json={"stream": True}) as answer:
             assert answer.status == 503

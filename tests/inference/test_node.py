@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import stat
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +24,7 @@ from inference.settings import InferenceSettings
 from schemas import subjects
 from schemas.weights import WeightVersion
 from tests.chaos.tokens import logprob
+from tests.listening import child, ports_and_sockets
 
 STAND_IN = str(Path(__file__).resolve().parents[1] / "chaos" / "vllm.py")
 DIES_FIRST = """
@@ -67,21 +70,30 @@ async def states_until(bus: Bus, last: str, after: "psutil.Process | None" = Non
     return seen
 
 
-def the_engine() -> psutil.Process:
-    """The stand-in this process started."""
-    (found,) = [
-        child for child in psutil.Process().children() if STAND_IN in (child.as_dict(["cmdline"])["cmdline"] or [])
-    ]
-    return found
-
-
 async def test_an_engine_that_dies_is_started_again_and_serves_only_verified_weights(bus: Bus, tmp_path: Path) -> None:
     async with serving(bus, tmp_path, [sys.executable, STAND_IN]):
         await states_until(bus, "ready")
-        engine = the_engine()
+        engine = child(STAND_IN)
         engine.kill()
         seen = await states_until(bus, "ready", after=engine)
     assert [state for state in seen if state != "ready"] == ["starting", "stale"]
+
+
+async def test_an_engine_listens_on_a_socket_that_no_other_user_reaches_and_on_no_port(
+    bus: Bus, tmp_path: Path
+) -> None:
+    """Its control routes ask nobody who they are."""
+    async with serving(bus, tmp_path, [sys.executable, STAND_IN]):
+        await states_until(bus, "ready")
+        ports, (path,) = ports_and_sockets(child(STAND_IN))
+        directory = path.parent
+        assert not ports
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700 and directory.stat().st_uid == os.getuid()
+        engine = child(STAND_IN)
+        engine.kill()
+        await states_until(bus, "ready", after=engine)
+        assert ports_and_sockets(child(STAND_IN)) == (set(), {path}), "the next one takes its place"
+    assert not directory.exists()
 
 
 async def publish_adapters(bus: Bus, directory: Path, version: int) -> None:
@@ -114,7 +126,7 @@ async def test_an_engine_that_dies_is_given_again_the_adapters_it_held(bus: Bus,
         for version in (1, 2, 3):
             await publish_adapters(bus, tmp_path, version)
             address = await holds(*range(max(1, version - 1), version + 1))
-        engine = the_engine()
+        engine = child(STAND_IN)
         engine.kill()
         await states_until(bus, "ready", after=engine)
         assert await holds(2, 3) == address

@@ -242,7 +242,7 @@ async def engine(directory: Path, kept: int) -> AsyncIterator[Engine]:
     """One that retires what may go, and does so to the end."""
     vllm, residents = Names(), Residents("policy", kept)
     async with aiohttp.ClientSession() as http:
-        vllm.gateway = gateway = Gateway(lambda: "", http, "127.0.0.1", 0, residents=residents)
+        vllm.gateway = gateway = Gateway("", http, "127.0.0.1", 0, residents=residents)
         held = Adapters(residents, 2, directory / "held", gateway, vllm.tell)
         retiring = asyncio.create_task(held.retire())
         yield Engine(vllm, residents, gateway, held, [directory / "base", adapters(directory / "a")])

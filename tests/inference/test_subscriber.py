@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.js.errors import NotFoundError
 
 from bus import Bus
 from bus.cancelling import cancel
@@ -104,13 +105,16 @@ class Behind:
 
     def __init__(self, bus: Bus) -> None:
         self._bus, self.behind = bus, 0
+        self.js = self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._bus, name)
 
-    async def last(self, *arguments: Any) -> Any:
+    async def get_last_msg(self, *arguments: Any, **named: Any) -> Any:
         self.behind -= 1
-        return None if self.behind >= 0 else await self._bus.last(*arguments)
+        if self.behind >= 0:
+            raise NotFoundError
+        return await self._bus.js.get_last_msg(*arguments, **named)
 
 
 async def test_an_event_that_is_faster_than_its_stream_is_not_forgotten(
@@ -141,3 +145,16 @@ async def test_a_blob_that_does_not_match_its_digest_is_refused_and_the_old_vers
         await publish(bus, tmp_path, 2)
         await engine.holds(2)
         assert subscriber.problem == ""
+
+
+async def test_an_error_nobody_has_foreseen_costs_a_version_and_not_the_node(bus: Bus, tmp_path: Path) -> None:
+    async with following(bus, tmp_path) as (subscriber, engine):
+        await publish(bus, tmp_path, 0)
+        await engine.holds(0)
+        engine.refuses[1] = KeyError("model.embed_tokens.weight")
+        await publish(bus, tmp_path, 1)
+        async with asyncio.timeout(30):
+            while "embed_tokens" not in subscriber.problem:
+                await asyncio.sleep(0.02)
+        await publish(bus, tmp_path, 2)
+        await engine.holds(2)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from schemas.events import Heartbeat
 from schemas.releases import verdict
 from schemas.weights import Decision, Trial, WeightVersion
 from tests.learner.conftest import settings_for, tiny_tokenizer
+from tests.listening import child, ports_and_sockets
 
 PROMPTS = ["compute 12 plus 30", [{"role": "user", "content": "what is the capital of nowhere?"}]]
 LOUD = 12.0
@@ -97,6 +99,10 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
         first = asyncio.create_task(seen(bus, "ready", 0))
         await asyncio.wait({first, running}, return_when=asyncio.FIRST_COMPLETED)
         await (first if first.done() else running)
+        ports, sockets = ports_and_sockets(child("--uds"))
+        assert ports <= {"127.0.0.1"}, "gloo, for each its own"
+        (directory,) = {path.parent for path in sockets}
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700, "its control routes ask nobody who they are"
         good = await decided(bus, 0)
         assert good.what == "released" and 0 <= good.figures["k3_kl"] < 1e-6, good
         assert 0 < good.figures["entropy"] < 7 and good.figures["length"] > 1

@@ -31,7 +31,7 @@ def problems(count: int) -> list[Problem]:
 
 async def tasks_of(bus: Bus, count: int) -> list[Task]:
     """The next tasks in the queue, each of them done."""
-    async with asyncio.timeout(30), bus.pull(runner_tasks("default"), slots=count) as puller:
+    async with asyncio.timeout(30), bus.pull(runner_tasks("default", "train"), slots=count) as puller:
         tasks = []
         for _ in range(count):
             delivery = await anext(puller)
@@ -49,7 +49,7 @@ async def test_a_pass_is_shuffled_once_and_off_the_event_loop(bus: Bus, monkeypa
         shuffle(self, items)
 
     monkeypatch.setattr(random.Random, "shuffle", counted)
-    await bus.ensure(runner_tasks("default"))
+    await bus.ensure(runner_tasks("default", "train"))
     dispatcher = Dispatcher(bus, problems(1_000), settings(off_policy=["wait", "drop"]), 800)
     dispatcher.admit(398, 8)
     dispatching = asyncio.create_task(dispatcher.run())
@@ -87,7 +87,7 @@ async def test_groups_that_were_outstanding_at_a_restart_are_waited_for_in_their
 
 async def test_what_the_bus_lost_is_dispatched_again_and_what_has_ended_is_not(bus: Bus) -> None:
     """Under message ids of their own: the broker may still know those of the tasks it lost."""
-    await bus.ensure(runner_tasks("default"))
+    await bus.ensure(runner_tasks("default", "train"))
     dispatcher = Dispatcher(bus, problems(5), settings(steps=3, groups_per_step=1, max_staleness=2), 0)
     dispatcher.admit(0, 0)
     dispatching = asyncio.create_task(dispatcher.run())

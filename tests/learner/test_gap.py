@@ -16,7 +16,7 @@ from schemas.training import TrainingStep
 from tests.learner.conftest import settings_for
 from tests.making import batches
 
-AGENTS = runner_tasks("default")
+AGENTS = runner_tasks("default", "train")
 
 
 @asynccontextmanager

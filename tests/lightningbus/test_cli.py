@@ -54,7 +54,10 @@ def test_help_names_every_command() -> None:
     ("settings", "sentence"),
     [
         ("concurrency: 0", "runner.yaml: concurrency: Input should be greater than or equal to 1"),
-        ("agnet: a:b", "runner.yaml: agnet: Extra inputs are not permitted"),
+        ("agnet: a:b", "runner.yaml: agnet: no such setting; did you mean 'agent'?"),
+        ("reward: a b", "runner.yaml: reward: it is not of the form module:function"),
+        ("name: a b", "runner.yaml: name: it is no name: letters, digits, _ and -, at most 64"),
+        ("command: [x]", "runner.yaml: give either an agent (module:function) or a command"),
         ("- a", "runner.yaml is not a settings file: it holds no fields"),
         ("{", "runner.yaml is not YAML"),
     ],
@@ -66,7 +69,70 @@ def test_a_wrong_setting_is_one_sentence_that_names_the_field(tmp_path: Path, se
 
 def test_a_run_file_that_is_wrong_names_the_place(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("runners:\n- agent: a:b\n  deadline: 3\n")
-    assert "run.yaml: runners.0.deadline: Extra inputs" in says(run("up", "-c", "run.yaml", cwd=tmp_path))
+    assert says(run("up", "-c", "run.yaml", cwd=tmp_path)) == "run.yaml: runners.0.deadline: no such setting"
+    assert says(run("learner", cwd=tmp_path)) == "settings: model_path: it is needed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"learner": {"model_path": "m", "stesp": 1}}, "learner.stesp: no such setting; did you mean 'steps'?"),
+        ({"learner": {"model_path": "m", "lora": {"lora_rnk": 1}}}, "learner.lora.lora_rnk: no such setting; did you"),
+        (
+            {"inference": [{"model_path": "m", "modle": "x"}]},
+            "inference.0.modle: no such setting; did you mean 'model'?",
+        ),
+        ({"bus": {"prot": 1}}, "bus.prot: no such setting; did you mean 'port'?"),
+        ({"stroe": {}}, "stroe: no such setting; did you mean 'store'?"),
+        ({"heldout": {"tasks": "t", "zzz": 1}}, "heldout.zzz: no such setting; known are agent, best_reachable"),
+    ],
+)
+def test_a_misspelt_key_names_the_nearest_right_one(tmp_path: Path, fields: dict[str, Any], sentence: str) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(fields))
+    assert says(run("up", "-c", "run.yaml", cwd=tmp_path)).startswith(f"run.yaml: {sentence}")
+
+
+def test_an_error_names_no_option_that_the_command_lacks(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump({"bus": {"port": port}}))
+        sentence = says(run("up", "-c", "run.yaml", cwd=tmp_path))
+    assert sentence == f"port {port} is in use: choose another, or 0 for a free one"
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://user:secret@127.0.0.1:1"])
+def test_a_question_to_a_dead_address_is_answered_by_its_sentence_only(tmp_path: Path, address: str) -> None:
+    sentence = says(run("query", "SELECT 1", "--sql", address, cwd=tmp_path))
+    assert sentence == "no ClickHouse answers at http://127.0.0.1:1: Connection refused"
+
+
+def test_a_reward_that_cannot_be_loaded_is_not_blamed_on_the_agent(tmp_path: Path, nats: NatsServer) -> None:
+    (tmp_path / "agent.py").write_text("def solve(task): return 1.0\n")
+    options = ["--agent", "agent:solve", "--reward", "agent:judge", "--path", tmp_path, "--bus", nats.url]
+    assert run("provision", "--bus", nats.url).returncode == 0
+    done = run("runner", *options)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert "the reward function agent:judge cannot be loaded" in last and "no attribute 'judge'" in last
+    assert "agent:solve" not in last
+
+
+@pytest.mark.parametrize(("missing", "sentence"), [(True, "there is no such directory"), (False, "no config.json")])
+def test_a_model_path_that_holds_no_model_says_so(tmp_path: Path, missing: bool, sentence: str) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n')
+    if not missing:
+        (tmp_path / "model").mkdir()
+    job: dict[str, Any] = {
+        "store": {},
+        "inference": [{"model_path": "model"}],
+        "learner": {"model_path": "model", "tasks": "tasks.jsonl"},
+        "runners": [{"agent": "agent:solve"}],
+        "heldout": {"tasks": "tasks.jsonl"},
+    }
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(job))
+    done = run("train", "-c", "train.yaml", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 2 and "Hugging" not in done.stderr
+    assert sentence in says(done)
     assert "run.yml cannot be read: No such file" in says(run("up", "-c", "run.yml", cwd=tmp_path))
 
 
@@ -133,9 +199,9 @@ async def waiting_tasks(url: str) -> int:
 def test_tasks_of_a_file_reach_the_bus_once_however_often_it_is_published(tmp_path: Path, nats: NatsServer) -> None:
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"id": f"t{n}", "input": n}) + "\n" for n in range(5)))
     assert run("provision", "--bus", nats.url).returncode == 0
-    for _ in range(2):
+    for answer in ("15 rollouts of 5 tasks published", "0 of 15 published, 15 were there already"):
         done = run("publish", "tasks.jsonl", "--samples", 3, "--bus", nats.url, cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (0, "15 rollouts of 5 tasks published\n"), done.stderr
+        assert done.returncode == 0 and done.stdout.startswith(answer), done.stderr
     assert run("status", "--bus", nats.url).stdout == "nobody is alive on this bus\n"
 
 

@@ -47,7 +47,7 @@ async def test_a_run_has_a_cluster_key_that_only_files_hold(tmp_path: Path) -> N
         assert key.stat().st_mode & 0o777 == 0o600
         for given in (None, made.url):
             found = place(given, "runner")
-            assert (found.url, found.access, found.cluster_key) == (made.url, None, key)
+            assert (found.url, found.cluster_key) == (made.url, key)
         assert place("nats://elsewhere:4222", "runner").cluster_key is None
         told = await runs(made)
     first = read_key(key)
@@ -56,6 +56,19 @@ async def test_a_run_has_a_cluster_key_that_only_files_hold(tmp_path: Path) -> N
     assert not any(first in text for text in [*said, (directory.path / "endpoints.json").read_text()])
     async with stack(directory, BusSettings(port=0), "test"):
         assert read_key(key) == first, "a run that goes on keeps its key: nodes elsewhere may have it"
+
+
+async def test_a_run_without_users_signs_versions_and_decisions_by_keys_of_its_own(tmp_path: Path) -> None:
+    """Made once; every role, and every other terminal, believes them and nobody else."""
+    directory = RunDirectory(Path("runs/one")).create()
+    for _ in range(2):
+        async with stack(directory, BusSettings(port=0), "test") as made:
+            access = {role: place(None, role).access for role in ("learner", "node", "store", "client", "admin")}
+            keys = {role: at.signatures for role, at in access.items() if at is not None}
+            assert {role for role, signing in keys.items() if signing.seed is not None} == {"learner", "node", "admin"}
+            assert len({signing.signers.read_text() for signing in keys.values() if signing.signers}) == 1
+            assert made.bus.signing == keys["admin"]
+    assert (directory.path / "access").stat().st_mode & 0o077 == 0
 
 
 async def test_a_run_with_users_gives_each_role_its_own(tmp_path: Path) -> None:
@@ -72,7 +85,11 @@ async def test_a_run_with_users_gives_each_role_its_own(tmp_path: Path) -> None:
         async with Bus.connect(at.url, access=at.access) as bus, bus.fleet("*") as fleet:
             while not fleet.members():
                 await fleet.changed()
-    secret = [path for path in (tmp_path / "secrets").rglob("*") if path.name in ("nkey", "key.pem", "cluster.key")]
+    secret = [
+        path
+        for path in (tmp_path / "secrets").rglob("*")
+        if path.name in ("nkey", "password", "key.pem", "cluster.key")
+    ]
     logs = [path.read_text(errors="replace") for path in directory.path.rglob("*.log")]
     assert len(secret) == 17 and "permissions violation" not in "".join(logs).lower()
     for line in (line for path in secret for line in path.read_text().splitlines() if "-----" not in line):
@@ -89,5 +106,9 @@ def test_a_secret_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_users_of_a_far_site_come_with_the_step_of_its_server(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "lightningbus", "bus", "users", "--site", "--out", str(tmp_path / "site")]
+    refused = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 2 and "goes by the cluster's signing keys: give --signing" in refused.stderr
+    list(make_users(tmp_path / "cluster", tls=False))
+    line += ["--signing", str(tmp_path / "cluster" / "node")]
     said = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=60, check=True).stdout
     assert "nats-server -c leaf.conf" in said and f"{tmp_path / 'site'} bus" not in said

@@ -70,12 +70,12 @@ def test_a_child_that_dies_young_is_given_up_and_one_that_had_settled_or_lost_th
 def test_a_fresh_run_moves_the_earlier_one_aside_and_says_where_its_servers_are(tmp_path: Path) -> None:
     earlier = RunDirectory(tmp_path / "demo").create()
     (earlier.path / "summary.json").write_text("{}")
-    fresh = RunDirectory(tmp_path / "demo").create(fresh=True)
-    assert not (fresh.path / "summary.json").exists()
-    assert [path.name for path in tmp_path.glob("demo-*/summary.json")] == ["summary.json"]
-    assert fresh.endpoints() is None
-    fresh.write_endpoints(Endpoints(os.getpid(), "nats://127.0.0.1:1"))
-    latest = RunDirectory.latest(tmp_path)
-    assert latest is not None and latest.endpoints() == fresh.endpoints()
-    fresh.write_endpoints(Endpoints(2**22 + 1, "nats://127.0.0.1:1"))
-    assert fresh.endpoints() is None, "of a process that is gone"
+    with RunDirectory(tmp_path / "demo").locked(fresh=True) as fresh:
+        assert not (fresh.path / "summary.json").exists()
+        assert [path.name for path in tmp_path.glob("demo-*/summary.json")] == ["summary.json"]
+        assert fresh.endpoints() is None
+        fresh.write_endpoints(Endpoints(os.getpid(), "nats://127.0.0.1:1"))
+        latest = RunDirectory.latest(tmp_path)
+        assert latest is not None and latest.endpoints() == fresh.endpoints()
+        fresh.write_endpoints(Endpoints(2**22 + 1, "nats://127.0.0.1:1"))
+        assert fresh.endpoints() is None, "of a process that is gone"

@@ -5,9 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
-from bus import Bus
+from bus import Bus, metrics, releases
 from bus.releases import Releases
 from lightningbus.cli import app
 from schemas import subjects
@@ -83,3 +84,36 @@ async def test_a_trial_is_shown_with_its_figures(bus: Bus, nats_url: str, tmp_pa
     shown = json.loads(await weights(nats_url, "show", 0))
     assert shown["state"] == "released" and shown["decisions"][0]["figures"] == {"length": 1.0}
     assert shown["manifest"]["trial"]["cases"] == 1 and shown["manifest"]["trial"]["max_kl"] == 0.1
+
+
+async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
+    bus: Bus, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server answers a publisher, stored where versions, decisions and turns are."""
+    monkeypatch.setattr(releases, "BEHIND_SECONDS", 2.0)
+    answer = b'{"stream":"WEIGHTS","seq":1,"duplicate":true}'
+    strangers = [subject("policy") for subject in (subjects.weights, subjects.release, subjects.turn)]
+    skipped = metrics.messages_skipped.labels("WeightVersion")._value.get()
+    await publish(bus, tmp_path, 0)
+    async with following(bus, tmp_path) as (subscriber, engine):
+        await engine.holds(0)
+        for subject in strangers:
+            await bus.publish_raw(subject, answer, {}, 10)
+        await publish(bus, tmp_path, 1)
+        await engine.holds(1)
+        await weights(nats_url, "revoke", 1, "--why", "it swears")
+        await engine.holds(0)
+        await bus.publish_raw(strangers[0], answer, {}, 10)
+        async with asyncio.timeout(30):
+            while "is passed over: this is not a WeightVersion" not in subscriber.trouble:
+                await asyncio.sleep(0.02)
+        assert [row["version"] for row in await listed(nats_url)] == [1, 0]
+        assert "messages removed: 4" in await weights(nats_url, "repair")
+        async with asyncio.timeout(30):
+            while subscriber.trouble:
+                await asyncio.sleep(0.02)
+    assert "messages removed: 0" in await weights(nats_url, "repair")
+    assert metrics.messages_skipped.labels("WeightVersion")._value.get() >= skipped + 2
+    for subject in strangers:
+        found = await bus.js.get_last_msg(subjects.WEIGHTS, subject, direct=True)
+        assert found.data != answer

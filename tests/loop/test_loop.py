@@ -19,7 +19,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from bus import Bus
+from bus import Access, Bus
 from bus.doors import CLUSTER_KEY, bearer, read_key
 from learner.chain import blob_name
 from schemas import identity, subjects
@@ -224,7 +224,8 @@ async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **f
 
     path = loop.directory / f"published-{version}.safetensors"
     save_file(tensors, path, fields.pop("metadata", None))
-    async with Bus.connect(loop.bus) as bus:
+    access = Access.read(loop.directory / "runs" / "test" / "access", "learner")
+    async with Bus.connect(loop.bus, access=access) as bus:
         found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
         assert found is not None
         name = blob_name("policy", version, found[0].epoch)
@@ -453,6 +454,7 @@ def test_of_two_learners_the_older_one_stops(loop: Loop) -> None:
     found = (loop.directory / "checkpoints" / "latest").resolve()
     shutil.copytree(found, copy / found.name)
     (copy / "latest").symlink_to(found.name)
+    shutil.copy(loop.directory / "checkpoints.key", loop.directory / "copied.key")
     newer = loop.start("learner", "--settings", learner_settings(loop, steps=200, checkpoints=str(copy)))
     assert newer.stderr is not None
     _, said = older.communicate(timeout=120)

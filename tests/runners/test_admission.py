@@ -19,8 +19,9 @@ from bus.doors import bearer
 from bus.processes import resident
 from inference.gateway import Gateway as NodeGateway
 from runners.admission import MOST_BYTES, Admission, Allowance, TooMany
-from runners.gateway import MAX_REQUEST_BYTES, Gateway
+from runners.gateway import Gateway
 from runners.record import Attempt
+from runners.requests import MAX_REQUEST_BYTES
 from runners.slot import Slot
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 
@@ -217,7 +218,7 @@ def test_who_is_slow_or_says_too_much_to_a_node_is_turned_away(
 @asynccontextmanager
 async def node(http: aiohttp.ClientSession) -> AsyncIterator[NodeGateway]:
     """The gateway of a node that is ready."""
-    async with NodeGateway(lambda: "http://127.0.0.1:1", http, "127.0.0.1", 0, KEY) as gateway:
+    async with NodeGateway("http://127.0.0.1:1", http, "127.0.0.1", 0, KEY) as gateway:
         gateway.state, gateway.version = "ready", 1
         yield gateway
 

@@ -1,5 +1,8 @@
 """A runner and a node's real gateway: the cluster key is between these two, and no agent learns it."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 from bus import Bus
 from bus.doors import new_key
 from inference.gateway import Gateway
-from tests.runners.conftest import ScriptedEngine, ended, running, task
+from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 
 NOSY = """
 import os
@@ -35,7 +38,7 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
     async with (
         ScriptedEngine().serving(bus) as engine,
         aiohttp.ClientSession() as http,
-        Gateway(lambda: engine.address, http, "127.0.0.1", 0, key) as node,
+        Gateway(engine.address, http, "127.0.0.1", 0, key) as node,
     ):
         node.state, node.version = "ready", engine.version
         said = {"state": "ready", "address": node.address, "model": "behind", "version": engine.version}
@@ -44,9 +47,69 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
             (batch,) = await ended(bus)
     assert batch.end is not None
     if not same:
-        assert batch.end.outcome == "infra" and "asks for another cluster key" in batch.end.error
+        assert batch.end.outcome == "infra" and "refuses the cluster key of this runner" in batch.end.error
         return
     assert (batch.end.outcome, batch.end.reward) == ("ok", 1.0)
     assert len(engine.requests) == 1
     assert "OPENAI_API_KEY" in batch.end.result and "LIGHTNINGBUS" not in batch.end.result
     assert key not in f"{batch}{caplog.text}"
+
+
+@pytest.mark.parametrize("has_key", [True, False], ids=["another key", "no key"])
+async def test_a_runner_whose_cluster_key_is_refused_reports_it_at_once_in_its_log_and_its_heartbeat(
+    bus: Bus, tmp_path: Path, has_key: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the rollout still waits, and once however often it asks."""
+    (tmp_path / "nosy.py").write_text(NOSY)
+    (tmp_path / "key").write_text(new_key())
+    given: dict[str, Any] = {"agent": "nosy:solve", "path": tmp_path, "drain_seconds": 0}
+    if has_key:
+        given["cluster_key_file"] = tmp_path / "key"
+    sentence = "behind refuses the cluster key of this runner" if has_key else "behind asks for a cluster key"
+    async with (
+        ScriptedEngine().serving(bus) as engine,
+        serving_behind(bus, engine, "behind"),
+        bus.fleet("runner") as fleet,
+        running(bus, **given),
+    ):
+        await bus.publish_task(task(model="behind", deadline=60.0))
+        async with asyncio.timeout(30):
+            while not [beat for beat in fleet.members() if sentence in str(beat.detail.get("last_problem"))]:
+                await fleet.changed()
+        for _ in range(4):  # it asks again meanwhile
+            await fleet.changed()
+    (record,) = [record for record in caplog.records if sentence in record.getMessage()]
+    assert record.levelname == "ERROR" and "cluster_key_file" in record.getMessage()
+
+
+async def test_a_node_that_refuses_the_key_does_not_keep_calls_from_one_that_takes_it(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of them the runner would choose."""
+    (tmp_path / "nosy.py").write_text(NOSY)
+    (tmp_path / "key").write_text(key := new_key())
+    given = {"agent": "nosy:solve", "path": tmp_path, "cluster_key_file": tmp_path / "key"}
+    async with (
+        ScriptedEngine().serving(bus) as engine,
+        serving_behind(bus, engine, "refuses"),
+        serving_behind(bus, engine, "takes", key),
+        running(bus, **given),
+    ):
+        for number in range(8):
+            await bus.publish_task(task(id=f"t{number}", model="behind", deadline=20.0, max_attempts=1))
+        batches = await ended(bus, 8)
+    assert {batch.end.outcome for batch in batches if batch.end} == {"ok"}
+    assert {call.node for batch in batches for call in calls_of(batch)} == {"takes"}
+
+
+@asynccontextmanager
+async def serving_behind(bus: Bus, engine: ScriptedEngine, id: str, key: str = "") -> AsyncIterator[None]:
+    """A node that serves the model ``behind`` and asks for a key; by default for one that nobody has."""
+    async with (
+        aiohttp.ClientSession() as http,
+        Gateway(engine.address, http, "127.0.0.1", 0, key or new_key()) as node,
+    ):
+        node.state, node.version = "ready", engine.version
+        alive = {"state": "ready", "address": node.address, "model": "behind", "version": engine.version}
+        async with bus.beat("inference", id, lambda: alive):
+            yield

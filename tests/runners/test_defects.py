@@ -44,10 +44,10 @@ async def test_09_an_agent_never_sees_the_gap_while_a_version_is_registered(bus:
 
 async def test_11_more_than_fifty_rollouts_run_at_once_and_each_ends_at_its_deadline(bus: Bus) -> None:
     """The queue hands out as many as there are slots, and a deadline is the runner's own to keep."""
-    await bus.ensure(runner_tasks("default"))
+    await bus.ensure(runner_tasks("default", "eval"))
     for number in range(64):
         await bus.publish_task(task(id=f"t{number}"))
-    async with asyncio.timeout(30), bus.pull(runner_tasks("default"), slots=64) as puller:
+    async with asyncio.timeout(30), bus.pull(runner_tasks("default", "eval"), slots=64) as puller:
         held = [await anext(puller) for _ in range(64)]
         assert len({delivery.sequence for delivery in held}) == 64
         for delivery in held:
@@ -60,19 +60,19 @@ async def test_11_more_than_fifty_rollouts_run_at_once_and_each_ends_at_its_dead
 
 async def test_16_a_task_whose_taker_dies_before_it_has_noted_it_is_handed_out_again(bus: Bus, nats_url: str) -> None:
     """Taking is no step of its own: until the result is acknowledged the task is the queue's."""
-    await bus.ensure(runner_tasks("default", ack_wait=1.0))
+    await bus.ensure(runner_tasks("default", "eval", ack_wait=1.0))
     await bus.publish_task(task())
     take = (
         "import asyncio, os, sys; from bus import Bus; from bus.streams import runner_tasks\n"
         "async def main():\n"
         "    async with Bus.connect(sys.argv[1], name='taker') as bus:\n"
-        "        async with bus.pull(runner_tasks('default', ack_wait=1.0), slots=1) as puller:\n"
+        "        async with bus.pull(runner_tasks('default', 'eval', ack_wait=1.0), slots=1) as puller:\n"
         "            await anext(puller); os._exit(9)\n"
         "asyncio.run(main())"
     )
     died = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", take, nats_url], timeout=60)
     assert died.returncode == 9
-    async with asyncio.timeout(30), bus.pull(runner_tasks("default", ack_wait=1.0), slots=1) as puller:
+    async with asyncio.timeout(30), bus.pull(runner_tasks("default", "eval", ack_wait=1.0), slots=1) as puller:
         delivery = await anext(puller)
         assert delivery.deliveries == 2
         await delivery.ack(sync=True)

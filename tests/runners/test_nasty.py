@@ -76,7 +76,7 @@ async def test_nothing_of_an_agent_that_ignores_sigterm_is_left(bus: Bus, engine
         assert batch.end is not None and batch.end.outcome == "timeout"
         await bus.publish_task(task(id="u", deadline=600.0))
         async with asyncio.timeout(20):
-            while (await bus.js.consumer_info("TASKS", "runner-default")).num_ack_pending == 0:
+            while (await bus.js.consumer_info("TASKS", "runner-default-eval")).num_ack_pending == 0:
                 await asyncio.sleep(0.02)
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
@@ -89,3 +89,14 @@ async def test_a_program_that_prints_no_json_is_an_agent_error(
         await bus.publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "agent_error" and "no JSON result" in batch.end.error
+
+
+async def test_an_exception_of_5_mb_is_logged_and_recorded_in_part(
+    bus: Bus, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(bus, agent="nasty:raises_5_mb"):
+        await bus.publish_task(task())
+        (batch,) = await ended(bus)
+    assert batch.end is not None and batch.end.error.startswith("ValueError: xxx") and len(batch.end.error) < 3000
+    logged = [line.getMessage() for line in caplog.records if "xxx" in line.getMessage()]
+    assert len(logged) == 2 and "in raises_5_mb" in logged[0] and max(map(len, logged)) < 20_000

@@ -12,12 +12,12 @@ import msgpack
 import numpy as np
 import pytest
 
-from bus import Bus, DeadLetters, PoisonFlood, runner_tasks
+from bus import STORE_EVENTS, Bus, DeadLetters, PoisonFlood, runner_tasks
 from runners import runner
 from runners.place import CannotStart
 from runners.settings import RunnerSettings
-from schemas.codec import schema_of
-from schemas.events import Task
+from schemas.codec import encode, schema_of
+from schemas.events import Task, TaskPublished, TasksPublished
 from tests.limits import limit
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 
@@ -82,6 +82,15 @@ async def test_no_node_until_the_deadline_is_infra_and_tried_again(bus: Bus) -> 
     assert (first.attempt, batch.attempt) == (1, 2)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("infra", None)
     assert "no inference node is ready until the rollout's deadline" in batch.end.error or "no model" in batch.end.error
+
+
+async def test_a_pin_nobody_serves_names_the_version_and_what_is_served(bus: Bus, engine: ScriptedEngine) -> None:
+    async with running(bus, agent="plain:asks"):
+        await bus.publish_task(task(deadline=3.0, max_attempts=1, weight_version=99))
+        (batch,) = await ended(bus)
+    assert batch.end is not None and batch.end.outcome == "infra"
+    assert "no inference node serves version 99 of 'policy', to which the task is pinned (served: 3)" in batch.end.error
+    assert engine.requests == []
 
 
 async def test_the_sampling_of_a_task_wins_over_the_agents(bus: Bus, engine: ScriptedEngine) -> None:
@@ -149,11 +158,12 @@ async def test_stopping_gives_back_what_is_not_finished_and_says_so(
     bus: Bus, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
+    await bus.ensure(runner_tasks("default", "eval"))
     async with running(bus, agent="plain:sleeps", drain_seconds=0) as stop:
         await bus.publish_task(task())
         info = bus.js.consumer_info
         async with asyncio.timeout(20):
-            while (await info("TASKS", "runner-default")).num_ack_pending == 0:
+            while (await info("TASKS", "runner-default-eval")).num_ack_pending == 0:
                 await asyncio.sleep(0.02)
         stop.set()
     assert "0 rollouts done, 1 given back" in caplog.text
@@ -166,9 +176,9 @@ async def test_stopping_gives_back_what_is_not_finished_and_says_so(
 async def test_a_task_that_kills_every_runner_is_poisoned_a_dead_letter_and_its_groups_last_word(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
-    await bus.ensure(runner_tasks("default"))
+    await bus.ensure(runner_tasks("default", "eval"))
     await bus.publish_task(task(max_attempts=2))
-    async with bus.pull(runner_tasks("default"), slots=1) as dying:
+    async with bus.pull(runner_tasks("default", "eval"), slots=1) as dying:
         for _ in range(2):
             await (await asyncio.wait_for(anext(dying), 10)).nak()
     async with running(bus, agent="plain:asks"):
@@ -193,6 +203,43 @@ async def test_the_group_of_an_unreadable_task_learns_of_it(bus: Bus, engine: Sc
     assert (batch.rollout, batch.sample) == ("t.3", 3)
 
 
+async def test_a_task_of_another_schema_version_is_refused_and_its_dead_letter_says_why(
+    bus: Bus, engine: ScriptedEngine
+) -> None:
+    for number, schema in enumerate(("Task/1", "Heartbeat/2", "")):
+        headers = {"Lb-Schema": schema} if schema else {}
+        await bus.js.publish("lb.task.eval.default", encode(task(id=f"t{number}")), headers=headers)
+    async with running(bus, agent="plain:asks"):
+        batches = await ended(bus, 3)
+    assert {batch.end.outcome for batch in batches if batch.end} == {"poisoned"} and not engine.requests
+    reasons = [letter.reason async for _, letter in DeadLetters(bus).all()]
+    assert reasons == [
+        "Task has schema version 1; this reader knows 2",
+        "this is not a Task: its Lb-Schema header says 'Heartbeat/2'",
+        "this is not a Task: its Lb-Schema header says 'nothing'",
+    ]
+
+
+async def test_a_task_of_another_publisher_is_recorded_once_and_its_trace_is_linked(
+    bus: Bus, engine: ScriptedEngine
+) -> None:
+    trace, span = 32 * "a", 16 * "b"
+    headers = {"Lb-Schema": schema_of(Task), "traceparent": f"00-{trace}-{span}-01"}
+    await bus.js.publish("lb.task.eval.default", encode(task(id="foreign")), headers=headers)
+    await bus.publish_task(task(id="ours"))
+    async with running(bus, agent="plain:asks"):
+        await ended(bus, 2)
+    records: list[TaskPublished] = []
+    async with bus.pull(STORE_EVENTS, slots=4) as puller, asyncio.timeout(10):
+        while len(records) < 2:
+            event = (await anext(puller)).event()
+            assert isinstance(event, TasksPublished)
+            records += event.tasks
+    assert (await bus.js.stream_info("EVENTS")).state.messages == 2
+    links = {record.rollout: record.span.links for record in records}
+    assert links == {"ours.0": (), "foreign.0": ({"trace_id": trace, "span_id": span},)}
+
+
 async def test_a_flood_of_unreadable_tasks_stops_the_runner_and_leaves_them_in_the_queue(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
@@ -207,18 +254,18 @@ async def test_a_flood_of_unreadable_tasks_stops_the_runner_and_leaves_them_in_t
 async def test_a_finished_rollout_waits_for_room_and_meanwhile_no_other_is_begun(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
-    await bus.publish_task(task(id="a"))
-    await bus.publish_task(task(id="b"))
-    await limit(bus, "EVAL_ROLLOUTS", 2)
+    for id in "abc":
+        await bus.publish_task(task(id=id))
+    await limit(bus, "EVAL_ROLLOUTS", 1)
     async with running(bus, agent="plain:asks", ack_wait=2.0), bus.fleet("runner") as fleet:
         async with asyncio.timeout(30):
             while not any(beat.detail.get("waits_for_room") == "lb.rollout.eval" for beat in fleet.members()):
                 await fleet.changed()
-        assert len(engine.requests) == 1
-        assert (await bus.js.consumer_info("TASKS", "runner-default")).num_ack_pending == 1
+        assert len(engine.requests) == 2
+        assert (await bus.js.consumer_info("TASKS", "runner-default-eval")).num_ack_pending == 1
         await limit(bus, "EVAL_ROLLOUTS", None)
-        batches = await ended(bus, 2)
-    assert sorted((batch.task, batch.attempt) for batch in batches) == [("a", 1), ("b", 1)], "the lease was kept"
+        batches = await ended(bus, 3)
+    assert sorted((batch.task, batch.attempt) for batch in batches) == [("a", 1), ("b", 1), ("c", 1)], "leases are kept"
 
 
 @pytest.mark.parametrize(
@@ -237,8 +284,36 @@ async def test_an_agent_that_cannot_start_is_one_sentence(bus: Bus, settings: di
             await runner.run(bus, checked, asyncio.Event())
 
 
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["pyhton", "agent.py"], "pyhton is no program in PATH"),
+        (["./agent"], r"\./agent is no program in .*agents"),
+        (["plain.py"], r"plain\.py is no program in PATH"),
+    ],
+)
+async def test_a_mistyped_command_is_found_before_any_task_is_taken(
+    bus: Bus, command: list[str], sentence: str
+) -> None:
+    await bus.ensure(runner_tasks("default", "eval"))
+    await bus.publish_task(task())
+    with pytest.raises(CannotStart, match=sentence):
+        async with asyncio.timeout(30):
+            await runner.run(bus, RunnerSettings(command=command, path=AGENTS), asyncio.Event())
+    assert await bus.delivered(runner_tasks("default", "eval")) == 0
+
+
+async def test_an_agent_that_cannot_be_imported_is_found_before_any_task_is_taken(bus: Bus) -> None:
+    await bus.ensure(runner_tasks("default", "eval"))
+    await bus.publish_task(task())
+    with pytest.raises(CannotStart, match="No module named 'agnet'"):
+        async with asyncio.timeout(30):
+            await runner.run(bus, RunnerSettings(agent="agnet:solve", path=AGENTS), asyncio.Event())
+    assert await bus.delivered(runner_tasks("default", "eval")) == 0
+
+
 async def test_a_runner_killed_gives_its_task_to_another(bus: Bus, nats_url: str, engine: ScriptedEngine) -> None:
-    await bus.ensure(runner_tasks("default", 1.0))
+    await bus.ensure(runner_tasks("default", "eval", 1.0))
     command = [sys.executable, "-m", "lightningbus", "runner", "--bus", nats_url, "--agent", "plain:sleeps"]
     process = await asyncio.create_subprocess_exec(
         *command, "--path", str(AGENTS), "-n", "1", start_new_session=True, stderr=asyncio.subprocess.PIPE
@@ -248,7 +323,7 @@ async def test_a_runner_killed_gives_its_task_to_another(bus: Bus, nats_url: str
         assert process.returncode is None
     await bus.publish_task(task())
     async with asyncio.timeout(20):
-        while (await bus.js.consumer_info("TASKS", "runner-default")).num_ack_pending == 0:
+        while (await bus.js.consumer_info("TASKS", "runner-default-eval")).num_ack_pending == 0:
             await asyncio.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     await process.wait()

@@ -5,28 +5,39 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from aiohttp import web
 
 from bus import Bus
 from bus.children import kill_group, spawn
+from bus.embedded import free_port
 from bus.processes import below, is_alive
-from runners.hosts import paths_of
+from inference.engine import Engine
+from inference.settings import InferenceSettings
+from lightningbus import checking
+from runners.hosts import RELAY, paths_of
 from runners.inmate import Keeper
 from runners.limits import Limits
 from runners.place import CannotStart, Place
 from runners.printed import AHEAD_BYTES, READ_BYTES
+from runners.settings import RunnerSettings
 from schemas.events import SpanBatch
+from store.store import embedded
+from tests.listening import child, ports_and_sockets
 from tests.runners.conftest import AGENTS, ScriptedEngine, ended, running, task
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
+STAND_IN = str(ROOT / "tests" / "chaos" / "vllm.py")
 BRING = ROOT / "docs" / "bring-your-agent.md"
 
 
@@ -88,9 +99,8 @@ def usable(*command: str) -> str:
 
 @pytest.mark.parametrize("prefix", [["env", "MARK={tmp}"], ["setpriv", "--no-new-privs"]])
 async def test_whatever_hands_on_input_output_and_environment_may_stand_in_front(
-    bus: Bus, engine: ScriptedEngine, prefix: list[str], monkeypatch: pytest.MonkeyPatch
+    bus: Bus, engine: ScriptedEngine, prefix: list[str]
 ) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "opens the weights")
     if why := usable(*prefix):
         pytest.skip(why)
     async with running(bus, agent="nasty:tells", sandbox=prefix):
@@ -99,12 +109,38 @@ async def test_whatever_hands_on_input_output_and_environment_may_stand_in_front
     told = said(batch)
     assert told["marked"] == (told["tmp"] if prefix[0] == "env" else None)
     assert ("NoNewPrivs:\t1" in told["status"]) == (prefix[0] == "setpriv")
+
+
+GIVEN = {
+    *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
+    *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_HEADERS"),
+    *("OTEL_BSP_SCHEDULE_DELAY", "PYTHONUNBUFFERED", "TMPDIR"),
+}
+"""What an agent needs to find its model and to be heard."""
+
+
+@pytest.mark.parametrize("env", [["HF_HOME", "NOT_SET", "AWS_REGION=a=b"], {"HF_HOME": "/models", "AWS_REGION": "a=b"}])
+async def test_an_agent_finds_in_its_environment_what_is_on_the_list_and_nothing_else(
+    bus: Bus, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, env: list[str] | dict[str, str]
+) -> None:
+    for name in ("HF_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS", "AZURE_CLIENT_SECRET", "AWS_SECRET_ACCESS_KEY", "X"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("HF_HOME", "/models")
+    monkeypatch.setenv("LC_TIME", "C.UTF-8")
+    monkeypatch.setenv("TZ", "UTC")
     command = [sys.executable, "-c", "import json, os, sys; print(json.dumps({'reward': 1.0, **os.environ}))"]
-    async with running(bus, command=command, name="two", sandbox=["env", "MARK=x"], env={"AWS_REGION": "y"}):
-        await bus.publish_task(task(id="u", agent="two"))
+    async with running(bus, command=command, env=env):
+        await bus.publish_task(task())
         (batch,) = await ended(bus)
-    assert said(batch)["MARK"] == "x"
-    assert {name for name in said(batch) if name.startswith("AWS_")} == {"AWS_REGION"}, "what it was given, not ours"
+    environment = {name: text for name, text in said(batch).items() if name != "reward"}
+    listed = {name for name in os.environ if name in ("PATH", "HOME", "LANG", "TZ") or name.startswith("LC_")}
+    assert environment.keys() - {"LC_CTYPE"} == (GIVEN | listed | {"HF_HOME", "AWS_REGION"}) - {"LC_CTYPE"}
+    assert (environment["HF_HOME"], environment["AWS_REGION"], environment["TZ"]) == ("/models", "a=b", "UTC")
+
+
+def test_an_entry_of_env_that_is_no_variable_is_refused() -> None:
+    with pytest.raises(ValueError, match="'A B=1' is neither a variable's name nor NAME=VALUE"):
+        RunnerSettings(agent="plain:asks", env=["A B=1"])
 
 
 async def test_what_an_agent_prints_reaches_our_log_whole_lines_of_it_and_not_without_end(
@@ -196,19 +232,116 @@ def test_an_interpreter_that_stands_anywhere_lets_nothing_into_the_sandbox(tmp_p
 def test_a_signal_that_a_sandbox_hands_on_is_known() -> None:
     limits = Limits(memory_gb=2)
     for code in (-signal.SIGSEGV, 128 + signal.SIGSEGV):
-        assert limits.ended(code) == f"the agent's process ended with {code}; the limit is memory_gb: 2"
-    assert limits.ended(3) == "the agent's process ended with 3"
+        assert limits.ended(code) == f"its process ended with {code}; the limit is memory_gb: 2"
+    assert limits.ended(3) == "its process ended with 3"
+
+
+def documented() -> dict[str, Any]:
+    """The sandbox of the page, where this machine can build it."""
+    if why := usable("bwrap", "--ro-bind", "/", "/", "--unshare-all", "--proc", "/proc"):
+        pytest.skip(why)
+    (block,) = [part.split("```")[0] for part in BRING.read_text().split("```yaml\n") if "bwrap" in part]
+    settings: dict[str, Any] = yaml.safe_load(block)
+    return settings
+
+
+KNOCKS = "import json, nasty; print(json.dumps(nasty.knocks(json.load(open(0)))))"
+
+
+def reaches(family: int, address: Any) -> bool:
+    """Whether this process does, which is in no sandbox."""
+    with socket.socket(family, socket.SOCK_STREAM) as caller:
+        return caller.connect_ex(address) == 0
+
+
+@pytest.mark.parametrize("program", [False, True], ids=["function", "program"])
+async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
+    bus: Bus, nats_url: str, engine: ScriptedEngine, tmp_path: Path, program: bool
+) -> None:
+    """Neither bus, ClickHouse, a node, vLLM nor another network; its model and its telemetry work as ever."""
+    sandbox = documented()
+    (tmp_path / "config.json").write_text('{"vocab_size": 100}')
+    settings = InferenceSettings(model_path=tmp_path, work=tmp_path / "work", command=[sys.executable, STAND_IN])
+    async with embedded(tmp_path / "store") as store, Engine(settings) as vllm:
+        await vllm.start()
+        _, (steering,) = ports_and_sockets(child(STAND_IN))
+        names = {"bus": nats_url, "clickhouse": store, "node": engine.address}
+        addresses = {name: (urlsplit(url).hostname, urlsplit(url).port) for name, url in names.items()}
+        sockets = {"vllm": str(steering)}
+        for address in addresses.values():
+            assert reaches(socket.AF_INET, address), "from outside it is there"
+        assert reaches(socket.AF_UNIX, sockets["vllm"])
+        addresses["internet"] = ("192.0.2.1", 443)
+        agent: dict[str, Any] = {"agent": "nasty:knocks"}
+        if program:
+            agent = {"command": [sys.executable, "-c", KNOCKS]}
+        async with running(bus, **agent, **sandbox):
+            await bus.publish_task(task(input={"addresses": addresses, "sockets": sockets}))
+            (batch,) = await ended(bus)
+    told = said(batch)
+    closed = dict.fromkeys(names, "ECONNREFUSED") | {"internet": "ENETUNREACH", "vllm": "ENOENT"}
+    assert told["answers"] == closed
+    assert (told["asked"], told["streamed"], told["telemetry"]) == ("xx", "xx", 200)
+    assert len(engine.requests) == 2 and "seen" in {span.name for span in batch.spans}
+
+
+async def test_a_dry_run_starts_the_agent_in_its_sandbox() -> None:
+    settings = RunnerSettings.model_validate({"agent": "nasty:knocks", "path": AGENTS, **documented()})
+    assert await checking._agent(settings) == "nasty:knocks: imported by this interpreter"
+
+
+async def test_a_directory_too_long_for_the_gateways_socket_is_one_sentence(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
+    Path(tempfile.gettempdir()).mkdir()
+    with pytest.raises(CannotStart, match=r"TMPDIR: .* is too long for a Unix socket: set a shorter one"):
+        async with running(bus, agent="nasty:tells", sandbox=["env", "SOCKET={gateway}"]):
+            pass
+    assert not list(Path(tempfile.gettempdir()).iterdir())
+
+
+RELAYED = """
+import os, sys, urllib.request
+try:
+    os.wait()
+except ChildProcessError:
+    print("no child that it does not know")
+print(urllib.request.urlopen(sys.argv[1]).read().decode())
+sys.exit(7)
+"""
+
+
+async def test_a_relay_hands_on_what_comes_and_becomes_the_program(tmp_path: Path) -> None:
+    async def much(request: web.Request) -> web.Response:
+        return web.Response(text="x" * 1_000_000)
+
+    app = web.Application()
+    app.router.add_get("/", much)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "socket")).start()
+    address = f"127.0.0.1:{free_port()}"
+    relay = [sys.executable, "-I", str(RELAY), str(tmp_path / "socket"), address]
+    command = [*relay, sys.executable, "-c", RELAYED, f"http://{address}/"]
+    process = await spawn(*command, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    assert out.split() == [*b"no child that it does not know".split(), b"x" * 1_000_000] and process.returncode == 7
+    await kill_group(process)
+    process = await spawn(*relay, str(tmp_path / "nothing"), stderr=asyncio.subprocess.PIPE)
+    _, printed = await process.communicate()
+    assert printed.decode().splitlines() == [f"{tmp_path}/nothing cannot be started: No such file or directory"]
+    await kill_group(process)
+    await runner.cleanup()
 
 
 async def test_the_documented_bubblewrap_hides_secrets_other_rollouts_and_other_processes(
     bus: Bus, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
-    if why := usable("bwrap", "--ro-bind", "/", "/", "--unshare-pid", "--proc", "/proc"):
-        pytest.skip(why)
-    (block,) = [part.split("```")[0] for part in BRING.read_text().split("```yaml\n") if "bwrap" in part]
+    block = documented()
     (key := tmp_path / "cluster.key").write_text("secret" * 8)
     paths = [str(key), f"/proc/{os.getpid()}", str(ROOT / "runners" / "host.py"), "/usr/bin/env"]
-    async with running(bus, agent="nasty:tells", concurrency=2, **yaml.safe_load(block)):
+    async with running(bus, agent="nasty:tells", concurrency=2, **block):
         await bus.publish_task(task(id="a", input={"paths": paths}))
         (first,) = await ended(bus)
         other = said(first)["tmp"]

@@ -1,6 +1,7 @@
 """What an agent's instrumentation sends: on the bus before it is answered, and nothing of it thrown away."""
 
 import asyncio
+import base64
 import gzip
 import json
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from urllib.parse import unquote
 
 import aiohttp
 import pytest
+from google.protobuf import json_format
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
@@ -123,7 +125,8 @@ async def test_gzip_json_and_what_is_no_telemetry(bus: Bus) -> None:
         assert status == 200 and json.loads(body) in ({}, {"partialSuccess": {}})
         status, _, body = await made.post("traces", b"\xff\xff")
         assert status == 400 and "not an OTLP request" in Status.FromString(body).message
-        assert (await made.post("profiles", b""))[0] == 400
+        status, _, body = await made.post("nothing", b"")
+        assert status == 404 and Status.FromString(body).message == "OTLP has no signal 'nothing'"
         status, _, body = await made.post("metrics", b"")
         assert (
             status == 200
@@ -143,7 +146,45 @@ def test_nothing_of_a_span_is_thrown_away() -> None:
     assert span.attributes["otel.scope.version"] == "1.2"
     assert span.attributes["otel.trace_state"] == "vendor=1"
     assert span.attributes["lightningbus.otlp.unknown.1023"] == 7
-    assert span.links == ({"trace_id": "02" * 16, "span_id": "03" * 8, "attributes": {"why": "/w=="}},)
+    (link,) = span.links
+    assert link["span_id"] == "03" * 8
+    assert link["attributes"] == {"why": "/w==", "lightningbus.otlp.trace_id": "02" * 16}
+
+
+@pytest.mark.parametrize("kind", [PROTOBUF, otlp.JSON])
+def test_links_among_an_agents_spans_move_with_them_into_the_rollouts_trace(kind: str) -> None:
+    """Links to what others traced stay: the flags tell whose span it is, where it has not come in the same request."""
+    request = ExportTraceServiceRequest()
+    spans = request.resource_spans.add().scope_spans.add().spans
+    local, remote = 0x100, 0x300
+    links = {b"\1": remote, b"\2": remote, b"\3": local, b"\4": 0, b"\5": remote}
+    for trace in (b"\1", b"\2"):
+        span = spans.add(trace_id=trace * 16, span_id=trace * 8, start_time_unix_nano=1)
+        for target, flags in links.items():
+            span.links.add(trace_id=target * 16, span_id=target * 8, flags=flags)
+    body = request.SerializeToString()
+    if kind == otlp.JSON:
+        said = json_format.MessageToDict(request)
+        body = json.dumps(with_hex_ids(said)).encode()
+    for moved in otlp.read("traces", body, kind, "t.0", "root"):
+        own, foreign = identity.trace_id("t.0"), "05" * 16
+        assert [link["trace_id"] for link in moved.links] == [own, own, own, own, foreign]
+        assert [link["attributes"].get("lightningbus.otlp.trace_id") for link in moved.links] == [
+            "01" * 16, "02" * 16, "03" * 16, "04" * 16, None,
+        ]  # fmt: skip
+        assert [link["span_id"] for link in moved.links] == [f"0{number}" * 8 for number in range(1, 6)]
+
+
+def with_hex_ids(value: Any) -> Any:
+    """Protobuf's JSON as OTLP writes it."""
+    if isinstance(value, list):
+        return [with_hex_ids(element) for element in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: base64.b64decode(field).hex() if key in ("traceId", "spanId") else with_hex_ids(field)
+        for key, field in value.items()
+    }
 
 
 def test_a_log_record_is_a_span_that_takes_no_time() -> None:

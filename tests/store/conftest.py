@@ -1,5 +1,6 @@
 """Real store processes: ``lightningbus store`` with the embedded engine, on free ports."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from clickhouse_connect.driver.client import Client
 
 from store import migrations
+from tests.examples.conftest import environment as environment
 from tests.waiting import until
 
 
@@ -42,14 +44,34 @@ class StoreProcess:
 Start = Callable[..., StoreProcess]
 
 
+@contextmanager
+def full_disk(store: StoreProcess, directory: Path) -> Iterator[None]:
+    """The disk of a store that was started with ``disk_mib`` has no byte left while the block runs."""
+    filler = Path(f"/proc/{store.process.pid}/root{directory}/filler")
+    try:
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(65536))
+        yield
+    finally:
+        filler.unlink()
+
+
 @pytest.fixture
 def start_store(tmp_path: Path) -> Iterator[Start]:
-    """Starts ``lightningbus store`` on a bus; always on the same directory. Takes more of its settings by name."""
+    """Starts ``lightningbus store`` on a bus; always on the same directory. Takes more of its settings by name.
+
+    ``disk_mib`` gives the directory a disk of its own, of so many MiB; see `full_disk`.
+    """
     running: list[subprocess.Popen[str]] = []
 
-    def start(bus: str, **settings: Any) -> StoreProcess:
+    def start(bus: str, disk_mib: int = 0, **settings: Any) -> StoreProcess:
         (tmp_path / "store.json").write_text(json.dumps(settings))
         command = [sys.executable, "-m", "lightningbus", "store", "--bus", bus, "--http-port", "0"]
+        if disk_mib:
+            (tmp_path / "store").mkdir(exist_ok=True)
+            mount = f'mount -t tmpfs -o size={disk_mib}m tmpfs {tmp_path / "store"} && exec "$@"'
+            command = ["unshare", "-rm", "sh", "-c", mount, "sh", *command]
         command += ["--settings", str(tmp_path / "store.json")]
         process = subprocess.Popen([*command, "--path", str(tmp_path / "store")], stderr=subprocess.PIPE, text=True)
         running.append(process)

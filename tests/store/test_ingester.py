@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from bus import Bus
+from bus import Bus, metrics
 from schemas import subjects
+from store import ingester as module
 from store.batch import types_of
 from store.ingester import SLOTS, Ingester, slots_for
 from store.settings import StoreSettings
@@ -65,10 +67,10 @@ async def test_two_batches_wait_for_the_one_in_flight_and_no_more(bus: Bus, stor
     going, asked = threading.Event(), threading.Event()
     write = by_client(client(store.url))
 
-    def insert(*arguments: Any) -> None:
+    def insert(*arguments: Any) -> int:
         asked.set()
         going.wait(60)
-        write(*arguments)
+        return write(*arguments)
 
     async with ingesting(bus, store, insert, batch_rows=20, batch_seconds=0.05) as (ingester, _):
         await publish(bus, 0, 200)
@@ -83,8 +85,87 @@ async def test_two_batches_wait_for_the_one_in_flight_and_no_more(bus: Bus, stor
     assert store.one("SELECT count() FROM spans") == 400
 
 
+async def test_a_message_the_store_stumbles_over_is_a_dead_letter_and_the_store_goes_on(
+    bus: Bus, store: StoreProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows_of = module.rows_of
+
+    def stumbles(event: Any, received: Any) -> Any:
+        if getattr(event, "task", "") == "t0":
+            raise LookupError("a fault of ours")
+        return rows_of(event, received)
+
+    monkeypatch.setattr(module, "rows_of", stumbles)
+    async with ingesting(bus, store):
+        await publish(bus, 0, 2)
+        await until(store, 1)
+        async with asyncio.timeout(30):
+            while (await bus.js.stream_info(subjects.DEAD)).state.messages < 2:
+                await asyncio.sleep(0.02)
+    assert store.one("SELECT any(task) FROM rollouts") == "t1"
+
+
 def test_fewer_messages_are_held_the_larger_they_are() -> None:
     assert slots_for(1000, 16_000_000) == SLOTS[1]
     assert slots_for(100_000, 16_000_000) == 480
     assert slots_for(4_000_000, 16_000_000) == SLOTS[0]
     assert slots_for(0, 16_000_000) == SLOTS[1]
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("the disk hums"), KeyError("raw_spans"), OSError("no route")])
+async def test_an_error_of_the_insert_nobody_foresaw_is_counted_and_the_batch_tried_again(
+    bus: Bus, store: StoreProcess, fault: Exception
+) -> None:
+    write, faults = by_client(client(store.url)), [fault, fault]
+    before = metrics.insert_failures._value.get()
+
+    def insert(*arguments: Any) -> int:
+        if faults:
+            raise faults.pop()
+        return write(*arguments)
+
+    async with ingesting(bus, store, insert):
+        await publish(bus, 0, 3)
+        await until(store, 3)
+    assert metrics.insert_failures._value.get() == before + 2
+    assert store.one("SELECT count() FROM model_calls") == 6
+
+
+async def test_rows_that_clickhouse_does_not_count_as_written_are_not_acknowledged(
+    bus: Bus, store: StoreProcess
+) -> None:
+    write, swallowed = by_client(client(store.url)), [1, 2]
+
+    def insert(database: str, table: str, columns: Any, how: dict[str, str]) -> int:
+        return write(database, table, columns.slice(swallowed.pop()) if swallowed else columns, how)
+
+    async with ingesting(bus, store, insert) as (_, writer):
+        await publish(bus, 0, 3)
+        await until(store, 3)
+        assert writer.problem == ""
+    assert store.one("SELECT count() FROM spans") == 6
+    assert store.one("SELECT count() FROM model_calls") == 6
+
+
+async def test_poison_that_cannot_be_buried_now_does_not_end_the_ingester(bus: Bus, store: StoreProcess) -> None:
+    await bus.js.delete_stream(subjects.DEAD)
+    async with ingesting(bus, store):
+        await bus.js.publish(subjects.rollout("eval"), b"\xc1 no event")
+        await publish(bus, 0, 2)
+        await until(store, 2)
+        info = await bus.js.consumer_info(subjects.EVAL_ROLLOUTS, subjects.STORE)
+        assert info.num_ack_pending == 1, "it comes again"
+
+
+async def test_thirty_rows_no_column_holds_are_dead_letters_and_the_rest_is_written(
+    bus: Bus, store: StoreProcess
+) -> None:
+    for number in range(30):
+        (batch,) = batches(f"bad{number}", 0, parts=1)
+        await bus.publish(subjects.rollout("eval"), msgspec.structs.replace(batch, attempt=70_000), msg_id=f"b{number}")
+    await publish(bus, 0, 3)
+    async with ingesting(bus, store):
+        await until(store, 3)
+        async with asyncio.timeout(60):
+            while (await bus.js.stream_info(subjects.DEAD)).state.messages < 30:
+                await asyncio.sleep(0.05)

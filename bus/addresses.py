@@ -1,0 +1,52 @@
+"""Addresses of the bus: what is well formed, what wants TLS, and what may be shown. Pure."""
+
+from urllib.parse import urlsplit
+
+from bus.errors import AddressError
+
+SCHEMES = ("nats", "tls")
+
+
+def server_addresses(urls: str) -> list[str]:
+    """The addresses in a list with commas, each with its scheme; raises `AddressError` in one sentence."""
+    return [_checked(url, urls) for url in urls.split(",")]
+
+
+def wants_tls(addresses: list[str]) -> bool:
+    """Whether one of them is ``tls://``; it then holds for all, as servers of a cluster name each other."""
+    return any(address.startswith("tls://") for address in addresses)
+
+
+def without_secrets(urls: str) -> str:
+    """A list of addresses as it may be shown: without users and passwords."""
+    split = [url.partition("://") if "://" in url else ("", "", url) for url in urls.split(",")]
+    return ",".join(f"{scheme}{mark}{rest.rpartition('@')[2]}" for scheme, mark, rest in split)
+
+
+def _checked(url: str, urls: str) -> str:
+    shown = f"the bus address {without_secrets(urls)!r}"
+    if not urls:
+        raise AddressError(f"{shown} is empty: it is nats://host:port, or tls://host:port")
+    if not url:
+        raise AddressError(f"{shown} has an empty member: addresses stand with one comma between them")
+    if any(sign.isspace() for sign in url):
+        raise AddressError(f"{shown} has a space in it")
+    scheme, mark, _ = url.partition("://")
+    if mark and scheme.lower() not in SCHEMES:
+        raise AddressError(f"{shown} starts with {scheme}://, not nats:// or tls://")
+    whole = f"{scheme.lower()}{url[len(scheme) :]}" if mark else f"nats://{url}"
+    try:
+        parts = urlsplit(whole)
+    except ValueError:
+        raise AddressError(f"{shown} is no address: it is nats://host:port, or tls://host:port") from None
+    try:
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        has_port = False
+    if not has_port:
+        raise AddressError(f"{shown}: a port is a number from 1 to 65535")
+    if not parts.hostname:
+        raise AddressError(f"{shown} names no host")
+    if parts.path or parts.query or parts.fragment:
+        raise AddressError(f"{shown} has more than host and port")
+    return whole

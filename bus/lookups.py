@@ -1,0 +1,57 @@
+"""Several stored messages for one request, without a consumer: a batched Direct Get (ADR-31)."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from bus.errors import BusError
+
+SEQUENCE = "Nats-Sequence"
+"""The header with a message's sequence in its stream."""
+STATUS = "Status"
+ENDED = ("204", "404")
+"""How the answer ends: those were all, or there are none."""
+
+
+@asynccontextmanager
+async def lookup(
+    nc: Client, stream: str, request: Mapping[str, object], seconds: float
+) -> AsyncIterator[AsyncIterator[Msg]]:
+    """The messages a request asks for, as they come; the block may leave early.
+
+    The iteration raises `BusError` when the stream does not answer, or nothing comes for ``seconds``.
+    """
+    answers: asyncio.Queue[Msg] = asyncio.Queue()
+    inbox = nc.new_inbox()
+    listening = await nc.subscribe(inbox, cb=answers.put)
+
+    async def arriving() -> AsyncIterator[Msg]:
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    message = await answers.get()
+            except TimeoutError:
+                raise BusError(f"stream {stream} cannot be looked into: no answer within {seconds:g} s") from None
+            headers = message.headers or {}
+            if headers.get(STATUS) in ENDED:
+                return
+            if STATUS in headers:
+                why = headers.get("Description", headers[STATUS])
+                raise BusError(f"stream {stream} cannot be looked into: {why}")
+            yield message
+
+    try:
+        await nc.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), reply=inbox)
+        yield arriving()
+    finally:
+        if nc.is_connected:
+            await listening.unsubscribe()
+
+
+def sequence_of(message: Msg) -> int:
+    """A looked-up message's sequence in its stream."""
+    return int((message.headers or {})[SEQUENCE])

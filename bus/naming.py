@@ -1,0 +1,15 @@
+"""Which of the known names a wrong one may have been meant as."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+MAX_LISTED = 12
+"""Known names that are listed where none is near."""
+
+
+def name_nearest(wrong: str, known: Iterable[str]) -> str:
+    """A clause for an error: "did you mean 'steps'?", else the known names if they are few; empty if they are many."""
+    names = sorted(known)
+    if near := get_close_matches(wrong, names, n=1):
+        return f"did you mean {near[0]!r}?"
+    return f"known are {', '.join(names)}" if len(names) <= MAX_LISTED else ""

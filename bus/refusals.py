@@ -1,0 +1,26 @@
+"""How long a server may refuse a connection before it is given up. Pure: times in, a decision out."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Refusals of one connection; ``bound`` and ``pause`` are seconds."""
+
+    bound: float
+    """After so long without a connection it is given up."""
+    pause: float
+    """After so long without a refusal the next one is the first again: the server was away, and may be another."""
+    _first: float | None = None
+    _last: float = 0.0
+
+    def add(self, now: float) -> bool:
+        """Note a refusal; returns whether they have gone on for longer than the bound."""
+        if self._first is None or now - self._last > self.pause:
+            self._first = now
+        self._last = now
+        return now - self._first >= self.bound
+
+    def clear(self) -> None:
+        """Connected: what was refused before does not count."""
+        self._first = None

@@ -1,0 +1,40 @@
+"""Write beside each image of others in this directory the digest that its tag has in its registry now.
+
+``python deploy/pin_images.py`` wants docker with buildx, and a network. Run it again after a tag was changed.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+DEPLOY = Path(__file__).parent
+IMAGE = re.compile(r"^(\s*(?:- )?image: |ARG BASE=)(?!lightningbus-)([\w./-]+:[\w.-]+)(@sha256:[0-9a-f]{64})?$", re.M)
+
+
+def pinned(text: str, digest_of: Callable[[str], str]) -> str:
+    """A file with each image as ``name:tag@digest``, whatever digest it had before."""
+    return IMAGE.sub(lambda found: f"{found[1]}{found[2]}@{digest_of(found[2])}", text)
+
+
+def files() -> list[Path]:
+    """What names images here."""
+    return [DEPLOY / "Dockerfile", *sorted(DEPLOY.rglob("*.yaml"))]
+
+
+def digest(image: str) -> str:
+    """The digest of a tag; of all platforms' list, where there are several."""
+    command = ["docker", "buildx", "imagetools", "inspect", image, "--format", "{{.Manifest.Digest}}"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except FileNotFoundError:
+        sys.exit("docker is not installed: images are pinned where it is")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"the digest of {image} was not found: {error.stderr.strip()}")
+
+
+if __name__ == "__main__":
+    changed = {file: pinned(file.read_text(), digest) for file in files()}
+    for file, text in changed.items():
+        file.write_text(text)

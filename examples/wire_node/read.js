@@ -1,0 +1,10 @@
+// Read the rollouts of a run from Node.js: node read.js RUN
+import { createClient } from "@clickhouse/client";
+
+const client = createClient({ url: process.env.CLICKHOUSE_URL ?? "http://127.0.0.1:8123", database: "lightningbus" });
+const query = `
+  SELECT task, input, outcome, reward FROM tasks LEFT JOIN rollouts USING (run, rollout, task)
+  WHERE run = {run:String} ORDER BY task`;
+const rows = await client.query({ query, query_params: { run: process.argv[2] }, format: "JSONEachRow" });
+for (const row of await rows.json()) console.log(JSON.stringify(row));
+await client.close();

@@ -1,0 +1,19 @@
+"""The environment of an agent's processes: what is on a list, what an operator adds, and nothing else. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+PASSED_ON = ("PATH", "HOME", "LANG", "TZ")
+"""Variables of the runner's own that say where programs are, and in which language and time zone they speak."""
+LOCALE = "LC_"
+
+
+def agent_environment(ours: Mapping[str, str], entries: Iterable[str]) -> dict[str, str]:
+    """What an agent gets of the runner's environment; an entry is a name to pass on, if it is set, or NAME=VALUE."""
+    environment = {name: value for name, value in ours.items() if name in PASSED_ON or name.startswith(LOCALE)}
+    for entry in entries:
+        name, is_set, value = entry.partition("=")
+        if is_set:
+            environment[name] = value
+        elif name in ours:
+            environment[name] = ours[name]
+    return environment

@@ -1,0 +1,41 @@
+"""Inference nodes that refuse this runner's cluster key: named at once, and passed over while there are others."""
+
+import logging
+from collections.abc import Iterable
+
+from schemas.events import Heartbeat
+
+log = logging.getLogger(__name__)
+
+
+class Refusing:
+    """Which nodes these are. A node reads its key as it starts, so its process is what is remembered."""
+
+    def __init__(self, has_key: bool) -> None:
+        self._has_key = has_key
+        self._processes: set[tuple[str, int]] = set()
+
+    def add(self, node: Heartbeat) -> str:
+        """One has refused; returns why, as a sentence, which is logged the first time."""
+        why = self._why(node)
+        if (node.id, node.pid) not in self._processes:
+            self._processes.add((node.id, node.pid))
+            log.error("%s: calls wait for other nodes; give the runner the file of the nodes' key", why)
+        return why
+
+    def remove(self, node: Heartbeat) -> None:
+        """It has answered."""
+        self._processes.discard((node.id, node.pid))
+
+    def others(self, nodes: Iterable[Heartbeat]) -> list[Heartbeat]:
+        """Those that have not refused."""
+        return [node for node in nodes if (node.id, node.pid) not in self._processes]
+
+    def problem(self, nodes: Iterable[Heartbeat]) -> str:
+        """Why one of these refuses; empty if none does."""
+        return next((self._why(node) for node in nodes if (node.id, node.pid) in self._processes), "")
+
+    def _why(self, node: Heartbeat) -> str:
+        if self._has_key:
+            return f"{node.id} refuses the cluster key of this runner (cluster_key_file)"
+        return f"{node.id} asks for a cluster key, and this runner has none (cluster_key_file)"

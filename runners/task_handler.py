@@ -1,0 +1,186 @@
+"""One task from its delivery to its end: run, published, and acknowledged, given back or buried."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from nats.errors import Error as NatsError
+
+from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased, metrics, tracing
+from bus.faults import count_fault
+from bus.tasks import foreign_record
+from runners import attempts
+from runners.attempts import Decision
+from runners.ending import Ending, run_agent
+from runners.host import Host
+from runners.record import MAX_ERROR, Attempt
+from runners.sending import send
+from runners.slots import Slots, Stay, Stopping
+from schemas import attributes, subjects
+from schemas.codec import DecodeError, EncodeError, decode
+from schemas.events import Mode, Outcome, Task, TaskKey
+from schemas.text import shorten
+
+log = logging.getLogger(__name__)
+
+GIVE_BACK_SECONDS = 5.0
+"""How long a stopping runner tries to say that a rollout was cancelled; its task is given back in any case."""
+UNREADABLE_SECONDS = 5.0
+RATE_SECONDS = 10.0
+TRANSIENT = (BusError, NatsError)
+"""Errors of the bus, after which a task is given back however often it was delivered."""
+FORESEEN = (*TRANSIENT, EncodeError)
+"""Errors that are nobody's fault here, or the task's own; any other is a fault of the runner's."""
+
+
+class TaskHandler:
+    """Handles the tasks of one runner; whatever goes wrong costs neither a slot nor a task."""
+
+    def __init__(
+        self, bus: Bus, runner: str, ack_wait: float, slots: Slots, hosts: Mapping[int, Host], stop: Callable[[], None]
+    ) -> None:
+        """``hosts`` by number of their slot; ``stop`` is called when most tasks are unreadable, see `flood`."""
+        self._bus, self._runner, self._ack_wait = bus, runner, ack_wait
+        self._slots, self._hosts, self._stop = slots, hosts, stop
+        self._poison = PoisonLimit(f"runner {runner}")
+        self._ended_at: list[float] = []
+        self.flood: PoisonFlood | None = None
+        """Why the runner has to end; None: it has not."""
+        self.done = 0
+        self.given_back = 0
+        self.problem = ""
+        """What went wrong last."""
+
+    @property
+    def rate(self) -> float:
+        """Rollouts done per second, lately."""
+        now = time.monotonic()
+        self._ended_at = [moment for moment in self._ended_at if now - moment < RATE_SECONDS]
+        return len(self._ended_at) / RATE_SECONDS
+
+    async def serve(self, mode: Mode, delivery: Delivery) -> None:
+        """One delivery, by its mode's durable, to its end."""
+        rollout = delivery.headers.get(subjects.MSG_ID_HEADER, delivery.subject)
+        try:
+            # Leased first: it may wait for a slot.
+            async with leased(delivery, self._ack_wait) as lease, self._slots.taken(mode) as stay:
+                await self._take(stay, delivery, lease)
+        except Stopping:
+            await self._give_back(delivery, 0.0)
+        except asyncio.CancelledError:
+            await self._give_back(delivery, 0.0)
+            raise
+        except Exception as error:  # whatever it is, it costs neither the slot nor the task
+            self.problem = shorten(str(error) or type(error).__name__, MAX_ERROR)
+            log.warning("%s given back: %s", rollout, self.problem)
+            if not isinstance(error, FORESEEN):
+                count_fault(rollout, error)
+            if isinstance(error, TRANSIENT) or not await self._is_given_up(delivery):
+                await self._give_back(delivery, attempts.retry_after(delivery.deliveries))
+
+    async def _is_given_up(self, delivery: Delivery) -> bool:
+        """Whether a task that fails its runner at every delivery has become a dead letter."""
+        if delivery.deliveries < attempts.MOST_DELIVERIES:
+            return False
+        try:
+            await self._bus.bury(delivery, f"{delivery.deliveries} times an error of the runner's own: {self.problem}")
+        except Exception as error:
+            log.warning("%s could not be buried: %s", delivery.subject, error)
+            return False
+        return True
+
+    async def _give_back(self, delivery: Delivery, delay: float) -> None:
+        self.given_back += 1
+        metrics.tasks_given_back.inc()
+        try:
+            await delivery.nak(delay)
+        except Exception as error:  # cut off from the bus, say: its lease runs out
+            log.warning("%s could not be given back: %s", delivery.subject, error)
+
+    async def _take(self, stay: Stay, delivery: Delivery, lease: Lease) -> None:
+        try:
+            task = delivery.as_(Task)
+        except DecodeError as error:
+            await self._refuse(stay, delivery, str(error))
+            return
+        self._poison.good()
+        parent = delivery.headers.get(subjects.TRACE_HEADER, "")
+        if foreign := foreign_record(task, delivery.subject, parent, delivery.timestamp_ns):
+            await self._bus.record_tasks([foreign])
+        attempt = Attempt(task, task.earlier_attempts + delivery.deliveries, self._runner, delivery.timestamp_ns)
+        reason = attempts.unusable(task)
+        if not reason and attempts.exhausted(task, delivery.deliveries):
+            reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
+        if reason:
+            await self._report_poisoned(stay, attempt, reason)
+            await self._bus.bury(delivery, f"poisoned: {reason}")
+            return
+        said: tracing.Said = {
+            attributes.RUN: task.run,
+            attributes.ROLLOUT: attempt.rollout,
+            attributes.ATTEMPT: attempt.number,
+        }
+        with tracing.span(f"attempt {task.agent}", said, parent, "consumer") as traced:
+            attempt.traceparent = traced.traceparent
+            outcome = await self._run(stay, delivery, lease, task, attempt)
+            traced.note({attributes.OUTCOME: outcome})
+            if outcome != "ok":
+                traced.failed(outcome)
+
+    async def _run(self, stay: Stay, delivery: Delivery, lease: Lease, task: Task, attempt: Attempt) -> Outcome:
+        try:
+            end = await run_agent(self._hosts[stay.slot.number], stay.slot, task, attempt)
+        except asyncio.CancelledError:
+            attempt.conclude("cancelled", None, f"runner {self._runner} was stopped", "", final=False)
+            with contextlib.suppress(BusError, NatsError, TimeoutError):
+                async with asyncio.timeout(GIVE_BACK_SECONDS):
+                    await send(self._bus, attempt, GIVE_BACK_SECONDS)
+            raise
+        stay.leave(task.mode)
+        if not lease.held(asyncio.get_running_loop().time()):
+            log.warning(
+                "rollout %s: its lease ran out, so another runner may have it too", attempt.rollout, extra=attempt.named
+            )
+        with tracing.span("publish"):
+            await self._conclude(attempt, delivery, attempts.decide(task, delivery.deliveries, end.outcome), end)
+        return end.outcome
+
+    async def _refuse(self, stay: Stay, delivery: Delivery, reason: str) -> None:
+        """A task nobody can read: a dead letter, and the last word on its rollout if at least that can be read."""
+        try:
+            self._poison.bad(reason)
+        except PoisonFlood as flood:
+            self.flood = flood
+            self._stop()
+            await self._give_back(delivery, UNREADABLE_SECONDS)
+            return
+        with contextlib.suppress(DecodeError):
+            attempt = Attempt(decode(TaskKey, delivery.data), delivery.deliveries, self._runner, delivery.timestamp_ns)
+            await self._report_poisoned(stay, attempt, reason)
+        await self._bus.bury(delivery, reason)
+
+    async def _report_poisoned(self, stay: Stay, attempt: Attempt, reason: str) -> None:
+        stay.leave(attempt.task.mode)
+        attempt.conclude("poisoned", None, reason, "")
+        await send(self._bus, attempt)
+
+    async def _conclude(self, attempt: Attempt, delivery: Delivery, decision: Decision, end: Ending) -> None:
+        """Publish how an attempt ended, then settle its task accordingly."""
+        if end.outcome != "ok":
+            self.problem = end.error
+            said = (attempt.rollout, attempt.number, end.outcome, end.error)
+            log.warning("rollout %s attempt %d: %s: %s", *said, extra=attempt.named)
+        final = decision.retry_after is None
+        attempt.conclude(end.outcome, end.reward, end.error, end.result, final, end.reward_span)
+        await send(self._bus, attempt)
+        if decision.retry_after is not None:
+            await delivery.nak(delay=decision.retry_after)
+            return
+        if decision.dead:
+            await self._bus.bury(delivery, f"{end.outcome}: {end.error}")
+        else:
+            await delivery.ack()
+        self.done += 1
+        self._ended_at.append(time.monotonic())

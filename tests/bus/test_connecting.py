@@ -1,0 +1,136 @@
+"""Connecting: addresses are checked, `tls://` is never plain, and rotated keys are read again or end the role."""
+
+import asyncio
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bus import Access, AccessError, Bus, BusError
+from bus.embedded import NatsServer, nats_server
+from bus.refusals import Refusals
+from bus.users import make_users
+from schemas.events import Task
+from tests.commands import environment
+
+LIGHTNINGBUS = [sys.executable, "-P", "-m", "lightningbus"]
+
+
+def replace_users(server: NatsServer, users: Path, fresh: Path) -> None:
+    """Give a running server the users of another directory, as an operator who rotates keys does."""
+    shutil.copy(fresh / "users.conf", users / "users.conf")
+    assert server.process is not None
+    server.process.send_signal(signal.SIGHUP)
+
+
+async def test_tls_address_of_a_plaintext_server_is_refused_and_nothing_is_published(tmp_path: Path) -> None:
+    async with nats_server(tmp_path) as server, Bus.connect(server.url) as plain:
+        await plain.provision()
+        with pytest.raises(AccessError, match="speaks no TLS"):
+            async with Bus.connect(server.url.replace("nats://", "tls://"), wait=5) as bus:
+                await bus.publish_task(Task(id="t", run="r", agent="a", input=1))
+        assert (await plain.js.stream_info("TASKS")).state.messages == 0
+
+
+async def test_tls_address_of_one_server_in_a_list_holds_for_all(tmp_path: Path) -> None:
+    async with nats_server(tmp_path) as server:
+        with pytest.raises(AccessError, match="speaks no TLS"):
+            async with Bus.connect(f"{server.url},tls://127.0.0.1:1", wait=5):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("", "is empty"),
+        ("nats://", "names no host"),
+        ("nats://:4222", "names no host"),
+        ("http://127.0.0.1:4222", "starts with http://, not nats:// or tls://"),
+        ("nats://127.0.0.1:99999", "a port is a number from 1 to 65535"),
+        ("nats://127.0.0.1:0", "a port is a number from 1 to 65535"),
+        ("nats://127.0.0.1:x", "a port is a number from 1 to 65535"),
+        ("nats://127.0. 0.1:4222", "has a space in it"),
+        ("nats://127.0.0.1:4222,", "has an empty member"),
+        ("nats://127.0.0.1:4222,,nats://127.0.0.2:4222", "has an empty member"),
+        ("nats://127.0.0.1:4222/path", "has more than host and port"),
+        ("nats://[::1:4222", "is no address"),
+    ],
+)
+async def test_a_malformed_address_is_refused_at_once(address: str, sentence: str) -> None:
+    with pytest.raises(BusError, match=sentence):
+        async with Bus.connect(address, wait=60):
+            pass
+
+
+@pytest.mark.parametrize("address", ["http://x", "nats://user:hunter22@127.0.0.1:99999"])
+def test_a_role_with_a_malformed_address_ends_with_code_2_and_no_password(tmp_path: Path, address: str) -> None:
+    command = [*LIGHTNINGBUS, "store", "--bus", address, "--path", str(tmp_path / "store"), "--http-port", "0"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr and "hunter22" not in ended.stderr and "bus address" in ended.stderr
+
+
+async def test_rotated_keys_are_read_again_at_a_reconnect(tmp_path: Path) -> None:
+    """The server takes new users; the role's new seed lies in its file, and it goes on without a restart."""
+    users, fresh = tmp_path / "users", tmp_path / "fresh"
+    assert list(make_users(users, tls=False)) and list(make_users(fresh, tls=False))
+    async with nats_server(tmp_path / "nats", users=users) as server:
+        access = Access.read(users, "admin")
+        async with Bus.connect(server.url, access=access) as bus, asyncio.timeout(30):
+            await bus.provision()
+            shutil.copy(fresh / "admin" / "nkey", users / "admin" / "nkey")
+            replace_users(server, users, fresh)
+            await bus.reconnected.wait()
+            assert (await bus.js.stream_info("TASKS")).state.messages == 0
+            assert not bus.failed.is_set()
+
+
+async def test_old_keys_end_the_connection_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused for as long as is allowed: the connection fails and says why, rather than try for ever."""
+    monkeypatch.setattr("bus.connection.REFUSED_SECONDS", 1.0)
+    users, fresh = tmp_path / "users", tmp_path / "fresh"
+    assert list(make_users(users, tls=False)) and list(make_users(fresh, tls=False))
+    async with (
+        asyncio.timeout(30),
+        nats_server(tmp_path / "nats", users=users) as server,
+        Bus.connect(server.url, access=Access.read(users, "admin")) as bus,
+    ):
+        replace_users(server, users, fresh)
+        await bus.failed.wait()
+        assert isinstance(bus.failure, AccessError)
+        assert "it has no user of this key" in str(bus.failure)
+
+
+async def test_a_role_with_old_keys_ends_with_code_2_and_the_reason(tmp_path: Path) -> None:
+    """As its supervisor sees it, after the bound that users meet."""
+    users, fresh = tmp_path / "users", tmp_path / "fresh"
+    assert list(make_users(users, tls=False)) and list(make_users(fresh, tls=False))
+    async with nats_server(tmp_path / "nats", users=users) as server:
+        async with Bus.connect(server.url, access=Access.read(users, "admin")) as admin:
+            await admin.provision()
+            arguments = ["--access", str(users), "store", "--bus", server.url, "--path", str(tmp_path / "store")]
+            async with admin.fleet("store") as fleet:
+                role = await asyncio.create_subprocess_exec(
+                    *LIGHTNINGBUS, *arguments, "--http-port", "0", env=environment(), stderr=asyncio.subprocess.PIPE
+                )
+                async with asyncio.timeout(60):
+                    while not fleet.members():
+                        await fleet.changed()
+        replace_users(server, users, fresh)
+        assert role.stderr is not None
+        async with asyncio.timeout(180):
+            words = (await role.stderr.read()).decode()
+            assert await role.wait() == 2
+        assert "it has no user of this key" in words.splitlines()[-1]
+
+
+def test_refusals_end_a_connection_only_when_they_go_on() -> None:
+    """Pure: a refusal now and then is forgotten, refusals without a pause add up, a connection begins anew."""
+    refusals = Refusals(bound=60, pause=15)
+    assert [refusals.add(second) for second in range(0, 200, 20)] == [False] * 10
+    assert [refusals.add(second) for second in range(200, 270, 10)] == [False] * 6 + [True]
+    refusals.clear()
+    assert not refusals.add(271)

@@ -1,0 +1,52 @@
+"""A duplicate on a first try is another writer's message; a retry of one's own is stored once."""
+
+import asyncio
+import signal
+
+import pytest
+
+from bus import Bus, publisher
+from bus.embedded import NatsServer
+from bus.errors import DuplicateMessage
+from schemas import subjects
+from schemas.events import Task
+
+SUBJECT = subjects.task("train", "calc")
+
+
+def task() -> Task:
+    return Task(id="t1", run="test", agent="calc", input={})
+
+
+async def test_a_duplicate_on_the_first_try_is_an_error_for_a_unique_message(bus: Bus) -> None:
+    """Another role that took the id first cannot suppress a message in silence."""
+    first = await bus.publish(SUBJECT, task(), msg_id="taken")
+    assert await bus.publish(SUBJECT, task(), msg_id="taken") == first
+    with pytest.raises(DuplicateMessage, match=r"lb\.task\.train\.calc.*'taken'"):
+        await bus.publish(SUBJECT, task(), msg_id="taken", unique=True)
+
+
+async def test_a_unique_message_whose_acknowledgement_was_late_is_stored_once_without_an_error(
+    nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The retry has the id of the first try, so the server reports a duplicate that is our own."""
+    monkeypatch.setattr(publisher, "ATTEMPT_SECONDS", 0.2)
+    attempts: list[int] = []
+    second = asyncio.Event()
+    attempt = bus._publisher._attempt
+
+    async def counted(*arguments: object) -> object:
+        attempts.append(1)
+        if len(attempts) == 2:
+            second.set()
+        return await attempt(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bus._publisher, "_attempt", counted)
+    nats.process.send_signal(signal.SIGSTOP)
+    try:
+        sending = asyncio.create_task(bus.publish(SUBJECT, task(), msg_id="mine", unique=True))
+        await second.wait()
+    finally:
+        nats.process.send_signal(signal.SIGCONT)
+    assert await asyncio.wait_for(sending, 20) == 1
+    assert (await bus.js.stream_info(subjects.TASKS)).state.messages == 1

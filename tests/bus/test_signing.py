@@ -1,0 +1,181 @@
+"""Weights are as good as the keys of who wrote them, whatever the bus brings."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from bus import Access, AccessError, Bus, Fenced
+from bus.access import FILE
+from bus.embedded import NatsServer
+from bus.releases import Releases
+from bus.rights import RIGHTS
+from bus.signing import AFTER, HEADER, Keys, NotSigned, make_keys
+from schemas import subjects
+from schemas.codec import encode, schema_of
+from schemas.releases import decided
+from schemas.signers import may_sign
+from schemas.weights import Blob, Decision, WeightRelease, WeightVersion
+
+SUBJECT, RELEASE = subjects.weights("policy"), subjects.release("policy")
+
+
+def manifest(version: int, model: str = "policy") -> WeightVersion:
+    blob = Blob(bucket=subjects.WEIGHT_BUCKET, name=f"{model}-{version}", size=1, sha256="0" * 64)
+    return WeightVersion(run="r", model=model, version=version, blobs=(blob,), epoch=1, step=version, created_ns=1)
+
+
+def said(what: str, version: int) -> Decision:
+    return Decision(what=what, version=version, who="me", decided_ns=1)  # type: ignore[arg-type]
+
+
+class Roles:
+    """A bus that lets in everybody, and whoever has a signing key there."""
+
+    def __init__(self, url: str, folder: Path, exits: AsyncExitStack) -> None:
+        self.url, self.folder, self._exits = url, folder, exits
+
+    async def as_(self, role: str, folder: Path | None = None) -> Bus:
+        access = Access.read(folder or self.folder, role)
+        return await self._exits.enter_async_context(Bus.connect(self.url, name=role, access=access))
+
+    async def send(self, subject: str, payload: bytes, **headers: str) -> int:
+        """A message as anybody may write it who may write there at all."""
+        plain = await self._exits.enter_async_context(Bus.connect(self.url, name="stranger"))
+        kind = WeightRelease if subject == RELEASE else WeightVersion
+        fields = {subjects.SCHEMA_HEADER: schema_of(kind)} | {
+            {"signature": HEADER, "after": AFTER}[name]: value for name, value in headers.items()
+        }
+        return await plain.publish_raw(subject, payload, fields, 10)
+
+
+@pytest.fixture
+async def roles(nats: NatsServer, tmp_path: Path) -> AsyncIterator[Roles]:
+    make_keys(tmp_path / "access", RIGHTS, FILE)
+    async with AsyncExitStack() as exits:
+        made = Roles(nats.url, tmp_path / "access", exits)
+        await (await made.as_("admin")).provision()
+        yield made
+
+
+async def served(bus: Bus) -> tuple[int | None, str]:
+    """The version a fresh reader would serve, and what it says of the newest message."""
+    releases = Releases(bus, "policy")
+    choice = await releases.choice()
+    return choice.serve and choice.serve.version, releases.problem
+
+
+async def test_a_version_the_learner_signed_is_served(roles: Roles) -> None:
+    learner = await roles.as_("learner")
+    await learner.publish(SUBJECT, manifest(0), msg_id="0", expect_last=0)
+    for role in ("node", "client", "learner", "admin", "store"):
+        assert await served(await roles.as_(role)) == (0, "")
+
+
+async def test_an_unsigned_version_is_not_served_and_the_one_before_it_is(roles: Roles) -> None:
+    learner, node = await roles.as_("learner"), await roles.as_("node")
+    await learner.publish(SUBJECT, manifest(0), msg_id="0", expect_last=0)
+    sequence = await roles.send(SUBJECT, encode(manifest(1)))
+    assert await served(node) == (0, f"message {sequence} on {SUBJECT} is passed over: it is not signed")
+    await learner.publish(SUBJECT, manifest(2), msg_id="2", expect_last=sequence)
+    assert await served(node) == (2, "")
+
+
+async def test_a_version_signed_by_a_key_of_somebody_else_is_not_served(roles: Roles, tmp_path: Path) -> None:
+    """A learner of another bus: its signature is right, its key is not the one that is pinned."""
+    make_keys(tmp_path / "foreign", RIGHTS, FILE)
+    foreign = await roles.as_("learner", tmp_path / "foreign")
+    await foreign.publish(SUBJECT, manifest(1), msg_id="1", expect_last=0)
+    version, problem = await served(await roles.as_("node"))
+    assert version is None and "a key nobody here knows" in problem
+
+
+async def test_a_signed_version_does_not_hold_on_another_subject_nor_changed_nor_sent_again(roles: Roles) -> None:
+    """The server refuses a message that claims to follow one of long ago; a hostile one is found out by the reader."""
+    learner, node = await roles.as_("learner"), await roles.as_("node")
+    first = await learner.publish(SUBJECT, manifest(0), msg_id="0", expect_last=0)
+    second = await learner.publish(SUBJECT, manifest(1), msg_id="1", expect_last=first)
+    stored = await learner.js.get_msg(subjects.WEIGHTS, first, direct=True)
+    assert stored.headers is not None and stored.data is not None
+    signature = stored.headers[HEADER]
+    with pytest.raises(Fenced):
+        await roles.send(SUBJECT, stored.data, signature=signature, after="0")
+    await roles.send(SUBJECT, stored.data, signature=signature)
+    await roles.send(SUBJECT, stored.data, signature=signature, after=str(second + 1))
+    await roles.send(SUBJECT, encode(manifest(7)), signature=signature)
+    assert (await served(node))[0] == 1
+    await roles.send(subjects.weights("other"), stored.data, signature=signature, after="0")
+    assert (await Releases(node, "other").choice()).serve is None
+    assert node.signing.check(SUBJECT, manifest(0), stored.data, stored.headers, 0) == "learner"
+    with pytest.raises(NotSigned, match="sent once more"):
+        node.signing.check(SUBJECT, manifest(0), stored.data, stored.headers, second)
+
+
+async def test_a_decision_counts_only_from_who_may_decide_it(roles: Roles) -> None:
+    """An admin decides anything, a node gives verdicts, nobody else anything; an old decision sent again is none."""
+    learner, node, admin = [await roles.as_(role) for role in ("learner", "node", "admin")]
+    sequence = 0
+    for version in range(3):
+        sequence = await learner.publish(SUBJECT, manifest(version), msg_id=str(version), expect_last=sequence)
+    with pytest.raises(AccessError, match="may not sign this WeightRelease"):
+        await Releases(learner, "policy").decide("revoked", 2, who="me")
+    with pytest.raises(AccessError, match="may not sign this WeightRelease"):
+        await Releases(node, "policy").decide("pinned", 0, who="me")
+    with pytest.raises(AccessError, match="has no signing key"):
+        await Releases(await roles.as_("client"), "policy").decide("revoked", 2, who="me")
+    await Releases(node, "policy").decide("revoked", 2, who="n")
+    assert (await served(node))[0] == 1
+    await Releases(admin, "policy").decide("revoked", 1, who="me")
+    assert (await served(node))[0] == 0
+    await roles.send(RELEASE, encode(WeightRelease(model="policy", pinned=2)))
+    assert (await served(node))[0] == 0
+    await Releases(admin, "policy").decide("released", 1, who="me")
+    assert await served(node) == (1, "")
+
+
+async def test_a_node_that_leaves_a_decision_out_changes_nothing(roles: Roles) -> None:
+    """Its signature is good, and what it writes is not what was decided before and one decision more."""
+    learner, node, admin = [await roles.as_(role) for role in ("learner", "node", "admin")]
+    first = await learner.publish(SUBJECT, manifest(0), msg_id="0", expect_last=0)
+    await learner.publish(SUBJECT, manifest(1), msg_id="1", expect_last=first)
+    releases = Releases(admin, "policy")
+    await releases.decide("revoked", 1, who="me")
+    forged = decided(WeightRelease(model="policy"), said("released", 1))
+    await node.publish(RELEASE, forged, msg_id="forged", expect_last=releases._decided.sequence)
+    version, problem = await served(node)
+    assert version == 0 and "not the decisions before it and one more" in problem
+
+
+async def test_bytes_that_cannot_be_read_are_passed_over_by_every_reader(roles: Roles) -> None:
+    """What a server answers a publisher, stored by a trick where versions, decisions and turns are."""
+    learner, node, admin = [await roles.as_(role) for role in ("learner", "node", "admin")]
+    answer = b'{"stream":"WEIGHTS","seq":1}'
+    last = await roles.send(SUBJECT, answer)
+    await roles.send(RELEASE, answer)
+    await learner.publish(SUBJECT, manifest(0), msg_id="0", expect_last=last)
+    await roles.send(SUBJECT, answer)
+    assert (await served(node))[0] == 0
+    await Releases(admin, "policy").decide("revoked", 0, who="me")
+    assert (await served(node))[0] is None
+
+
+def test_who_may_sign_what_is_one_table() -> None:
+    version, release = manifest(0), decided(WeightRelease(model="policy"), said("pinned", 0))
+    verdict = decided(WeightRelease(model="policy"), said("revoked", 0))
+    table = {role: [may_sign(role, event) for event in (version, release, verdict)] for role in (*RIGHTS, "")}
+    allowed = {role: row for role, row in table.items() if any(row)}
+    assert allowed == {
+        "learner": [True, False, False],
+        "node": [False, False, True],
+        "admin": [False, True, True],
+    }
+    assert not may_sign("admin", WeightRelease(model="policy"))
+
+
+def test_the_seeds_are_their_roles_own_and_the_public_keys_are_everybodys(tmp_path: Path) -> None:
+    make_keys(tmp_path / "access", RIGHTS, FILE)
+    seeds = {path.parent.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("signing.seed")}
+    assert seeds == {"learner": 0o600, "node": 0o600, "admin": 0o600}
+    for role in RIGHTS:
+        assert Keys.of(tmp_path / "access" / role).public == Keys.of(tmp_path / "access" / "admin").public

@@ -1,0 +1,96 @@
+"""Many rollouts in one run: memory, file descriptors and disk must have a ceiling, not a slope."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from bus.cancelling import cancel
+from tests.chaos.world import World
+
+LOOK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a process uses at one moment."""
+
+    rollouts: int
+    rss_mib: float
+    descriptors: int
+
+
+@dataclass
+class Resources:
+    """Use of each process over a run, looked at every five seconds."""
+
+    world: World
+    by_process: dict[str, list[Use]] = field(default_factory=dict)
+    disk_mib: list[tuple[int, float]] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator["Resources"]:
+        """Look while the block runs."""
+        task = asyncio.create_task(self._watch())
+        try:
+            yield self
+        finally:
+            await cancel(task)
+
+    def memory(self) -> dict[str, list[float]]:
+        """Resident MiB of each process: at the beginning, the most, and at the end."""
+        found = {name: [use.rss_mib for use in uses] for name, uses in self.by_process.items()}
+        return {name: [round(seen[0]), round(max(seen)), round(seen[-1])] for name, seen in found.items()}
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.to_thread(self._look)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _look(self) -> None:
+        ended = len(self.world.tap.ended)
+        for target in self.world.targets:
+            try:
+                process = psutil.Process(self.world.pid(target))
+                use = Use(ended, process.memory_info().rss / 2**20, process.num_fds())
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+            self.by_process.setdefault(target, []).append(use)
+        self.disk_mib.append((ended, disk_use(self.world.directory) / 2**20))
+
+
+def disk_use(directory: Path) -> int:
+    """Bytes of all files below a directory; files that go meanwhile count as nothing."""
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):
+                total += (Path(folder) / name).lstat().st_blocks * 512
+    return total
+
+
+def second_half_growth(values: list[float]) -> float:
+    """How much the highest value of the last quarter is above the highest of the second quarter."""
+    quarter = len(values) // 4
+    return max(values[-quarter:]) - max(values[quarter : 2 * quarter])
+
+
+def find_slopes(resources: Resources, most_mib: float, most_descriptors: int, disk_kib_per_rollout: float) -> list[str]:
+    """A sentence for each process, or the disk, that grows without end."""
+    sentences = []
+    for name, uses in resources.by_process.items():
+        memory = second_half_growth([use.rss_mib for use in uses])
+        descriptors = second_half_growth([float(use.descriptors) for use in uses])
+        if memory > most_mib:
+            sentences.append(f"{name} grew by {memory:.0f} MiB in the second half of the run")
+        if descriptors > most_descriptors:
+            sentences.append(f"{name} opened {descriptors:.0f} more files in the second half of the run")
+    (begin, small), (end, large) = resources.disk_mib[len(resources.disk_mib) // 2], resources.disk_mib[-1]
+    growth = (large - small) * 1024 / max(end - begin, 1)
+    if growth > disk_kib_per_rollout:
+        sentences.append(f"the disk grew by {growth:.1f} KiB for each rollout")
+    return sentences

@@ -1,0 +1,213 @@
+"""One command in a directory at a time: a second one says who is there, and breaks nothing of it."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bus.embedded import free_port
+from bus.locking import DirectoryInUse, locked
+from bus.processes import children_of, is_alive
+from lightningbus.rundir import RunDirectory
+from tests.commands import environment
+from tests.learner.conftest import tiny_model
+from tests.lightningbus.test_cli import COMMAND, run, says
+from tests.lightningbus.test_train import job
+
+NAME = "demo"
+"""What the demo calls its run; the others are given the same name."""
+COMMANDS = {
+    "up": ["up", "-c", "up.yaml"],
+    "train": ["train", "-c", "train.yaml"],
+    "demo": ["demo"],
+    "bus": ["bus", "--port", "0", "--dir", f"runs/{NAME}/bus"],
+    "store": ["store", "--path", f"runs/{NAME}/store", "--http-port", "0"],
+}
+PAIRS = [
+    (first, second)
+    for first in COMMANDS
+    for second in COMMANDS
+    if {first, second} != {"bus", "store"}  # which share no directory
+    and (first, second) not in {("train", "store"), ("demo", "store")}  # see the test of a store that is open
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the run files of all commands, whose runs have one name."""
+    directory = tmp_path_factory.mktemp("place")
+    tiny_model(directory / "model")
+    (directory / "train.yaml").write_text(yaml.safe_dump(job(directory) | {"name": NAME}))
+    (directory / "up.yaml").write_text(yaml.safe_dump({"name": NAME, "bus": {"port": 0}, "store": {"http_port": 0}}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def other_bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A bus for a store by itself."""
+    port = free_port()
+    with running([COMMAND, "bus", "--port", str(port)], tmp_path_factory.mktemp("bus")) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        yield f"nats://127.0.0.1:{port}"
+
+
+@contextmanager
+def running(command: list[str], cwd: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A command while the block runs; stopped as by Ctrl-C, twice if it must be at once."""
+    with (cwd / "errors.log").open("w") as errors:
+        process = subprocess.Popen(
+            command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.communicate(timeout=40)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def wait_until_up(process: "subprocess.Popen[str]", command: str, place: Path) -> None:
+    """Until its servers are there."""
+    deadline = time.monotonic() + 60
+    endpoints = RunDirectory(place / "runs" / NAME)
+    while True:
+        assert process.poll() is None, (place / "errors.log").read_text()
+        if command == "bus":
+            assert process.stdout is not None and process.stdout.readline()
+            return
+        if command == "store":
+            if "SQL at" in (place / "errors.log").read_text():
+                return
+        elif (found := endpoints.endpoints()) and found.pid == process.pid and (command != "up" or found.sql):
+            return
+        assert time.monotonic() < deadline, f"{command} is not up"
+        time.sleep(0.05)
+
+
+def announced_in(place: Path) -> tuple[int, str] | None:
+    """Process and bus of the endpoints that other terminals find."""
+    path = place / "runs" / NAME / "endpoints.json"
+    if not path.exists():
+        return None
+    endpoints = json.loads(path.read_text())
+    return endpoints["pid"], endpoints["bus"]
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("first", COMMANDS)
+def test_a_second_command_in_a_live_directory_is_refused_and_the_first_goes_on(
+    first: str, place: Path, other_bus: str
+) -> None:
+    """Each pair of commands: the second one says whose directory it is, and moves or writes nothing there."""
+
+    def line(command: str) -> list[str]:
+        return [*COMMANDS[command], *(["--bus", other_bus] if command == "store" else [])]
+
+    with running([COMMAND, *line(first)], place) as process:
+        wait_until_up(process, first, place)
+        directories = {path.name: path.stat().st_ino for path in (place / "runs").iterdir() if not path.is_symlink()}
+        announced = announced_in(place)
+        for second in (second for one, second in PAIRS if one == first):
+            sentence = says(run(*line(second), cwd=place))
+            assert "is up (pid" in sentence or "is in use" in sentence, f"{second}: {sentence}"
+            if second in ("up", "train", "demo") and first in ("up", "train", "demo"):
+                expected = f"run {NAME!r} is up (pid {process.pid}): stop it, or use another name"
+                assert sentence == expected, f"{second}: {sentence}"
+        assert process.poll() is None
+        now = {path.name: path.stat().st_ino for path in (place / "runs").iterdir() if not path.is_symlink()}
+        assert now == directories, "no directory is moved or made"
+        assert announced_in(place) == announced
+
+
+@pytest.mark.parametrize("second", ["train", "demo"])
+def test_a_run_whose_store_is_open_is_not_moved_away(second: str, place: Path, other_bus: str) -> None:
+    command = [COMMAND, *COMMANDS["store"], "--bus", other_bus]
+    with running(command, place) as process:
+        wait_until_up(process, "store", place)
+        sentence = says(run(*COMMANDS[second], cwd=place))
+        assert "store is in use by another process" in sentence and f"(pid {process.pid})" in sentence
+        assert (place / "runs" / NAME / "store").exists()
+
+
+def test_a_second_up_on_other_ports_leaves_the_endpoints_of_the_first(place: Path) -> None:
+    """Free ports are no way around the lock."""
+    with running([COMMAND, *COMMANDS["up"]], place) as process:
+        wait_until_up(process, "up", place)
+        announced = announced_in(place)
+        other = {"name": NAME, "bus": {"port": free_port()}, "store": {"http_port": free_port()}}
+        (place / "other.yaml").write_text(yaml.safe_dump(other))
+        assert f"run {NAME!r} is up (pid {process.pid})" in says(run("up", "-c", "other.yaml", cwd=place))
+        assert announced_in(place) == announced
+
+
+def test_a_killed_bus_leaves_no_lock(tmp_path: Path) -> None:
+    """A lock is its process's: kill -9 frees it once the server it started is gone too."""
+    command = [COMMAND, "bus", "--port", "0", "--dir", "streams"]
+    for _ in range(2):
+        with running(command, tmp_path) as process:
+            assert process.stdout is not None and "bus: nats://" in process.stdout.readline()
+            process.kill()
+
+
+def test_a_directory_whose_server_outlives_a_killed_bus_is_still_in_use(tmp_path: Path) -> None:
+    """Two servers on one directory lose messages, also where the command that started the first is gone."""
+    with running([COMMAND, "bus", "--port", "0", "--dir", "streams"], tmp_path) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        (server,) = children_of(process.pid)
+        os.kill(server, signal.SIGSTOP)  # it cannot end with its parent
+        process.kill()
+        process.wait()
+    with pytest.raises(DirectoryInUse), locked(tmp_path / "streams"):
+        pass
+    os.kill(server, signal.SIGKILL)
+    while is_alive(server):
+        time.sleep(0.01)
+    with locked(tmp_path / "streams"):
+        pass
+
+
+def test_a_lock_file_of_a_process_that_is_gone_blocks_nobody(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("1")  # of a process that lives, but holds no lock
+    with locked(tmp_path):
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+        with pytest.raises(DirectoryInUse, match=rf"\(pid {os.getpid()}\)"), locked(tmp_path):
+            pass
+    with locked(tmp_path):
+        pass
+
+
+def test_a_lock_on_a_directory_that_was_moved_is_none_on_its_successor(tmp_path: Path) -> None:
+    """Who waits at the old file while a fresh run takes the name does not get in by it."""
+    directory = tmp_path / "run"
+    with locked(directory):
+        directory.rename(tmp_path / "aside")
+        with locked(directory), (tmp_path / "aside" / ".lock").open() as old, pytest.raises(BlockingIOError):
+            fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("kind", ["run", "bus"])
+def test_a_run_directory_is_its_owners_alone(tmp_path: Path, kind: str) -> None:
+    """Whatever the umask says, and also where it was there before."""
+    before = os.umask(0o022)
+    try:
+        (tmp_path / "runs" / "old").mkdir(parents=True)
+        for path in (tmp_path / "runs" / "old", tmp_path / "runs" / "new"):
+            if kind == "run":
+                with RunDirectory(path).locked():
+                    assert path.stat().st_mode & 0o777 == 0o700
+            else:
+                with locked(path):
+                    assert path.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)

@@ -1,0 +1,67 @@
+"""The reward function has a process of its own, which the agent it judges cannot reach."""
+
+import asyncio
+
+import pytest
+
+from bus import Bus
+from runners import runner
+from runners.place import CannotStart
+from runners.settings import RunnerSettings
+from tests.runners.conftest import AGENTS, ended, running, task
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [{"agent": "plain:rewrites_its_reward"}, {"agent": "plain:rewrites_its_reward_beside_others", "per_process": 2}],
+)
+async def test_an_agent_that_rewrites_its_reward_function_is_rewarded_by_the_original(
+    bus: Bus, agent: dict[str, object]
+) -> None:
+    async with running(bus, **agent, reward="plain:half", concurrency=2):
+        for number in range(4):
+            await bus.publish_task(task(id=f"t{number}", input={"n": 1}))
+        batches = await ended(bus, 4)
+    assert [(batch.end.outcome, batch.end.reward) for batch in batches if batch.end] == [("ok", 0.0)] * 4
+
+
+async def test_a_reward_function_has_its_own_process_the_task_as_it_came_and_no_key_of_the_agents(bus: Bus) -> None:
+    async with running(bus, agent="plain:rewrites_its_task", reward="plain:reward_sees"):
+        await bus.publish_task(task())
+        (batch,) = await ended(bus)
+    assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
+
+
+@pytest.mark.parametrize(
+    ("reward", "why"), [("plain:hlaf", "no attribute 'hlaf'"), ("rewards:half", "No module named")]
+)
+async def test_a_reward_function_that_cannot_be_loaded_is_said_at_start(bus: Bus, reward: str, why: str) -> None:
+    with pytest.raises(CannotStart, match=f"reward function {reward} cannot be loaded .*{why}"):
+        async with asyncio.timeout(30):
+            await runner.run(bus, RunnerSettings(agent="plain:asks", reward=reward, path=AGENTS), asyncio.Event())
+
+
+async def test_what_a_reward_function_fails_at_names_it(bus: Bus) -> None:
+    async with running(bus, agent="plain:answers", reward="plain:reward_that_raises"):
+        await bus.publish_task(task())
+        (batch,) = await ended(bus)
+    assert batch.end is not None and batch.end.outcome == "agent_error"
+    assert batch.end.error == "the reward function failed: ValueError: cannot score 1.0"
+
+
+async def test_a_reward_function_that_dies_is_not_the_agents_error(bus: Bus) -> None:
+    async with running(bus, agent="plain:answers", reward="plain:reward_that_dies"):
+        await bus.publish_task(task(max_attempts=1))
+        (batch,) = await ended(bus)
+    assert batch.end is not None and batch.end.outcome == "infra"
+    assert batch.end.error == "the reward function is gone: its process ended with 9"
+
+
+async def test_a_result_for_a_reward_function_is_json(bus: Bus) -> None:
+    async with running(bus, agent="plain:returns_an_object", reward="plain:half"):
+        await bus.publish_task(task())
+        (batch,) = await ended(bus)
+    assert batch.end is not None and (batch.end.outcome, batch.end.error) == (
+        "agent_error",
+        "TypeError: a object is not JSON",
+    )

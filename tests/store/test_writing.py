@@ -1,0 +1,136 @@
+"""ClickHouse cannot write: nothing is acknowledged that is not in its tables, and whoever asks learns why."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from clickhouse_connect.driver.client import Client
+
+from bus import Bus
+from bus.health import unready
+from bus.streams import runner_tasks
+from schemas import subjects
+from schemas.events import Task
+from store.losses import Losses
+from store.store import writer_url
+from tests.making import batches
+from tests.store.conftest import Start, StoreProcess, client, full_disk
+from tests.store.test_store import drained, send
+
+
+async def publish(bus: Bus, name: str, count: int) -> None:
+    for number in range(count):
+        for part in batches(f"{name}-{number}", 0):
+            await send(bus, part, f"{name}:{number}:{part.sequence}")
+
+
+async def beat_of(bus: Bus, state: str) -> dict[str, Any]:
+    """What the store says of itself once it is in a state."""
+    async with asyncio.timeout(60), bus.fleet("store") as stores:
+        while not (found := [beat.detail for beat in stores.members() if beat.state == state]):
+            await stores.changed()
+        return found[0]
+
+
+async def unacknowledged(bus: Bus) -> int:
+    info = await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.STORE)
+    return int(info.num_ack_pending or 0) + int(info.num_pending or 0)
+
+
+def writer(tmp_path: Path, store: StoreProcess) -> Client:
+    return client(writer_url(tmp_path / "store", store.url))
+
+
+async def test_a_full_disk_loses_no_rollout_and_the_store_says_so(
+    bus: Bus, nats_url: str, start_store: Start, tmp_path: Path
+) -> None:
+    store = await asyncio.to_thread(start_store, nats_url, disk_mib=96)
+    await publish(bus, "before", 3)
+    await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 3)
+    await drained(bus)
+    with full_disk(store, tmp_path / "store"):
+        await publish(bus, "amid", 20)
+        detail = await beat_of(bus, "waiting")
+        assert await unacknowledged(bus) == 40
+    assert "space" in detail["problem"].lower()
+    await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 23)
+    await drained(bus)
+    assert store.one("SELECT count() FROM model_calls") == 46
+
+
+async def test_too_many_parts_are_waited_out_and_nothing_is_acknowledged_before(
+    bus: Bus, nats_url: str, start_store: Start, tmp_path: Path
+) -> None:
+    store = await asyncio.to_thread(start_store, nats_url)
+    await publish(bus, "before", 1)
+    await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 1)
+    await drained(bus)
+    sql = await asyncio.to_thread(writer, tmp_path, store)
+    sql.command("SYSTEM STOP MERGES raw_attempts")
+    sql.command("ALTER TABLE raw_attempts MODIFY SETTING parts_to_throw_insert = 1, parts_to_delay_insert = 1000")
+    await publish(bus, "amid", 5)
+    assert "Too many parts" in (await beat_of(bus, "waiting"))["problem"]
+    assert await unacknowledged(bus) == 10
+    sql.command("ALTER TABLE raw_attempts RESET SETTING parts_to_throw_insert, parts_to_delay_insert")
+    await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 6)
+    await drained(bus)
+
+
+async def test_a_row_that_breaks_a_constraint_is_a_dead_letter_and_its_neighbours_are_rows(
+    bus: Bus, nats_url: str, start_store: Start, tmp_path: Path
+) -> None:
+    store = await asyncio.to_thread(start_store, nats_url)
+    sql = await asyncio.to_thread(writer, tmp_path, store)
+    sql.command("ALTER TABLE raw_attempts ADD CONSTRAINT other CHECK task != 'amid-3'")
+    await publish(bus, "amid", 6)
+    await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 5)
+    await drained(bus)
+    await asyncio.to_thread(store.until, "SELECT count() FROM dead_letters", 1)
+    assert "is violated" in store.one("SELECT reason FROM dead_letters")
+
+
+async def test_little_free_space_is_an_alert_and_the_store_is_not_ready(
+    bus: Bus, nats_url: str, start_store: Start
+) -> None:
+    store = await asyncio.to_thread(start_store, nats_url, disk_mib=64, disk_free_mib=1000)
+    await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE role = 'store' AND NOT over", 1)
+    assert "MiB free, and 1000 are wanted" in store.one("SELECT reason FROM alarms")
+    async with asyncio.timeout(60), bus.fleet("store") as stores:
+        while not (beats := stores.members()):
+            await stores.changed()
+        assert beats[0].state == "inserting" and "the disk of the store" in unready(beats[0])
+
+
+async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
+    bus: Bus, nats_url: str, start_store: Start, tmp_path: Path
+) -> None:
+    tasks = [Task(id=f"t{number}", run="run", agent="default", input=1) for number in range(4)]
+    for task in tasks:
+        await bus.publish_task(task)
+    runners = runner_tasks("default")
+    await bus.ensure(runners)
+    async with bus.pull(runners, 4) as puller:
+        for _ in tasks:
+            delivery = await anext(puller)
+            task = delivery.as_(Task)
+            for part in batches(task.id, 0):
+                end = part.end and msgspec.structs.replace(part.end, published_ns=delivery.timestamp_ns)
+                await send(bus, msgspec.structs.replace(part, end=end), f"{task.id}:{part.sequence}")
+            await delivery.ack(sync=True)
+    store = await asyncio.to_thread(start_store, nats_url)
+    await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 4)
+    sql = await asyncio.to_thread(writer, tmp_path, store)
+    losses = Losses(bus, sql)
+    for _ in range(2):
+        await losses.look(waiting=0)
+    assert losses.missing == 0
+    for table in ("raw_attempts", "raw_tasks"):  # with its tasks gone too, ClickHouse by itself misses nothing
+        sql.command(f"ALTER TABLE {table} DELETE WHERE task IN ('t1', 't2') SETTINGS mutations_sync = 2")
+    assert store.one("SELECT count() FROM lost_rollouts") == 0
+    for _ in range(2):
+        await losses.look(waiting=0)
+    assert losses.missing == 2
+    async with asyncio.timeout(60), bus.fleet("store") as stores:
+        while not any(beat.detail.get("missing") == 2 for beat in stores.members()):
+            await stores.changed()
