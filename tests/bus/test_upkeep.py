@@ -12,7 +12,7 @@ from schemas import subjects
 from schemas.events import Task
 from tests.waiting import answered
 
-TASKS = runner_tasks("calc")
+TASKS = runner_tasks("calc", "train")
 
 
 async def empty(nats: NatsServer, bus: Bus) -> None:
@@ -66,7 +66,7 @@ async def test_a_role_whose_streams_stay_away_is_not_healthy_and_ends_with_a_sen
             await fleet.changed()
         assert "is missing" in bus.problem
         await bus.failed.wait()
-        assert read.stream in bus.failure and "run `lightningbus provision`" in bus.failure
+        assert read.stream in str(bus.failure) and "run `lightningbus provision`" in str(bus.failure)
 
 
 async def test_an_admin_that_stays_provisions_again(bus: Bus, nats: NatsServer) -> None:

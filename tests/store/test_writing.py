@@ -108,7 +108,7 @@ async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
     tasks = [Task(id=f"t{number}", run="run", agent="default", input=1) for number in range(4)]
     for task in tasks:
         await bus.publish_task(task)
-    runners = runner_tasks("default")
+    runners = runner_tasks("default", "train")
     await bus.ensure(runners)
     async with bus.pull(runners, 4) as puller:
         for _ in tasks:
