@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bus.streams import BUCKET, LEARNER_ROLLOUTS, STORE_CONSUMERS, STREAMS, Consumer
+from bus.streams import BUCKET, LEARNER_ROLLOUTS, ROLLOUT_READERS, STORE_CONSUMERS, STREAMS, Consumer
 from schemas import subjects
 
 API = "$JS.API"
@@ -73,6 +73,7 @@ _OF_ROLES: Mapping[str, Rights] = {
         publish=(
             *(right for consumer in STORE_CONSUMERS for right in _reads(consumer)),
             f"{API}.STREAM.INFO.{subjects.TASKS}",
+            *(f"{API}.CONSUMER.INFO.{one.stream}.{one.durable}" for one in ROLLOUT_READERS),
             subjects.ALERT,
             subjects.ALL_DEAD,
             subjects.heartbeats("store"),
