@@ -3,6 +3,7 @@
 import json
 import ssl
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ HOPELESS_TLS = ("ALERT", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
 class Access:
     """What `nats` needs beside an address. Only paths: what the files hold is read when it is needed, and never kept.
 
-    ``nkey`` is a file with a seed, ``credentials`` one with a JWT and its seed, as operators of accounts hand them out.
+    ``nkey`` is a file with a seed, ``credentials`` one with a JWT and its seed, as operators of accounts hand them out,
+    ``password`` one with what belongs to the certificate in ``cert``.
     """
 
     inbox: str = "_INBOX"
@@ -31,6 +33,7 @@ class Access:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    password: Path | None = None
     signing: Path | None = None
     """A file with the seed that this role signs by."""
     signers: Path | None = None
@@ -44,7 +47,7 @@ class Access:
     @property
     def has_user(self) -> bool:
         """Whether it says who we are."""
-        return self.nkey is not None or self.credentials is not None
+        return any(file is not None for file in (self.nkey, self.credentials, self.password))
 
     @classmethod
     def read(cls, directory: Path, role: str) -> "Access":
@@ -76,6 +79,9 @@ class Access:
         if self.credentials is not None:
             read_secret(self.credentials, "credentials")
             options["user_credentials"] = str(self.credentials)
+        if self.password is not None:  # who we are, the certificate says; nats-py asks for the password each time
+            read_secret(self.password, "password")
+            options |= {"user": "", "password": partial(_first_line, self.password)}
         if self.ca is not None or self.cert is not None:
             # TLS before the first word: a server, or somebody in between, could else say that it wants none.
             options |= {"tls": self._tls(), "tls_handshake_first": True}
@@ -94,6 +100,10 @@ class Access:
             except ssl.SSLError as error:
                 raise AccessError(f"{self.cert} and {self.key} are not a certificate and its key") from error
         return context
+
+
+def _first_line(path: Path) -> str:
+    return read_secret(path, "password").strip()
 
 
 def refusal(error: Exception, known: bool) -> str:

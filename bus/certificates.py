@@ -43,7 +43,11 @@ class Authority:
 
     def write(self, directory: Path, prefix: str = "") -> None:
         """The certificate alone, for who is to believe what this authority signs."""
-        (directory / f"{prefix}{CA}").write_bytes(_pem(self.certificate))
+        (directory / f"{prefix}{CA}").write_bytes(self.pem())
+
+    def pem(self) -> bytes:
+        """The certificate, as it stands in a file."""
+        return _pem(self.certificate)
 
     def issue(
         self, directory: Path, name: str, *uses: x509.ObjectIdentifier, hosts: Sequence[str] = (), prefix: str = ""

@@ -16,7 +16,7 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import NotFoundError, ServiceUnavailableError
 
-from bus import metrics, streams
+from bus import expiry, metrics, streams
 from bus.access import Access, refusal
 from bus.addresses import server_addresses, wants_tls, without_secrets
 from bus.blobs import Blobs
@@ -57,6 +57,8 @@ GIVE_UP_SECONDS = 1.0
 REFUSED_SECONDS = 60.0
 """A connection that was lost and is refused for so long is given up: its keys are not coming."""
 REFUSALS_PAUSE_SECONDS = 30.0
+EXPIRY_SECONDS = 86400.0
+"""Between two looks at when the certificates end."""
 GREETING_SECONDS = 3.0
 """For a server's first words. One that waits for TLS says none and hangs up after 2 s, by which we know it."""
 DENIALS_KEPT = 16
@@ -78,6 +80,7 @@ class Bus:
         self._refused = ""
         self._refusals = Refusals(REFUSED_SECONDS, REFUSALS_PAUSE_SECONDS)
         self._hint = ""
+        self._new_certificates = asyncio.Event()
         self.js = nc.jetstream(timeout=10)
         self._last_error = ""
         self._connecting = True
@@ -146,13 +149,14 @@ class Bus:
             sentence = f"no NATS server answers at {where}: start one with `lightningbus bus`{bus._hint}"
             raise BusError(sentence) from error
         upkeep = asyncio.create_task(bus._keep_up())
+        certificates = asyncio.create_task(bus._watch_certificates(access))
         try:
             bus._connecting, bus._settled = False, True
             await bus._publisher.start()
             yield bus
         finally:
             bus._settled = False
-            await cancel(upkeep)
+            await cancel(upkeep, certificates)
             with contextlib.suppress(OSError):  # a connection that is lost as it is closed is closed
                 await nc.close()
 
@@ -443,6 +447,19 @@ class Bus:
             self._last_error = said
             log.warning("bus: %s", said)
 
+    async def _watch_certificates(self, access: Access | None) -> None:
+        """Show when the certificates end, and warn when that is near: now, at each reconnect, and once a day."""
+        while access is not None and access.cert is not None:
+            ends = expiry.ends_of(access, self.nc.peer_certificate)
+            for name, end in ends.items():
+                metrics.certificate_ends.labels(name).set(end)
+            for sentence in expiry.warnings(ends, time.time()):
+                log.warning("%s", sentence)
+            self._new_certificates.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EXPIRY_SECONDS):
+                    await self._new_certificates.wait()
+
     def _note_refusal(self, reason: str) -> None:
         """The server does not let us in again; the files may hold new keys soon, but not for ever."""
         if self._refusals.add(asyncio.get_running_loop().time()):
@@ -456,6 +473,7 @@ class Bus:
     async def _on_reconnect(self) -> None:
         self._last_error = ""
         self._refusals.clear()
+        self._new_certificates.set()
         metrics.reconnects.inc()
         log.warning("bus: connected again")
         self.reconnected.set()

@@ -43,7 +43,8 @@ def address(health: str) -> tuple[str, int]:
 def unready(beat: Heartbeat) -> str:
     """Why a role cannot do its work now, as a sentence; empty: it can. Pure."""
     if beat.state in WORKING.get(beat.role, {beat.state}):
-        return ""
+        short = beat.detail.get("disk")
+        return f"{beat.role} is {beat.state}: {short}" if short else ""
     meaning = MEANING.get((beat.role, beat.state))
     problem = beat.detail.get("problem")
     return ": ".join(str(part) for part in (f"{beat.role} is {beat.state}", meaning, problem) if part)

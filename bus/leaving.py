@@ -29,6 +29,13 @@ class Client(NatsClient):
         self._credentials = credentials
         self._must_encrypt = must_encrypt
 
+    @property
+    def peer_certificate(self) -> dict[str, Any] | None:
+        """What the server showed, as ``SSLObject.getpeercert`` has it; None without TLS."""
+        writer: Any = getattr(self._transport, "_io_writer", None)
+        encrypted = writer.get_extra_info("ssl_object") if writer is not None else None
+        return encrypted.getpeercert() if encrypted is not None else None
+
     async def _attempt_reconnect(self) -> None:
         writer: Any = getattr(self._transport, "_io_writer", None)
         if writer is not None:

@@ -18,6 +18,11 @@ reconnects = made(
     Counter, "every role", "bus_reconnects_total", "The connection to the bus was lost and made again.",
     "Rising on one role: its network. On all of them: the broker restarts or is overloaded; see its log.",
 )  # fmt: skip
+certificate_ends = made(
+    Gauge, "every role", "certificate_expires_at_seconds",
+    "The connection is made, or a day is over: when its certificates end, in Unix seconds.",
+    "Less than 30 days off, of `own`, `authority` or `server`: `lightningbus bus rotate`.", ["certificate"],
+)  # fmt: skip
 publish_seconds = made(
     Histogram, "every role", "bus_publish_seconds", "An event is published: until the stream has it.",
     "Slow: the broker's disk (`sync: always`), or a stream that is full.", buckets=MILLISECONDS,
@@ -41,6 +46,11 @@ messages_skipped = made(
     "A weight version, decision or turn is passed over: it cannot be read, or was not signed by who may decide that.",
     "Rising: somebody else writes there; the log says why. `lightningbus weights repair` removes such messages.",
     ["kind"],
+)  # fmt: skip
+
+disk_free = made(
+    Gauge, "every role", "disk_free_bytes", "Bytes free on the disk of a role's `store` or `checkpoints`.",
+    "Below `disk_free_mib` the role is not ready and an alert is raised: make room.", ["disk"],
 )  # fmt: skip
 
 tasks_leased = made(
@@ -109,6 +119,11 @@ insert_seconds = made(
 insert_failures = made(
     Counter, "store", "store_insert_failures_total", "ClickHouse did not take a batch; it is tried again.",
     "Rising: the log and `/readyz` give ClickHouse's words.",
+)  # fmt: skip
+rollouts_missing = made(
+    Gauge, "store", "store_rollouts_missing",
+    "Tasks that the broker counts as settled and ClickHouse has no end of; looked up every ten seconds.",
+    "Above 0: rows were lost, removed (`keep_days`), or are in another ClickHouse; see the log of the store.",
 )  # fmt: skip
 alarm = made(
     Gauge, "store", "alarm", "1 while nothing moves: no rollout, or no training step, for `stall_seconds`.",

@@ -5,7 +5,7 @@ role has an inbox prefix of its own, so that no role hears what another is answe
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bus.streams import BUCKET, LEARNER_ROLLOUTS, STORE_CONSUMERS, STREAMS, Consumer
@@ -163,23 +163,24 @@ RIGHTS: Mapping[str, Rights] = {
 site's server, which says what its runners and nodes say and hears what they are sent."""
 
 
-def authorization(public_keys: Mapping[str, str], site: bool = False) -> str:
-    """The server's ``authorization`` block for users by role; each key is an nkey of the form ``U…``.
+def authorization(identities: Mapping[str, Sequence[Mapping[str, str]]], site: bool = False) -> str:
+    """The server's ``authorization`` block for users by role; ``identities`` are those of `bus.identities`.
 
     ``site``: it is the server of a far site, whose JetStream is the hub's.
     """
     rights = {
         role: replace(RIGHTS[role], publish=from_afar(RIGHTS[role].publish)) if site else RIGHTS[role]
-        for role in public_keys
+        for role in identities
     }
-    users = ",\n".join(f"    {_user(key, rights[role], inbox(role))}" for role, key in public_keys.items())
+    lines = [_user(each, rights[role], inbox(role)) for role, several in identities.items() for each in several]
+    users = ",\n".join(f"    {line}" for line in lines)
     return f"authorization {{\n  users: [\n{users}\n  ]\n}}\n"
 
 
-def _user(key: str, rights: Rights, prefix: str) -> str:
+def _user(identity: Mapping[str, str], rights: Rights, prefix: str) -> str:
     # JSON is read by the server's configuration too.
     permissions = {
         "publish": {"allow": list(rights.publish), **({"deny": list(rights.denied)} if rights.denied else {})},
         "subscribe": {"allow": [*rights.subscribe, f"{prefix}.>"]},
     }
-    return json.dumps({"nkey": key, "permissions": permissions})
+    return json.dumps({**identity, "permissions": permissions})

@@ -1,21 +1,18 @@
 """Users of the bus, made: a key for each role, certificates if wanted, and what the server is told of them."""
 
 import json
-import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-import nkeys
 
 from bus.access import FILE
 from bus.certificates import CA, CERT, CLIENT, KEY, ROUTES, SERVER, Authority
 from bus.doors import CLUSTER_KEY, CONF, SERVER_PLACE, new_key, read_secret, write_secret
 from bus.errors import AccessError
+from bus.identities import NKEY, Identity, identity_of, new_certificate, new_nkey
 from bus.rights import RIGHTS, authorization, inbox
 from bus.signing import Keys
 
-NKEY = "nkey"
 HERE = ("localhost", "127.0.0.1", "::1")
 LEAF, LEAF_CONF = "leaf", "nkey.conf"
 HOLDERS = ("runner", "node")
@@ -40,23 +37,28 @@ def make_users(
     keys = Keys.of(signing) if signing is not None else Keys.new()
     authority = Authority.new() if tls else None
     cluster_key = new_key()
-    public_keys = {}
+    identities = {}
     for role in RIGHTS:
         place = out / role
         place.mkdir(mode=0o700)
-        public_keys[role] = _new_nkey(place / NKEY)
-        if role == LEAF:  # a server takes the seed itself, from its configuration
-            write_secret(place / LEAF_CONF, f'nkey: "{read_secret(place / NKEY, "nkey").strip()}"\n')
-        said = {"inbox": inbox(role), "nkey": NKEY, **keys.write(place, role)}
+        said = {"inbox": inbox(role), **keys.write(place, role)}
+        if authority is None or role == LEAF:  # a site's server comes with its nkey
+            said |= new_nkey(place)
+        if role == LEAF:
+            write_leaf_conf(place)
         if authority is not None:
             authority.write(place)
-            authority.issue(place, f"lightningbus {role}", CLIENT)
-            said |= {"ca": CA, "cert": CERT, "key": KEY}
+            said |= {"ca": CA}
+            if role == LEAF:
+                authority.issue(place, f"lightningbus {role}", CLIENT)
+                said |= {"cert": CERT, "key": KEY}
+            else:
+                said |= new_certificate(place, role, authority)
+        identities[role] = [identity_of(place)]
         if role in HOLDERS:
             write_secret(place / CLUSTER_KEY, cluster_key + "\n")
         (place / FILE).write_text(json.dumps(said, indent=2) + "\n")
         yield f"{place}: what {role} is let in by"
-    fragment = authorization(public_keys, site)
     if authority is not None:
         place = out / SERVER_PLACE
         place.mkdir(mode=0o700)
@@ -67,20 +69,28 @@ def make_users(
         routes = Authority.new()
         routes.write(place, ROUTES)
         routes.issue(place, "lightningbus bus", SERVER, CLIENT, hosts=names, prefix=ROUTES)
-        fragment += _tls(place.resolve())
         yield f"{place}: the server's certificate, for {', '.join(names)}"
-    (out / CONF).write_text(f"# Users of a nats-server: `include` this file in its configuration.\n{fragment}")
-    yield f"{out / CONF}: who may do what, for the server; it holds no secret"
+    server_conf(out, identities, site)
+    yield f"{out / CONF}: who may do what, for the server; with TLS it holds passwords"
 
 
-def _new_nkey(path: Path) -> str:
-    seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
-    write_secret(path, seed + b"\n")
-    return str(nkeys.from_seed(seed).public_key.decode())
+def server_conf(out: Path, identities: Mapping[str, Sequence[Identity]], site: bool) -> None:
+    """Write the server's configuration: by which identities each role is let in, and its TLS where it has a place."""
+    fragment = authorization(identities, site)
+    if (out / SERVER_PLACE).exists():
+        fragment += _tls((out / SERVER_PLACE).resolve())
+    (out / CONF).unlink(missing_ok=True)
+    write_secret(out / CONF, f"# Users of a nats-server: `include` this file in its configuration.\n{fragment}")
+
+
+def write_leaf_conf(directory: Path) -> None:
+    """The seed as a server takes it itself, from its configuration."""
+    (directory / LEAF_CONF).unlink(missing_ok=True)
+    write_secret(directory / LEAF_CONF, f'nkey: "{read_secret(directory / NKEY, "nkey").strip()}"\n')
 
 
 def _tls(place: Path) -> str:
     files = {"cert_file": CERT, "key_file": KEY, "ca_file": CA}
     lines = "".join(f"  {name}: {json.dumps(str(place / file))}\n" for name, file in files.items())
-    checks = "  verify: true\n  handshake_first: true\n"
+    checks = "  verify_and_map: true\n  handshake_first: true\n"
     return f"# Before its first word, and to clients with a certificate only.\ntls {{\n{lines}{checks}}}\n"

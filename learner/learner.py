@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError, metrics, own_id, tracing
+from bus import Bus, BusError, disk, metrics, own_id, tracing
 from bus.cancelling import cancel
 from bus.nodes import serves
 from bus.tasks import read_problems
@@ -127,7 +127,7 @@ class Learner:
         metrics.learner_version.set(state.version)
         if state.event:
             self._event = decode(TrainingStep, state.event)
-            await self._announce(self._event)
+            await self._announce(self._event, state.nonce)
         if found is not None:
             log.info("goes on at step %d, version %d, epoch %d", state.step, state.version, state.epoch)
         self._dispatcher.admit(state.step, state.groups_dropped)
@@ -184,7 +184,8 @@ class Learner:
         uses = self._account.take()
         if self._event is not None:
             state = replace(state, event=encode(self._event))
-            await self._announce(replace(self._event, uses=tuple(uses), spans=()), f"-{state.position}")
+            event = replace(self._event, uses=tuple(uses), spans=())
+            await self._announce(event, f"{state.nonce}:{state.position}")
         else:
             self._account.add(uses, [])  # the first step will say it
         await self._saver.checkpoint(state)
@@ -203,7 +204,8 @@ class Learner:
         self._account.close()
         uses = tuple(self._account.take())
         if uses and self._event is not None:
-            await self._announce(replace(self._event, uses=uses, spans=()), "rest")
+            event = replace(self._event, uses=uses, spans=())
+            await self._announce(event, f"{self._state.nonce}:rest")
 
     def _drop(self, tasks: Sequence[str]) -> None:
         """The groups of these tasks came to nothing: as many more are dispatched."""
@@ -241,8 +243,7 @@ class Learner:
             return
         with tracing.span("train"):
             said = await self._in_thread(self._trainer.step, batch)
-        step, version, nonce = self._state.step + 1, self._state.version + 1, secrets.token_hex(NONCE_BYTES)
-        state = replace(self._state, step=step, version=version, nonce=nonce)
+        state = replace(self._state, step=self._state.step + 1, version=self._state.version + 1)
         event = TrainingStep(
             run=state.run,
             model=state.model,
@@ -262,6 +263,7 @@ class Learner:
         self._intake.hand_out(rollouts.values())
         self._dispatcher.settle(group.task for group in groups)
         written = self._saver.is_written(state.step, await self._fills())
+        state = replace(state, nonce=secrets.token_hex(NONCE_BYTES))
         if written:
             state = self._covering(replace(state, event=encode(event)))
         with tracing.span("publish"):
@@ -270,7 +272,7 @@ class Learner:
         _moved(event)
         if written:
             await self._intake.acknowledge(state.position)
-        await self._announce(event, unique=True)
+        await self._announce(event, state.nonce, unique=True)
         await self._mender.resolve()
         self._dispatcher.admit(state.step, state.groups_dropped)
         log.info("step %d/%d: reward %.3f", state.step, self._settings.steps, batch.metrics["reward/mean"])
@@ -293,8 +295,8 @@ class Learner:
             outstanding=self._dispatcher.outstanding,
         )
 
-    async def _announce(self, event: TrainingStep, part: str = "", unique: bool = False) -> None:
-        msg_id = identity.step_msg_id(event.run, event.epoch, event.step, self._state.nonce) + part
+    async def _announce(self, event: TrainingStep, nonce: str, unique: bool = False) -> None:
+        msg_id = identity.step_msg_id(event.run, event.epoch, event.step, nonce)
         await self._bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf, unique=unique)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -303,11 +305,20 @@ class Learner:
     def _whole_wanted(self) -> bool:
         return any(wants_whole(beat, self._settings.model) for beat in self._nodes.members())
 
+    def _disk_problem(self) -> str:
+        try:
+            free = disk.free_bytes(self._settings.checkpoints)
+        except OSError as error:
+            return f"the disk of the checkpoints cannot be looked at: {error.strerror}"
+        return disk.note_free("checkpoints", free, self._settings.disk_free_mib)
+
     def _describe(self) -> dict[str, Any]:
         detail: dict[str, Any] = {"step": self._state.step, "steps": self._settings.steps}
         if self._metrics:
             detail["reward"] = self._metrics["reward/mean"]
             detail["staleness"] = self._metrics["staleness/mean"]
+        if short := self._disk_problem():
+            detail["disk"] = short
         if self._waits_for:
             detail["waits for"] = self._waits_for
         if self._phase == "waiting":

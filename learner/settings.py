@@ -203,6 +203,9 @@ class LearnerSettings(RoleSettings):
     id: str | None = Field(None, description="name of this learner; default: host-pid", pattern=NAME)
     threads: int | None = Field(None, gt=0, description="CPU threads; default: torch's own choice")
     checkpoints: Path = Field(Path("runs/checkpoints"), description="directory of checkpoints")
+    disk_free_mib: int = Field(
+        1024, ge=0, description="MiB free on the checkpoints' disk below which there is an alarm"
+    )
     publish_every: int = Field(1, ge=1, description="steps between weight versions")
     checkpoint_every: int | None = Field(
         None, ge=1, description="steps between checkpoints, a multiple of publish_every; none: as often as that"

@@ -1,10 +1,11 @@
 """Rows as an answer on standard output: a table to read, or JSON or CSV to go on with."""
 
 import csv
-import json
 import sys
 from datetime import datetime
 from typing import Any
+
+from lightningbus.printable import printable, printable_json
 
 Answer = tuple[list[str], list[tuple[Any, ...]]]
 """Column names and rows."""
@@ -20,21 +21,24 @@ def show(answer: Answer, as_json: bool = False, as_csv: bool = False, title: str
     """Print an answer; ``none`` is said instead of a table without columns or rows."""
     columns, rows = answer
     if as_json:
-        print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], default=str, ensure_ascii=False))
+        print(printable_json([dict(zip(columns, row, strict=True)) for row in rows]))
         return
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows(rows)
+        writer.writerows([printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
         return
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    wide = None if sys.stdout.isatty() else 400  # a pipe has no width to fit into
-    table = Table(*columns, title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    from lightningbus.terminal import output
+
+    table = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(Text(printable(column)))
     for row in rows:
-        table.add_row(*map(_cell, row))
-    Console(width=wide).print(table if columns else none)
+        table.add_row(*(Text(_cell(value)) for value in row))
+    output().print(table if columns else none)
 
 
 def _cell(value: Any) -> str:
@@ -42,4 +46,4 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.4g}"
-    return value.strftime("%Y-%m-%d %H:%M:%S") if isinstance(value, datetime) else str(value)
+    return value.strftime("%Y-%m-%d %H:%M:%S") if isinstance(value, datetime) else printable(str(value))

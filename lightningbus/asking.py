@@ -96,8 +96,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="keep showing until Ctrl-C")] = False,
 ) -> None:
     """Who is alive and what they do."""
-    from rich.console import Console
-
+    from lightningbus.terminal import Terminal
     from lightningbus.view import View, alarms, console, members_table
 
     async def look() -> None:
@@ -111,8 +110,8 @@ def status(
                 return
             await asyncio.sleep(SUSPECT_SECONDS)  # who lives has said so by then
             members = fleet.members()
-            Console().print(members_table(members) if members else "nobody is alive on this bus")
+            Terminal().print(members_table(members) if members else "nobody is alive on this bus")
             for alarm in alarms(members):
-                Console(soft_wrap=True).print(f"ALARM  {alarm}", style="bold red", highlight=False)
+                Terminal(soft_wrap=True).print(f"ALARM  {alarm}", style="bold red", highlight=False, markup=False)
 
     finish(look())

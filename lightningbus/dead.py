@@ -1,6 +1,5 @@
 """``lightningbus dead``: messages nobody could use, looked at, sent again, or dropped."""
 
-import json
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Annotated
@@ -12,6 +11,7 @@ from bus import DeadLetters
 from lightningbus.answers import show
 from lightningbus.options import BusOption, JsonOption, finish
 from lightningbus.places import connected
+from lightningbus.printable import printable_json
 from lightningbus.roles import fail
 from schemas.events import DeadLetter
 
@@ -50,7 +50,7 @@ def show_(number: Annotated[int, typer.Argument(help="as `list` shows it")], bus
         shown["message"] = msgpack.unpackb(letter.payload)
     except (ValueError, msgpack.UnpackException, RecursionError):
         shown["payload"] = letter.payload.hex()
-    print(json.dumps(shown, indent=2, ensure_ascii=False, default=lambda value: bytes(value).hex()))
+    print(printable_json(shown, indent=2, default=lambda value: bytes(value).hex()))
 
 
 @app.command()

@@ -1,17 +1,17 @@
 """Attempts as they end, read off the bus beside everybody else: nothing is stored for it, nobody waits for it."""
 
 import asyncio
-import json
 import sys
 from datetime import UTC, datetime
 from typing import Any
 
 from nats.aio.msg import Msg
-from rich.console import Console
 from rich.text import Text
 
 from lightningbus.places import connected
+from lightningbus.printable import printable_json
 from lightningbus.roles import on_stop_signals
+from lightningbus.terminal import output
 from schemas import subjects
 from schemas.codec import DecodeError, decode
 from schemas.events import SpanBatch
@@ -23,7 +23,7 @@ async def follow(given: str | None, run: str, outcome: str, as_json: bool, count
     """Print until asked to stop, or until ``count`` have been printed; ``given`` is where the bus is, if said."""
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 400)
+    console = output()
     seen: set[str] = set()  # a publisher that heard no acknowledgement sends again
 
     async def heard(message: Msg) -> None:
@@ -38,7 +38,7 @@ async def follow(given: str | None, run: str, outcome: str, as_json: bool, count
         seen.add(batch.execution)
         said = said_of(batch)
         if as_json:
-            print(json.dumps(said, ensure_ascii=False), flush=True)
+            print(printable_json(said), flush=True)
         else:
             console.print(line(said))
         if count is not None and len(seen) >= count:

@@ -8,6 +8,8 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any
 
+from lightningbus.printable import printable, printable_json
+
 FORMAT_VARIABLE = "LIGHTNINGBUS_LOG_FORMAT"
 NOISY = ("asyncio", "httpx", "filelock", "nats")
 REPEATING = ("urllib3", "clickhouse_connect")
@@ -41,7 +43,18 @@ class JsonLines(logging.Formatter):
         said |= {name: getattr(record, name) for name in ("run", "rollout") if hasattr(record, name)}
         if record.exc_info:
             said["exception"] = self.formatException(record.exc_info)
-        return json.dumps(said, ensure_ascii=False, default=str)
+        return printable_json(said)
+
+
+class HumanLines(logging.Formatter):
+    """A line for people, whose text does not steer their terminal; what goes on in another line is indented."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See the class."""
+        return printable(super().format(record)).replace("\n", "\n    ")
 
 
 def set_up_logging(verbose: bool = False, form: LogFormat = LogFormat.human) -> None:
@@ -55,7 +68,7 @@ def set_up_logging(verbose: bool = False, form: LogFormat = LogFormat.human) -> 
         logging.captureWarnings(True)
         sys.excepthook = _said_as_line
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
+        handler.setFormatter(HumanLines())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
     # nats-py reads TLS by asyncio's streams, of which asyncio itself complains at each close.
     logging.getLogger("asyncio").addFilter(lambda line: "eof_received()" not in str(line.msg))
@@ -85,7 +98,7 @@ def say_last(sentence: object) -> None:
     if json_lines() is not None:
         logging.getLogger("lightningbus").critical("%s", sentence)
     else:
-        print(f"lightningbus: {sentence}", file=sys.stderr, flush=True)
+        print(f"lightningbus: {printable(str(sentence))}", file=sys.stderr, flush=True)
 
 
 def words_of(line: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -125,6 +126,42 @@ def users(
         "and each role with its own directory, which is all that has to go to its machine:\n"
         f"  lightningbus --access {out}/runner runner --bus nats://ADDRESS:4222 ..."
     )
+
+
+@bus_app.command()
+def rotate(
+    out: Annotated[Path, typer.Option(help="what `bus users` made")],
+    finish: Annotated[bool, typer.Option("--finish", help="let the old keys in no longer")] = False,
+    server: Annotated[
+        int | None,
+        typer.Option("--server", help="process id of a nats-server on this machine that takes it up at once"),
+    ] = None,
+    site: Annotated[bool, typer.Option("--site", help="as it was given to `bus users`")] = False,
+) -> None:
+    """Give the users of a running bus new keys and a new authority, in two steps; nobody is cut off between them."""
+    with extra("bus"):
+        from bus.rotation import begin_rotation, finish_rotation
+
+    def rotated() -> None:
+        for line in (finish_rotation if finish else begin_rotation)(out, site):
+            print(line)
+        if server is not None:
+            try:
+                os.kill(server, signal.SIGHUP)
+            except OSError as error:
+                fail(f"process {server} was not told to read them: {error.strerror}")
+
+    or_fail(rotated)
+    if server is None:
+        print(
+            f"next: each server is given {out}/users.conf and {out}/server, "
+            "and reads them at `kill -HUP` or `nats-server --signal reload`"
+        )
+    if not finish:
+        print(
+            "then each role its own directory, which it reads at its next connection; when all have it:\n"
+            f"  lightningbus bus rotate --out {out} --finish"
+        )
 
 
 def provision(

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
-from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
+from lightningbus.printable import printable_json
 from lightningbus.roles import UserError
+from lightningbus.terminal import Terminal
 from schemas.instrumentation import gist, kind_of, own_name
 
 ROLLOUT = """
@@ -63,18 +64,19 @@ class Transcript:
     def show_json(self) -> None:
         """One JSON object."""
         calls = [{**call, "tokens": self.tokens.get(call["call"], [])} for call in self.calls]
-        print(json.dumps({**self.rollout, "model_calls": calls, "spans": self.spans}, default=str, ensure_ascii=False))
+        print(printable_json({**self.rollout, "model_calls": calls, "spans": self.spans}))
 
     def show(self, color: str) -> None:
         """As text; ``color`` is what the colour of a token shows."""
-        console = Console(highlight=False)
+        console = Terminal(highlight=False)
         said = self.rollout
         reward = "none" if said["reward"] is None else f"{said['reward']:.4g}"
-        console.print(
-            f"[bold]{said['rollout']}[/bold] of run {said['run']}: {said['outcome']}, reward {reward}, "
+        heading = (
+            f" of run {said['run']}: {said['outcome']}, reward {reward}, "
             f"{said['calls']} calls, {said['response_tokens']} tokens, {said['seconds']:.3f} s, "
             f"attempt {said['attempt']}"
         )
+        console.print(Text.assemble((said["rollout"], "bold"), heading))
         if said["error"]:
             console.print(Text(said["error"], "red"))
         told = 0  # messages shown so far
@@ -83,7 +85,7 @@ class Transcript:
             while waiting and waiting[0]["start"] < call["start"]:
                 console.print(_span(waiting.pop(0)))
             tokens = self.tokens.get(call["call"], [])
-            console.print(Rule(_heading(call, tokens), align="left", style="dim"))
+            console.print(Rule(Text(_heading(call, tokens)), align="left", style="dim"))
             asked = _messages(call["request"])
             for role, text in asked[told if told < len(asked) else 0 :]:
                 console.print(Text.assemble((f"{role}: ", "bold cyan"), text))

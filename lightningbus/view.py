@@ -13,6 +13,7 @@ from rich.text import Text
 
 from bus import Fleet
 from bus.cancelling import cancel
+from lightningbus.terminal import Terminal
 from schemas.events import Heartbeat
 
 ROLES = ("learner", "inference", "runner", "store", "publisher")
@@ -53,7 +54,7 @@ def members_table(members: Iterable[Heartbeat]) -> Table:
     rank = {role: place for place, role in enumerate(ROLES)}
     for beat in sorted(members, key=lambda beat: (rank.get(beat.role, 99), beat.id)):
         version = "" if beat.version is None else str(beat.version)
-        table.add_row(beat.role, beat.id, beat.state, version, describe(beat))
+        table.add_row(*map(Text, (beat.role, beat.id, beat.state, version, describe(beat))))
     return table
 
 
@@ -70,7 +71,7 @@ class View:
         self.note = ""
         self._fleet = fleet
         self._title = title
-        self._console = console or Console(stderr=True)
+        self._console = console or Terminal(stderr=True)
         self._started = time.monotonic()
         self._rewards: dict[int, float] = {}
 
@@ -121,12 +122,12 @@ class View:
             await asyncio.sleep(PLAIN_SECONDS)
             self._remember()
             for alarm in alarms(self._fleet.members()):
-                self._console.print(f"ALARM  {alarm}", highlight=False, soft_wrap=True)
+                self._console.print(f"ALARM  {alarm}", highlight=False, soft_wrap=True, markup=False)
             said = [_line(beat) for beat in self._fleet.members() if beat.role in ("learner", "inference")]
             for line in said or [""]:
-                self._console.print(self._headline() + line, highlight=False, soft_wrap=True)
+                self._console.print(self._headline() + line, highlight=False, soft_wrap=True, markup=False)
 
 
 def console() -> Console:
     """Where progress goes: standard error, so that output can be piped."""
-    return Console(file=sys.stderr)
+    return Terminal(file=sys.stderr)

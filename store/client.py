@@ -1,6 +1,6 @@
 """A clickhouse-connect client, the same for the embedded engine and for a server."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import clickhouse_connect
@@ -8,9 +8,6 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
 
 from store.limits import PEOPLE, Limits, settings_for
-
-if TYPE_CHECKING:
-    from clickhouse_connect.driver.httpclient import HttpClient
 
 DATABASE = "lightningbus"
 
@@ -50,24 +47,7 @@ def reader(url: str, database: str | None = DATABASE, limits: Limits = PEOPLE) -
     readonly = client.server_settings["readonly"].value
     for name, value in settings_for(readonly, limits).items():
         client.set_client_setting(name, value)
-    if readonly == "1":
-        _lower(client, limits)
     return client
-
-
-def _lower(client: Client, limits: Limits) -> None:
-    """Send limits with each question to whom readonly leaves that: our own engine, and no other.
-
-    It is asked, because it takes such limits though ClickHouse's list of settings, and so the client, says otherwise.
-    """
-    own = cast("HttpClient", client).params
-    before = dict(own)
-    own.update({name: str(value) for name, value in limits.items()})
-    try:
-        client.command("SELECT 1")
-    except ClickHouseError:
-        own.clear()
-        own.update(before)
 
 
 def _cause(error: BaseException) -> str:

@@ -20,6 +20,8 @@ INSERT_WITH_DATA = re.compile(
     rb"(?is)\s*(INSERT\s+INTO\s.*?)(\s+SETTINGS\s.*?)?\s+FORMAT\s+(?!VALUES\b)(\w+)\s*?(?:\n|\Z)"
 )
 """An INSERT whose data follows it in a stated format, as clients send it."""
+OWN_SCOPE = re.compile(r"(?s)[:.]? In scope SELECT formatQuerySingleLine\(.*\)(?=\. \()")
+"""Where in our own question an error of the parser was met, which is not where whoever asks has to look."""
 EXCEPTION = re.compile(r"Code: (\d+)\.")
 
 
@@ -75,6 +77,8 @@ class Engine:
             raise EngineBusy(
                 f"{path} is in use by another process, or no ClickHouse data: {_first_line(error)}"
             ) from error
+        names = self._keeper.query("SELECT lower(name) FROM system.table_functions", "TabSeparatedRaw")
+        self._table_functions = frozenset(bytes(names.bytes()).decode().split())
 
     def close(self) -> None:
         """Stop the engine; what was inserted is on disk."""
@@ -95,7 +99,7 @@ class Engine:
         try:
             settings = door.settings_of(statement.settings or {})
             with self._session(replace(statement, settings=settings)) as connection:
-                door.admit(_canonical(connection, _whole(statement)))
+                door.admit(_canonical(connection, _whole(statement)), self._table_functions)
                 return _run(connection, statement)
         except EngineError:
             raise
@@ -147,7 +151,10 @@ def _whole(statement: Statement) -> bytes:
 
 def _canonical(connection: Any, sql: bytes) -> str:
     """One statement as ClickHouse's parser writes it: no comments, strings in one form, names as they are."""
-    made = connection.query(f"SELECT formatQuerySingleLine({_quoted(_text(sql))})", "RawBLOB")
+    try:
+        made = connection.query(f"SELECT formatQuerySingleLine({_quoted(_text(sql))})", "RawBLOB")
+    except RuntimeError as error:
+        raise EngineError(OWN_SCOPE.sub("", _message(error))) from error
     return bytes(made.bytes()).decode()
 
 

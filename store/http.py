@@ -17,13 +17,17 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import BasicAuth, web
 
 from bus.doors import same
-from store import visitors
+from store import body, visitors
 from store.door import WRITER
 from store.engine import Answer, Engine, EngineError, Statement
 
 log = logging.getLogger(__name__)
 
-MAX_REQUEST_BYTES = 256 * 1024 * 1024
+WRITER_BYTES = 256 * 1024 * 1024
+READER_BYTES = 4 * 1024 * 1024
+"""Longest body, before and after it is inflated."""
+READERS_AT_ONCE = 32
+"""Requests of readers that are read or answered at a time; those beyond come again."""
 THREADS = 4
 TRANSPORT = frozenset(
     {
@@ -37,7 +41,7 @@ TRANSPORT = frozenset(
 FORMAT = re.compile(rb"(?i)\bFORMAT\s+(\w+)\s*;?\s*$")
 NO_RESULT = re.compile(rb"(?i)\s*(INSERT|CREATE|DROP|ALTER|TRUNCATE|RENAME|OPTIMIZE|SET|USE|ATTACH|DETACH|SYSTEM)\b")
 
-STATUS = {60: 404, 81: 404, 62: 400, 47: 400, 46: 400, 164: 403, 516: 403}
+STATUS = {60: 404, 81: 404, 62: 400, 47: 400, 46: 400, 51: 400, 456: 400, 164: 403, 516: 403}
 """By ClickHouse's error: not known, not understood, not allowed."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -54,11 +58,12 @@ class HttpInterface:
         self._engine, self._host, self._port, self._key = engine, host, port, key
         self._names = names
         self._threads = ThreadPoolExecutor(THREADS, "clickhouse")
-        app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[self._guard])
+        self._readers = 0
+        app = web.Application(client_max_size=READER_BYTES, middlewares=[self._guard])
         app.router.add_get("/ping", self._ping)
         app.router.add_get("/", self._query)
         app.router.add_post("/", self._query)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=5)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=5, auto_decompress=False)
         self.url = ""
 
     async def __aenter__(self) -> "HttpInterface":
@@ -94,21 +99,37 @@ class HttpInterface:
         return web.Response(text="Ok.\n")
 
     async def _query(self, request: web.Request) -> web.Response:
-        if request.method == "GET" and "query" not in request.query:
+        if request.method in ("GET", "HEAD") and "query" not in request.query:
             return web.Response(text="Ok.\n")
         try:
-            statement = await statement_of(request)
+            if self._writes(request):  # before anything of the body is read
+                return await self._answer(request, WRITER_BYTES, self._engine.execute)
+        except EngineError as error:
+            return _refusal(error)
+        if self._readers >= READERS_AT_ONCE:
+            why = f"{READERS_AT_ONCE} questions are being answered; ask again"
+            text = f"Code: 202. DB::Exception: {why}. (TOO_MANY_SIMULTANEOUS_QUERIES)\n"
+            return web.Response(status=503, text=text, headers={"Retry-After": "1"})
+        self._readers += 1
+        try:
+            return await self._answer(request, READER_BYTES, self._engine.ask)
+        finally:
+            self._readers -= 1
+
+    async def _answer(self, request: web.Request, most: int, work: Callable[[Statement], Answer]) -> web.Response:
+        try:
+            statement = await statement_of(request, most)
             if not statement.sql.strip():
                 raise ValueError("Empty query")
+        except (body.TooLarge, web.HTTPRequestEntityTooLarge):
+            why = f"a body of more than {most} bytes is refused"
+            return web.Response(status=413, text=f"Code: 307. DB::Exception: {why}. (TOO_MANY_BYTES)\n")
         except (ValueError, OSError, RuntimeError, web.RequestPayloadError) as error:  # a body no decoder reads
             return web.Response(status=400, text=f"Code: 62. DB::Exception: {error}. (SYNTAX_ERROR)\n")
         try:
-            work = self._engine.execute if self._writes(request) else self._engine.ask
             answer = await asyncio.get_running_loop().run_in_executor(self._threads, work, statement)
         except EngineError as error:
-            headers = {"X-ClickHouse-Exception-Code": str(error.code)}
-            status = STATUS.get(error.code, 500)
-            return web.Response(status=status, text=f"{error}\n", headers=headers)
+            return _refusal(error)
         return web.Response(body=answer.body, headers=_headers(statement, answer))
 
     def _writes(self, request: web.Request) -> bool:
@@ -117,6 +138,11 @@ class HttpInterface:
         if user == WRITER and not same(self._key, key):
             raise EngineError(f"Code: 516. DB::Exception: {WRITER}: this is not its key. (AUTHENTICATION_FAILED)")
         return user == WRITER
+
+
+def _refusal(error: EngineError) -> web.Response:
+    headers = {"X-ClickHouse-Exception-Code": str(error.code)}
+    return web.Response(status=STATUS.get(error.code, 500), text=f"{error}\n", headers=headers)
 
 
 def _credentials(request: web.Request) -> tuple[str, str]:
@@ -131,40 +157,29 @@ def _credentials(request: web.Request) -> tuple[str, str]:
     return user or request.query.get("user", ""), key or request.query.get("password", "")
 
 
-async def statement_of(request: web.Request) -> Statement:
-    """What is asked; raises ValueError, OSError, RuntimeError or `web.RequestPayloadError` where it cannot be read."""
+async def statement_of(request: web.Request, most: int) -> Statement:
+    """What is asked, in a body of at most so many bytes.
+
+    Raises ValueError, OSError, RuntimeError or `web.RequestPayloadError` where it cannot be read, `body.TooLarge` or
+    `web.HTTPRequestEntityTooLarge` where it is too long.
+    """
     fields = {name: str(value) for name, value in request.query.items()}
-    body = b""
+    content = b""
     if request.content_type == "multipart/form-data":
         fields |= {name: value for name, value in (await request.post()).items() if isinstance(value, str)}
     elif request.can_read_body:
-        body = _inflated(await request.read(), request.headers.get("Content-Encoding", ""))
+        content = await body.read(request, most)
     sql = fields.get("query", "").encode()
     parameters = {name[6:]: value for name, value in fields.items() if name.startswith("param_")}
     settings = {n: v for n, v in fields.items() if n not in TRANSPORT and not n.startswith("param_")}
     return Statement(
-        sql=sql or body,
-        data=body if sql else b"",
+        sql=sql or content,
+        data=content if sql else b"",
         format=fields.get("default_format") or request.headers.get("X-ClickHouse-Format") or "TabSeparated",
         database=fields.get("database") or request.headers.get("X-ClickHouse-Database") or "",
         parameters=parameters,
         settings=settings,
     )
-
-
-def _inflated(body: bytes, encoding: str) -> bytes:
-    """aiohttp undoes gzip, deflate, br and zstd by itself; lz4 frames are ClickHouse's own wish."""
-    if encoding == "lz4":
-        import lz4.frame
-
-        decompressor = lz4.frame.LZ4FrameDecompressor()
-        plain = bytes(decompressor.decompress(body, max_length=MAX_REQUEST_BYTES))
-        if not decompressor.eof:
-            raise ValueError(f"a body of lz4 is cut off, or holds more than {MAX_REQUEST_BYTES} bytes")
-        return plain
-    if encoding not in ("", "identity", "gzip", "deflate", "br", "zstd"):
-        raise ValueError(f"Content-Encoding {encoding} is not known")
-    return body
 
 
 def _headers(statement: Statement, answer: Answer) -> dict[str, str]:

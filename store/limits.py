@@ -32,6 +32,8 @@ ADVICE = {
     "TOO_MANY_ROWS": "ask about one run, or less of it",
     "TOO_MANY_BYTES": "ask about one run, or for fewer columns",
     "MEMORY_LIMIT_EXCEEDED": "ask about one run, or for fewer columns",
+    "EMPTY_LIST_OF_COLUMNS_QUERIED": "a view with parameters takes them in brackets: docs/store.md lists them",
+    "UNKNOWN_QUERY_PARAMETER": "a view with parameters takes all of them: docs/store.md lists them",
     "UNKNOWN_TABLE": "has a store of this version written here?",
     "UNKNOWN_DATABASE": "has a store of this version written here?",
 }

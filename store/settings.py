@@ -35,6 +35,7 @@ class StoreSettings(RoleSettings):
     batch_rows: int = Field(20_000, ge=1, description="rows that make a batch full")
     batch_bytes: int = Field(16 * 1024 * 1024, ge=1, description="bytes of messages that make a batch full")
     batch_seconds: float = Field(0.25, gt=0, description="longest a row waits for its batch to fill")
+    disk_free_mib: int = Field(1024, ge=0, description="MiB free on ClickHouse's disk below which there is an alarm")
     stall_seconds: float = Field(
         120.0,
         gt=0,

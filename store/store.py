@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from bus import STORE_CONSUMERS, Bus, own_id
+from bus import STORE_CONSUMERS, Bus, disk, metrics, own_id
 from bus.cancelling import cancel
 from bus.doors import new_key, read_key, write_secret
 from store import migrations
 from store.batch import types_of
-from store.client import StoreDown, connect, without_secrets
+from store.client import StoreDown, connect, first, without_secrets
 from store.door import KEY_FILE, WRITER
 from store.engine import Engine
 from store.http import HttpInterface
 from store.ingester import Ingester
+from store.losses import Losses
 from store.settings import StoreSettings
 from store.watchdog import Watchdog
 from store.writer import Insert, Writer, by_client
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 WRITERS_KEY = "key of the writer"
 RETRY_SECONDS = 2.0
 LOOK_SECONDS = 2.0
+COUNT_SECONDS = 10.0
 
 
 async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
@@ -103,14 +106,33 @@ async def _ingest(
     types = await asyncio.to_thread(types_of, client, settings.database)
     writer = Writer(bus, insert or by_client(client), settings.database, types)
     ingester = Ingester(bus, writer, settings)
-    silent = asyncio.Event()
+    silent, losses, short = asyncio.Event(), Losses(bus, client), ""
 
     async def look() -> None:
-        """Whether ClickHouse answers, for there may be nothing to insert."""
+        """Whether ClickHouse answers and has room, for there may be nothing to insert."""
+        nonlocal short
         while True:
             answers = await asyncio.to_thread(client.ping, LOOK_SECONDS)
             silent.clear() if answers else silent.set()
+            try:
+                free = await asyncio.to_thread(_free_bytes, settings, client)
+                short = disk.note_free("store", free, settings.disk_free_mib)
+            except (OSError, ClickHouseError) as error:
+                log.debug("free space is not known: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def count() -> None:
+        """What the broker counts as settled and ClickHouse does not have."""
+        while True:
+            await asyncio.sleep(COUNT_SECONDS)
+            before = losses.missing
+            try:
+                await losses.look(ingester.pending + ingester.waiting)
+            except Exception as error:
+                log.warning("what is missing is not known: %s", error)
+            metrics.rollouts_missing.set(losses.missing)
+            if losses.missing > before:
+                log.error("%d tasks that the bus has settled have no end in ClickHouse", losses.missing)
 
     def describe() -> dict[str, Any]:
         detail: dict[str, Any] = {
@@ -122,6 +144,10 @@ async def _ingest(
         problem = writer.problem or ("it does not answer" if silent.is_set() else "")
         if problem:
             detail["problem"] = problem
+        if short:
+            detail["disk"] = short
+        if losses.missing:
+            detail["missing"] = losses.missing
         if watchdog.alarm:
             detail["alarm"] = watchdog.alarm
         return {
@@ -135,8 +161,15 @@ async def _ingest(
     async with bus.fleet("*") as fleet:
         watchdog = Watchdog(bus, fleet, ingester, writer, settings.stall_seconds)
         async with bus.beat("store", name, describe):
-            watching, looking = asyncio.create_task(watchdog.run()), asyncio.create_task(look())
+            beside = [asyncio.create_task(part) for part in (watchdog.run(), look(), count())]
             try:
                 await ingester.run(stop)
             finally:
-                await cancel(watching, looking)
+                await cancel(*beside)
+
+
+def _free_bytes(settings: StoreSettings, client: Client) -> int:
+    """Where ClickHouse writes; raises OSError or ClickHouse's errors."""
+    if settings.url is None:
+        return disk.free_bytes(settings.path)
+    return int(first(client, "SELECT min(free_space) FROM system.disks")[0])

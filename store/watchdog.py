@@ -48,6 +48,8 @@ class Finding:
 
 def diagnose(facts: Facts, stall_seconds: float) -> Finding | None:
     """What stands still, for longer than ``stall_seconds``; None: nothing does, or there is nothing to do. Pure."""
+    if short := next((beat for beat in (*facts.of("store"), *facts.of("learner")) if beat.detail.get("disk")), None):
+        return Finding(short.role, f"{short.role} {short.id}: {short.detail['disk']}")
     learners = [beat for beat in facts.of("learner") if beat.state in ("waiting", "training")]
     if facts.since_rollout >= stall_seconds and facts.tasks > 0:
         return _why_no_rollout(facts)
@@ -98,18 +100,24 @@ class Watchdog:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
-                tasks = (await self._bus.js.stream_info(subjects.TASKS)).state.messages
-            except NatsError:
-                continue  # without a bus nobody could be told either
-            metrics.tasks_queued.set(tasks)
-            found = diagnose(self._facts(tasks), self._stall_seconds)
-            self.alarm = found.reason if found else ""
-            if (found and found.role) != (self._raised and self._raised.role):
-                if self._raised is not None:
-                    await self._publish(self._raised, over=True)
-                if found is not None:
-                    await self._publish(found, over=False)
-                self._raised = found
+                await self._look()
+            except Exception:
+                log.exception("the watchdog looks again in %.0f s", LOOK_SECONDS)
+
+    async def _look(self) -> None:
+        try:
+            tasks = (await self._bus.js.stream_info(subjects.TASKS)).state.messages
+        except NatsError:
+            return  # without a bus nobody could be told either
+        metrics.tasks_queued.set(tasks)
+        found = diagnose(self._facts(tasks), self._stall_seconds)
+        self.alarm = found.reason if found else ""
+        if (found and found.role) != (self._raised and self._raised.role):
+            if self._raised is not None:
+                await self._publish(self._raised, over=True)
+            if found is not None:
+                await self._publish(found, over=False)
+            self._raised = found
 
     def _facts(self, tasks: int) -> Facts:
         now, writer, members = time.monotonic(), self._writer, tuple(self._fleet.members())

@@ -312,13 +312,13 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"nkey": None}, "lets nobody in"),
-        ({"nkey": "runner/nkey"}, "has no user of this key"),
+        ({"password": None}, "lets nobody in"),
+        ({"password": "runner/password"}, "has no user of this key"),
         ({"cert": None, "key": None}, "CERTIFICATE_REQUIRED"),
         ({"cert": "runner/cert.pem", "key": "runner/key.pem"}, "TLS with it fails"),
         ({"ca": "runner/ca.pem"}, "certificate is not to be trusted"),
     ],
-    ids=["no user", "wrong key", "no certificate", "another's certificate", "another's server"],
+    ids=["no password", "wrong password", "no certificate", "another's certificate", "another's server"],
 )
 async def test_a_stranger_is_refused_in_one_sentence(
     secured: Secured, strangers: Path, changes: dict[str, str | None], sentence: str
@@ -347,11 +347,14 @@ async def test_nothing_is_said_in_the_clear(secured: Secured) -> None:
 
 
 def test_secrets_are_for_their_owner_and_are_not_written_over(secured: Secured) -> None:
-    """Seeds and private keys have mode 0600, the server's file holds neither, and no second run replaces them."""
-    secret = [path for path in secured.users.rglob("*") if path.name.endswith(("nkey", "key.pem", "cluster.key"))]
+    """Seeds, passwords and private keys are their owner's alone, in no log, and no second run replaces them."""
+    secret = [
+        path for path in secured.users.rglob("*") if path.name.endswith(("nkey", "password", "key.pem", "cluster.key"))
+    ]
     assert len(secret) == len(RIGHTS) + len(RIGHTS) + 2 + 2
     assert {path.stat().st_mode & 0o777 for path in secret} == {0o600}
-    assert (secured.users / "leaf" / "nkey.conf").stat().st_mode & 0o777 == 0o600
+    for holder in ("leaf/nkey.conf", "users.conf"):
+        assert (secured.users / holder).stat().st_mode & 0o777 == 0o600
     written = [path.read_text() for path in secured.users.glob("*.conf")]
     logs = [path.read_text() for path in (secured.users.parent / "bus").glob("nats.*")]
     seeds = [path.read_text().strip() for path in secret if path.name == "nkey"]
@@ -379,7 +382,7 @@ def test_secrets_are_for_their_owner_and_are_not_written_over(secured: Secured) 
 )
 def test_a_bad_file_is_one_sentence(tmp_path: Path, file: str, content: str | None, sentence: str) -> None:
     """By the file's name, never by what it holds."""
-    list(make_users(tmp_path, tls=True))
+    list(make_users(tmp_path, tls=file != "nkey"))
     path = tmp_path / "runner" / file
     path.unlink()
     if content is not None:

@@ -43,7 +43,7 @@ from schemas.delta import DeltaError, apply_deltas, make_delta
 from schemas.events import DeadLetter, Event, Heartbeat, SpanBatch
 from schemas.prefixes import BrokenPrompt, whole
 from schemas.tensorfile import BadTensorFile, read_header, tensors_of
-from store.http import MAX_REQUEST_BYTES, statement_of
+from store.http import READER_BYTES, statement_of
 from store.rows import Received, rows_of
 from tests import tensorfiles
 from tests.fuzz import corpora
@@ -325,6 +325,6 @@ def _statement(loop: asyncio.AbstractEventLoop, data: bytes) -> None:
         headers,
         payload=payload,
         loop=loop,
-        client_max_size=MAX_REQUEST_BYTES,
+        client_max_size=READER_BYTES,
     )
-    loop.run_until_complete(statement_of(request))
+    loop.run_until_complete(statement_of(request, READER_BYTES))

@@ -85,7 +85,11 @@ async def test_a_run_with_users_gives_each_role_its_own(tmp_path: Path) -> None:
         async with Bus.connect(at.url, access=at.access) as bus, bus.fleet("*") as fleet:
             while not fleet.members():
                 await fleet.changed()
-    secret = [path for path in (tmp_path / "secrets").rglob("*") if path.name in ("nkey", "key.pem", "cluster.key")]
+    secret = [
+        path
+        for path in (tmp_path / "secrets").rglob("*")
+        if path.name in ("nkey", "password", "key.pem", "cluster.key")
+    ]
     logs = [path.read_text(errors="replace") for path in directory.path.rglob("*.log")]
     assert len(secret) == 17 and "permissions violation" not in "".join(logs).lower()
     for line in (line for path in secret for line in path.read_text().splitlines() if "-----" not in line):

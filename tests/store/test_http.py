@@ -1,13 +1,17 @@
 """ClickHouse's HTTP interface over the embedded engine: the stock client cannot tell it from a server."""
 
+import asyncio
 import gzip
 import math
 import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import lz4.frame
@@ -17,6 +21,8 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import DatabaseError
 
 from store import visitors
+from store.client import without_secrets
+from store.http import READERS_AT_ONCE
 from tests.store.conftest import SERVE, client, serving
 
 
@@ -147,6 +153,110 @@ async def test_pages_of_other_sites_ask_nothing(url: str, headers: dict[str, str
 )
 def test_a_store_knows_its_names(host: str, listens: str, known: bool) -> None:
     assert visitors.named(host, listens, ["more.example"]) is known
+
+
+async def test_head_of_the_root_is_answered_as_clickhouse_does(url: str) -> None:
+    async with aiohttp.ClientSession() as http, http.head(url) as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("statement", "status", "code", "says"),
+    [
+        ("SELEKT 1", 400, 62, "Syntax error: failed at position 8"),
+        ("SELECT 1 +", 400, 62, "Syntax error: failed at position 11"),
+        ("SELECT (1", 400, 62, "is never closed. (SYNTAX_ERROR)"),
+        ("SELECT 'a: In scope x' +", 400, 62, "(SYNTAX_ERROR)"),
+        ("SELECT * FROM asked(a = 1)", 400, 456, "Substitution `b` is not set"),
+        ("SELECT * FROM asked", 400, 51, "(EMPTY_LIST_OF_COLUMNS_QUERIED)"),
+        ("SELECT * FROM nowhere", 404, 60, "nowhere"),
+    ],
+)
+async def test_a_readers_mistake_is_answered_in_clickhouse_own_words_and_code(
+    url: str, sql: Client, statement: str, status: int, code: int, says: str
+) -> None:
+    sql.command("CREATE OR REPLACE VIEW asked AS SELECT {a:UInt8} AS a, {b:UInt8} AS b")
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(without_secrets(url), data=statement, params={"database": "default"}) as answer,
+    ):
+        text = await answer.text()
+        assert (answer.status, answer.headers["X-ClickHouse-Exception-Code"]) == (status, str(code)), text
+        assert text.startswith(f"Code: {code}. DB::Exception: ") and says in text
+        assert "formatQuery" not in text
+
+
+PACKED = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstd.compress, "lz4": lz4.frame.compress}
+
+
+@pytest.mark.parametrize("encoding", PACKED)
+async def test_a_readers_body_is_small_also_once_it_is_inflated(url: str, encoding: str) -> None:
+    bomb = PACKED[encoding](b"SELECT 1" + b" " * 256 * 1024 * 1024)
+    assert len(bomb) < 2 * 1024 * 1024
+    headers = {"Content-Encoding": encoding}
+    async with aiohttp.ClientSession() as http:
+        async with http.post(without_secrets(url), data=bomb, headers=headers) as answer:
+            assert answer.status == 413
+        async with http.post(without_secrets(url), data=PACKED[encoding](b"SELECT 7"), headers=headers) as answer:
+            assert await answer.text() == "7\n"
+
+
+async def test_a_long_body_of_a_reader_is_refused_before_it_is_read(url: str) -> None:
+    at = urlsplit(url)
+    reading, writing = await asyncio.open_connection(at.hostname, at.port)
+    writing.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000000\r\n\r\n")
+    assert b"413" in await asyncio.wait_for(reading.readline(), 30)
+    writing.close()
+
+
+async def test_a_wrong_key_is_refused_before_the_body_is_read(url: str) -> None:
+    at = urlsplit(url)
+    reading, writing = await asyncio.open_connection(at.hostname, at.port)
+    key = b"X-ClickHouse-User: writer\r\nX-ClickHouse-Key: wrong\r\n"
+    writing.write(b"POST / HTTP/1.1\r\nHost: localhost\r\n" + key + b"Content-Length: 1000\r\n\r\n")
+    assert b"403" in await asyncio.wait_for(reading.readline(), 30)
+    writing.close()
+
+
+async def test_readers_beyond_what_is_answered_at_once_are_told_to_come_again(url: str) -> None:
+    at = urlsplit(url)
+    begun = [await asyncio.open_connection(at.hostname, at.port) for _ in range(READERS_AT_ONCE)]
+    for _, writing in begun:
+        writing.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8\r\n\r\nSELECT")
+    async with aiohttp.ClientSession() as http, asyncio.timeout(60):
+        while True:  # until all of them are being read
+            async with http.post(without_secrets(url), data="SELECT 1") as answer:
+                if answer.status == 503:
+                    assert "TOO_MANY_SIMULTANEOUS_QUERIES" in await answer.text()
+                    break
+        async with http.post(url, data="SELECT 1") as answer:
+            assert answer.status == 200, "the writer is not held up by readers"
+        for reading, writing in begun:
+            writing.write(b" 2")
+            assert b"200" in await reading.readline()
+            writing.close()
+        async with http.post(without_secrets(url), data="SELECT 3") as answer:
+            assert await answer.text() == "3\n"
+
+
+def test_open_files_are_three_for_each_thread_and_some_hundred_at_most(tmp_path: Path) -> None:
+    """Twice as many clients at once as questions are answered, twice: the second time opens no more than the bound."""
+    with serving(tmp_path / "engine") as store:
+        client(store.url, "default").command("CREATE TABLE t (n UInt64) ENGINE = MergeTree ORDER BY n")
+
+        def work(_: int) -> None:
+            sql = client(store.url, "default")
+            for _ in range(10):
+                sql.insert("t", [[number] for number in range(100)], ["n"])
+                sql.query("SELECT n, count(), uniqExact(n) FROM t GROUP BY n ORDER BY n")
+
+        proc = Path(f"/proc/{store.process.pid}")
+        for _ in range(2):
+            with ThreadPoolExecutor(8) as clients:
+                list(clients.map(work, range(16)))
+            files, threads = (len(list((proc / name).iterdir())) for name in ("fd", "task"))
+            assert files <= 3 * threads + 100
+            assert files <= 1024
 
 
 def test_another_process_cannot_open_the_directory(tmp_path: Path, url: str, sql: Client) -> None:

@@ -76,6 +76,13 @@ WRITES = (
     "SET readonly = 0",
     "SELECT 1 SETTINGS readonly = 0",
     "SELECT 1 SETTINGS max_execution_time = 0",
+    "SELECT 1 SETTINGS max_execution_time = 61",
+    "SELECT 1 SETTINGS max_execution_time = DEFAULT",
+    "SELECT 1 SETTINGS max_execution_time = 3, readonly = 0",
+    "SELECT 1 SETTINGS max_execution_time = 3, additional_table_filters = {{'a': '1'}}",
+    "SELECT 1 SETTINGS param_a = 1",
+    "SELECT * FROM (SELECT 1 SETTINGS max_memory_usage = 9000000000)",
+    "SELECT 1 FORMAT TSV SETTINGS format_schema = '/x'",
     "SYSTEM STOP MERGES",
     "KILL QUERY WHERE 1",
     "SELECT 1; DROP TABLE raw_runs",
@@ -104,6 +111,13 @@ OUTSIDE = (
     "SELECT * FROM mysql('{host}', 'a', 'b', 'c', 'd')",
     "SELECT * FROM executable('id', 'TSV', 'a String')",
     "SELECT * FROM Python(os)",
+    "SELECT * FROM sqlite('{out}', 'a')",
+    "SELECT * FROM `sqlite`('{out}', 'a')",
+    "SELECT 1 IN (SELECT * FROM sqlite('{out}', 'a'))",
+    "DESCRIBE sqlite('{out}', 'a')",
+    "SELECT * FROM fileCluster('c', '{secret}', 'LineAsString')",
+    "SELECT * FROM deltaLakeLocal('{out}')",
+    "SELECT * FROM loop(raw_runs) LIMIT 1",
     "SELECT aiGenerate('x')",
 )
 
@@ -155,10 +169,28 @@ def test_limits_may_be_lowered_and_not_raised(store: StoreProcess) -> None:
     settings = {"max_result_rows": "5", "max_execution_time": "0", "max_threads": "1", "readonly": "0"}
     assert door.settings_of(settings) == {
         **{name: str(value) for name, value in PEOPLE.items()}, "max_result_rows": "5", "max_threads": "1",
-        "readonly": "1",
+        "readonly": "2",
     }  # fmt: skip
     with pytest.raises(door.Refused, match="a reader may not set allow_experimental_eval_table_function"):
         door.settings_of({"allow_experimental_eval_table_function": "1"})
+
+
+def test_a_reader_lowers_its_limits_in_sql_and_by_the_stock_client(anybody: Client) -> None:
+    asked = "SELECT toUInt64(getSetting('max_execution_time'))"
+    assert anybody.query(f"{asked} SETTINGS max_execution_time = 3").first_row == (3,)
+    assert anybody.query(asked, settings={"max_execution_time": 3}).first_row == (3,)
+    lower = (
+        f"SELECT * FROM ({asked} SETTINGS max_execution_time = 3) SETTINGS max_threads = 1, session_timezone = 'UTC'"
+    )
+    assert anybody.query(lower).result_rows
+    with pytest.raises(DatabaseError, match="may lower max_execution_time from 60, and not set it to 61"):
+        anybody.query(f"{asked} SETTINGS max_execution_time = 61")
+
+
+def test_table_functions_that_reach_nothing_are_for_readers(anybody: Client) -> None:
+    for source in ("numbers(1)", "values('a UInt8', 0)", "view(SELECT 0 AS a)", "generate_series(0, 0)"):
+        assert anybody.query(f"SELECT * FROM {source}").first_row == (0,)
+    assert anybody.query("SELECT format('{} {}', 'a', 'b')").first_row == ("a b",)
 
 
 def test_the_writers_key_is_a_file_of_its_own_and_no_other_will_do(store: StoreProcess, place: Path) -> None:
@@ -190,7 +222,7 @@ def test_too_much_is_one_sentence_that_says_what_to_do(store: StoreProcess) -> N
     asked = reader(store.url, limits={**PEOPLE, "max_execution_time": 1, "max_memory_usage": 50_000_000})
     for statement, advice in {
         "SELECT number FROM numbers(2000000)": "add a LIMIT",
-        "SELECT sleepEachRow(1) FROM numbers(10) SETTINGS max_block_size = 1": "only read and set nothing",
+        "SELECT sleepEachRow(1) FROM numbers(10) SETTINGS max_insert_threads = 1": "only read and set nothing",
         "SELECT sleep(3)": "ask about one run",
         "SELECT groupArray(number) FROM numbers(100000000)": "ask about one run",
         "SELECT * FROM nowhere": "has a store of this version written here?",

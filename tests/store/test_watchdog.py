@@ -39,6 +39,8 @@ def facts(*members: Heartbeat, **changes: Any) -> Facts:
         (facts(RUNNER, NODE), "runner", "no agent comes to an end"),
         (facts(LEARNER, since_rollout=0.0, since_step=99.0), "learner", "the learner is waiting, groups 3/8"),
         (facts(LEARNER, since_step=99.0, tasks=0), "learner", "no task is left"),
+        (facts(other(LEARNER, detail={"disk": "2 MiB free"}), since_rollout=0.0), "learner", "learner l: 2 MiB free"),
+        (facts(other(RUNNER, detail={"disk": "none"}), since_rollout=0.0), None, ""),
         (facts(other(LEARNER, state="done"), since_step=99.0, tasks=0), None, ""),
     ],
 )

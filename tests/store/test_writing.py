@@ -4,10 +4,15 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from clickhouse_connect.driver.client import Client
 
 from bus import Bus
+from bus.health import unready
+from bus.streams import runner_tasks
 from schemas import subjects
+from schemas.events import Task
+from store.losses import Losses
 from store.store import writer_url
 from tests.making import batches
 from tests.store.conftest import Start, StoreProcess, client, full_disk
@@ -83,3 +88,49 @@ async def test_a_row_that_breaks_a_constraint_is_a_dead_letter_and_its_neighbour
     await drained(bus)
     await asyncio.to_thread(store.until, "SELECT count() FROM dead_letters", 1)
     assert "is violated" in store.one("SELECT reason FROM dead_letters")
+
+
+async def test_little_free_space_is_an_alert_and_the_store_is_not_ready(
+    bus: Bus, nats_url: str, start_store: Start
+) -> None:
+    store = await asyncio.to_thread(start_store, nats_url, disk_mib=64, disk_free_mib=1000)
+    await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE role = 'store' AND NOT over", 1)
+    assert "MiB free, and 1000 are wanted" in store.one("SELECT reason FROM alarms")
+    async with asyncio.timeout(60), bus.fleet("store") as stores:
+        while not (beats := stores.members()):
+            await stores.changed()
+        assert beats[0].state == "inserting" and "the disk of the store" in unready(beats[0])
+
+
+async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
+    bus: Bus, nats_url: str, start_store: Start, tmp_path: Path
+) -> None:
+    tasks = [Task(id=f"t{number}", run="run", agent="default", input=1) for number in range(4)]
+    for task in tasks:
+        await bus.publish_task(task)
+    runners = runner_tasks("default")
+    await bus.ensure(runners)
+    async with bus.pull(runners, 4) as puller:
+        for _ in tasks:
+            delivery = await anext(puller)
+            task = delivery.as_(Task)
+            for part in batches(task.id, 0):
+                end = part.end and msgspec.structs.replace(part.end, published_ns=delivery.timestamp_ns)
+                await send(bus, msgspec.structs.replace(part, end=end), f"{task.id}:{part.sequence}")
+            await delivery.ack(sync=True)
+    store = await asyncio.to_thread(start_store, nats_url)
+    await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 4)
+    sql = await asyncio.to_thread(writer, tmp_path, store)
+    losses = Losses(bus, sql)
+    for _ in range(2):
+        await losses.look(waiting=0)
+    assert losses.missing == 0
+    for table in ("raw_attempts", "raw_tasks"):  # with its tasks gone too, ClickHouse by itself misses nothing
+        sql.command(f"ALTER TABLE {table} DELETE WHERE task IN ('t1', 't2') SETTINGS mutations_sync = 2")
+    assert store.one("SELECT count() FROM lost_rollouts") == 0
+    for _ in range(2):
+        await losses.look(waiting=0)
+    assert losses.missing == 2
+    async with asyncio.timeout(60), bus.fleet("store") as stores:
+        while not any(beat.detail.get("missing") == 2 for beat in stores.members()):
+            await stores.changed()
