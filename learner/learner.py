@@ -127,7 +127,7 @@ class Learner:
         metrics.learner_version.set(state.version)
         if state.event:
             self._event = decode(TrainingStep, state.event)
-            await self._announce(self._event, state.nonce)
+            await self._announce(self._event)
         if found is not None:
             log.info("goes on at step %d, version %d, epoch %d", state.step, state.version, state.epoch)
         self._dispatcher.admit(state.step, state.groups_dropped)
@@ -184,8 +184,7 @@ class Learner:
         uses = self._account.take()
         if self._event is not None:
             state = replace(state, event=encode(self._event))
-            event = replace(self._event, uses=tuple(uses), spans=())
-            await self._announce(event, f"{state.nonce}:{state.position}")
+            await self._announce(replace(self._event, uses=tuple(uses), spans=()), f"-{state.position}")
         else:
             self._account.add(uses, [])  # the first step will say it
         await self._saver.checkpoint(state)
@@ -204,8 +203,7 @@ class Learner:
         self._account.close()
         uses = tuple(self._account.take())
         if uses and self._event is not None:
-            event = replace(self._event, uses=uses, spans=())
-            await self._announce(event, f"{self._state.nonce}:rest")
+            await self._announce(replace(self._event, uses=uses, spans=()), "rest")
 
     def _drop(self, tasks: Sequence[str]) -> None:
         """The groups of these tasks came to nothing: as many more are dispatched."""
@@ -243,7 +241,8 @@ class Learner:
             return
         with tracing.span("train"):
             said = await self._in_thread(self._trainer.step, batch)
-        state = replace(self._state, step=self._state.step + 1, version=self._state.version + 1)
+        step, version, nonce = self._state.step + 1, self._state.version + 1, secrets.token_hex(NONCE_BYTES)
+        state = replace(self._state, step=step, version=version, nonce=nonce)
         event = TrainingStep(
             run=state.run,
             model=state.model,
@@ -263,7 +262,6 @@ class Learner:
         self._intake.hand_out(rollouts.values())
         self._dispatcher.settle(group.task for group in groups)
         written = self._saver.is_written(state.step, await self._fills())
-        state = replace(state, nonce=secrets.token_hex(NONCE_BYTES))
         if written:
             state = self._covering(replace(state, event=encode(event)))
         with tracing.span("publish"):
@@ -272,7 +270,7 @@ class Learner:
         _moved(event)
         if written:
             await self._intake.acknowledge(state.position)
-        await self._announce(event, state.nonce, unique=True)
+        await self._announce(event, unique=True)
         await self._mender.resolve()
         self._dispatcher.admit(state.step, state.groups_dropped)
         log.info("step %d/%d: reward %.3f", state.step, self._settings.steps, batch.metrics["reward/mean"])
@@ -295,8 +293,8 @@ class Learner:
             outstanding=self._dispatcher.outstanding,
         )
 
-    async def _announce(self, event: TrainingStep, nonce: str, unique: bool = False) -> None:
-        msg_id = identity.step_msg_id(event.run, event.epoch, event.step, nonce)
+    async def _announce(self, event: TrainingStep, part: str = "", unique: bool = False) -> None:
+        msg_id = identity.step_msg_id(event.run, event.epoch, event.step, self._state.nonce) + part
         await self._bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf, unique=unique)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:

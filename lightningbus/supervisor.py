@@ -4,8 +4,10 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,10 @@ RESTART_SECONDS = (0.5, 15.0)
 RESTARTS = 5
 """A child that dies this often, each time before it had settled, is given up with the last words of its log."""
 SETTLED_SECONDS = 5.0
-"""Who has lived this long has started well: the count begins anew."""
+"""Who has lived this long and is killed, or loses the bus, has started well: the count begins anew."""
+CRASH_SECONDS = 600.0
+"""Who ends by an error of its own has to have lived this long: a model takes minutes to load before it fails."""
+KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,8 @@ class Restarts:
         """Pause in seconds before the next life; None: given up. ``lived`` is how long it ran, in seconds."""
         if code == 2:  # the role said in one sentence that it cannot go on
             return None
-        self._short_lives = 0 if lived >= SETTLED_SECONDS else self._short_lives + 1
+        settled = SETTLED_SECONDS if code in (*KILLED, TRY_AGAIN) else CRASH_SECONDS
+        self._short_lives = 0 if lived >= settled else self._short_lives + 1
         if self._short_lives > RESTARTS and code != TRY_AGAIN:
             return None
         first, longest = RESTART_SECONDS
@@ -66,11 +72,14 @@ class Supervisor:
         self._environment = dict(environment or {})
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._watchers: dict[str, asyncio.Task[int]] = {}
+        self._roles: dict[str, str] = {}
+        self._starts: Counter[str] = Counter()
         self._stopping: set[str] = set()
         self._also: list[asyncio.Future[None]] = []
 
     async def start(self, child: Child) -> None:
         """Start a child and keep it running; one that exits with 0 is done."""
+        self._roles[child.name] = child.role
         await self._spawn(child)
         self._watchers[child.name] = asyncio.create_task(self._watch(child))
 
@@ -115,6 +124,14 @@ class Supervisor:
         for rank in sorted(by_rank):
             await asyncio.gather(*(self._stop_one(name) for name in by_rank[rank]))
 
+    def expected(self) -> dict[str, str]:
+        """Roles, by name, of the children that should be there: started, not done, and not stopped."""
+        return {
+            name: self._roles[name]
+            for name, watcher in self._watchers.items()
+            if name not in self._stopping and (not watcher.done() or (not watcher.cancelled() and watcher.result()))
+        }
+
     def pids(self) -> dict[str, int]:
         """Process ids of the children that run."""
         return {name: process.pid for name, process in self._processes.items() if process.returncode is None}
@@ -133,6 +150,7 @@ class Supervisor:
             str(settings),
         ]
         environment = os.environ | self._environment | {BUS_VARIABLE: self._bus_url}  # it may hold a password
+        self._starts[child.name] += 1
         with self._directory.log(child.name).open("ab") as out:
             self._processes[child.name] = await spawn(
                 *command, stdout=out, stderr=asyncio.subprocess.STDOUT, cwd=Path.cwd(), env=environment
@@ -164,4 +182,6 @@ class Supervisor:
         path = self._directory.log(name)
         lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
         words = words_of(lines[-1]) if lines else "no output"
-        return f"{name} ended with {code}: {words} (log: {path})"
+        starts = self._starts[name]
+        often = f", the last of {starts} starts" if starts > 1 else ""
+        return f"{name} ended with {code}{often}: {words} (log: {path})"

@@ -10,13 +10,14 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from bus import Access, Bus, Fleet
+from bus import Access, Bus, Fleet, own_id
 from bus.access import FILE
 from bus.cancelling import cancel
 from bus.doors import CLUSTER_KEY, new_key, write_secret
 from bus.embedded import free_port, nats_server
 from bus.rights import RIGHTS
 from bus.signing import make_keys
+from lightningbus.attendance import AttendanceWatch
 from lightningbus.places import ACCESS_VARIABLE, KEY_VARIABLE, access_directory, cluster_key_of
 from lightningbus.roles import UserError, on_stop_signals
 from lightningbus.rundir import Endpoints, RunDirectory
@@ -138,6 +139,10 @@ async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> A
         supervisor.also(bus.raise_failure())
         if server is not None:
             supervisor.also(server.keep_alive())
+        attendance = AttendanceWatch(bus, fleet, supervisor)
+        await exits.enter_async_context(bus.beat("supervisor", own_id(directory.path.name), attendance.describe))
+        watching = asyncio.create_task(attendance.run())
+        exits.push_async_callback(cancel, watching)
         supervisor.also(bus.keep_provisioned(settings.streams))
         exits.push_async_callback(supervisor.stop_all)
         view = await exits.enter_async_context(View(fleet, title, console()).showing())

@@ -16,7 +16,7 @@ from bus.cancelling import cancel
 from lightningbus.terminal import Terminal
 from schemas.events import Heartbeat
 
-ROLES = ("learner", "inference", "runner", "store", "publisher")
+ROLES = ("supervisor", "learner", "inference", "runner", "store", "publisher")
 PLAIN_SECONDS = 10.0
 """How often a line is printed where there is no terminal to draw on."""
 BARS = "▁▂▃▄▅▆▇█"

@@ -198,7 +198,7 @@ class TasksPublished(Event, frozen=True, kw_only=True):
 class Heartbeat(Event, frozen=True, kw_only=True):
     """What a process is doing, sent every second and forgotten."""
 
-    role: Literal["store", "learner", "inference", "runner", "publisher"]
+    role: Literal["store", "learner", "inference", "runner", "publisher", "supervisor"]
     id: str
     run: str = ""
     state: str

@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 import chdb
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from bus.locking import DirectoryInUse, locked
+from bus.errors import BusError
+from bus.locking import locked
 from store import door
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -66,7 +67,7 @@ class Engine:
         self._exits = ExitStack()
         try:
             self._exits.enter_context(locked(path))
-        except DirectoryInUse as error:
+        except BusError as error:
             raise EngineBusy(str(error)) from error
         self._path = str(path.resolve())
         self._closing = threading.Lock()

@@ -19,13 +19,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import save_file
 
-from bus import Bus, measuring
+from bus import Bus, disk, measuring
 from bus.embedded import NatsServer
-from bus.health import address
+from bus.health import address, unready
 from lightningbus import logs
 from runners.settings import RunnerSettings
 from schemas import subjects
-from schemas.events import Task
+from schemas.events import Heartbeat, Task
 from schemas.weights import WeightVersion
 from tests.learner.conftest import tiny_model
 from tests.runners.conftest import AGENTS, ended
@@ -251,3 +251,13 @@ async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str) ->
 def test_where_probes_are_answered_is_a_port_or_an_address(given: object, expected: tuple[str, int]) -> None:
     health = RunnerSettings.model_validate({"command": ["true"], "health": given}).health
     assert health is not None and address(health) == expected
+
+
+@pytest.mark.parametrize(("role", "state"), [("learner", "training"), ("store", "inserting")])
+def test_a_role_whose_disk_is_nearly_full_is_not_ready_and_says_so(tmp_path: Path, role: str, state: str) -> None:
+    free = disk.free_bytes(tmp_path / "not" / "made" / "yet")
+    assert disk.note_free("checkpoints", free, least_mib=0) == ""
+    short = disk.note_free("checkpoints", 5 * disk.MIB, least_mib=1024)
+    beat = Heartbeat(role=role, id="x", state=state, detail={"disk": short}, sent_ns=1)  # type: ignore[arg-type]
+    assert unready(beat) == f"{role} is {state}: {short}"
+    assert short == "the disk of the checkpoints has 5 MiB free, and 1024 are wanted: make room"

@@ -6,12 +6,21 @@ import signal
 from pathlib import Path
 
 import pytest
+from nats.aio.msg import Msg
 
 from bus import Bus
+from lightningbus.attendance import Attendance
 from lightningbus.roles import TRY_AGAIN, UserError
 from lightningbus.rundir import Endpoints, RunDirectory
+from lightningbus.settings import BusSettings
 from lightningbus.supervisor import Child, Restarts, Supervisor
+from lightningbus.up import stack
 from runners.settings import RunnerSettings
+from schemas import subjects
+from schemas.codec import decode
+from schemas.events import Alarm
+from store.settings import StoreSettings
+from tests.lightningbus.test_cli import run
 
 AGENTS = Path(__file__).resolve().parents[1] / "agents"
 
@@ -60,10 +69,11 @@ async def test_a_child_that_cannot_start_is_given_up_with_its_last_words(
 
 
 def test_a_child_that_dies_young_is_given_up_and_one_that_had_settled_or_lost_the_bus_is_not() -> None:
-    young, settled, cut_off = Restarts(), Restarts(), Restarts()
+    young, settled, cut_off, crashing = Restarts(), Restarts(), Restarts(), Restarts()
     assert [young.after(1, 0.5) for _ in range(6)] == [0.5, 1.0, 2.0, 4.0, 8.0, None]
     assert [settled.after(-9, 60.0) for _ in range(20)] == [0.5] * 20
     assert [cut_off.after(TRY_AGAIN, 0.5) for _ in range(20)][-1] == 15.0
+    assert [crashing.after(1, 60.0) for _ in range(6)][-1] is None, "a loop, though each life loads a model first"
     assert Restarts().after(2, 60.0) is None, "it said itself that it cannot go on"
 
 
@@ -79,3 +89,69 @@ def test_a_fresh_run_moves_the_earlier_one_aside_and_says_where_its_servers_are(
         assert latest is not None and latest.endpoints() == fresh.endpoints()
         fresh.write_endpoints(Endpoints(2**22 + 1, "nats://127.0.0.1:1"))
         assert fresh.endpoints() is None, "of a process that is gone"
+
+
+async def test_a_crash_loop_is_given_up_with_the_role_and_its_last_words(
+    bus: Bus, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightningbus.supervisor.RESTART_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr("lightningbus.supervisor.RESTARTS", 1)
+    supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
+    await supervisor.start(runner())
+    await alive(bus)
+    first = supervisor.pids()["runner-0"]
+    os.kill(first, signal.SIGSEGV)
+    async with asyncio.timeout(60):
+        while (second := supervisor.pids().get("runner-0", first)) == first:
+            await asyncio.sleep(0.05)
+        os.kill(second, signal.SIGSEGV)
+        with pytest.raises(UserError, match=r"runner-0 ended with -11, the last of 2 starts: .+ \(log: "):
+            await supervisor.any_failure()
+    await supervisor.stop_all()
+
+
+async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
+    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store and the learner cannot report their own absence."""
+    monkeypatch.setattr("lightningbus.attendance.ABSENT_SECONDS", 1.0)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LIGHTNINGBUS_BUS", raising=False)
+    async with stack(RunDirectory(tmp_path / "runs" / "one").create(), BusSettings(url=nats_url), "test") as made:
+        alerts: asyncio.Queue[Alarm] = asyncio.Queue()
+
+        async def receive(message: Msg) -> None:
+            await alerts.put(decode(Alarm, message.data))
+
+        await made.bus.nc.subscribe(subjects.ALERT, cb=receive)
+        settings = StoreSettings(path=tmp_path / "store", http_port=0, id="store")
+        await made.supervisor.start(Child("store", "store", settings))
+        await made.member(lambda beat: beat.role == "store", "store", 60)
+        pid = made.supervisor.pids()["store"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            alert = await asyncio.wait_for(alerts.get(), 60)
+            reason = f"store is gone: its process {pid} runs, but is silent"
+            assert (alert.role, alert.reason, alert.over) == ("store", reason, False)
+            done = await asyncio.to_thread(run, "status", "--bus", nats_url)
+            assert f"ALARM  {reason}" in done.stdout and "expects store" in done.stdout
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        alert = await asyncio.wait_for(alerts.get(), 60)
+        assert (alert.role, alert.over) == ("store", True)
+
+
+def test_an_expected_role_is_absent_once_it_has_been_silent_or_never_came() -> None:
+    attendance = Attendance(start_seconds=300, absent_seconds=10)
+    expected = {"store": 1, "learner": 2}
+    assert attendance.look(expected, {1}, 0) == {}
+    assert attendance.look(expected, {1}, 299) == {}
+    assert attendance.look(expected, {1}, 300) == {
+        "learner": "learner has not come up: its process 2 runs, but is silent"
+    }
+    assert attendance.look(expected, {2}, 309) == {}
+    assert attendance.look({"store": None, "learner": 2}, {2}, 310) == {"store": "store is gone: its process has ended"}
+    assert attendance.look({"store": 3, "learner": 2}, {2, 3}, 311) == {}
+    assert attendance.look({"learner": 2}, set(), 1000) == {
+        "learner": "learner is gone: its process 2 runs, but is silent"
+    }, "the store is done, and missed by nobody"
