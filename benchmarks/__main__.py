@@ -5,13 +5,13 @@ import re
 import time
 from pathlib import Path
 
-from benchmarks import ingest, latency, prompts, scale, weights
+from benchmarks import dispatch, ingest, latency, prompts, scale, weights
 from benchmarks.gateway import __main__ as gateway
 from benchmarks.results import machine, read, table
 from benchmarks.workloads import __main__ as workloads
 
 PAGE = Path(__file__).with_name("README.md")
-NAMES = ("workloads", "ingest", "latency", "gateway", "scale", "weights", "prompts")
+NAMES = ("workloads", "ingest", "latency", "gateway", "scale", "weights", "prompts", "dispatch")
 
 
 def shown(name: str) -> str:
@@ -44,6 +44,7 @@ def main() -> None:
         "gateway": gateway.main,
         "scale": scale.main,
         "prompts": prompts.main,
+        "dispatch": dispatch.main,
         "weights": lambda: weights.main(options.work.resolve()),
     }
     started = time.monotonic()

@@ -56,12 +56,13 @@ class Pulse:
 
 @asynccontextmanager
 async def beating(pulse: Pulse) -> AsyncIterator[Pulse]:
-    """Keep a pulse going while the block runs."""
+    """Keep a pulse going while the block runs; the last one says how it ended."""
     task = asyncio.create_task(pulse.beat())
     try:
         yield pulse
     finally:
         await cancel(task)
+        await pulse.now()
 
 
 class Fleet:

@@ -7,7 +7,7 @@ role has an inbox prefix of its own, so that no role hears what another is answe
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from bus.streams import BUCKET, LEARNER_ROLLOUTS, STORE_CONSUMERS
+from bus.streams import BUCKET, LEARNER_ROLLOUTS, ROLLOUT_READERS, STORE_CONSUMERS
 from schemas import subjects
 
 API = "$JS.API"
@@ -71,6 +71,11 @@ _OF_ROLES: Mapping[str, Rights] = {
         publish=(
             *(right for consumer in STORE_CONSUMERS for right in _pulls(consumer.stream, consumer.durable)),
             f"{API}.STREAM.INFO.{subjects.TASKS}",
+            *(
+                f"{API}.CONSUMER.INFO.{reader.stream}.{reader.durable}"
+                for reader in ROLLOUT_READERS
+                if reader not in STORE_CONSUMERS
+            ),
             subjects.ALERT,
             subjects.ALL_DEAD,
             subjects.heartbeats("store"),

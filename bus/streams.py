@@ -122,6 +122,9 @@ STORE_CONSUMERS = (STORE_TRAIN, STORE_EVAL, STORE_EVENTS, STORE_ALERTS, STORE_WE
 READERS = (*STORE_CONSUMERS, LEARNER_ROLLOUTS)
 """Made before anybody publishes: an interest stream drops what nobody has subscribed to."""
 
+ROLLOUT_READERS = (LEARNER_ROLLOUTS, STORE_TRAIN, STORE_EVAL)
+"""Who may hold up runners: a full stream waits for all its readers."""
+
 
 def runner_tasks(agent: str, mode: str, ack_wait: float = ACK_WAIT) -> Consumer:
     """The durable of a mode that all runners of one agent share; how often a task may be tried is their decision."""

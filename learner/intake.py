@@ -13,12 +13,11 @@ from bus import LEARNER_ROLLOUTS, Bus, BusError, Delivery, metrics
 from bus.cancelling import cancel
 from bus.faults import count_fault
 from bus.puller import Puller
-from bus.streams import StreamState
-from learner.capacity import FULL, Capacity, fill
 from learner.continuity import Gap, StreamMark, continue_at, gap_of
 from learner.groups import Groups
 from learner.publish import CannotLearn
 from learner.rollouts import Assembler, Rollout, reward_of, rollout_of
+from learner.room import Room
 from learner.settings import LearnerSettings
 from schemas import subjects
 from schemas.codec import DecodeError
@@ -71,8 +70,7 @@ class Intake:
         self.groups = Groups(settings.group_seconds, self._is_valid, closed)
         self.news = asyncio.Event()
         """Set whenever an attempt has ended, or the bus begins to fill."""
-        self.share = 0.0
-        """Of the room on the bus: what the learner has not acknowledged."""
+        self.room = Room(bus)
         self.mark = mark or StreamMark()
         """The stream as it is known now."""
         self.next_sequence = position
@@ -132,30 +130,6 @@ class Intake:
             self.gaps.put_nowait(self.gap)
             self.gap = None
 
-    async def capacity(self) -> Capacity:
-        """What the bus holds for the learner; raises `BusError` without streams, and nats' errors."""
-        stream, backlog = await self._bus.stream(LEARNER_ROLLOUTS.stream), await self._bus.backlog(LEARNER_ROLLOUTS)
-        return Capacity(stream.max_bytes, stream.max_messages, backlog.max_unacknowledged)
-
-    async def measure(self) -> float:
-        """How full the learner's share of the bus is now, from 0 to 1; raises as `capacity`."""
-        await self._measure()
-        return self.share
-
-    async def _measure(self) -> tuple[StreamState, int]:
-        """The stream, and how many deliveries the broker has made to anybody."""
-        stream, backlog = await self._bus.stream(LEARNER_ROLLOUTS.stream), await self._bus.backlog(LEARNER_ROLLOUTS)
-        capacity = Capacity(stream.max_bytes, stream.max_messages, backlog.max_unacknowledged)
-        self.share = fill(backlog.unacknowledged, backlog.undelivered, stream.messages, stream.bytes, capacity)
-        if self.is_filling:
-            self.news.set()
-        return stream, backlog.delivered
-
-    @property
-    def is_filling(self) -> bool:
-        """Whether what no checkpoint covers fills the bus."""
-        return self.share >= FULL
-
     async def _misses(self, puller: Puller) -> bool:
         """Read until a delivery is missing, or the connection was made anew: False."""
         lost = asyncio.create_task(self._bus.reconnected.wait())
@@ -185,13 +159,16 @@ class Intake:
             await asyncio.sleep(LOOK_SECONDS)
             come = self._expected - 1
             try:
-                stream, now = await self._measure()
+                stream, backlog = await self.room.look()
             except (NatsError, BusError):
                 continue
             # What was on its way at the look before came ahead of this answer; a count that falls was reset by another.
+            now = backlog.delivered
             if self._expected <= given or now < come or stream.created != self.mark.created:
                 return
             given = now
+            if self.room.is_filling:
+                self.news.set()
 
     def _count(self, delivery: Delivery) -> None:
         position = self.mark.offset + delivery.sequence

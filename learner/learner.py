@@ -133,7 +133,7 @@ class Learner:
         self._dispatcher.admit(state.step, state.groups_dropped)
 
     async def _check_capacity(self) -> None:
-        short = shortage(self._settings, await self._intake.capacity())
+        short = shortage(self._settings, await self._intake.room.capacity())
         if short.step:
             raise CannotLearn(short.step)
         if short.interval:
@@ -178,7 +178,7 @@ class Learner:
 
     async def _make_room(self) -> None:
         """A checkpoint between two steps, where what came to nothing fills the bus."""
-        if not self._intake.is_filling or self._intake.position() <= self._intake.committed:
+        if not self._intake.room.is_filling or self._intake.position() <= self._intake.committed:
             return
         state = self._covering(self._state)
         uses = self._account.take()
@@ -190,7 +190,7 @@ class Learner:
         await self._saver.checkpoint(state)
         self._state = state
         await self._intake.acknowledge(state.position)
-        await self._intake.measure()
+        await self._fills()
         log.info("checkpoint between two steps: the bus was filling")
 
     def _choose(self, ready: Sequence[Group]) -> Sequence[Group]:
@@ -277,8 +277,8 @@ class Learner:
 
     async def _fills(self) -> bool:
         with contextlib.suppress(BusError, NatsError):  # as it was a second ago, then
-            await self._intake.measure()
-        return self._intake.is_filling
+            await self._intake.room.look()
+        return self._intake.room.is_filling
 
     def _covering(self, state: LearnerState) -> LearnerState:
         """The state with all that a learner needs to go on from here."""

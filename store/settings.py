@@ -1,6 +1,7 @@
 """Settings of the store."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -41,6 +42,12 @@ class StoreSettings(RoleSettings):
         gt=0,
         description="seconds without a finished rollout, or a training step, before an alarm",
     )
+    expected: list[Literal["runner", "inference", "learner"]] = Field(
+        [],
+        description="roles whose absence is an alarm from the start; that of others is once they were seen, unless "
+        "they said that they go",
+    )
+    absent_seconds: float = Field(30.0, gt=0, description="seconds without anybody in such a role before an alarm")
     id: str | None = Field(None, description="name of this store; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
 
     def keep_days_of(self, run: str) -> int:

@@ -159,7 +159,7 @@ async def _ingest(
     name = own_id(settings.id)
     log.info("SQL at %s, database %s", without_secrets(url), settings.database)
     async with bus.fleet("*") as fleet:
-        watchdog = Watchdog(bus, fleet, ingester, writer, settings.stall_seconds)
+        watchdog = Watchdog(bus, fleet, ingester, writer, settings)
         async with bus.beat("store", name, describe):
             beside = [asyncio.create_task(part) for part in (watchdog.run(), look(), count())]
             try:

@@ -119,11 +119,13 @@ async def test_the_intake_says_how_full_its_share_is(bus: Bus) -> None:
     async with reading(bus) as intake, asyncio.timeout(30):
         await publish(bus, ("a", 0))
         await until_read(intake, 3)
-        assert await intake.measure() == pytest.approx(0.25)
+        await intake.room.look()
+        assert intake.room.share == pytest.approx(0.25) and not intake.room.is_filling
         await publish(bus, ("a", 1))
         await until_read(intake, 5)
-        assert await intake.measure() == pytest.approx(0.5)
+        await intake.room.look()
+        assert intake.room.share == pytest.approx(0.5) and intake.room.is_filling
         intake.hand_out(intake.groups.take(1)[0].rollouts)
         await intake.acknowledge(intake.position())
-        while await intake.measure():
-            await asyncio.sleep(0.02)
+        while intake.room.share:
+            await intake.room.look()

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from bus import Bus, DuplicateMessage, Fenced
 from bus.releases import Releases
@@ -47,7 +46,6 @@ async def test_a_step_whose_id_was_taken_is_an_error_and_one_said_again_after_a_
     bus: Bus, settings: LearnerSettings
 ) -> None:
     learner = Learner(bus, settings)
-    learner._state = replace(learner._state, nonce="taken")
     step = TrainingStep(
         run="run", model="policy", step=1, version=1, epoch=1, started_ns=1, ended_ns=2,
         uses=(), metrics={}, digest="", settings="{}", spans=(),
@@ -56,10 +54,9 @@ async def test_a_step_whose_id_was_taken_is_an_error_and_one_said_again_after_a_
     await bus.publish(subjects.TASK_PUBLISHED, version, msg_id="step:run:1:1")
     await bus.publish(subjects.TASK_PUBLISHED, version, msg_id="step:run:1:1:taken")
     with pytest.raises(DuplicateMessage, match="step:run:1:1:taken"):
-        await learner._announce(step, unique=True)
-    learner._state = replace(learner._state, nonce="mine")
-    await learner._announce(step, unique=True)
-    await learner._announce(step)
+        await learner._announce(step, "taken", unique=True)
+    await learner._announce(step, "mine", unique=True)
+    await learner._announce(step, "mine")
     assert (await bus.js.stream_info(subjects.EVENTS)).state.messages == 3
 
 

@@ -8,11 +8,16 @@ import pytest
 from bus import Bus
 from schemas import subjects
 from schemas.events import Heartbeat, Task
-from store.watchdog import Facts, diagnose
+from store.roster import Roster
+from store.watchdog import Facts, Limits, diagnose
+from tests.limits import limit
+from tests.making import batches
 from tests.store.conftest import Start
 
 RUNNER = Heartbeat(role="runner", id="r", state="running", detail={"busy": "4/4", "agent": "a"}, sent_ns=1)
 NODE = Heartbeat(role="inference", id="n", state="ready", sent_ns=1)
+TRAIN = subjects.TRAIN_ROLLOUT
+ROOMLESS = Heartbeat(role="runner", id="r", state="running", detail={"waits_for_room": TRAIN}, sent_ns=1)
 LEARNER = Heartbeat(role="learner", id="l", state="waiting", detail={"groups": "3/8"}, sent_ns=1)
 
 
@@ -36,7 +41,15 @@ def facts(*members: Heartbeat, **changes: Any) -> Facts:
         (facts(RUNNER, NODE, store_problem="disk full"), "store", "the store cannot write: disk full"),
         (facts(other(RUNNER, detail={"waits_for_room": "lb.rollout.train"}), NODE, backlog=9), "store", "9 messages"),
         (facts(other(RUNNER, detail={"busy": "0/4", "agent": "b"}), NODE), "runner", "of agent b, get none"),
+        (facts(ROOMLESS, NODE, lags={TRAIN: {"learner": 900, "store": 20}}), "learner", "the learner lags (messages"),
+        (facts(ROOMLESS, NODE, lags={TRAIN: {"learner": 9, "store": 700}}), "store", "learner 9, store 700"),
         (facts(RUNNER, NODE), "runner", "no agent comes to an end"),
+        (facts(absent={"learner": 31.0}, tasks=0), "learner", "no learner has been there for 31 s"),
+        (facts(absent={"learner": 9.0}, tasks=0), None, ""),
+        (facts(absent={"runner": 31.0}, tasks=0), None, ""),
+        (facts(LEARNER, absent={"inference": 31.0}, tasks=0), "inference", "no inference node has been there"),
+        (facts(starts=4, tasks=0), "learner", "has started 4 times without a training step between"),
+        (facts(other(LEARNER, state="training"), since_step=301.0, tasks=0), "learner", "does not get on"),
         (facts(LEARNER, since_rollout=0.0, since_step=99.0), "learner", "the learner is waiting, groups 3/8"),
         (facts(LEARNER, since_step=99.0, tasks=0), "learner", "no task is left"),
         (facts(other(LEARNER, detail={"disk": "2 MiB free"}), since_rollout=0.0), "learner", "learner l: 2 MiB free"),
@@ -45,9 +58,28 @@ def facts(*members: Heartbeat, **changes: Any) -> Facts:
     ],
 )
 def test_who_starves(found: Facts, role: str | None, reason: str) -> None:
-    finding = diagnose(found, 60.0)
-    assert (finding and finding.role) == role
-    assert finding is None or reason in finding.reason
+    findings = diagnose(found, Limits(stall_seconds=60.0, absent_seconds=30.0))
+    assert [finding.role for finding in findings] == ([role] if role else [])
+    assert all(reason in finding.reason for finding in findings)
+
+
+def test_who_said_that_it_goes_is_not_missed_and_who_did_not_is() -> None:
+    roster = Roster([], 0.0)
+    roster.note([RUNNER, LEARNER], 1.0)
+    roster.note([RUNNER, other(LEARNER, state="done")], 2.0)
+    roster.note([], 40.0)
+    assert roster.absent(40.0) == {"runner": 38.0}
+    assert Roster(["learner"], 0.0).absent(31.0) == {"learner": 31.0}, "expected, and never seen"
+
+
+def test_a_learner_that_starts_again_and_again_without_a_step_is_counted() -> None:
+    """It is back before it is missed, each time: its absence alone would never be an alarm."""
+    roster = Roster([], 0.0)
+    for number in range(5):
+        roster.note([other(LEARNER, id=f"l-{number}", pid=number)], 20.0 * number)
+        roster.note([], 20.0 * number + 10)
+    assert roster.starts("learner", after=-1.0, now=90.0) == 5 and roster.since("learner") == 0.0
+    assert roster.starts("learner", after=30.0, now=90.0) == 3, "the others were before the last step"
 
 
 async def test_an_alarm_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats_url: str, start_store: Start) -> None:
@@ -61,3 +93,22 @@ async def test_an_alarm_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats
             await fleet.changed()
     await bus.js.purge_stream(subjects.TASKS)
     await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE over", 1)
+
+
+async def test_a_learner_that_is_gone_is_an_alarm_also_when_its_stream_is_full(
+    bus: Bus, nats_url: str, start_store: Start
+) -> None:
+    """The alarm has a stream of its own; whoever reads training rollouts no more cannot hold it up."""
+    store = await asyncio.to_thread(start_store, nats_url, absent_seconds=1.0)
+    await limit(bus, subjects.TRAIN_ROLLOUTS, 1)
+    (whole,) = batches("t", 0, parts=1)
+    await bus.publish(subjects.TRAIN_ROLLOUT, whole, msg_id="t")
+    async with bus.fleet("store") as fleet, asyncio.timeout(60):
+        async with bus.beat("learner", "l", lambda: {"state": "waiting"}):
+            while not fleet.members():
+                await fleet.changed()
+            for _ in range(5):
+                await fleet.changed()
+        while not any("no learner has been there" in str(beat.detail.get("alarm")) for beat in fleet.members()):
+            await fleet.changed()
+    await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE role = 'learner' AND NOT over", 1)

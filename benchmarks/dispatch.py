@@ -1,0 +1,69 @@
+"""``python -m benchmarks.dispatch``: what choosing the next group costs, and a restart, with 400,000 problems."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.results import Result, machine, table, write
+from bus import Bus
+from bus.tasks import Problem
+from learner.dispatch import Dispatcher
+from learner.passes import Passes
+from learner.settings import LearnerSettings
+
+PROBLEMS, DISPATCHED, GROUPS, OUTSTANDING = 400_000, 100_000, 10_000, 64
+TICK_SECONDS = 0.001
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long something takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+async def longest_standstill(passes: Passes) -> float:
+    """Seconds that the event loop stood still at most while a pass was shuffled."""
+    shuffling = asyncio.ensure_future(passes.reach(0))
+    longest, before = 0.0, time.perf_counter()
+    while not shuffling.done():
+        await asyncio.sleep(TICK_SECONDS)
+        longest, before = max(longest, time.perf_counter() - before), time.perf_counter()
+    return longest - TICK_SECONDS
+
+
+def restart() -> None:
+    """A learner goes on after many groups."""
+    settings = LearnerSettings(model_path=Path("model"))
+    problems = [Problem(str(number), number) for number in range(PROBLEMS)]
+    bus: Bus = None  # type: ignore[assignment] - nothing is published
+    dispatcher = Dispatcher(bus, problems, settings, DISPATCHED)
+    asyncio.run(dispatcher.restore(range(DISPATCHED - OUTSTANDING, DISPATCHED)))
+
+
+def measure() -> list[Result]:
+    """The first group, those after it, a restart, and what the event loop feels of it."""
+    passes = Passes(PROBLEMS, 0)
+    first = seconds(lambda: passes.at(0))
+    later = seconds(lambda: [passes.at(place) for place in range(GROUPS)]) / GROUPS
+    stood = asyncio.run(longest_standstill(Passes(PROBLEMS, 0)))
+    return [
+        Result(f"the first group of a pass of {PROBLEMS:,} problems", round(first, 4), "s"),
+        Result("each group after it", round(1e6 * later, 2), "µs"),
+        Result("the event loop stands still meanwhile, at most", round(1e3 * stood, 1), "ms"),
+        Result(f"a restart after {DISPATCHED:,} groups", round(seconds(restart), 3), "s"),
+    ]
+
+
+def main() -> list[Result]:
+    """Measure and write."""
+    results = measure()
+    write("dispatch", results)
+    print(table(one.as_json() for one in results))
+    return results
+
+
+if __name__ == "__main__":
+    print(machine())
+    main()

@@ -1,0 +1,63 @@
+"""Who has been there: which roles are missing, and whether one starts again and again. Pure; time is passed in."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from schemas.events import Heartbeat
+
+LEFT = ("done", "draining", "stopping")
+"""States in which a process says that it goes, and may."""
+NEW_SECONDS = 120.0
+"""Who comes back after so long is a new one."""
+LOOP_SECONDS = 600.0
+"""Starts further apart have nothing to do with each other."""
+
+
+@dataclass(slots=True)
+class _Role:
+    since: float
+    seen: float
+    has_left: bool = False
+    processes: set[tuple[str, int]] = field(default_factory=set)
+    starts: deque[float] = field(default_factory=deque)
+
+
+class Roster:
+    """Every role that is expected, or has been seen and did not say that it goes."""
+
+    def __init__(self, expected: Iterable[str], now: float) -> None:
+        self._roles = {role: _Role(now, now) for role in expected}
+        self._expected = frozenset(expected)
+
+    def note(self, members: Iterable[Heartbeat], now: float) -> None:
+        """Who is there now."""
+        alive: dict[str, list[Heartbeat]] = {}
+        for beat in members:
+            alive.setdefault(beat.role, []).append(beat)
+        for name, beats in alive.items():
+            role = self._roles.setdefault(name, _Role(now, now))
+            if now - role.seen > NEW_SECONDS:
+                role.since = now
+            processes = {(beat.id, beat.pid) for beat in beats}
+            role.starts.extend([now] * len(processes - role.processes))
+            role.processes, role.seen = processes, now
+            role.has_left = all(beat.state in LEFT for beat in beats)
+
+    def absent(self, now: float) -> Mapping[str, float]:
+        """Seconds without anybody, by role."""
+        return {
+            name: now - role.seen
+            for name, role in self._roles.items()
+            if role.seen < now and not (role.has_left and name not in self._expected)
+        }
+
+    def since(self, name: str) -> float:
+        """When a role was first seen, without a long absence since; never: infinity."""
+        return self._roles[name].since if name in self._roles else float("inf")
+
+    def starts(self, name: str, after: float, now: float) -> int:
+        """How many processes of a role have started ``after`` a time, of those that belong together."""
+        if name not in self._roles:
+            return 0
+        return sum(at > max(after, now - LOOP_SECONDS) for at in self._roles[name].starts)
