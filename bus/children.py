@@ -102,15 +102,18 @@ async def spawn(
     prepare: Callable[[], None] | None = None,
     **options: Any,
 ) -> asyncio.subprocess.Process:
-    """Start a program as the head of its own group, with its standard streams and no other open file of ours.
+    """Start a program as the head of its own group, with its standard streams, ``pass_fds``, and no other file of ours.
 
     ``options`` are `asyncio.create_subprocess_exec`'s; ``parent_dies`` is what it is sent when this process is gone;
     ``prepare`` runs in the child before the program. Raises OSError when it cannot be started.
     """
     tied, files, close = ends_with_parent(parent_dies), Guard.files, closes_the_rest()
+    passed: tuple[int, ...] = options.get("pass_fds", ())
 
     def first() -> None:
         close()
+        for descriptor in passed:
+            os.set_inheritable(descriptor, True)
         if tied is not None:
             tied()
         if files is not None:

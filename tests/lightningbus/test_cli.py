@@ -113,7 +113,7 @@ def test_a_reward_that_cannot_be_loaded_is_not_blamed_on_the_agent(tmp_path: Pat
     done = run("runner", *options)
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
-    assert "the reward function agent:judge cannot be loaded" in last and "no attribute 'judge'" in last
+    assert "reward function agent:judge cannot be loaded" in last and "no attribute 'judge'" in last
     assert "agent:solve" not in last
 
 

@@ -103,7 +103,7 @@ async def test_an_id_that_a_run_and_a_pass_make_too_long_is_refused_before_anyth
 async def test_a_bus_without_streams_is_named_at_once(nats: NatsServer, tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text(GOOD)
     sentence = says(await asyncio.to_thread(run, "publish", "tasks.jsonl", "--bus", nats.url, cwd=tmp_path))
-    assert sentence == "stream TASKS is missing: run `lightningbus provision` once"
+    assert sentence == "stream TASKS is missing: run `lightningbus provision`"
 
 
 @pytest.mark.parametrize("content", ["{", '{"pid": "x"}', "[]", ""])
