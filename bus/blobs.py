@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 from nats.aio.client import Client
 from nats.errors import NoRespondersError
 from nats.js import JetStreamContext
@@ -34,6 +35,7 @@ _META = "$O.{bucket}.M.{name}"
 CHUNK_BYTES = 128 * 1024
 """The Object Store's own default."""
 CHUNKS_IN_FLIGHT = 64
+MAX_CHUNKS = 2**32
 PUBLISH_SECONDS = 600.0
 READ_SECONDS = 60.0
 """Longest silence while reading before the read fails."""
@@ -43,8 +45,9 @@ AGAIN_SECONDS = 0.2
 class Entry(msgspec.Struct):
     """What is needed here of an object's entry in the Object Store."""
 
-    nuid: str
-    chunks: int
+    nuid: Annotated[str, Meta(pattern=r"^[A-Za-z0-9]{1,64}$")]
+    """One token of a subject: a wildcard here would read, or purge, the chunks of others."""
+    chunks: Annotated[int, Meta(ge=0, le=MAX_CHUNKS)]
     deleted: bool = False
 
 
@@ -99,9 +102,7 @@ class Blobs:
     async def names(self, bucket: str) -> list[str]:
         """Names of all blobs of a bucket."""
         found = await self._js.stream_info(f"OBJ_{bucket}", subjects_filter=_META.format(bucket=bucket, name=">"))
-        names = [
-            base64.urlsafe_b64decode(subject.rpartition(".")[2]).decode() for subject in found.state.subjects or ()
-        ]
+        names = [name for subject in found.state.subjects or () if (name := _name_of(subject)) is not None]
         entries = await asyncio.gather(*(self._entry(bucket, name) for name in names))
         return sorted(name for name, entry in zip(names, entries, strict=True) if entry is not None)
 
@@ -170,6 +171,14 @@ def _info(bucket: str, name: str, nuid: str) -> dict[str, Any]:
 
 def _meta_subject(bucket: str, name: str) -> str:
     return _META.format(bucket=bucket, name=base64.urlsafe_b64encode(name.encode()).decode())
+
+
+def _name_of(subject: str) -> str | None:
+    """The object whose entry lies on a subject; None: no Object Store wrote there."""
+    try:
+        return base64.b64decode(subject.rpartition(".")[2], altchars=b"-_", validate=True).decode()
+    except ValueError:
+        return None
 
 
 def _chunks(source: Path | bytes) -> Iterator[bytes]:

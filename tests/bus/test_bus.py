@@ -1,6 +1,7 @@
 """The bus against a real nats-server."""
 
 import asyncio
+import base64
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -241,6 +242,33 @@ async def test_a_replaced_or_deleted_blob_leaves_no_chunks_behind(bus: Bus, tmp_
     await bus.blobs.delete("weights", "v")
     with pytest.raises(BusError, match="not on the bus"):
         await bus.blobs.get(blob, tmp_path / "v")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b'{"stream": "OBJ_weights", "seq": 5}',  # a PubAck
+        b"\xff\x00",
+        b'{"nuid": ">", "chunks": 4}',
+        b'{"nuid": "a", "chunks": -1}',
+    ],
+)
+async def test_the_entry_of_a_blob_that_no_object_store_wrote_counts_for_nothing(
+    bus: Bus, tmp_path: Path, entry: bytes
+) -> None:
+    """It stops no listing, cannot name the chunks of others, and the next one that is put replaces it."""
+    kept = await bus.blobs.put("weights", "kept", b"1" * 300_000)
+    broken = await bus.blobs.put("weights", "broken", b"2")
+    name = base64.urlsafe_b64encode(b"broken").decode()
+    await bus.js.publish(f"$O.weights.M.{name}", entry, headers={"Nats-Rollup": "sub"})
+    await bus.js.publish("$O.weights.M.no-base64!", entry)
+    assert await bus.blobs.names("weights") == ["kept"]
+    with pytest.raises(BusError, match="not on the bus"):
+        await bus.blobs.get(broken, tmp_path / "broken")
+    await bus.blobs.delete("weights", "broken")
+    again = await bus.blobs.put("weights", "broken", b"3")
+    for blob in (kept, again):
+        await bus.blobs.get(blob, tmp_path / blob.name)
 
 
 async def test_the_learner_is_replayed_from_a_stream_position(bus: Bus) -> None:
