@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -221,7 +222,7 @@ async def world(
         await bus.provision(len(brokers) or None)
         fleet = await exits.enter_async_context(bus.fleet("*"))
         tap = await exits.enter_async_context(Tap(bus).listening())
-        made = World(directory, steps, bus, fleet, broker, tap, _store(directory, store or {}), list(brokers))
+        made = World(directory, steps, bus, fleet, broker, tap, store_settings(directory, store or {}), list(brokers))
         runs = RunDirectory(directory / "run").create()
         for one in brokers or [broker]:
             exits.push_async_callback(cancel, asyncio.create_task(one.keep_alive()))
@@ -290,7 +291,8 @@ def children(
     return made
 
 
-def _store(directory: Path, more: Mapping[str, Any]) -> StoreSettings:
+def store_settings(directory: Path, more: Mapping[str, Any] = MappingProxyType({})) -> StoreSettings:
+    """The embedded store of a run."""
     fields = {"path": directory / "store", "http_port": free_port(), "batch_seconds": 0.2, "id": "store"}
     return StoreSettings.model_validate({**fields, **more})
 

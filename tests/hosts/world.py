@@ -21,7 +21,7 @@ from lightningbus.supervisor import Child
 from runners.settings import RunnerSettings
 from store.settings import StoreSettings
 from tests.chaos.tap import Tap
-from tests.chaos.world import LEASE_SECONDS, World, children
+from tests.chaos.world import LEASE_SECONDS, World, children, store_settings
 from tests.commands import environment
 from tests.hosts.network import Host, Network
 
@@ -146,7 +146,7 @@ async def hosts(directory: Path, *, steps: int, token_seconds: float = 0.05) -> 
         bus = await exits.enter_async_context(bus_as(secrets, "admin", urls))
         fleet = await exits.enter_async_context(bus.fleet("*"))
         tap = await exits.enter_async_context(Tap(bus).listening())
-        roles = children(directory, steps, NODES, RUNNERS, token_seconds, {})
+        roles = children(directory, steps, NODES, RUNNERS, token_seconds, {}, store_settings(directory))
         store = next(_placed(child, network.host("store")).settings for child in roles if child.role == "store")
         made = Hosts(directory, steps, bus, fleet, None, tap, store, [], network=network, secrets=secrets, urls=urls)
         for child in roles:
