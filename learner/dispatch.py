@@ -49,6 +49,7 @@ class Dispatcher:
         self._places: dict[str, int] = {}
         self._lost: deque[tuple[int, Collection[int], str]] = deque()
         self._limit = dispatched
+        self._nonce = ""  # of the last loss: the broker may still know ids of tasks that nobody has any more
         self._moved = asyncio.Event()
         self.dispatched = dispatched
         """Groups published since the run's start: the place of the next one."""
@@ -98,6 +99,7 @@ class Dispatcher:
         loss: the broker may still know the message ids of what it lost. Returns the number of tasks.
         """
         count = 0
+        self._nonce = nonce
         for task, place in self._places.items():
             samples = [one for one in range(self._settings.samples) if one not in ended.get(task, ())]
             if samples and task not in closed:
@@ -118,7 +120,7 @@ class Dispatcher:
             elif self.dispatched < self._limit:
                 tasks = await self._group(self.dispatched)
                 self._places[tasks[0].id] = self.dispatched  # before: what is lost on its way is outstanding too
-                await self._bus.publish_tasks(tasks, timeout=math.inf)
+                await self._bus.publish_tasks(tasks, timeout=math.inf, nonce=self._nonce)
                 self.dispatched += 1
             else:
                 await self._moved.wait()

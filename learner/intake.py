@@ -91,7 +91,7 @@ class Intake:
                 self._held.clear()  # their acknowledgements are of the consumer before the reset
                 self._expected = 1
                 try:
-                    await self._bus.reset(LEARNER_ROLLOUTS, await self._continue())
+                    await self._bus.reset(LEARNER_ROLLOUTS, await self.find_position())
                 except (NatsError, BusError) as error:
                     log.warning("cannot read rollouts, trying again: %s", str(error) or type(error).__name__)
                     calm = time.monotonic()
@@ -109,7 +109,7 @@ class Intake:
                 log.warning("span batches went to another reader or were lost on their way: reading them again")
                 await asyncio.sleep(RESET_PAUSE_SECONDS)
 
-    async def _continue(self) -> int:
+    async def find_position(self) -> int:
         """The stream sequence to read from: the stream may have lost messages since it was last looked at."""
         stream, tasks = await self._bus.stream(LEARNER_ROLLOUTS.stream), await self._bus.stream(subjects.TASKS)
         found = continue_at(self.mark, self.committed, stream)

@@ -122,6 +122,8 @@ class Learner:
         self._dispatcher = Dispatcher(self._bus, problems, settings, state.groups_dispatched)
         await self._dispatcher.restore(state.outstanding)
         self._mender = Mender(self._bus, self._intake, self._dispatcher)
+        if found is None:
+            await self._intake.find_position()  # so that the first checkpoint, too, knows which stream it is of
         path = found[0] if found else await self._saver.first(self._covering(state))
         self._state = state = await self._saver.claim(path, found, state)
         metrics.learner_version.set(state.version)
