@@ -52,7 +52,7 @@ def main() -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(found, indent=2) + "\n")
     if given.out == RESULTS:
-        PAGE.write_text(filled(PAGE.read_text(), markdown(found)))
+        PAGE.write_text(filled(PAGE.read_text(), markdown(found, SCENARIOS)))
     raise SystemExit(0 if report.good else 1)
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import msgpack
 
-from schemas import identity, subjects
+from schemas import subjects
 from schemas.codec import schema_of
 from schemas.events import Task
-from tests.chaos.faults import RECOVERY_SECONDS, Log
+from tests.chaos.faults import Log
 from tests.chaos.world import RUN, World
+from tests.waiting import answered
 
 
 async def absent_learner(world: World, log: Log) -> None:
@@ -44,17 +45,20 @@ MALFORMED: tuple[dict[str, Any], ...] = (
 
 
 async def malformed_tasks(world: World, log: Log) -> None:
-    """As many bad tasks as there are slots, of each kind: each is a dead letter, and good ones go on."""
+    """As many bad tasks as there are slots, of each kind in turn: each is a dead letter, and good ones go on."""
     runners = [beat for beat in world.fleet.members() if beat.role == "runner"]
     slots = sum(int(str(beat.detail["busy"]).partition("/")[2]) for beat in runners)
     headers = {subjects.SCHEMA_HEADER: schema_of(Task)}
-    count = 0
-    for fields in (*MALFORMED, {"input": msgpack.Timestamp(1)}):
-        for _ in range(slots):
-            count += 1
-            task = {"id": f"bad-{count}", "run": RUN, "agent": "default", "mode": "eval", **fields}
+    for kind, fields in enumerate((*MALFORMED, {"input": msgpack.Timestamp(1)})):
+        letters = await _num_dead_letters(world)
+        for number in range(slots):
+            task = {"id": f"bad-{kind}-{number}", "run": RUN, "agent": "default", "mode": "eval", **fields}
             await world.bus.js.publish(subjects.task("eval", "default"), msgpack.packb(task), headers=headers)
-    async with log.timed("tasks malformed"), asyncio.timeout(RECOVERY_SECONDS):
-        for number in range(1, count + 1):
-            await world.tap.has(identity.rollout_id(f"bad-{number}", 0))
-        await world.tap.rollouts(len(world.tap.ended) + slots)
+        async with log.timed("tasks malformed"):
+            while await _num_dead_letters(world) < letters + slots:
+                await asyncio.sleep(0.2)
+            await world.tap.rollouts(len(world.tap.ended) + slots)
+
+
+async def _num_dead_letters(world: World) -> int:
+    return int((await answered(lambda: world.bus.js.stream_info(subjects.DEAD))).state.messages)

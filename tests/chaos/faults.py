@@ -24,6 +24,7 @@ STOP_SECONDS = 3 * LEASE_SECONDS
 LINK_SECONDS = 6.0
 DOWN_SECONDS = 8.0
 RECOVERY_SECONDS = 120.0
+ROLLOUT_STREAMS = (subjects.TRAIN_ROLLOUTS, subjects.EVAL_ROLLOUTS)
 
 
 @dataclass
@@ -131,10 +132,10 @@ async def clickhouse_refuses(world: World, log: Log) -> None:
 
 
 async def full_streams(world: World, log: Log) -> list[str]:
-    """No room for training rollouts while nobody writes them: returns who said that it waits for room."""
+    """No room for rollouts of either mode while nobody stores them: returns who reported that it waits for room."""
     world.proxies["clickhouse"].inject("cut")
-    room = (await world.bus.js.stream_info(subjects.TRAIN_ROLLOUTS)).state.messages + 8
-    await limit(world.bus, subjects.TRAIN_ROLLOUTS, room)
+    for stream in ROLLOUT_STREAMS:
+        await limit(world.bus, stream, (await world.bus.js.stream_info(stream)).state.messages + 8)
     waiting: set[str] = set()
     async with asyncio.timeout(60):
         while not waiting:
@@ -142,7 +143,8 @@ async def full_streams(world: World, log: Log) -> list[str]:
             waiting = {beat.id for beat in world.fleet.members() if beat.detail.get("waits_for_room")}
     await asyncio.sleep(DOWN_SECONDS)  # the fault itself
     world.proxies["clickhouse"].inject("none")
-    await limit(world.bus, subjects.TRAIN_ROLLOUTS, None)
+    for stream in ROLLOUT_STREAMS:
+        await limit(world.bus, stream, None)
     await _next_rollout(world, log, "stream full")
     return sorted(waiting)
 

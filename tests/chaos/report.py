@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any
@@ -82,8 +83,11 @@ class Report:
 BEGIN, END = "<!-- make chaos: begin -->", "<!-- make chaos: end -->"
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The table of a result file, as `docs/guarantees.md` shows it: one row per fault, over all scenarios."""
+def markdown(found: dict[str, Any], scenarios: Iterable[str]) -> str:
+    """The table of a result file, as `docs/guarantees.md` shows it: one row per fault, over all scenarios.
+
+    ``scenarios`` that have no result yet are named.
+    """
     counts = {name: sum(one["counts"].get(name, 0) for one in found.values()) for name in COUNTED}
     totals = ", ".join(f"{count:,} {name}" for name, count in counts.items())
     commands = ", ".join(sorted({f"`{one['command']}`" for one in found.values()}))
@@ -96,6 +100,8 @@ def markdown(found: dict[str, Any]) -> str:
     for row in (row for one in found.values() for row in one["faults"]):
         recovery = f"{row['recovery_p50_s']:.1f} / {row['recovery_p95_s']:.1f}"
         lines.append(f"| {row['fault']} | {row['injected']} | {row['lost']} | {row['duplicated']} | {recovery} |")
+    if unmeasured := [name for name in scenarios if name not in found]:
+        lines += ["", f"Not measured yet: {', '.join(f'`{name}`' for name in unmeasured)}."]
     return "\n".join(lines)
 
 

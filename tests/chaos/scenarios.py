@@ -21,6 +21,7 @@ Scenario = Callable[[Path, Report, random.Random, int, int], Awaitable[None]]
 DISK_MIB = 96
 STORE_DISK_MIB = 256
 STALL_SECONDS = 10.0
+ABSENCE_STEPS, BUS_LOSS_STEPS = 12, 12
 SOAK_ROLLOUTS, SOAK_STEPS = 20_000, 16
 SOAK_MIB, SOAK_DESCRIPTORS, SOAK_DISK_KIB = 100.0, 40, 40.0
 
@@ -110,7 +111,7 @@ async def store_disk(place: Path, report: Report, rng: random.Random, kills: int
 async def bus_loss(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """The broker rolled back, emptied, and its directory removed: training goes on, and the gap has a name."""
     quick = {"stall_seconds": STALL_SECONDS}
-    steps = steps_for(rollouts // 4)
+    steps = max(steps_for(rollouts // 4), BUS_LOSS_STEPS)
     async with at_work(place, report, "bus_loss", steps, 0.05, evaluate=False, store=quick) as (made, log):
         for lose in (state_loss.rolled_back_bus, state_loss.emptied_bus, state_loss.removed_bus):
             await lose(made, log)
@@ -119,7 +120,8 @@ async def bus_loss(place: Path, report: Report, rng: random.Random, kills: int, 
 async def absences(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """A learner that is absent or hung, and tasks that no runner can run."""
     quick = {"stall_seconds": STALL_SECONDS}
-    async with at_work(place, report, "absences", steps_for(rollouts // 8), 0.05, store=quick) as (made, log):
+    steps = max(steps_for(rollouts // 8), ABSENCE_STEPS)
+    async with at_work(place, report, "absences", steps, 0.05, store=quick) as (made, log):
         await absence.malformed_tasks(made, log)
         await absence.absent_learner(made, log)
         await absence.hung_learner(made, log)

@@ -56,8 +56,9 @@ def test_a_job_can_be_run(
     settings = checked(RunSettings, brought(fields, config, tmp_path), file)
     sentences = list(looked_at(settings, job(settings, file)))
     assert [line.split(":")[-1].strip() for line in sentences[:2]] == ["1 tasks", "1 tasks"]
-    assert said in sentences[2] and all("imported by .venv/bin/python" in line for line in sentences[3:])
-    assert len(sentences) == 4
+    assert sentences[2].startswith("TRAIN_ROLLOUTS: ")
+    assert said in sentences[3] and all("imported by .venv/bin/python" in line for line in sentences[4:])
+    assert len(sentences) == 5
 
 
 def brought(fields: dict[str, Any], config: PretrainedConfig, directory: Path) -> dict[str, Any]:

@@ -178,6 +178,7 @@ def test_an_edited_migration_is_refused_and_a_new_one_applied_once(
         "0001_tables.sql",
         "0002_views.sql",
         "0003_releases.sql",
+        "0004_audit_log.sql",
     ]
 
 
