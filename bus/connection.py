@@ -157,7 +157,8 @@ class Bus:
         finally:
             bus._settled = False
             await cancel(upkeep, certificates)
-            with contextlib.suppress(OSError):  # a connection that is lost as it is closed is closed
+            # A connection that is lost as it is closed is closed; uvloop raises RuntimeError for writing to one.
+            with contextlib.suppress(OSError, RuntimeError):
                 await nc.close()
 
     @property

@@ -42,6 +42,12 @@ class Client(NatsClient):
             writer.transport.abort()
         await super()._attempt_reconnect()
 
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        writer: Any = getattr(self._transport, "_io_writer", None)
+        if writer is not None and writer.transport.is_closing():  # nats-py would write to it, which uvloop refuses
+            self._pending, self._pending_data_size = [], 0
+        await super()._close(status, do_cbs)
+
     async def _connect_to_server(self, s: Any) -> None:
         options = self._credentials()
         if "tls" in options:

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -58,7 +58,7 @@ class Answering:
                         stream.begin_anew()
                     try:
                         with in_form():
-                            async for chunk in chunks:
+                            async for chunk in _to_the_end(chunks, completion):
                                 if node.id not in served_by:
                                     served_by = [*served_by, node.id] if completion.begun else [node.id]
                                 shown = completion.visible(completion.taken(chunk))
@@ -99,6 +99,17 @@ class Answering:
             return None
         old = await self._upstream.rendered(errand, call.rendering(turn.messages, answered=True))
         return history.spliced(turn.tokens, old, new) if old is not None else None
+
+
+async def _to_the_end(chunks: AsyncIterator[dict[str, Any]], completion: Completion) -> AsyncIterator[dict[str, Any]]:
+    """The chunks of a try; one that breaks off after the answer's last token is ended here, with its usage."""
+    try:
+        async for chunk in chunks:
+            yield chunk
+    except (aiohttp.ClientError, TimeoutError):
+        if not completion.is_whole:
+            raise
+        yield completion.usage_chunk()
 
 
 def _max_model_len(node: Heartbeat) -> int:

@@ -104,6 +104,18 @@ class Completion:
         return len(choices) == 1 and choices[0].finish_reason == "stop" and choices[0].stop_reason is None
 
     @property
+    def is_whole(self) -> bool:
+        """Whether an answer that can be gone on with has come to its end: there is no rest to ask for."""
+        choice = self._choices.get(0)
+        return self.continuable and choice is not None and choice.finish_reason is not None
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """The chunk with the counts of tokens, as the engine would end this try with."""
+        prompt, made = len(self._prompt_ids or ()), self.made - self._made_before
+        usage = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+        return {**self._head, "choices": [], "usage": usage}
+
+    @property
     def made(self) -> int:
         """Tokens sampled so far."""
         return sum(len(choice.token_ids) for choice in self._choices.values())

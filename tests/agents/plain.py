@@ -17,6 +17,15 @@ def asks(task):
     return float(ask(OpenAI(max_retries=0)) == "xx")
 
 
+def asks_for_usage(task):
+    """A stream that ends with its counts."""
+    answer = OpenAI(max_retries=0).chat.completions.create(
+        model="policy", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+    )
+    *_, last = answer
+    return float((last.usage.prompt_tokens, last.usage.completion_tokens) == (2, 2))
+
+
 def asks_for_two(task):
     answer = OpenAI(max_retries=0).chat.completions.create(model="policy", messages=MESSAGES, n=2)
     return float([choice.message.content for choice in answer.choices] == ["xx", "xx"])

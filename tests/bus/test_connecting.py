@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from bus import Access, AccessError, Bus, BusError
 from bus.embedded import NatsServer, nats_server
@@ -123,8 +125,23 @@ async def test_a_role_with_old_keys_ends_with_code_2_and_the_reason(tmp_path: Pa
         assert role.stderr is not None
         async with asyncio.timeout(180):
             words = (await role.stderr.read()).decode()
-            assert await role.wait() == 2
+            assert await role.wait() == 2, words
         assert "it has no user of this key" in words.splitlines()[-1]
+
+
+def test_a_lost_connection_with_bytes_to_send_is_closed_without_an_error(tmp_path: Path) -> None:
+    """On uvloop, as every role runs: there a write to a closed transport raises RuntimeError."""
+
+    async def lose_and_close() -> bool:
+        async with nats_server(tmp_path) as server:
+            async with Bus.connect(server.url) as bus:
+                transport: Any = bus.nc._transport  # noqa: SLF001
+                transport._io_writer.transport.abort()  # noqa: SLF001
+                bus.nc._pending, bus.nc._pending_data_size = [b"PING\r\n"], 6  # noqa: SLF001
+                await bus.nc.close()
+            return bus.nc.is_closed
+
+    assert uvloop.run(lose_and_close())
 
 
 def test_refusals_end_a_connection_only_when_they_go_on() -> None:

@@ -60,7 +60,7 @@ class ScriptedEngine:
             event = {"weight_version": self.version, "id": "c", "model": "policy", "created": 1, "choices": said_by_all}
             event["prompt_token_ids"] = PROMPT if chat and token == ANSWER[0] else None
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
-            if fault == "break":
+            if fault == "break" or (fault == "break at the end" and token == ANSWER[-1]):
                 self.version += 1
                 assert request.transport is not None
                 request.transport.close()

@@ -53,6 +53,20 @@ async def test_an_answer_that_breaks_off_goes_on_from_the_tokens_already_made(
     assert engine.requests[-1]["prompt"] == [1, 2, 7] and engine.requests[-1]["temperature"] == 0.9
 
 
+@pytest.mark.parametrize("agent", ["asks", "streams", "asks_for_usage"])
+async def test_an_answer_whose_stream_breaks_off_after_its_last_token_is_not_gone_on_with(
+    bus: Bus, engine: ScriptedEngine, agent: str
+) -> None:
+    engine.faults = ["break at the end"]
+    async with running(bus, agent=f"plain:{agent}"):
+        await bus.publish_task(task())
+        (batch,) = await ended(bus)
+    assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
+    (call,) = calls_of(batch)
+    assert call.response_ids == b"\7\0\0\0\x08\0\0\0" and call.finish_reason == "stop"
+    assert len(engine.requests) == 1
+
+
 async def test_an_answer_that_only_the_whole_engine_can_make_begins_anew(bus: Bus, engine: ScriptedEngine) -> None:
     engine.faults = ["break"]
     async with running(bus, agent="plain:streams_with_tools"):
