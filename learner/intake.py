@@ -70,6 +70,8 @@ class Intake:
         self.groups = Groups(settings.group_seconds, self._is_valid, closed)
         self.news = asyncio.Event()
         """Set whenever an attempt has ended, or the bus begins to fill."""
+        self.was_reset = asyncio.Event()
+        """Set when reading begins anew: the bus may have lost something. Whoever waits for it clears it."""
         self.room = Room(bus)
         self.mark = mark or StreamMark()
         """The stream as it is known now."""
@@ -97,6 +99,7 @@ class Intake:
                     calm = time.monotonic()
                     await asyncio.sleep(RESET_PAUSE_SECONDS)
                     continue
+                self.was_reset.set()
                 began = time.monotonic()
                 missed, now = await self._misses(puller), time.monotonic()
                 if not missed:

@@ -90,7 +90,15 @@ class Learner:
             try:
                 await self._begin()
                 fenced = self._publisher.superseded(self._state.epoch)
-                work = [self._intake.run(), self._dispatcher.run(), self._train(), self._mender.run(), fenced]
+                published = self._publisher.keep_published(self._intake.was_reset)
+                work = [
+                    self._intake.run(),
+                    self._dispatcher.run(),
+                    self._train(),
+                    self._mender.run(),
+                    fenced,
+                    published,
+                ]
                 tasks = [asyncio.create_task(part) for part in work]
                 stopping = asyncio.create_task(stop.wait())
                 done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
@@ -15,7 +16,7 @@ from bus.releases import Releases
 from bus.transports import transport
 from bus.verified import Entry, Verified
 from learner.broadcast import Broadcaster
-from learner.chain import SUFFIX, Chain, blob_name, expired, of_model, version_of
+from learner.chain import SUFFIX, Chain, blob_name, expired, link_or_copy, of_model, version_of
 from learner.settings import LearnerSettings
 from schemas import identity, subjects
 from schemas.delta import fingerprint
@@ -30,6 +31,8 @@ NONCE_BYTES = 16
 """Of a message id that nobody can know before the message is out."""
 LOOK_AGAIN_SECONDS = 1.0
 """How long a stream that did not answer is left alone."""
+PUBLISHED = ".published.safetensors"
+"""The newest version's file, beside the checkpoints: what is published again if the bus loses it."""
 
 
 class CannotLearn(Exception):
@@ -59,6 +62,9 @@ class WeightPublisher:
         self._kept: list[str] = []
         self._releases = Releases(bus, settings.model)
         self._base: tuple[Blob, ...] = ()
+        self._base_path: Path | None = None
+        self._file = settings.checkpoints / PUBLISHED
+        self._lock = asyncio.Lock()
         self.last: WeightVersion | None = None
 
     async def look(self) -> WeightVersion | None:
@@ -97,6 +103,7 @@ class WeightPublisher:
 
     async def share_base(self, path: Path) -> None:
         """What the adapters of every version from now on are added to; it stays where versions are."""
+        self._base_path = path
         self._base = (await self._transport.put(BUCKET, f"{self._settings.model}-base", path),)
 
     async def publish(self, path: Path, *, version: int, epoch: int, step: int, trial: Trial | None = None) -> None:
@@ -105,6 +112,58 @@ class WeightPublisher:
         The file is only ever replaced, not written to again. With a ``trial`` nodes wait until one of them has tried
         it. Raises `Fenced` when another learner has published since the last look.
         """
+        async with self._lock:
+            await self._publish(path, version, epoch, step, trial)
+
+    async def keep_published(self, was_reset: asyncio.Event) -> None:
+        """Publish the newest version again whenever the bus has lost it, for ever; looks each time the event is set.
+
+        Raises `CannotLearn` when another learner has published since.
+        """
+        while True:
+            await was_reset.wait()
+            was_reset.clear()
+            try:
+                async with self._lock:
+                    if self.last is not None and not await self._is_on_bus(self.last):
+                        await self._publish_again(self.last)
+            except Fenced as error:
+                raise another_learner(self._settings.model, self.last.epoch if self.last else 0) from error
+            except (BusError, NatsError) as error:
+                log.warning(
+                    "whether the bus has the newest version is not known yet: %s", error or type(error).__name__
+                )
+                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                was_reset.set()
+
+    async def _is_on_bus(self, version: WeightVersion) -> bool:
+        """Whether nodes can fetch a version, or a newer learner's."""
+        newest = await anext(self._versions.newest_first(await self._versions.last()), None)
+        if newest is None or (newest.event.epoch, newest.event.version) < (version.epoch, version.version):
+            return False
+        if newest.event.epoch > version.epoch:
+            return True
+        names = await self._transport.names(BUCKET)
+        return all(blob.name in names for blob in (*version.blobs, *(link.blob for link in version.chain)))
+
+    async def _publish_again(self, lost: WeightVersion) -> None:
+        if self._base_path is not None:
+            await self.share_base(self._base_path)
+        name = blob_name(lost.model, lost.version, lost.epoch)
+        blob = await self._transport.put(BUCKET, name, self._file)
+        manifest = replace(
+            lost, kind="lora" if self._base else "full", blobs=(*self._base, blob), chain=(), offer=None,
+            created_ns=time.time_ns(),
+        )  # fmt: skip
+        await self._replace_last(manifest)
+        self.last = manifest
+        self._kept = of_model(lost.model, await self._transport.names(BUCKET))
+        if not self._base:
+            link = Link(version=lost.version, content=lost.content, blob=blob)
+            await self._chain.published(link, self._file, whole=True)
+        log.warning("the bus lost version %d: it is published again", lost.version)
+
+    async def _publish(self, path: Path, version: int, epoch: int, step: int, trial: Trial | None) -> None:
         model, weights = self._settings.model, self._settings.weights
         delta = None if self._base or self._whole_wanted() else await self._chain.delta_to(path)
         name = blob_name(model, version, epoch) + (SUFFIX if delta else "")
@@ -131,6 +190,7 @@ class WeightPublisher:
         )
         await self._replace_last(manifest)
         self.last = manifest
+        await asyncio.to_thread(link_or_copy, path, self._file)
         if self._broadcaster:
             self._broadcaster.begin(manifest)
         if not self._base:

@@ -135,9 +135,9 @@ def test_a_lost_connection_with_bytes_to_send_is_closed_without_an_error(tmp_pat
     async def lose_and_close() -> bool:
         async with nats_server(tmp_path) as server:
             async with Bus.connect(server.url) as bus:
-                transport: Any = bus.nc._transport  # noqa: SLF001
-                transport._io_writer.transport.abort()  # noqa: SLF001
-                bus.nc._pending, bus.nc._pending_data_size = [b"PING\r\n"], 6  # noqa: SLF001
+                transport: Any = bus.nc._transport
+                transport._io_writer.transport.abort()
+                bus.nc._pending, bus.nc._pending_data_size = [b"PING\r\n"], 6
                 await bus.nc.close()
             return bus.nc.is_closed
 

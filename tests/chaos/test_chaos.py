@@ -87,7 +87,6 @@ async def test_malformed_tasks_cost_no_slot_and_an_absent_or_hung_learner_is_an_
     assert report.good, str(report.verdicts["absences"])
 
 
-@pytest.mark.slow
 async def test_training_goes_on_when_the_bus_is_rolled_back_emptied_or_removed(place: Path) -> None:
     report = Report(SEED)
     await bus_loss(place, report, random.Random(SEED), kills=0, rollouts=0)

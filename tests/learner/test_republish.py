@@ -1,0 +1,94 @@
+"""A weight version that the bus has lost is published again, whole, by the learner that made it."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bus import Bus
+from bus.cancelling import cancel
+from bus.embedded import NatsServer
+from bus.releases import Releases
+from learner.publish import CannotLearn, WeightPublisher
+from learner.settings import LearnerSettings
+from schemas import subjects
+from schemas.weights import WeightVersion
+from tests import tensorfiles
+
+
+async def newest(bus: Bus) -> WeightVersion | None:
+    return await anext((manifest async for manifest, _ in Releases(bus, "policy").versions()), None)
+
+
+async def fetch(bus: Bus, manifest: WeightVersion, path: Path) -> bytes:
+    await bus.blobs.get(manifest.blobs[-1], path)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> LearnerSettings:
+    (tmp_path / "checkpoints").mkdir()
+    return LearnerSettings(model_path=tmp_path, run="run", checkpoints=tmp_path / "checkpoints")
+
+
+def write(path: Path, value: int) -> Path:
+    return tensorfiles.write(path, {"a": ("F32", (4096,), bytes([value]) * 16384)})
+
+
+@pytest.mark.parametrize("loss", ["bus", "blob"])
+async def test_a_version_that_the_bus_lost_is_published_again_and_the_next_one_follows_it(
+    bus: Bus, nats: NatsServer, tmp_path: Path, settings: LearnerSettings, loss: str
+) -> None:
+    publisher, was_reset = WeightPublisher(bus, settings), asyncio.Event()
+    for version in range(2):  # the second one is a delta, whose whole is lost too
+        await publisher.publish(write(tmp_path / "weights", version), version=version, epoch=1, step=version)
+    content = (tmp_path / "weights").read_bytes()
+    (tmp_path / "weights").unlink()  # the checkpoint that held it is gone
+    if loss == "bus":
+        await nats.kill()
+        shutil.rmtree(nats.directory / "jetstream")
+        bus.reconnected.clear()
+        await nats.start()
+        await bus.reconnected.wait()
+    else:
+        for name in await bus.blobs.names(subjects.WEIGHT_BUCKET):
+            await bus.blobs.delete(subjects.WEIGHT_BUCKET, name)
+    keeping = asyncio.create_task(publisher.keep_published(was_reset))
+    was_reset.set()
+    try:
+        async with asyncio.timeout(30):
+            if loss == "bus":
+                await bus.provision()  # later than the learner looks first
+            while publisher.last is None or publisher.last.chain or (manifest := await newest(bus)) is None:
+                await asyncio.sleep(0.05)
+            assert (manifest.version, manifest.epoch, manifest.kind) == (1, 1, "full")
+            assert await fetch(bus, manifest, tmp_path / "fetched") == content
+            await publisher.publish(write(tmp_path / "weights", 2), version=2, epoch=1, step=2)
+            assert (last := await newest(bus)) is not None and (last.version, last.parent) == (2, 1)
+            sequence = (await bus.js.stream_info(subjects.WEIGHTS)).state.last_seq
+            was_reset.set()
+            await asyncio.sleep(0.2)
+            assert (await bus.js.stream_info(subjects.WEIGHTS)).state.last_seq == sequence, "nothing is lost now"
+    finally:
+        await cancel(keeping)
+
+
+async def test_a_version_that_another_learner_has_replaced_is_not_published_again(
+    bus: Bus, tmp_path: Path, settings: LearnerSettings
+) -> None:
+    first, second, was_reset = WeightPublisher(bus, settings), WeightPublisher(bus, settings), asyncio.Event()
+    await first.publish(write(tmp_path / "weights", 0), version=0, epoch=1, step=0)
+    await second.look()
+    await second.publish(write(tmp_path / "weights", 0), version=0, epoch=2, step=0)
+    keeping = asyncio.create_task(first.keep_published(was_reset))
+    was_reset.set()
+    try:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await asyncio.shield(keeping)
+        assert (last := await newest(bus)) is not None and last.epoch == 2
+    except CannotLearn:
+        pytest.fail("the other learner's version is on the bus: nothing is to be done")
+    finally:
+        await cancel(keeping)
