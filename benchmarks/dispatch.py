@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.results import Result, machine, table, write
-from bus import Bus
-from bus.tasks import Problem
-from learner.dispatch import Dispatcher
-from learner.passes import Passes
-from learner.settings import LearnerSettings
+from bus.client import Bus
+from bus.task_file import Problem
+from learner.rollouts.dispatcher import Dispatcher
+from learner.rollouts.task_order import Passes
+from learner.settings.learner import LearnerSettings
 
 PROBLEMS, DISPATCHED, GROUPS, OUTSTANDING = 400_000, 100_000, 10_000, 64
 TICK_SECONDS = 0.001

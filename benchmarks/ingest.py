@@ -13,19 +13,20 @@ import uvloop
 from clickhouse_connect.driver.client import Client
 
 from benchmarks.results import Result, machine, table, write
-from bus import Bus
-from bus.embedded import nats_server
+from bus.client import Bus
+from bus.embedded.nats_server import nats_server
 from schemas import subjects
 from schemas.codec import encode, schema_of
 from schemas.events import ModelCall, RolloutEnd, Span, SpanBatch, VersionRun
-from store import arrow, migrations
-from store.batch import types_of
-from store.client import connect, first
-from store.ingester import Ingester
-from store.rows import Received, Row, rows_of
+from store.clickhouse import migrations
+from store.clickhouse.client import connect, first
+from store.ingest import arrow
+from store.ingest.batch import types_of
+from store.ingest.ingester import Ingester
+from store.ingest.rows import Received, Row, rows_of
+from store.ingest.writer import Insert, Writer
+from store.service import served
 from store.settings import StoreSettings
-from store.store import served
-from store.writer import Insert, Writer
 
 PER_ATTEMPT = 10
 START_NS = 1_790_000_000_000_000_000

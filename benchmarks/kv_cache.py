@@ -19,18 +19,18 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from bus import Bus
-from bus.doors import bearer, read_key
+from bus.client import Bus
+from bus.security.secrets import bearer, read_key
 from inference.settings import InferenceSettings
-from learner.rows import Row, Shape, rows_of
-from learner.transitions import transitions_of
-from lightningbus.rundir import RunDirectory
-from lightningbus.settings import BusSettings
-from lightningbus.supervisor import Child
-from lightningbus.up import Stack, stack
+from learner.batching.sequences import Row, Shape, rows_of
+from learner.batching.transitions import transitions_of
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.settings import BusSettings
+from lightningbus.run.stack import Stack, stack
+from lightningbus.run.supervisor import Child
 from schemas import subjects
 from schemas.events import Heartbeat, ModelCall, VersionRun
-from schemas.weights import Blob, WeightVersion
+from schemas.weights.events import Blob, WeightVersion
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "calculator"
 RESULTS = Path(__file__).resolve().parent / "results" / "kv_cache.json"

@@ -8,8 +8,8 @@ import uvloop
 
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running
-from bus import Bus
-from lightningbus.publishing import publish_all
+from bus.client import Bus
+from lightningbus.run.publishing import publish_all
 from schemas.events import Task
 
 AGENT = "benchmarks.agents:stamps"

@@ -15,16 +15,17 @@ from clickhouse_connect.driver.client import Client
 from msgspec.structs import replace
 
 from benchmarks.results import Result, machine, table, write
-from runners.part import Part
-from runners.record import Attempt
+from runners.protocol.choice import Part
+from runners.recording.attempt import Attempt
 from schemas.codec import encode
 from schemas.events import SpanBatch, Task, VersionRun
-from schemas.prefixes import whole
-from store import arrow, migrations
-from store.batch import types_of
-from store.client import connect, first
-from store.rows import Received, Row, rows_of
-from store.store import served
+from schemas.trajectory.prefix_encoding import whole
+from store.clickhouse import migrations
+from store.clickhouse.client import connect, first
+from store.ingest import arrow
+from store.ingest.batch import types_of
+from store.ingest.rows import Received, Row, rows_of
+from store.service import served
 
 TURNS, TOKENS, SAMPLED = 100, 320, 64
 """A conversation of 32k tokens: each turn adds so many, so many of them sampled."""

@@ -10,8 +10,8 @@ from benchmarks.latency import percentiles
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running, usage
 from benchmarks.workloads.__main__ import AGENT, Workload, drive
-from lightningbus.publishing import publish_all
-from schemas import identity, subjects
+from lightningbus.run.publishing import publish_all
+from schemas import ids, subjects
 from schemas.codec import encode, schema_of
 from schemas.events import Task
 
@@ -98,7 +98,7 @@ async def _fill(system: System, first: int, count: int) -> None:
     headers = {subjects.SCHEMA_HEADER: schema_of(Task)}
     for number in range(first, first + count):
         task = Task(id=f"w{number}", run="waiting", agent="nobody", mode="eval", input={})
-        own = {**headers, subjects.MSG_ID_HEADER: identity.task_msg_id(f"w{number}.0")}
+        own = {**headers, subjects.MSG_ID_HEADER: ids.task_msg_id(f"w{number}.0")}
         await system.at.bus.nc.publish(subjects.task("eval", "nobody"), encode(task), headers=own)
         if number % 2000 == 1999:
             await system.at.bus.nc.flush(timeout=60)

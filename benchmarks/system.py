@@ -11,12 +11,12 @@ from typing import Any
 import psutil
 from clickhouse_connect.driver.client import Client
 
-from lightningbus.rundir import RunDirectory
-from lightningbus.settings import BusSettings
-from lightningbus.supervisor import Child
-from lightningbus.up import Stack, stack
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.settings import BusSettings
+from lightningbus.run.stack import Stack, stack
+from lightningbus.run.supervisor import Child
 from runners.settings import RunnerSettings
-from store.client import connect, first
+from store.clickhouse.client import connect, first
 from store.settings import StoreSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,7 +73,7 @@ def runner(number: int, agent: str, concurrency: int, **more: Any) -> RunnerSett
     return RunnerSettings(agent=agent, path=ROOT, **{**own, **more})
 
 
-ROLES = {"nats-server": "nats-server", "host_script": "agents", " store ": "store", " runner ": "runners"}
+ROLES = {"nats-server": "nats-server", "worker_script": "agents", " store ": "store", " runner ": "runners"}
 
 
 def usage() -> dict[str, tuple[float, float]]:

@@ -18,11 +18,11 @@ from urllib.parse import urlencode
 import aiohttp
 from clickhouse_connect.driver.client import Client
 
-from store import migrations
-from store.client import DATABASE, connect, reader
-from store.limits import PAGE
-from store.store import served
-from store.ui.reading import Reader
+from store.clickhouse import migrations
+from store.clickhouse.client import DATABASE, connect, reader
+from store.clickhouse.query_limits import PAGE
+from store.service import served
+from store.ui.client import Reader
 from store.ui.server import Pages, serving
 
 RESULTS = Path(__file__).parent / "results" / "ui.json"

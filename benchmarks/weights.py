@@ -13,15 +13,15 @@ from typing import Any
 from benchmarks import kv_cache, transfer
 from benchmarks.kv_cache import EXAMPLE, moved, swapped_amid
 from benchmarks.results import Result, machine, table, write
-from bus import Bus
+from bus.client import Bus
 from inference.settings import InferenceSettings
-from learner.broadcast import Broadcaster
-from learner.publish import WeightPublisher
-from learner.settings import LearnerSettings
-from lightningbus.rundir import RunDirectory
-from lightningbus.settings import BusSettings
-from lightningbus.supervisor import Child
-from lightningbus.up import Stack, stack
+from learner.publishing.broadcaster import Broadcaster
+from learner.publishing.publisher import WeightPublisher
+from learner.settings.learner import LearnerSettings
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.settings import BusSettings
+from lightningbus.run.stack import Stack, stack
+from lightningbus.run.supervisor import Child
 
 SERVED = {"0.6M": {}, "26M": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}}
 """What is changed in the calculator model's configuration."""

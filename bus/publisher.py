@@ -18,8 +18,8 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
 
-from bus import metrics
 from bus.errors import AccessError, BusError, DuplicateMessage, Fenced, PublishTimeout, StreamFull, Verdict, classify
+from common.observability import metrics
 from schemas.subjects import MSG_ID_HEADER
 
 log = logging.getLogger(__name__)

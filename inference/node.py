@@ -9,20 +9,21 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from bus import AccessError, Bus, own_id
-from bus.cancelling import cancel
-from bus.doors import is_loopback, read_key
-from bus.fleet import Pulse
-from bus.nodes import Happening, step
-from inference.adapters import Adapters
-from inference.canary import EngineCanary
-from inference.engine import URL, Engine, EngineFailed, EngineKilled, EngineRefused
-from inference.gateway import Gateway
-from inference.offers import meeting, seat_in
-from inference.residents import Residents
+from bus.client import Bus
+from bus.errors import AccessError
+from bus.fleet.heartbeats import Pulse, own_id
+from bus.fleet.node_state import Happening, step
+from bus.security.secrets import is_loopback, read_key
+from common.aio import cancel
+from inference.engine.broadcast_seats import meeting, seat_in
+from inference.engine.vllm_server import URL, Engine, EngineFailed, EngineKilled, EngineRefused
+from inference.gateway.server import Gateway
+from inference.lora.manager import Adapters
 from inference.settings import InferenceSettings
-from inference.subscriber import Subscriber
-from schemas.weights import WeightRelease, WeightVersion
+from inference.version_registry import Residents
+from inference.weights.canary import EngineCanary
+from inference.weights.updater import Subscriber
+from schemas.weights.events import WeightRelease, WeightVersion
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +65,9 @@ class Node:
         self._meeting = ""
         """The last one gone to: who was there in vain does not go again."""
         self.one_at_a_time = settings.lora is None
-        """See `inference.server.Server`: adapters pause nothing, and what pauses nothing is waited for by nobody."""
+        """See `inference.weights.target.Server`. Loading adapters pauses no call, so it needs no lock."""
         self.canary: EngineCanary
-        """See `inference.server.Server`."""
+        """See `inference.weights.target.Server`."""
         self._engine: Engine
         self._gateway: Gateway
         self._subscriber: Subscriber
@@ -140,7 +141,7 @@ class Node:
             await cancel(*working, lost)
 
     async def swap(self, files: Sequence[Path], version: int) -> float:
-        """See `inference.server.Server`."""
+        """See `inference.weights.target.Server`."""
         paused = await (
             self._adapters.take(files, version, self._replace) if self._adapters else self._replace(files, version)
         )
@@ -151,7 +152,7 @@ class Node:
         return await self._load({"paths": [str(path.resolve()) for path in files]}, version)
 
     async def take_part(self, manifest: WeightVersion) -> float | None:
-        """See `inference.server.Server`; the engine stands still from when it waits for the others."""
+        """See `inference.weights.target.Server`; the engine stands still from when it waits for the others."""
         offer, reach, started = manifest.offer, self._engine.reach, time.monotonic()
         seat = seat_in(offer, self.id, reach) if reach is not None else None
         if offer is None or seat is None or offer.meeting == self._meeting or self._adapters is not None:
@@ -187,12 +188,12 @@ class Node:
         return time.monotonic() - started
 
     def heed(self, release: WeightRelease) -> None:
-        """See `inference.server.Server`."""
+        """See `inference.weights.target.Server`."""
         if self._adapters:
             self._adapters.heed(release)
 
     async def applied(self) -> None:
-        """See `inference.server.Server`."""
+        """See `inference.weights.target.Server`."""
         await self._happen("weights_applied")
 
     async def _happen(self, happening: Happening) -> None:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bus.health import RoleSettings
+from common.role_settings import RoleSettings
 
 MOST_REQUESTS = 4096
 """What a gateway answers at once."""

@@ -15,29 +15,34 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError, disk, metrics, own_id, tracing
-from bus.cancelling import cancel
-from bus.nodes import serves
-from bus.tasks import read_problems
-from learner.account import Account
-from learner.batch import STALE, BatchMaker
-from learner.broadcast import Broadcaster
-from learner.capacity import shortage
-from learner.checkpoint import TRAINER, Checkpoints, LearnerState
-from learner.dispatch import Dispatcher
-from learner.groups import Group
-from learner.intake import Intake
-from learner.mender import Mender
-from learner.publish import NONCE_BYTES, CannotLearn, WeightPublisher, wants_whole
-from learner.resume import resumed
-from learner.saving import Saver
-from learner.settings import LearnerSettings
-from learner.staleness import in_dispatch_order
-from learner.tokenizer import decoder, vocabulary
-from learner.uses import spans_of
-from schemas import attributes, identity, subjects
+from bus.client import Bus
+from bus.errors import BusError
+from bus.fleet.heartbeats import own_id
+from bus.fleet.node_state import serves
+from bus.task_file import read_problems
+from common import disk_space
+from common.aio import cancel
+from common.observability import metrics, tracing
+from learner.accounting import Account
+from learner.batching.batch import STALE, BatchMaker
+from learner.batching.rollout_uses import spans_of
+from learner.batching.tokenizer import decoder, vocabulary
+from learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
+from learner.checkpointing.resume import resumed
+from learner.checkpointing.step_committer import Saver
+from learner.errors import CannotLearn
+from learner.publishing.broadcaster import Broadcaster
+from learner.publishing.publisher import NONCE_BYTES, WeightPublisher, wants_whole
+from learner.rollouts.capacity import shortage
+from learner.rollouts.consumer import Intake
+from learner.rollouts.dispatcher import Dispatcher
+from learner.rollouts.groups import Group, in_dispatch_order
+from learner.rollouts.loss_recovery import Mender
+from learner.settings.learner import LearnerSettings
+from schemas import ids, subjects
 from schemas.codec import decode, encode
 from schemas.events import Heartbeat
+from schemas.semconv import attributes
 from schemas.training import TrainingStep
 
 log = logging.getLogger(__name__)
@@ -47,7 +52,7 @@ T = TypeVar("T")
 async def run(bus: Bus, settings: LearnerSettings, stop: asyncio.Event) -> None:
     """Train until the last step or until asked to stop.
 
-    Raises `CannotLearn`, `checkpoint.CheckpointError` or `bus.tasks.TaskFileError`.
+    Raises `CannotLearn`, `checkpoint.CheckpointError` or `bus.task_file.TaskFileError`.
     """
     if not (settings.model_path / "config.json").exists():
         raise CannotLearn(f"model_path: {settings.model_path} holds no model (no config.json)")
@@ -57,7 +62,7 @@ async def run(bus: Bus, settings: LearnerSettings, stop: asyncio.Event) -> None:
 
 def follow(settings: LearnerSettings) -> None:
     """A rank beside the first, started by torchrun: does in the trainer what that one does, and nothing else."""
-    from learner.trainer import Trainer
+    from learner.training.trainer import Trainer
 
     for number in (signal.SIGTERM, signal.SIGINT):  # sent to all ranks; the first one finishes its step, then says so
         signal.signal(number, signal.SIG_IGN)
@@ -150,7 +155,9 @@ class Learner:
             log.warning("%s; until then checkpoints are written as the stream fills", short.interval)
 
     def _make(self, checkpoint: Path | None) -> None:
-        from learner.trainer import Trainer  # takes seconds to import: not before the settings are known to be right
+        from learner.training.trainer import (
+            Trainer,
+        )  # takes seconds to import: not before the settings are known to be right
 
         model = self._settings.model_path
         self._maker = BatchMaker(self._settings, decoder(model), vocabulary(model))
@@ -304,7 +311,7 @@ class Learner:
         )
 
     async def _announce(self, event: TrainingStep, part: str = "", unique: bool = False) -> None:
-        msg_id = identity.step_msg_id(event.run, event.epoch, event.step, self._state.nonce) + part
+        msg_id = ids.step_msg_id(event.run, event.epoch, event.step, self._state.nonce) + part
         await self._bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf, unique=unique)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -315,10 +322,10 @@ class Learner:
 
     def _disk_problem(self) -> str:
         try:
-            free = disk.free_bytes(self._settings.checkpoints)
+            free = disk_space.free_bytes(self._settings.checkpoints)
         except OSError as error:
             return f"the disk of the checkpoints cannot be looked at: {error.strerror}"
-        return disk.note_free("checkpoints", free, self._settings.disk_free_mib)
+        return disk_space.note_free("checkpoints", free, self._settings.disk_free_mib)
 
     def _describe(self) -> dict[str, Any]:
         detail: dict[str, Any] = {"step": self._state.step, "steps": self._settings.steps}

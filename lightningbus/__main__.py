@@ -1,5 +1,5 @@
 """``python -m lightningbus``."""
 
-from lightningbus.cli import main
+from lightningbus.cli.app import main
 
 main()

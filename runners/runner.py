@@ -7,15 +7,19 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, get_args
 
-from bus import Bus, Puller, metrics, own_id, runner_tasks
-from bus.cancelling import cancel
-from bus.doors import read_key
-from runners.admission import Allowance
-from runners.gateway import Gateway
-from runners.host import Host
-from runners.hosts import make_hosts, uses_socket
-from runners.inmate import Keeper
-from runners.sending import send
+from bus.client import Bus
+from bus.fleet.heartbeats import own_id
+from bus.pull_consumer import Puller
+from bus.security.secrets import read_key
+from bus.streams import runner_tasks
+from common.aio import cancel
+from common.observability import metrics
+from runners.agent.executors import Host
+from runners.agent.factory import make_hosts, uses_socket
+from runners.agent.process import Keeper
+from runners.gateway.admission import Allowance
+from runners.gateway.server import Gateway
+from runners.recording.sending import send
 from runners.settings import RunnerSettings
 from runners.slots import Slots
 from runners.task_handler import GIVE_BACK_SECONDS, TaskHandler

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from bus.health import RoleSettings
+from common.role_settings import RoleSettings
 
 
 class RunnerSettings(RoleSettings):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from runners.slot import Slot
+from runners.gateway.slot import Slot
 from schemas.events import Mode
 
 

@@ -8,19 +8,25 @@ from collections.abc import Callable, Mapping
 
 from nats.errors import Error as NatsError
 
-from bus import Bus, BusError, Delivery, Lease, PoisonFlood, PoisonLimit, leased, metrics, tracing
-from bus.faults import count_fault
-from bus.tasks import foreign_record
-from runners import attempts
-from runners.attempts import Decision
-from runners.ending import Ending, run_agent
-from runners.host import Host
-from runners.record import MAX_ERROR, Attempt
-from runners.sending import send
+from bus.client import Bus
+from bus.dlq_limit import PoisonLimit
+from bus.errors import BusError, PoisonFlood
+from bus.lease import Lease, leased
+from bus.message import Delivery
+from bus.task_file import foreign_record
+from common.observability import metrics, tracing
+from common.observability.faults import count_fault
+from runners import retry_policy
+from runners.agent.executors import Host
+from runners.recording.attempt import MAX_ERROR, Attempt
+from runners.recording.sending import send
+from runners.retry_policy import Decision
+from runners.rollout import Ending, run_agent
 from runners.slots import Slots, Stay, Stopping
-from schemas import attributes, subjects
+from schemas import subjects
 from schemas.codec import DecodeError, EncodeError, decode
 from schemas.events import Mode, Outcome, Task, TaskKey
+from schemas.semconv import attributes
 from schemas.text import shorten
 
 log = logging.getLogger(__name__)
@@ -78,11 +84,11 @@ class TaskHandler:
             if not isinstance(error, FORESEEN):
                 count_fault(rollout, error)
             if isinstance(error, TRANSIENT) or not await self._is_given_up(delivery):
-                await self._give_back(delivery, attempts.retry_after(delivery.deliveries))
+                await self._give_back(delivery, retry_policy.retry_after(delivery.deliveries))
 
     async def _is_given_up(self, delivery: Delivery) -> bool:
         """Whether a task that fails its runner at every delivery has become a dead letter."""
-        if delivery.deliveries < attempts.MOST_DELIVERIES:
+        if delivery.deliveries < retry_policy.MOST_DELIVERIES:
             return False
         try:
             await self._bus.bury(delivery, f"{delivery.deliveries} times an error of the runner's own: {self.problem}")
@@ -110,8 +116,8 @@ class TaskHandler:
         if foreign := foreign_record(task, delivery.subject, parent, delivery.timestamp_ns):
             await self._bus.record_tasks([foreign])
         attempt = Attempt(task, task.earlier_attempts + delivery.deliveries, self._runner, delivery.timestamp_ns)
-        reason = attempts.unusable(task)
-        if not reason and attempts.exhausted(task, delivery.deliveries):
+        reason = retry_policy.unusable(task)
+        if not reason and retry_policy.exhausted(task, delivery.deliveries):
             reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
         if reason:
             await self._report_poisoned(stay, attempt, reason)
@@ -144,7 +150,7 @@ class TaskHandler:
                 "rollout %s: its lease ran out, so another runner may have it too", attempt.rollout, extra=attempt.named
             )
         with tracing.span("publish"):
-            await self._conclude(attempt, delivery, attempts.decide(task, delivery.deliveries, end.outcome), end)
+            await self._conclude(attempt, delivery, retry_policy.decide(task, delivery.deliveries, end.outcome), end)
         return end.outcome
 
     async def _refuse(self, stay: Stay, delivery: Delivery, reason: str) -> None:

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from schemas import events, training, weights
+from schemas import events, training
 from schemas.events import Event
 from schemas.subjects import SCHEMA_HEADER
 from schemas.text import shorten
+from schemas.weights import events as weights
 
 E = TypeVar("E", bound=Event)
 

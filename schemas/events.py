@@ -202,7 +202,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     id: str
     run: str = ""
     state: str
-    """Inference nodes: a state of `bus.nodes`; others: what they do now."""
+    """Inference nodes: a state of `bus.fleet.node_state`; others: what they do now."""
     pid: Count = 0
     address: str = ""
     """Where an inference node can be reached: ``http://host:port``."""

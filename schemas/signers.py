@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from schemas.events import Event
-from schemas.releases import VERDICTS
-from schemas.weights import WeightRelease, WeightVersion
+from schemas.weights.events import WeightRelease, WeightVersion
+from schemas.weights.release_policy import VERDICTS
 
 LEARNER, NODE, ADMIN = "learner", "node", "admin"
 SIGNERS: Final = (LEARNER, NODE, ADMIN)

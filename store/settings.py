@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from bus.health import RoleSettings
+from common.role_settings import RoleSettings
 
 
 class StoreSettings(RoleSettings):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from bus import Bus
-from bus.embedded import NatsServer, nats_server
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer, nats_server
 
 # What is random here is what is tried, not how long a busy machine takes for it.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -12,16 +12,18 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 from msgspec.structs import replace
 
-from bus.tasks import producer_span
-from runners.part import Part
-from runners.record import Attempt
-from schemas import attributes, identity, subjects
+from bus.task_file import producer_span
+from runners.protocol.choice import Part
+from runners.recording.attempt import Attempt
+from schemas import ids as identity
+from schemas import subjects
 from schemas.events import Event, Outcome, Span, SpanBatch, Task, TaskPublished, TasksPublished, VersionRun
+from schemas.semconv import attributes
 from schemas.training import RolloutUse, TrainingStep
-from schemas.weights import Blob, WeightApplied, WeightVersion
-from store import arrow
-from store.batch import types_of
-from store.rows import Received, Row, rows_of
+from schemas.weights.events import Blob, WeightApplied, WeightVersion
+from store.ingest import arrow
+from store.ingest.batch import types_of
+from store.ingest.rows import Received, Row, rows_of
 
 START_NS = 1_790_000_000_000_000_000
 SECOND_NS = 1_000_000_000

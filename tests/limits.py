@@ -2,7 +2,7 @@
 
 from nats.js.api import StreamConfig
 
-from bus import Bus
+from bus.client import Bus
 from bus.streams import STREAMS
 
 

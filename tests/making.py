@@ -4,10 +4,10 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from learner.groups import Group
-from learner.rollouts import Rollout
-from schemas.attempts import standing
+from learner.rollouts.assembler import Rollout
+from learner.rollouts.groups import Group
 from schemas.events import ModelCall, Outcome, RolloutEnd, Span, SpanBatch, VersionRun
+from schemas.trajectory.attempt_selection import standing
 
 START_NS = 1_790_000_000_000_000_000
 SECOND_NS = 1_000_000_000

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from bus.connection import LEADERLESS
+from bus.client import LEADERLESS
 
 T = TypeVar("T")
 

@@ -14,20 +14,20 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
-from bus.tasks import Problem, read_problems
+from bus.task_file import Problem, read_problems
 from inference.settings import InferenceSettings
-from learner.checkpoint import STATE
-from learner.settings import LearnerSettings
-from lightningbus.evaluation import evaluate
-from lightningbus.publishing import publish_all, samples_of
-from lightningbus.rundir import RunDirectory
-from lightningbus.settings import BusSettings
-from lightningbus.supervisor import Child
-from lightningbus.up import Stack, stack
+from learner.checkpointing.checkpoint import STATE
+from learner.settings.learner import LearnerSettings
+from lightningbus.run.evaluation import evaluate
+from lightningbus.run.publishing import publish_all, samples_of
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.settings import BusSettings
+from lightningbus.run.stack import Stack, stack
+from lightningbus.run.supervisor import Child
 from runners.settings import RunnerSettings
 from schemas import subjects
-from schemas.weights import WeightVersion
-from store.client import connect, first
+from schemas.weights.events import WeightVersion
+from store.clickhouse.client import connect, first
 from store.settings import StoreSettings
 
 HERE = Path(__file__).resolve().parent

@@ -11,8 +11,8 @@ from benchmarks.gateway.engine import DELAY_SECONDS
 from benchmarks.latency import percentiles
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running, usage
-from bus.children import end, spawn
-from lightningbus.publishing import publish_all
+from common.subprocesses import end, spawn
+from lightningbus.run.publishing import publish_all
 from schemas.events import Task
 
 AGENT = "benchmarks.gateway.agent:either"

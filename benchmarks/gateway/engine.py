@@ -11,8 +11,9 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-from bus import Access, Bus
-from inference.gateway import Gateway
+from bus.client import Bus
+from bus.security.credentials import Access
+from inference.gateway.server import Gateway
 
 DELAY_SECONDS = 0.5
 ANSWER = 8

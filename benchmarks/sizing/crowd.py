@@ -13,8 +13,12 @@ import uvloop
 from msgspec.structs import replace
 
 from benchmarks.sizing.measure import rollout
-from bus import Bus, Delivery, Puller, leased, runner_tasks
-from schemas import identity, subjects
+from bus.client import Bus
+from bus.lease import leased
+from bus.message import Delivery
+from bus.pull_consumer import Puller
+from bus.streams import runner_tasks
+from schemas import ids, subjects
 from schemas.events import Task
 
 SLOTS = 4
@@ -34,7 +38,7 @@ async def work(bus: Bus, puller: Puller) -> int:
         async with leased(delivery):
             await asyncio.sleep(AGENT_SECONDS)
             batch = replace(SAID, rollout=f"{task.id}.0", task=task.id, execution=task.id)
-            msg_id = identity.batch_msg_id(batch.execution, batch.sequence)
+            msg_id = ids.batch_msg_id(batch.execution, batch.sequence)
             await bus.publish(subjects.rollout("train"), batch, msg_id=msg_id, timeout=60)
         await delivery.ack()
         done += 1

@@ -20,21 +20,23 @@ from clickhouse_connect.driver.client import Client
 from nats.aio.msg import Msg
 
 from benchmarks.sizing.model import Fit
-from bus import LEARNER_ROLLOUTS, STORE_TRAIN, Bus, Fleet
-from bus.embedded import NatsServer, nats_server
-from runners.part import Part
-from runners.record import Attempt
-from schemas import identity, subjects
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer, nats_server
+from bus.fleet.heartbeats import Fleet
+from bus.streams import LEARNER_ROLLOUTS, STORE_TRAIN
+from runners.protocol.choice import Part
+from runners.recording.attempt import Attempt
+from schemas import ids, subjects
 from schemas.codec import encode
 from schemas.events import Heartbeat, SpanBatch, Task, VersionRun
-from store import migrations
-from store.batch import types_of
-from store.client import connect, first
-from store.ingester import Ingester
-from store.rows import Received, rows_of
+from store.clickhouse import migrations
+from store.clickhouse.client import connect, first
+from store.ingest.batch import types_of
+from store.ingest.ingester import Ingester
+from store.ingest.rows import Received, rows_of
+from store.ingest.writer import Writer
+from store.service import served
 from store.settings import StoreSettings
-from store.store import served
-from store.writer import Writer
 
 SHAPES = ((1, 100), (1, 1000), (8, 100), (8, 500), (32, 100))
 """Turns of a rollout, and tokens of each turn: two in five of them sampled."""
@@ -177,7 +179,7 @@ async def publish(bus: Bus, batches: Sequence[SpanBatch]) -> None:
 
     async def one(batch: SpanBatch) -> None:
         async with gate:
-            msg_id = identity.batch_msg_id(batch.execution, batch.sequence)
+            msg_id = ids.batch_msg_id(batch.execution, batch.sequence)
             await bus.publish(subjects.rollout(batch.mode), batch, msg_id=msg_id, timeout=300)
 
     await asyncio.gather(*map(one, batches))

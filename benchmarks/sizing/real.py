@@ -13,10 +13,11 @@ from benchmarks.results import Result
 from benchmarks.sizing.measure import Meter, broker, settle
 from benchmarks.sizing.model import Costs, Fit, Load, Plant, simulate
 from benchmarks.system import System, runner, running, usage
-from bus import LEARNER_ROLLOUTS, STORE_TRAIN, Bus, Consumer, runner_tasks
-from bus.cancelling import cancel
-from bus.children import end, spawn
-from lightningbus.publishing import publish_all
+from bus.client import Bus
+from bus.streams import LEARNER_ROLLOUTS, STORE_TRAIN, Consumer, runner_tasks
+from common.aio import cancel
+from common.subprocesses import end, spawn
+from lightningbus.run.publishing import publish_all
 from schemas.events import Task
 
 CROWD, PROCESSES = 1000, 2

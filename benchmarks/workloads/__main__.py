@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running, share, usage
-from lightningbus.publishing import publish_all
+from lightningbus.run.publishing import publish_all
 from schemas.events import Task
 
 PEER = Path(__file__).with_name("peer.py")

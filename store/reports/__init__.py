@@ -57,6 +57,10 @@ class Plot:
     stacked: bool = False
 
 
+Answer = tuple[list[str], list[tuple[Any, ...]]]
+"""Column names and rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """A question by name."""

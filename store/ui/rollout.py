@@ -11,7 +11,7 @@ def attempts_of(ended: Sequence[Row], seen: Sequence[Row]) -> list[Row]:
     """All attempts, the first one first: those that ended, and those of which there are only spans so far.
 
     ``counts`` is true of the one that is the rollout: the lowest standing, then the first in the stream, as in the view
-    rollouts and in `schemas.attempts`.
+    rollouts and in `schemas.trajectory.attempt_selection`.
     """
     final = [row for row in ended if row["standing"] < 2]
     best = min(final, key=lambda row: (row["standing"], row["stream_sequence"]), default=None)

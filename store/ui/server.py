@@ -14,11 +14,11 @@ from typing import Any
 
 from aiohttp import web
 
-from schemas import identity
+from schemas import ids
 from schemas.events import Heartbeat
-from store import visitors
-from store.ui import finding, queries
-from store.ui.reading import Reader, Row, Unanswered
+from store.embedded import origin_check
+from store.ui import filters, queries
+from store.ui.client import Reader, Row, Unanswered
 from store.ui.rollout import attempts_of, calls_of, chosen, requests_of
 from store.ui.tree import tree
 
@@ -76,7 +76,7 @@ class Pages:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if not visitors.named(request.host, self._host):
+            if not origin_check.named(request.host, self._host):
                 raise web.HTTPMisdirectedRequest(text=f"{request.host} is not a name of this page")
             response = await handler(request)
         except Unanswered as error:
@@ -109,16 +109,16 @@ class Pages:
 
     async def _rollouts(self, request: web.Request) -> web.Response:
         run = _needed(request, "run")
-        asked, values = finding.found(request.query)
+        asked, values = filters.found(request.query)
         found = await self._reader.rows(asked, run=run, **values)
         names = [row["rollout"] for row in found]
-        told = await self._reader.rows(finding.ROLLOUTS, run=run, rollouts=names) if names else []
+        told = await self._reader.rows(filters.ROLLOUTS, run=run, rollouts=names) if names else []
         rows = {(row["rollout"], row["execution"]): row for row in told}
         return _json(
             {
                 "rollouts": [rows[which] for row in found if (which := (row["rollout"], row["execution"])) in rows],
                 "count": found[0]["count"] if found else 0,
-                "page_size": finding.PAGE,
+                "page_size": filters.PAGE,
             }
         )
 
@@ -135,7 +135,7 @@ class Pages:
         mine["execution"] = attempt["execution"] if attempt else ""
         asked = (queries.SPANS, queries.CALLS, queries.CONTENTS, queries.USES)
         spans, calls, contents, uses = await self._each(mine, *asked)
-        root = identity.root_span_id(mine["rollout"], mine["execution"])
+        root = ids.root_span_id(mine["rollout"], mine["execution"])
         return _json(
             {
                 **mine,

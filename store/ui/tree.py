@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from schemas import attributes
-from schemas.asking import Asked, Asking
-from schemas.instrumentation import answer_key, gist, kind_of, links, outputs, own_name, shown
+from schemas.semconv import attributes
+from schemas.semconv.call_attribution import Asked, Asking
+from schemas.semconv.span_kinds import answer_key, gist, kind_of, links, outputs, own_name, shown
 
 Row = dict[str, Any]
 

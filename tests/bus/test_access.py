@@ -17,38 +17,37 @@ from typing import Any
 import pytest
 from nats.errors import StaleConnectionError
 
-from bus import (
+from bus.client import Bus
+from bus.dead_letters import DeadLetters
+from bus.embedded.nats_server import nats_server
+from bus.errors import AccessError, BusError
+from bus.lease import leased
+from bus.message import Delivery
+from bus.security.credentials import Access
+from bus.security.identities import identity_of
+from bus.security.permissions import LEAVES, RIGHTS, from_afar, inbox
+from bus.security.users import make_users
+from bus.streams import (
+    BUCKET,
     LEARNER_ROLLOUTS,
     STORE_CONSUMERS,
     STORE_DEAD,
     STORE_EVENTS,
     STORE_TRAIN,
     STORE_WEIGHTS,
-    Access,
-    AccessError,
-    Bus,
-    BusError,
     Consumer,
-    DeadLetters,
-    Delivery,
-    leased,
     runner_tasks,
 )
-from bus.cancelling import cancel
-from bus.embedded import nats_server
-from bus.identities import identity_of
-from bus.releases import Releases
-from bus.rights import LEAVES, RIGHTS, from_afar, inbox
-from bus.streams import BUCKET
-from bus.users import make_users
-from inference.subscriber import Subscriber
-from learner.publish import WeightPublisher
-from learner.settings import LearnerSettings
-from learner.weight_settings import WeightSettings
+from bus.weights.registry import Releases
+from common.aio import cancel
+from inference.weights.updater import Subscriber
+from learner.publishing.publisher import WeightPublisher
+from learner.settings.learner import LearnerSettings
+from learner.settings.weights import WeightSettings
 from schemas import subjects
 from schemas.codec import encode
 from schemas.events import Alarm, Heartbeat, Task, TasksPublished
-from schemas.weights import Turn, WeightApplied, WeightRelease, WeightVersion
+from schemas.weights.events import Turn, WeightApplied, WeightRelease, WeightVersion
 from tests import tensorfiles
 from tests.commands import environment
 from tests.inference.test_subscriber import Engine

@@ -11,16 +11,19 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import DiscardPolicy, RetentionPolicy, StreamConfig
 
-from bus import Bus, BusError, Fenced, Fleet, PublishTimeout, StreamFull, leased, runner_tasks
-from bus.blobs import CHUNK_BYTES
-from bus.cancelling import cancel
-from bus.embedded import NatsServer
-from bus.errors import BlobCorrupt, Verdict, classify
-from bus.streams import LEARNER_ROLLOUTS, STORE_EVENTS, ensure_stream
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer
+from bus.errors import BlobCorrupt, BusError, Fenced, PublishTimeout, StreamFull, Verdict, classify
+from bus.fleet.heartbeats import Fleet
+from bus.lease import leased
+from bus.object_store import CHUNK_BYTES
+from bus.provisioning import ensure_stream
+from bus.streams import LEARNER_ROLLOUTS, STORE_EVENTS, runner_tasks
+from common.aio import cancel
 from schemas import subjects
 from schemas.codec import DecodeError, encode, schema_of
 from schemas.events import DeadLetter, Heartbeat, Task, TasksPublished
-from schemas.weights import Blob
+from schemas.weights.events import Blob
 
 
 def task(number: int, **fields: object) -> Task:

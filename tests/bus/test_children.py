@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from bus.children import Guard, end, kill_group, spawn
+from common.subprocesses import Guard, end, kill_group, spawn
 from tests.waiting import until
 
 PARENT = """

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from bus import Access, AccessError, Bus, BusError
-from bus.embedded import NatsServer, nats_server
-from bus.refusals import Refusals
-from bus.users import make_users
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer, nats_server
+from bus.errors import AccessError, BusError
+from bus.security.auth_refusals import Refusals
+from bus.security.credentials import Access
+from bus.security.users import make_users
 from schemas.events import Task
 from tests.commands import environment
 
@@ -92,7 +94,7 @@ async def test_rotated_keys_are_read_again_at_a_reconnect(tmp_path: Path) -> Non
 
 async def test_old_keys_end_the_connection_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused for as long as is allowed: the connection fails and says why, rather than try for ever."""
-    monkeypatch.setattr("bus.connection.REFUSED_SECONDS", 1.0)
+    monkeypatch.setattr("bus.client.REFUSED_SECONDS", 1.0)
     users, fresh = tmp_path / "users", tmp_path / "fresh"
     assert list(make_users(users, tls=False)) and list(make_users(fresh, tls=False))
     async with (

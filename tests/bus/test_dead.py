@@ -8,8 +8,11 @@ from uuid import uuid4
 
 import pytest
 
-from bus import Bus, DeadLetters, PoisonFlood, PoisonLimit, runner_tasks
-from bus.poison import IN_A_ROW, WINDOW
+from bus.client import Bus
+from bus.dead_letters import DeadLetters
+from bus.dlq_limit import IN_A_ROW, WINDOW, PoisonLimit
+from bus.errors import PoisonFlood
+from bus.streams import runner_tasks
 from schemas import subjects
 from schemas.codec import MAX_BYTES, encode
 from schemas.events import Alarm, DeadLetter, Task

@@ -5,8 +5,9 @@ import signal
 
 import pytest
 
-from bus import Bus, publisher
-from bus.embedded import NatsServer
+from bus import publisher
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer
 from bus.errors import DuplicateMessage
 from schemas import subjects
 from schemas.events import Task

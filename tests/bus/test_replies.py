@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from bus import Access, Bus, runner_tasks
-from bus.accounts import is_within
-from bus.embedded import find_server, nats_server
-from bus.lookups import lookup, sequence_of
-from bus.rights import RIGHTS
-from bus.streams import READERS, STREAMS
-from bus.users import make_users
+from bus.batch_get import lookup, sequence_of
+from bus.client import Bus
+from bus.embedded.nats_server import find_server, nats_server
+from bus.security.accounts import is_within
+from bus.security.credentials import Access
+from bus.security.permissions import RIGHTS
+from bus.security.users import make_users
+from bus.streams import READERS, STREAMS, runner_tasks
 from schemas import subjects
 
 API = "$JS.API"

@@ -11,11 +11,15 @@ from urllib.parse import quote
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from bus import Access, AccessError, Bus, expiry, measuring
-from bus.certificates import Authority
-from bus.embedded import NatsServer, nats_server
-from bus.rotation import begin_rotation, finish_rotation
-from bus.users import make_users
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer, nats_server
+from bus.errors import AccessError
+from bus.security import certificate_expiry
+from bus.security.certificates import Authority
+from bus.security.credentials import Access
+from bus.security.key_rotation import begin_rotation, finish_rotation
+from bus.security.users import make_users
+from common.observability import metric_registry
 from schemas.events import Task
 
 
@@ -130,7 +134,7 @@ async def test_the_end_of_each_certificate_is_a_metric_and_a_warning_when_near(
 ) -> None:
     """Of the role's own, its authority's and the server's; new ones are shown after a reconnect."""
     users = tmp_path / "users"
-    monkeypatch.setattr("bus.certificates.DAYS", 20)
+    monkeypatch.setattr("bus.security.certificates.DAYS", 20)
     assert list(make_users(users, tls=True))
     async with (
         asyncio.timeout(60),
@@ -142,7 +146,7 @@ async def test_the_end_of_each_certificate_is_a_metric_and_a_warning_when_near(
             await asyncio.sleep(0.01)
         warned = " ".join(caplog.messages)
         assert all(f"the {name} certificate of the bus ends on" in warned for name in names)
-        monkeypatch.setattr("bus.certificates.DAYS", 400)
+        monkeypatch.setattr("bus.security.certificates.DAYS", 400)
         assert list(begin_rotation(users)) and list(finish_rotation(users))
         reload(server)
         await bus.reconnected.wait()
@@ -152,7 +156,7 @@ async def test_the_end_of_each_certificate_is_a_metric_and_a_warning_when_near(
 
 def days_left(certificate: str) -> int:
     """As a role's metrics have it."""
-    lines = measuring.exposition("runner").decode().splitlines()
+    lines = metric_registry.exposition("runner").decode().splitlines()
     name = f'lightningbus_certificate_expires_at_seconds{{certificate="{certificate}"}} '
     ends = [float(line.removeprefix(name)) for line in lines if line.startswith(name)]
     return round((ends[0] - time.time()) / 86400) if ends else 0
@@ -162,9 +166,9 @@ def days_left(certificate: str) -> int:
 def test_the_end_of_a_certificate_is_read_as_cryptography_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int
 ) -> None:
-    monkeypatch.setattr("bus.certificates.DAYS", days)
+    monkeypatch.setattr("bus.security.certificates.DAYS", days)
     certificate = Authority.new().certificate
     der = certificate.public_bytes(serialization.Encoding.DER)
-    assert expiry.not_after(der) == certificate.not_valid_after_utc.timestamp()
+    assert certificate_expiry.not_after(der) == certificate.not_valid_after_utc.timestamp()
     (tmp_path / "cert.pem").write_text("no certificate")
-    assert expiry.ends_of(Access(cert=tmp_path / "cert.pem", ca=tmp_path / "none"), None) == {}
+    assert certificate_expiry.ends_of(Access(cert=tmp_path / "cert.pem", ca=tmp_path / "none"), None) == {}

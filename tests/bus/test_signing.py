@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from bus import Access, AccessError, Bus, Fenced
-from bus.access import FILE
-from bus.embedded import NatsServer
-from bus.releases import Releases
-from bus.rights import RIGHTS
-from bus.signing import AFTER, HEADER, Keys, NotSigned, make_keys
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer
+from bus.errors import AccessError, Fenced
+from bus.security.credentials import FILE, Access
+from bus.security.permissions import RIGHTS
+from bus.security.signing import AFTER, HEADER, Keys, NotSigned, make_keys
+from bus.weights.registry import Releases
 from schemas import subjects
 from schemas.codec import encode, schema_of
-from schemas.releases import decided
 from schemas.signers import may_sign
-from schemas.weights import Blob, Decision, WeightRelease, WeightVersion
+from schemas.weights.events import Blob, Decision, WeightRelease, WeightVersion
+from schemas.weights.release_policy import decided
 
 SUBJECT, RELEASE = subjects.weights("policy"), subjects.release("policy")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bus.arriving import sha256_of
 from bus.errors import BlobCorrupt
-from bus.transports import Directory
+from bus.verified_download import sha256_of
+from bus.weights.transports.directory import Directory
 
 CONTENT = b"weights" * 10_000
 

@@ -5,9 +5,11 @@ import shutil
 
 import pytest
 
-from bus import LEARNER_ROLLOUTS, Bus, BusError, runner_tasks
-from bus.embedded import NatsServer
-from bus.sizes import StreamSizes
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer
+from bus.errors import BusError
+from bus.stream_sizes import StreamSizes
+from bus.streams import LEARNER_ROLLOUTS, runner_tasks
 from schemas import subjects
 from schemas.events import Task
 from tests.waiting import answered
@@ -51,7 +53,7 @@ async def test_a_durable_deleted_under_a_puller_is_made_again(bus: Bus) -> None:
 async def test_a_role_whose_streams_stay_away_is_not_healthy_and_ends_with_a_sentence(
     consumer: object, bus: Bus, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bus.upkeep.GIVE_UP_SECONDS", 3.0)
+    monkeypatch.setattr("bus.consumer_upkeep.GIVE_UP_SECONDS", 3.0)
     if consumer is TASKS:
         await bus.ensure(TASKS)
     read = TASKS if consumer is TASKS else LEARNER_ROLLOUTS

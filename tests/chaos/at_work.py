@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from bus.cancelling import cancel
-from bus.tasks import Problem
-from lightningbus.publishing import publish_all, samples_of
-from schemas import identity
+from bus.task_file import Problem
+from common.aio import cancel
+from lightningbus.run.publishing import publish_all, samples_of
+from schemas import ids
 from tests.chaos.faults import Log
 from tests.chaos.oracle import judge
 from tests.chaos.report import Report
@@ -75,7 +75,7 @@ class Busy:
             first = len(self.rollouts) // TOGETHER
             problems = [Problem(f"eval{first}-{n}", {"question": f"what is {first} {n}?"}) for n in range(TOGETHER)]
             await publish_all(self._world.bus, samples_of(problems, 1, **fields), timeout=300, on_done=lambda: None)
-            self.rollouts += [identity.rollout_id(problem.id, 0) for problem in problems]
+            self.rollouts += [ids.rollout_id(problem.id, 0) for problem in problems]
             while not stop.is_set() and len(self._world.tap.ended.keys() & self.rollouts) < len(self.rollouts) - FEW:
                 await self._world.tap.rollouts(len(self._world.tap.ended) + 1)
 

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from store.store import served
+from store.service import served
 
 
 async def main() -> None:

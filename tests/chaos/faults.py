@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from schemas import subjects
 from schemas.events import Heartbeat, Outcome, Task
-from schemas.weights import WeightVersion
+from schemas.weights.events import WeightVersion
 from tests.chaos.proxy import Fault
 from tests.chaos.world import LEASE_SECONDS, RUN, World
 from tests.limits import limit

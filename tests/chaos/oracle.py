@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from bus import Bus
+from bus.client import Bus
 from schemas import subjects
 from schemas.codec import decode
-from schemas.weights import WeightVersion
+from schemas.weights.events import WeightVersion
 from tests.chaos.tap import Tap
 from tests.chaos.tokens import flaw
 from tests.chaos.world import World

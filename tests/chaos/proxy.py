@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import Literal
 
-from bus.cancelling import cancel
+from common.aio import cancel
 
 Fault = Literal["none", "delay", "cut", "half_open", "reset"]
 DELAY_SECONDS = 0.2

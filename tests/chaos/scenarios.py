@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from bus.embedded import NatsServer, free_port
-from bus.tasks import Problem
-from lightningbus.publishing import publish_all, samples_of
+from bus.embedded.nats_server import NatsServer, free_port
+from bus.task_file import Problem
+from lightningbus.run.publishing import publish_all, samples_of
 from tests.chaos import absence, faults, state_loss
 from tests.chaos.at_work import FINISH_SECONDS, at_work, small_disk, steps_for
 from tests.chaos.faults import Log

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from bus.cancelling import cancel
+from common.aio import cancel
 from tests.chaos.world import World
 
 LOOK_SECONDS = 5.0

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from nats.js.errors import NotFoundError
 
-from bus import STORE_EVAL, STORE_EVENTS, STORE_TRAIN, Bus, Consumer
-from bus.cancelling import cancel
-from schemas.attempts import TRIED_AGAIN, standing, supersedes
+from bus.client import Bus
+from bus.streams import STORE_EVAL, STORE_EVENTS, STORE_TRAIN, Consumer
+from common.aio import cancel
 from schemas.events import SpanBatch, TasksPublished
 from schemas.training import TrainingStep
+from schemas.trajectory.attempt_selection import TRIED_AGAIN, standing, supersedes
 
 CONSUMERS = tuple(replace(consumer, durable="tap") for consumer in (STORE_TRAIN, STORE_EVAL, STORE_EVENTS))
 SLOTS = 256

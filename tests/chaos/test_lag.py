@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bus.releases import Releases
-from lightningbus.rundir import RunDirectory
-from lightningbus.supervisor import Child, Supervisor
+from bus.weights.registry import Releases
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.supervisor import Child, Supervisor
 from tests.chaos.__main__ import prepare
 from tests.chaos.world import GROUPS, RUN, STAND_IN, World, _node, _runner, world
 

@@ -52,7 +52,10 @@ class Engine:
         return web.json_response({})
 
     def receives(self) -> None:
-        from inference.receiving import Meeting, Receiver  # torch: most who use this stand-in have no need of it
+        from inference.engine.broadcast_receiver import (
+            Meeting,
+            Receiver,
+        )  # torch: most who use this stand-in have no need of it
 
         self.meeting, self.receiver = Meeting, Receiver()
 

@@ -17,18 +17,19 @@ from typing import Any
 import psutil
 from clickhouse_connect.driver.client import Client
 
-from bus import Bus, Fleet
-from bus.cancelling import cancel
-from bus.embedded import NatsServer, free_port
-from bus.health import WORKING
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer, free_port
+from bus.fleet.heartbeats import Fleet
+from bus.fleet.readiness import WORKING
+from common.aio import cancel
 from inference.settings import InferenceSettings
-from learner.settings import LearnerSettings
-from lightningbus.rundir import RunDirectory
-from lightningbus.supervisor import Child, Supervisor
+from learner.settings.learner import LearnerSettings
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.supervisor import Child, Supervisor
 from runners.settings import RunnerSettings
-from store.client import connect
+from store.clickhouse.client import connect
+from store.service import writer_url
 from store.settings import StoreSettings
-from store.store import writer_url
 from tests.chaos.proxy import Proxy
 from tests.chaos.tap import CONSUMERS, Tap
 from tests.waiting import answered

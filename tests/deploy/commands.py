@@ -8,16 +8,16 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from bus import Bus
-from bus.children import Guard
-from bus.embedded import may_listen
-from bus.health import RoleSettings
+from bus.client import Bus
+from bus.embedded.nats_server import may_listen
+from common.role_settings import RoleSettings
+from common.subprocesses import Guard
 from inference.node import Node
 from inference.settings import InferenceSettings
-from lightningbus import servers, starting
-from lightningbus.cli import app
-from lightningbus.places import ACCESS_VARIABLE, KEY_VARIABLE, Place
-from lightningbus.servers import URL_VARIABLE
+from lightningbus.cli.app import app
+from lightningbus.cli.commands import servers, start
+from lightningbus.cli.commands.servers import URL_VARIABLE
+from lightningbus.run.discovery import ACCESS_VARIABLE, KEY_VARIABLE, Place
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -35,7 +35,7 @@ class Commands:
         self._guarded = 0
         # In this process a guard would end what other tests have started.
         monkeypatch.setattr(Guard, "stand", self._stand)
-        for module in (servers, starting):
+        for module in (servers, start):
             monkeypatch.setattr(
                 module, "run_role", lambda at, name, role, checked, *_: self._begun.append((at, name, checked))
             )

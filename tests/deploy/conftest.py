@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.users import make_users
+from bus.security.users import make_users
 from tests.deploy.commands import Commands
 
 

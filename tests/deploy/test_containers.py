@@ -13,16 +13,16 @@ import dockerfile
 import pytest
 import yaml
 
-from bus.doors import CLUSTER_KEY, CONF, SERVER_PLACE
-from bus.embedded import find_server, server_config
-from bus.health import address
+from bus.embedded.nats_server import find_server, server_config
+from bus.security.secrets import CLUSTER_KEY, CONF, SERVER_PLACE
+from common.role_settings import address
 from inference.settings import InferenceSettings
-from lightningbus.places import KEY_VARIABLE
-from lightningbus.servers import ADMIN_VARIABLE, READER_VARIABLE, URL_VARIABLE, WRITER_VARIABLE
-from lightningbus.sql import SQL_VARIABLE
+from lightningbus.cli.commands.servers import ADMIN_VARIABLE, READER_VARIABLE, URL_VARIABLE, WRITER_VARIABLE
+from lightningbus.run.discovery import KEY_VARIABLE
+from lightningbus.run.store_discovery import SQL_VARIABLE
 from runners.settings import RunnerSettings
 from runners.task_handler import GIVE_BACK_SECONDS
-from store.users import READER, WRITER
+from store.clickhouse.users import READER, WRITER
 from tests.deploy.commands import DEPLOY, ROLES, ROOT, Commands, Document
 
 COMPOSE: Document = yaml.safe_load((DEPLOY / "compose.yaml").read_text())

@@ -10,13 +10,13 @@ import pytest
 import yaml
 from prometheus_client import Counter, Gauge, Histogram
 
-from bus import measuring, metrics
-from bus.measuring import ENTRIES
 from bus.streams import BUCKET, STREAMS
-from lightningbus.checking import job
-from lightningbus.reference import tables
-from lightningbus.settings import RunSettings, checked
-from lightningbus.wire_reference import event_tables
+from common.observability import metric_registry, metrics
+from common.observability.metric_registry import ENTRIES
+from lightningbus.cli.settings_reference import tables
+from lightningbus.cli.wire_reference import event_tables
+from lightningbus.run.preflight import job
+from lightningbus.run.settings import RunSettings, checked
 from schemas import subjects
 from schemas.codec import VERSION, encode
 from store.settings import StoreSettings
@@ -44,7 +44,7 @@ def generated(page: str, name: str) -> str:
 
 
 def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
-    assert generated(OPERATIONS, "metrics") == measuring.table(), (
+    assert generated(OPERATIONS, "metrics") == metric_registry.table(), (
         "python -c 'from bus.measuring import table; print(table())' prints it"
     )
     for entry in ENTRIES:

@@ -11,10 +11,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from bus.health import address
+from common.role_settings import address
 from inference.settings import InferenceSettings
-from lightningbus.places import ACCESS_VARIABLE
-from lightningbus.servers import URL_VARIABLE
+from lightningbus.cli.commands.servers import URL_VARIABLE
+from lightningbus.run.discovery import ACCESS_VARIABLE
 from runners.settings import RunnerSettings
 from runners.task_handler import GIVE_BACK_SECONDS
 from schemas import subjects

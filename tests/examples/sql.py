@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bus.tasks import read_problems
+from bus.task_file import read_problems
 from tests.examples.endpoint import EXAMPLES, made, module
 
 TEXT_TO_SQL = EXAMPLES / "text_to_sql"

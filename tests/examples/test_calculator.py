@@ -13,8 +13,8 @@ from threading import Thread
 import pytest
 import yaml
 
-from lightningbus.checking import job
-from lightningbus.settings import RunSettings, checked
+from lightningbus.run.preflight import job
+from lightningbus.run.settings import RunSettings, checked
 
 CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator"
 OURS = {"bus", "inference", "learner", "lightningbus", "runners", "schemas", "store"}

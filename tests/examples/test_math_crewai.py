@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bus import Bus
+from bus.client import Bus
 from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, imports_of, problem, scripted
 from tests.runners.conftest import calls_of, ended, running, task

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bus import Bus
+from bus.client import Bus
 from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, module, talk
 from tests.examples.math_cases import CASES, NAMES_US, problem, scripted
 from tests.runners.conftest import calls_of, ended, running, task

@@ -10,11 +10,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from bus import Bus
-from bus.tasks import read_problems
-from learner.settings import CreditSettings
-from learner.signals import intermediate_rewards
-from schemas import attributes
+from bus.client import Bus
+from bus.task_file import read_problems
+from learner.rollouts.intermediate_rewards import intermediate_rewards
+from learner.settings.learner import CreditSettings
+from schemas.semconv import attributes
 from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, made, module, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, Policy, imports_of, problem, records, scripted
 from tests.examples.warm_start import prompts_asked, prompts_shown

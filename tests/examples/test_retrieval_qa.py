@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bus import Bus
-from runners.dialects.responses import Responses
+from bus.client import Bus
+from runners.protocol.dialects.responses import Responses
 from schemas.events import Span
-from schemas.instrumentation import kind_of
+from schemas.semconv.span_kinds import kind_of
 from tests.examples.endpoint import Answer, Endpoint, Failed, talk
 from tests.examples.math_cases import NAMES_US, OURS, calls, imports_of, text
 from tests.examples.musique import RETRIEVAL, lines, make, policies

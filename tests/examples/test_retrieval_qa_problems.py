@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bus.tasks import read_problems
+from bus.task_file import read_problems
 from tests.examples.musique import data, lines, make, policies, scoring
 
 RECORD: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bus import Bus
+from bus.client import Bus
 from tests.examples.endpoint import Endpoint, Failed, talk
 from tests.examples.sql import TEXT_TO_SQL, demonstrations, policies, tasks_of
 from tests.runners.conftest import calls_of, ended, running, task

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bus.tasks import read_problems
+from bus.task_file import read_problems
 from tests.examples.sql import databases, make, policies, tasks_of
 
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 
-from lightningbus.checking import job, looked_at
-from lightningbus.settings import RunSettings, checked
+from lightningbus.run.preflight import job, looked_at
+from lightningbus.run.settings import RunSettings, checked
 from tests.examples.endpoint import EXAMPLES
 from tests.learner.conftest import tiny_tokenizer
 

@@ -7,7 +7,7 @@ from google.protobuf import json_format
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from schemas import attributes, identity
+from schemas import ids
 from schemas.codec import encode
 from schemas.events import (
     Alarm,
@@ -23,8 +23,9 @@ from schemas.events import (
     TasksPublished,
     Usage,
 )
+from schemas.semconv import attributes
 from schemas.training import RolloutUse, TrainingStep
-from schemas.weights import Blob, Link, WeightApplied, WeightVersion
+from schemas.weights.events import Blob, Link, WeightApplied, WeightVersion
 from tests.making import SECOND_NS, START_NS, model_call
 
 TASK = Task(id="q1", run="run", agent="calc", input={"question": "1+1", "more": [1, None]}, sample=2, samples=8)
@@ -41,7 +42,7 @@ def span(number: int, **fields: Any) -> Span:
     """A span of the rollout's trace."""
     said = {"name": "tool", "attributes": {"gen_ai.operation.name": "execute_tool", attributes.REWARD: 0.5}, **fields}
     times = {"start_ns": START_NS + number * SECOND_NS, "end_ns": START_NS + (number + 1) * SECOND_NS}
-    return Span(trace_id=identity.trace_id("q1.2"), span_id=f"{number:016x}", **times, **said)
+    return Span(trace_id=ids.trace_id("q1.2"), span_id=f"{number:016x}", **times, **said)
 
 
 END = RolloutEnd(

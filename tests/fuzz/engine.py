@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from bus.processes import resident
+from common.procfs import resident
 from tests.fuzz.mutations import Mutator
 
 INPUT_SECONDS = 5.0

@@ -18,33 +18,34 @@ from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.test_utils import make_mocked_request
 
-from bus import AccessError, BusError
-from bus.access import FILE, Access
-from bus.dead import build_replay
-from bus.tasks import TaskFileError, read_problems
-from inference.marking import marked, salted
-from learner.rollouts import Assembler
-from learner.settings import AirRule
-from lightningbus.roles import UserError
-from lightningbus.rundir import RunDirectory
-from lightningbus.settings import RunSettings, load
-from runners import otlp, rewards, routing
-from runners.completion import Completion, UnusableAnswer, in_form
-from runners.dialects.apis import APIS, passed_on
-from runners.ending import result_of
-from runners.history import History
-from runners.host import AgentFault, answer_of
-from runners.record import Attempt
-from runners.requests import TurnedAway, well_formed
-from runners.upstream import events_of
-from schemas import identity
+from bus.dead_letters import build_replay
+from bus.errors import AccessError, BusError
+from bus.security.credentials import FILE, Access
+from bus.task_file import TaskFileError, read_problems
+from inference.gateway.version_stamp import marked, salted
+from learner.rollouts.assembler import Assembler
+from learner.settings.learner import AirRule
+from lightningbus.run.role_process import UserError
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.settings import RunSettings, load
+from runners.agent.executors import AgentFault, answer_of
+from runners.gateway import routing
+from runners.gateway.requests import TurnedAway, well_formed
+from runners.gateway.upstream import events_of
+from runners.protocol.accumulator import Completion, UnusableAnswer, in_form
+from runners.protocol.dialects.registry import APIS, passed_on
+from runners.protocol.token_history import History
+from runners.recording import otlp, rewards
+from runners.recording.attempt import Attempt
+from runners.rollout import result_of
+from schemas import ids
 from schemas.codec import DecodeError, decode, decode_as, encode, schema_of
-from schemas.delta import DeltaError, apply_deltas, make_delta
 from schemas.events import DeadLetter, Event, Heartbeat, SpanBatch
-from schemas.prefixes import BrokenPrompt, whole
-from schemas.tensorfile import BadTensorFile, read_header, tensors_of
-from store.http import READER_BYTES, statement_of
-from store.rows import Received, rows_of
+from schemas.trajectory.prefix_encoding import BrokenPrompt, whole
+from schemas.weights.delta import DeltaError, apply_deltas, make_delta
+from schemas.weights.safetensors_header import BadTensorFile, read_header, tensors_of
+from store.embedded.http_interface import READER_BYTES, statement_of
+from store.ingest.rows import Received, rows_of
 from tests import tensorfiles
 from tests.fuzz import corpora
 from tests.fuzz.engine import Target
@@ -241,7 +242,7 @@ def _agent(data: bytes) -> None:
     answer = answer_of(data)
     rewards.resolve(answer, [])
     result_of(answer)
-    identity.span_of(data.decode(errors="replace"))
+    ids.span_of(data.decode(errors="replace"))
 
 
 def _files() -> Iterator[Target]:

@@ -7,9 +7,9 @@ import lz4.frame
 import pytest
 from msgspec.structs import replace
 
-from schemas import attributes
 from schemas.codec import encode
 from schemas.events import VersionRun
+from schemas.semconv import attributes
 from tests.fuzz import corpora
 from tests.fuzz.engine import Target, feed, fuzz
 from tests.fuzz.targets import all_targets

@@ -14,10 +14,10 @@ import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from bus import Bus
-from inference.gateway import Gateway as NodeGateway
-from runners.gateway import Gateway
-from runners.record import Attempt
+from bus.client import Bus
+from inference.gateway.server import Gateway as NodeGateway
+from runners.gateway.server import Gateway
+from runners.recording.attempt import Attempt
 from tests.runners.conftest import ScriptedEngine, task
 
 OPENAPI = Path(__file__).parents[2] / "docs" / "openapi"

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 import pytest_asyncio
 
-from bus.certificates import ROUTES
-from bus.doors import CLUSTER_KEY, SERVER_PLACE, read_key
+from bus.security.certificates import ROUTES
+from bus.security.secrets import CLUSTER_KEY, SERVER_PLACE, read_key
 from tests.chaos.__main__ import prepare
 from tests.chaos.at_work import Busy
 from tests.chaos.oracle import judge

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bus import Bus
+from bus.client import Bus
 from schemas import subjects
-from schemas.weights import WeightVersion
+from schemas.weights.events import WeightVersion
 from tests.hosts.network import Host, Network, missing
 from tests.hosts.world import HEALTH, LIGHTNINGBUS, bus_as, cluster, told
 from tests.learner.conftest import tiny_model

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from bus import Bus
-from bus.rights import LEAVES
-from bus.tasks import Problem
+from bus.client import Bus
+from bus.security.permissions import LEAVES
+from bus.task_file import Problem
 from inference.settings import InferenceSettings
-from learner.publish import WeightPublisher
-from learner.settings import LearnerSettings
-from lightningbus.publishing import publish_all, samples_of
-from lightningbus.supervisor import Child
+from learner.publishing.publisher import WeightPublisher
+from learner.settings.learner import LearnerSettings
+from lightningbus.run.publishing import publish_all, samples_of
+from lightningbus.run.supervisor import Child
 from runners.settings import RunnerSettings
-from schemas import identity
+from schemas import ids
 from tests import tensorfiles
 from tests.chaos.tap import Tap
 from tests.chaos.world import LEASE_SECONDS, STAND_IN
@@ -51,7 +51,7 @@ async def publish(bus: Bus, first: int) -> list[str]:
     problems = [Problem(f"q{first + n}", {"question": f"what follows {first + n}?"}) for n in range(TASKS)]
     fields = {"run": "site", "agent": "default", "mode": "eval", "deadline": 120.0, "max_attempts": 30}
     await publish_all(bus, samples_of(problems, 1, **fields), timeout=60, on_done=lambda: None)
-    return [identity.rollout_id(problem.id, 0) for problem in problems]
+    return [ids.rollout_id(problem.id, 0) for problem in problems]
 
 
 async def test_runners_of_a_far_site_know_one_server(tmp_path: Path) -> None:

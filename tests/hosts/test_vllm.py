@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from inference.settings import InferenceSettings
-from lightningbus.supervisor import Child
+from lightningbus.run.supervisor import Child
 from tests.chaos.__main__ import prepare
 from tests.hosts.arrows import refused
 from tests.hosts.network import Network, missing

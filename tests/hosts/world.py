@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bus import Access, Bus
-from bus.doors import CONF, SERVER_PLACE
-from bus.embedded import find_server
+from bus.client import Bus
+from bus.embedded.nats_server import find_server
+from bus.security.credentials import Access
+from bus.security.secrets import CONF, SERVER_PLACE
 from inference.settings import InferenceSettings
-from lightningbus.supervisor import Child
+from lightningbus.run.supervisor import Child
 from runners.settings import RunnerSettings
 from store.settings import StoreSettings
 from tests.chaos.tap import Tap

@@ -21,17 +21,18 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from bus import Bus, Fleet
-from bus.cancelling import cancel
-from bus.embedded import nats_server
-from bus.releases import Releases
-from inference.gateway import PREFERRED_HEADER, VERSION_HEADER
+from bus.client import Bus
+from bus.embedded.nats_server import nats_server
+from bus.fleet.heartbeats import Fleet
+from bus.weights.registry import Releases
+from common.aio import cancel
+from inference.gateway.server import PREFERRED_HEADER, VERSION_HEADER
 from inference.node import Node
 from inference.settings import InferenceSettings
 from schemas import subjects
 from schemas.codec import decode
 from schemas.events import Heartbeat
-from schemas.weights import WeightApplied, WeightVersion
+from schemas.weights.events import WeightApplied, WeightVersion
 from tests.runners.conftest import calls_of, ended, running, task
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -16,22 +16,22 @@ import pytest
 import torch
 from msgspec import to_builtins
 
-from bus import Bus
-from bus.cancelling import cancel
-from bus.collective import NotMet, absent, join, listen, meet, visit
-from bus.fleet import Fleet
+from bus.client import Bus
+from bus.fleet.heartbeats import Fleet
+from bus.weights.collective import NotMet, absent, join, listen, meet, visit
+from common.aio import cancel
 from inference import node
-from inference.receiving import Meeting, Receiver
+from inference.engine.broadcast_receiver import Meeting, Receiver
 from inference.settings import InferenceSettings
-from learner.broadcast import FILE, Broadcaster, seats_for
-from learner.publish import WeightPublisher
-from learner.sender import bytes_of
-from learner.settings import LearnerSettings
+from learner.publishing.broadcast_worker import bytes_of
+from learner.publishing.broadcaster import FILE, Broadcaster, seats_for
+from learner.publishing.publisher import WeightPublisher
+from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from schemas.codec import encode
-from schemas.delta import fingerprint
 from schemas.events import Heartbeat
-from schemas.weights import Reach, Seat, WeightVersion
+from schemas.weights.delta import fingerprint
+from schemas.weights.events import Reach, Seat, WeightVersion
 from tests.tensorfiles import weights, write
 
 STAND_IN = str(Path(__file__).resolve().parents[1] / "chaos" / "vllm.py")

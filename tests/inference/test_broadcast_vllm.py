@@ -11,18 +11,18 @@ import torch
 from msgspec import to_builtins
 from safetensors.torch import load_file, save_file
 
-from bus import Bus
-from bus.cancelling import cancel
-from bus.fleet import Fleet
+from bus.client import Bus
+from bus.fleet.heartbeats import Fleet
+from common.aio import cancel
 from inference import node
 from inference.settings import InferenceSettings
-from learner.broadcast import Broadcaster
-from learner.publish import WeightPublisher
-from learner.settings import LearnerSettings
+from learner.publishing.broadcaster import Broadcaster
+from learner.publishing.publisher import WeightPublisher
+from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from schemas.codec import encode
 from schemas.events import Heartbeat
-from schemas.weights import Offer, Reach
+from schemas.weights.events import Offer, Reach
 from tests.inference.test_trial import seen, tiny_model
 
 Answer = tuple[list[int], list[float]]

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
-from bus import BlobCorrupt, Bus, BusError
-from bus.transports import key, transport
-from inference import subscriber as subscriber_module
-from inference.subscriber import Subscriber
-from learner.publish import BUCKET, WeightPublisher, wants_whole
-from learner.settings import LearnerSettings
+from bus.client import Bus
+from bus.errors import BlobCorrupt, BusError
+from bus.weights.transports.base import key
+from bus.weights.transports.factory import transport
+from inference.weights import updater as subscriber_module
+from inference.weights.updater import Subscriber
+from learner.publishing.publisher import BUCKET, WeightPublisher, wants_whole
+from learner.settings.learner import LearnerSettings
 from schemas.events import Heartbeat
-from schemas.weights import Blob, WeightVersion
+from schemas.weights.events import Blob, WeightVersion
 from tests.inference.test_subscriber import Engine, following
 from tests.tensorfiles import stepped, weights, write
 

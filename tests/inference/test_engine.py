@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bus import Bus
+from bus.client import Bus
 from inference import node
-from inference.command import command, environment
-from inference.engine import Engine, EngineFailed
+from inference.engine.vllm_command import command, environment
+from inference.engine.vllm_server import Engine, EngineFailed
 from inference.settings import AdapterSettings, InferenceSettings
 
 

@@ -14,15 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.client import Client
 
-from bus import AccessError, Bus
-from bus.doors import bearer, holds
-from bus.measuring import REGISTRIES
-from bus.nodes import NEXT, Happening, State, serves, step
-from inference.gateway import PREFERRED_HEADER, VERSION_HEADER, Gateway
-from inference.marking import marked, salted
+from bus.client import Bus
+from bus.errors import AccessError
+from bus.fleet.node_state import NEXT, Happening, State, serves, step
+from bus.security.secrets import bearer, holds
+from common.observability.metric_registry import REGISTRIES
+from inference.gateway.server import PREFERRED_HEADER, VERSION_HEADER, Gateway
+from inference.gateway.version_stamp import marked, salted
 from inference.node import run
-from inference.residents import Residents
 from inference.settings import InferenceSettings
+from inference.version_registry import Residents
 
 
 class ScriptedVllm:
@@ -237,7 +238,7 @@ async def test_with_the_cluster_key_the_engine_answers_and_is_not_told_it(vllm: 
 
 
 async def test_too_many_and_too_much_are_one_sentence(vllm: ScriptedVllm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.gateway.MAX_REQUEST_BYTES", 1000)
+    monkeypatch.setattr("inference.gateway.server.MAX_REQUEST_BYTES", 1000)
     async with serving(vllm, most=1) as (gateway, http):
         address = gateway.address + "/v1/completions"
         async with http.post(address, json={"stream": True, "prompt": "x" * 1000}) as answer:

@@ -15,14 +15,14 @@ import psutil
 import pytest
 from safetensors.numpy import save_file
 
-from bus import Bus
-from bus.cancelling import cancel
+from bus.client import Bus
+from common.aio import cancel
 from inference import node
-from inference.engine import EngineFailed
-from inference.gateway import VERSION_HEADER
+from inference.engine.vllm_server import EngineFailed
+from inference.gateway.server import VERSION_HEADER
 from inference.settings import InferenceSettings
 from schemas import subjects
-from schemas.weights import WeightVersion
+from schemas.weights.events import WeightVersion
 from tests.chaos.tokens import logprob
 from tests.listening import child, ports_and_sockets
 

@@ -10,20 +10,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from bus import Bus, BusError, Fenced
-from bus import releases as releases_module
-from bus.cancelling import cancel
-from bus.releases import Releases
-from inference import subscriber as subscriber_module
-from inference.canary import Judgement, fitted, judged
-from inference.engine import EngineRefused
-from inference.files import VersionFiles
-from inference.subscriber import Subscriber
-from learner.chain import expired
-from learner.publish import BUCKET
+from bus.client import Bus
+from bus.errors import BusError, Fenced
+from bus.weights import registry as releases_module
+from bus.weights.registry import Releases
+from common.aio import cancel
+from inference.engine.vllm_server import EngineRefused
+from inference.weights import updater as subscriber_module
+from inference.weights.canary import Judgement, fitted, judged
+from inference.weights.updater import Subscriber
+from inference.weights.version_cache import VersionFiles
+from learner.publishing.delta_chain import expired
+from learner.publishing.publisher import BUCKET
 from schemas import subjects
-from schemas.releases import KEPT, decided, needed, verdict
-from schemas.weights import LONGEST_REASON, Case, Decision, Trial, WeightRelease, WeightVersion
+from schemas.weights.events import LONGEST_REASON, Case, Decision, Trial, WeightRelease, WeightVersion
+from schemas.weights.release_policy import KEPT, decided, needed, verdict
 from tests.inference.test_chain import Learner
 from tests.inference.test_subscriber import Engine, publish
 

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bus.cancelling import cancel
-from inference.adapters import Adapters
-from inference.engine import EngineFailed
-from inference.gateway import Gateway
-from inference.peft import described, write_directory
-from inference.residents import Residents, chosen, places
-from schemas.tensorfile import BadTensorFile
-from schemas.weights import Decision, WeightRelease
+from common.aio import cancel
+from inference.engine.peft import described, write_directory
+from inference.engine.vllm_server import EngineFailed
+from inference.gateway.server import Gateway
+from inference.lora.manager import Adapters
+from inference.version_registry import Residents, chosen, places
+from schemas.weights.events import Decision, WeightRelease
+from schemas.weights.safetensors_header import BadTensorFile
 from tests import tensorfiles
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from nats.js.errors import NotFoundError
 
-from bus import Bus
-from bus.cancelling import cancel
-from inference import subscriber as module
-from inference.canary import Canary
-from inference.subscriber import Subscriber
+from bus.client import Bus
+from common.aio import cancel
+from inference.weights import updater as module
+from inference.weights.canary import Canary
+from inference.weights.updater import Subscriber
 from schemas import subjects
-from schemas.weights import Blob, WeightRelease, WeightVersion
+from schemas.weights.events import Blob, WeightRelease, WeightVersion
 
 
 class Engine:

@@ -11,21 +11,21 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from bus import Bus
-from bus.cancelling import cancel
-from bus.releases import Releases
+from bus.client import Bus
+from bus.weights.registry import Releases
+from common.aio import cancel
 from inference import node
-from inference.canary import NOT_FINITE
 from inference.settings import InferenceSettings
-from learner.canary import read_prompts
-from learner.checkpoint import Checkpoints, LearnerState
-from learner.publish import WeightPublisher
-from learner.saving import Saver
-from learner.trainer import Trainer
+from inference.weights.canary import NOT_FINITE
+from learner.checkpointing.checkpoint import Checkpoints, LearnerState
+from learner.checkpointing.step_committer import Saver
+from learner.publishing.canary_prompts import read_prompts
+from learner.publishing.publisher import WeightPublisher
+from learner.training.trainer import Trainer
 from schemas import subjects
 from schemas.events import Heartbeat
-from schemas.releases import verdict
-from schemas.weights import Decision, Trial, WeightVersion
+from schemas.weights.events import Decision, Trial, WeightVersion
+from schemas.weights.release_policy import verdict
 from tests.learner.conftest import settings_for, tiny_tokenizer
 from tests.listening import child, ports_and_sockets
 

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from bus import Bus, PublishTimeout
-from bus.cancelling import cancel
-from bus.nodes import DEAD_SECONDS
-from inference import turns
-from inference.subscriber import Subscriber
-from inference.turns import Turns, free
+from bus.client import Bus
+from bus.errors import PublishTimeout
+from bus.fleet.node_state import DEAD_SECONDS
+from common.aio import cancel
+from inference.weights import swap_lock
+from inference.weights.swap_lock import Turns, free
+from inference.weights.updater import Subscriber
 from schemas import subjects
 from schemas.events import Heartbeat
-from schemas.weights import Turn, WeightApplied
+from schemas.weights.events import Turn, WeightApplied
 from tests.inference.test_subscriber import Engine, publish
 
 NODES = range(4)
@@ -201,7 +202,7 @@ async def test_nodes_roll_one_after_the_other_and_who_joins_catches_up(bus: Bus,
 async def test_the_turn_of_a_node_that_was_killed_is_void_once_it_is_dead(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "DEAD_SECONDS", 1.0)
+    monkeypatch.setattr(swap_lock, "DEAD_SECONDS", 1.0)
     engines = {"a": Engine(), "b": Engine()}
     await publish(bus, tmp_path, 0)
     async with nodes(bus, tmp_path, engines):

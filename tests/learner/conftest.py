@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from learner.settings import LearnerSettings
-from learner.trainer import Trainer
+from learner.settings.learner import LearnerSettings
+from learner.training.trainer import Trainer
 
 LEARNING_RATE = 1e-3
 

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from bus.tasks import Problem
-from learner.advantages import estimator
-from learner.batch import Batch, BatchMaker
-from learner.dispatch import group_of
-from learner.groups import Group
-from learner.passes import Passes
-from learner.rollouts import rollout_of
-from learner.rows import Row, Shape, rows_of
-from learner.settings import AlgorithmSettings, LearnerSettings
-from learner.staleness import admitted_groups, in_dispatch_order, lags, mask_tokens, worst_lag
-from learner.transitions import token_versions, transitions_of
-from learner.uses import spans_of, unused
-from learner.weighting import row_weights
-from schemas import identity
+from bus.task_file import Problem
+from learner.batching.advantages import estimator
+from learner.batching.batch import Batch, BatchMaker
+from learner.batching.rollout_uses import spans_of, unused
+from learner.batching.sequences import Row, Shape, rows_of
+from learner.batching.staleness import lags, mask_tokens, worst_lag
+from learner.batching.transitions import token_versions, transitions_of
+from learner.rollouts.assembler import rollout_of
+from learner.rollouts.dispatcher import admitted_groups, group_of
+from learner.rollouts.groups import Group, in_dispatch_order
+from learner.rollouts.task_order import Passes
+from learner.settings.learner import AlgorithmSettings, LearnerSettings
+from learner.training.token_weights import row_weights
+from schemas import ids as identity
 from schemas.events import ModelCall, VersionRun
 from schemas.training import TrainingStep
 from tests.making import batches, group, model_call, rollout

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from bus import LEARNER_ROLLOUTS, Bus
-from bus.sizes import MIB, StreamSizes
-from bus.streams import STORE_TRAIN
-from learner.capacity import Capacity, fill, shortage
+from bus.client import Bus
+from bus.stream_sizes import MIB, StreamSizes
+from bus.streams import LEARNER_ROLLOUTS, STORE_TRAIN
+from learner.errors import CannotLearn
 from learner.learner import run
-from learner.publish import CannotLearn
-from learner.settings import LearnerSettings
+from learner.rollouts.capacity import Capacity, fill, shortage
+from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from tests.learner.conftest import settings_for
 from tests.learner.test_intake import publish, reading, until_read

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bus import Bus
-from bus.embedded import NatsServer
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer
 from bus.streams import StreamState
-from learner.continuity import StreamMark, continue_at
+from learner.rollouts.stream_position import StreamMark, continue_at
 from schemas import subjects
 from tests.learner.test_intake import publish, reading, until_read
 

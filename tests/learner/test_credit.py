@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from learner import credit
-from learner.advantages import estimator
-from learner.batch import BatchMaker
-from learner.credit import Episode
-from learner.settings import AirRule, AlgorithmSettings, CreditSettings, LearnerSettings
-from learner.signals import intermediate_rewards
+from learner.batching import credit
+from learner.batching.advantages import estimator
+from learner.batching.batch import BatchMaker
+from learner.batching.credit import Episode
+from learner.rollouts.intermediate_rewards import intermediate_rewards
+from learner.settings.learner import AirRule, AlgorithmSettings, CreditSettings, LearnerSettings
 from schemas.events import Span
 from tests.making import group, model_call, rollout
 

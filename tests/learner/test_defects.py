@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from learner import groups as groups_module
-from learner.batch import Batch, BatchMaker
-from learner.credit import method
-from learner.groups import Group, Groups
-from learner.passes import Passes
-from learner.rows import Shape, rows_of
-from learner.settings import LearnerSettings
-from learner.transitions import transitions_of
-from learner.weighting import row_weights
+from learner.batching.batch import Batch, BatchMaker
+from learner.batching.credit import method
+from learner.batching.sequences import Shape, rows_of
+from learner.batching.transitions import transitions_of
+from learner.rollouts import groups as groups_module
+from learner.rollouts.groups import Group, Groups
+from learner.rollouts.task_order import Passes
+from learner.settings.learner import LearnerSettings
+from learner.training.token_weights import row_weights
 from schemas.events import VersionRun
 from tests.learner.test_trainer import Start, batch_of, conversations, gradient_of, sampled_by
 from tests.making import group, model_call, rollout

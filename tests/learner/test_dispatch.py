@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import Bus, runner_tasks
-from bus.cancelling import cancel
-from bus.tasks import Problem
-from learner.dispatch import Dispatcher
-from learner.passes import Passes
-from learner.settings import LearnerSettings
+from bus.client import Bus
+from bus.streams import runner_tasks
+from bus.task_file import Problem
+from common.aio import cancel
+from learner.rollouts.dispatcher import Dispatcher
+from learner.rollouts.task_order import Passes
+from learner.settings.learner import LearnerSettings
 from schemas.events import Task
 
 

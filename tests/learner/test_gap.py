@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bus import STORE_EVENTS, Bus, runner_tasks
-from bus.cancelling import cancel
-from bus.embedded import NatsServer
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer
+from bus.streams import STORE_EVENTS, runner_tasks
+from common.aio import cancel
 from learner.learner import run
 from schemas import subjects
 from schemas.events import Alarm, Task

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from learner import platform
-from learner.batch import Batch, BatchMaker
-from learner.correction import corrected
-from learner.loss import policy_loss
-from learner.settings import LearnerSettings
-from learner.tensors import Engine, segments_of, to_engine
-from learner.weighting import row_weights
+from learner.batching.batch import Batch, BatchMaker
+from learner.engine import cpu_platform
+from learner.settings.learner import LearnerSettings
+from learner.training.correction import corrected
+from learner.training.loss import policy_loss
+from learner.training.tensors import Engine, segments_of, to_engine
+from learner.training.token_weights import row_weights
 from tests.making import group, model_call, rollout
 
 A = 0.5 / math.sqrt(0.5)
@@ -53,7 +53,7 @@ def test_advantages(credit: dict[str, Any], expected: list[float]) -> None:
 
 
 def test_weights_loss_and_gradient() -> None:
-    platform.select()
+    cpu_platform.select()
     from verl.utils.tensordict_utils import assign_non_tensor
 
     batch = example()

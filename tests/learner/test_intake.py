@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bus import LEARNER_ROLLOUTS, Bus
-from bus.cancelling import cancel
-from bus.embedded import NatsServer
-from learner.batch import BatchMaker
-from learner.continuity import StreamMark
-from learner.intake import Intake
-from learner.publish import CannotLearn
-from learner.settings import LearnerSettings
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer
+from bus.streams import LEARNER_ROLLOUTS
+from common.aio import cancel
+from learner.batching.batch import BatchMaker
+from learner.errors import CannotLearn
+from learner.rollouts.consumer import Intake
+from learner.rollouts.stream_position import StreamMark
+from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from schemas.codec import schema_of
 from schemas.events import SpanBatch
@@ -143,7 +144,7 @@ async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
     bus: Bus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One of its kind that is told nothing: what it takes is read again, with a pause each time, and then no more."""
-    monkeypatch.setattr("learner.intake.PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr("learner.rollouts.consumer.PATIENCE_SECONDS", 3.0)
     await publish(bus, *((str(task), 0) for task in range(30)))
 
     async def take() -> None:

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from bus import Bus, DuplicateMessage, Fenced
-from bus.releases import Releases
+from bus.client import Bus
+from bus.errors import DuplicateMessage, Fenced
+from bus.weights.registry import Releases
 from learner.learner import Learner
-from learner.publish import WeightPublisher
-from learner.settings import LearnerSettings
+from learner.publishing.publisher import WeightPublisher
+from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from schemas.training import TrainingStep
-from schemas.weights import WeightApplied, WeightVersion
+from schemas.weights.events import WeightApplied, WeightVersion
 from tests import tensorfiles
 
 

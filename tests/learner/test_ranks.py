@@ -6,9 +6,9 @@ import os
 import sys
 from pathlib import Path
 
-from bus import Bus
+from bus.client import Bus
 from schemas import subjects
-from schemas.weights import WeightVersion
+from schemas.weights.events import WeightVersion
 from tests.making import batches
 
 STEPS, SAMPLES = 2, 4

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from bus import Bus
-from bus.cancelling import cancel
-from bus.embedded import NatsServer
-from bus.releases import Releases
-from learner.publish import CannotLearn, WeightPublisher
-from learner.settings import LearnerSettings
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer
+from bus.weights.registry import Releases
+from common.aio import cancel
+from learner.errors import CannotLearn
+from learner.publishing.publisher import WeightPublisher
+from learner.settings.learner import LearnerSettings
 from schemas import subjects
-from schemas.weights import WeightVersion
+from schemas.weights.events import WeightVersion
 from tests import tensorfiles
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from learner.checkpoint import CheckpointError, Checkpoints, LearnerState
-from learner.publish import CannotLearn
-from learner.resume import resumed
-from learner.settings import LearnerSettings
-from schemas.weights import Blob, WeightVersion
+from learner.checkpointing.checkpoint import CheckpointError, Checkpoints, LearnerState
+from learner.checkpointing.resume import resumed
+from learner.errors import CannotLearn
+from learner.settings.learner import LearnerSettings
+from schemas.weights.events import Blob, WeightVersion
 
 SETTINGS = LearnerSettings(model_path=Path("model"))
 

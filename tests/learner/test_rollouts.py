@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.groups import Groups
-from learner.rollouts import Assembler, Rollout, reward_of
+from learner.rollouts.assembler import Assembler, Rollout, reward_of
+from learner.rollouts.groups import Groups
 from tests.making import batches, rollout
 
 

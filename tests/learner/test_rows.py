@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.forest import cuts, parents
-from learner.rows import Row, Shape, rows_of
-from learner.transitions import Transition, transitions_of
+from learner.batching.prefix_tree import cuts, parents
+from learner.batching.sequences import Row, Shape, rows_of
+from learner.batching.transitions import Transition, transitions_of
 from schemas.events import ModelCall
 from tests.making import model_call
 

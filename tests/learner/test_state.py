@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from learner.trainer import Trainer
+from learner.training.trainer import Trainer
 from tests.learner.test_trainer import batch_of, conversations, whole
 
 CHANGES = {

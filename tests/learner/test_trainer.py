@@ -14,11 +14,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from learner.batch import Batch, BatchMaker
-from learner.rollouts import Rollout
-from learner.rows import Shape, rows_of
-from learner.trainer import Trainer
-from learner.transitions import transitions_of
+from learner.batching.batch import Batch, BatchMaker
+from learner.batching.sequences import Shape, rows_of
+from learner.batching.transitions import transitions_of
+from learner.rollouts.assembler import Rollout
+from learner.training.trainer import Trainer
 from tests.learner.conftest import LEARNING_RATE, settings_for
 from tests.learner.plain import Named, Rule, gradient
 from tests.making import group, model_call, rollout
@@ -197,9 +197,9 @@ def test_a_critic_learns_the_returns(start: Start) -> None:
 
 def test_adapters_alone_are_trained_and_merge_to_what_the_learner_computes(start: Start, tmp_path: Path) -> None:
     """LoRA: the files a node loads give the learner's own log-probabilities."""
-    from inference.peft import described
-    from inference.weight_engine import tensors
-    from learner.weights import write_base, write_weights
+    from inference.engine.peft import described
+    from inference.engine.weight_transfer import tensors
+    from learner.publishing.weight_files import write_base, write_weights
 
     trainer = start(lora={"lora_rank": 4, "lora_alpha": 8}, actor={"use_kl_loss": True, "optim": {"lr": 1e-2}})
     batch = batch_of(trainer, sampled_by(trainer, conversations(), shift=0.0))

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from bus import Access, AccessError, Bus
-from lightningbus.places import connected, place
-from lightningbus.rundir import RunDirectory
-from lightningbus.settings import BusSettings
-from lightningbus.supervisor import Child
-from lightningbus.up import ACCESS, stack
+from bus.client import Bus
+from bus.errors import AccessError
+from bus.security.credentials import Access
+from lightningbus.run.discovery import connected, place
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.settings import BusSettings
+from lightningbus.run.stack import ACCESS, stack
+from lightningbus.run.supervisor import Child
 from runners.settings import RunnerSettings
 from tests.commands import environment
 

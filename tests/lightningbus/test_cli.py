@@ -14,8 +14,8 @@ import pytest
 import yaml
 from transformers import Qwen2Config
 
-from bus import Bus
-from bus.embedded import NatsServer
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer
 from schemas import subjects
 from tests.commands import environment
 from tests.learner.conftest import tiny_tokenizer

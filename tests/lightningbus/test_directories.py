@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bus.embedded import free_port
-from bus.locking import DirectoryInUse, locked
-from bus.processes import children_of, is_alive
-from lightningbus.rundir import RunDirectory
+from bus.directory_lock import DirectoryInUse, locked
+from bus.embedded.nats_server import free_port
+from common.procfs import children_of, is_alive
+from lightningbus.run.run_directory import RunDirectory
 from tests.commands import environment
 from tests.learner.conftest import tiny_model
 from tests.lightningbus.test_cli import COMMAND, run, says

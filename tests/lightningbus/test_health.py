@@ -19,14 +19,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import save_file
 
-from bus import Bus, disk, measuring
-from bus.embedded import NatsServer
-from bus.health import address, unready
-from lightningbus import logs
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer
+from bus.fleet.readiness import unready
+from common import disk_space
+from common.observability import logs, metric_registry
+from common.role_settings import address
 from runners.settings import RunnerSettings
 from schemas import subjects
 from schemas.events import Heartbeat, Task
-from schemas.weights import WeightVersion
+from schemas.weights.events import WeightVersion
 from tests.learner.conftest import tiny_model
 from tests.runners.conftest import AGENTS, ended
 from tests.store.conftest import prepared
@@ -153,7 +155,7 @@ async def test_every_role_says_whether_it_can_work_and_what_it_has_done(
         for name in names:
             await role.moves(f"lightningbus_{name}")
     assert (await runner.moves("lightningbus_tokens_total"))["lightningbus_slots"] == 2
-    entered = {entry.name.partition("{")[0]: entry.role for entry in measuring.ENTRIES}
+    entered = {entry.name.partition("{")[0]: entry.role for entry in metric_registry.ENTRIES}
     for role in roles:
         found = {name for name in await role.metrics() if name.startswith("lightningbus_")}
         of = {entered[re.sub("_(bucket|count|sum)$", "", name)] for name in found}
@@ -255,9 +257,9 @@ def test_where_probes_are_answered_is_a_port_or_an_address(given: object, expect
 
 @pytest.mark.parametrize(("role", "state"), [("learner", "training"), ("store", "inserting")])
 def test_a_role_whose_disk_is_nearly_full_is_not_ready_and_says_so(tmp_path: Path, role: str, state: str) -> None:
-    free = disk.free_bytes(tmp_path / "not" / "made" / "yet")
-    assert disk.note_free("checkpoints", free, least_mib=0) == ""
-    short = disk.note_free("checkpoints", 5 * disk.MIB, least_mib=1024)
+    free = disk_space.free_bytes(tmp_path / "not" / "made" / "yet")
+    assert disk_space.note_free("checkpoints", free, least_mib=0) == ""
+    short = disk_space.note_free("checkpoints", 5 * disk_space.MIB, least_mib=1024)
     beat = Heartbeat(role=role, id="x", state=state, detail={"disk": short}, sent_ns=1)  # type: ignore[arg-type]
     assert unready(beat) == f"{role} is {state}: {short}"
     assert short == "the disk of the checkpoints has 5 MiB free, and 1024 are wanted: make room"

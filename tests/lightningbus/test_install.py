@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bus import STORE_TRAIN, Bus
+from bus.client import Bus
+from bus.streams import STORE_TRAIN
 from schemas.events import SpanBatch, Task
 
 ROOT = Path(__file__).resolve().parents[2]

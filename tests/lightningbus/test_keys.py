@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from bus import Access, Bus
-from bus.doors import read_key, write_secret
-from bus.users import make_users
-from lightningbus.places import place
-from lightningbus.rundir import RunDirectory
-from lightningbus.settings import BusSettings
-from lightningbus.supervisor import Child
-from lightningbus.up import Stack, stack
+from bus.client import Bus
+from bus.security.credentials import Access
+from bus.security.secrets import read_key, write_secret
+from bus.security.users import make_users
+from lightningbus.run.discovery import place
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.settings import BusSettings
+from lightningbus.run.stack import Stack, stack
+from lightningbus.run.supervisor import Child
 from runners.settings import RunnerSettings
 from tests.commands import environment
 

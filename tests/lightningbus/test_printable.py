@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from bus import Bus
-from lightningbus.logs import HumanLines, JsonLines
-from lightningbus.printable import CONTROL, printable, printable_json
+from bus.client import Bus
+from common.observability.logs import HumanLines, JsonLines
+from common.printable import CONTROL, printable, printable_json
 from schemas import subjects
 from tests.filling import insert, run
 from tests.making import batches

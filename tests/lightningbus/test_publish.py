@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bus import Bus
-from bus.embedded import NatsServer
-from bus.tasks import MAX_INPUT_BYTES, TaskFileError, read_problems
-from lightningbus.rundir import RunDirectory
+from bus.client import Bus
+from bus.embedded.nats_server import NatsServer
+from bus.task_file import MAX_INPUT_BYTES, TaskFileError, read_problems
+from lightningbus.run.run_directory import RunDirectory
 from schemas import subjects
 from schemas.codec import decode
 from schemas.events import Task

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from nats.aio.msg import Msg
 
-from bus import Bus
-from lightningbus.attendance import Attendance
-from lightningbus.roles import TRY_AGAIN, UserError
-from lightningbus.rundir import Endpoints, RunDirectory
-from lightningbus.settings import BusSettings
-from lightningbus.supervisor import Child, Restarts, Supervisor
-from lightningbus.up import stack
+from bus.client import Bus
+from lightningbus.run.attendance import Attendance
+from lightningbus.run.role_process import TRY_AGAIN, UserError
+from lightningbus.run.run_directory import Endpoints, RunDirectory
+from lightningbus.run.settings import BusSettings
+from lightningbus.run.stack import stack
+from lightningbus.run.supervisor import Child, Restarts, Supervisor
 from runners.settings import RunnerSettings
 from schemas import subjects
 from schemas.codec import decode
@@ -94,8 +94,8 @@ def test_a_fresh_run_moves_the_earlier_one_aside_and_says_where_its_servers_are(
 async def test_a_crash_loop_is_given_up_with_the_role_and_its_last_words(
     bus: Bus, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightningbus.supervisor.RESTART_SECONDS", (0.01, 0.01))
-    monkeypatch.setattr("lightningbus.supervisor.RESTARTS", 1)
+    monkeypatch.setattr("lightningbus.run.supervisor.RESTART_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr("lightningbus.run.supervisor.RESTARTS", 1)
     supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
     await supervisor.start(runner())
     await alive(bus)
@@ -114,7 +114,7 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
     nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store and the learner cannot report their own absence."""
-    monkeypatch.setattr("lightningbus.attendance.ABSENT_SECONDS", 1.0)
+    monkeypatch.setattr("lightningbus.run.attendance.ABSENT_SECONDS", 1.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIGHTNINGBUS_BUS", raising=False)
     async with stack(RunDirectory(tmp_path / "runs" / "one").create(), BusSettings(url=nats_url), "test") as made:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 
-from bus import Bus
+from bus.client import Bus
 from schemas import subjects
 from tests.making import batches
 

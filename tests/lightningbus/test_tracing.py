@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from bus import tracing
-from bus.tracing import FLUSH_SECONDS, environment_of_others
+from common.observability import tracing
+from common.observability.tracing import FLUSH_SECONDS, environment_of_others
 from tests.otlp import Collector, collecting
 
 WORK = """

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bus import Bus, metrics, releases
-from bus.releases import Releases
-from lightningbus.cli import app
+from bus.client import Bus
+from bus.weights import registry
+from bus.weights.registry import Releases
+from common.observability import metrics
+from lightningbus.cli.app import app
 from schemas import subjects
 from tests.inference.test_releases import Judge, trial_of
 from tests.inference.test_subscriber import following, publish
@@ -90,7 +92,7 @@ async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
     bus: Bus, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the server answers a publisher, stored where versions, decisions and turns are."""
-    monkeypatch.setattr(releases, "BEHIND_SECONDS", 2.0)
+    monkeypatch.setattr(registry, "BEHIND_SECONDS", 2.0)
     answer = b'{"stream":"WEIGHTS","seq":1,"duplicate":true}'
     strangers = [subject("policy") for subject in (subjects.weights, subjects.release, subjects.turn)]
     skipped = metrics.messages_skipped.labels("WeightVersion")._value.get()

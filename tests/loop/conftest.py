@@ -15,7 +15,8 @@ import pytest
 import yaml
 from clickhouse_connect.driver.client import Client
 
-from bus import Access, Bus
+from bus.client import Bus
+from bus.security.credentials import Access
 from tests.otlp import Collector, collecting
 from tests.waiting import until
 

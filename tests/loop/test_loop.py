@@ -19,13 +19,15 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from bus import Access, Bus
-from bus.doors import CLUSTER_KEY, bearer, read_key
-from learner.chain import blob_name
-from schemas import identity, subjects
+from bus.client import Bus
+from bus.security.credentials import Access
+from bus.security.secrets import CLUSTER_KEY, bearer, read_key
+from learner.publishing.delta_chain import blob_name
+from schemas import ids as identity
+from schemas import subjects
 from schemas.codec import schema_of
 from schemas.events import Heartbeat, SpanBatch, Task
-from schemas.weights import WeightVersion
+from schemas.weights.events import WeightVersion
 from tests.loop.conftest import CALCULATOR, COLLECTORS_KEY, COMPILED, Loop, write_tasks
 from tests.waiting import until
 
@@ -280,10 +282,10 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
     from msgspec.structs import replace
     from safetensors.torch import save_file
 
-    from learner.rows import Shape, rows_of
-    from learner.settings import LearnerSettings
-    from learner.trainer import Trainer
-    from learner.transitions import transitions_of
+    from learner.batching.sequences import Shape, rows_of
+    from learner.batching.transitions import transitions_of
+    from learner.settings.learner import LearnerSettings
+    from learner.training.trainer import Trainer
     from tests.making import model_call
 
     version, weights = STEPS + 3, moved(loop)

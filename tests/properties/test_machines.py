@@ -7,13 +7,21 @@ import hypothesis.strategies as st
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from bus.leases import Lease
-from bus.nodes import DEAD_SECONDS, SUSPECT_SECONDS, Happening, State, seen, serves, step
-from learner.groups import Groups
-from learner.rollouts import Rollout
-from learner.staleness import admitted_groups
-from schemas.attempts import CAME_TO_NOTHING, OURS, RESULT, TRIED_AGAIN, standing, supersedes, winner
+from bus.fleet.node_state import DEAD_SECONDS, SUSPECT_SECONDS, Happening, State, seen, serves, step
+from bus.lease import Lease
+from learner.rollouts.assembler import Rollout
+from learner.rollouts.dispatcher import admitted_groups
+from learner.rollouts.groups import Groups
 from schemas.events import Outcome, RolloutEnd
+from schemas.trajectory.attempt_selection import (
+    CAME_TO_NOTHING,
+    OURS,
+    RESULT,
+    TRIED_AGAIN,
+    standing,
+    supersedes,
+    winner,
+)
 from tests.making import rollout
 
 OUTCOMES = st.sampled_from(get_args(Outcome))

@@ -11,11 +11,12 @@ import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
-from bus import STORE_EVAL, Bus
+from bus.client import Bus
+from bus.streams import STORE_EVAL
 from runners import runner
 from runners.settings import RunnerSettings
 from schemas.events import ModelCall, Span, SpanBatch, Task
-from schemas.prefixes import whole
+from schemas.trajectory.prefix_encoding import whole
 
 PROMPT, ANSWER = [1, 2], [7, 8]
 AGENTS = Path(__file__).resolve().parents[1] / "agents"

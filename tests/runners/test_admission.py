@@ -14,15 +14,16 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import Bus, listening
-from bus.doors import bearer
-from bus.processes import resident
-from inference.gateway import Gateway as NodeGateway
-from runners.admission import MOST_BYTES, Admission, Allowance, TooMany
-from runners.gateway import Gateway
-from runners.record import Attempt
-from runners.requests import MAX_REQUEST_BYTES
-from runners.slot import Slot
+from bus.client import Bus
+from bus.security.secrets import bearer
+from common import http_server
+from common.procfs import resident
+from inference.gateway.server import Gateway as NodeGateway
+from runners.gateway.admission import MOST_BYTES, Admission, Allowance, TooMany
+from runners.gateway.requests import MAX_REQUEST_BYTES
+from runners.gateway.server import Gateway
+from runners.gateway.slot import Slot
+from runners.recording.attempt import Attempt
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 
 OTLP = "application/x-protobuf"
@@ -189,7 +190,7 @@ async def turns_away(address: str, path: str, key: str) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gateways that wait a second for a head, else a fifth of one."""
     for name, seconds in (("HEAD_SECONDS", 1.0), ("BODY_SECONDS", 0.2), ("LINGER_SECONDS", 0.2)):
-        monkeypatch.setattr(listening, name, seconds)
+        monkeypatch.setattr(http_server, name, seconds)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -208,7 +209,7 @@ def test_who_is_slow_or_says_too_much_to_a_node_is_turned_away(
     async def ask() -> None:
         async with aiohttp.ClientSession() as http, node(http) as gateway:
             await turns_away(gateway.address, "/v1/completions", KEY)
-        monkeypatch.setattr(listening.resource, "getrlimit", lambda which: (0, 0))
+        monkeypatch.setattr(http_server.resource, "getrlimit", lambda which: (0, 0))
         async with aiohttp.ClientSession() as http, node(http) as gateway:
             assert b" 503 " in await hears(gateway.address, b"")
 
@@ -224,7 +225,7 @@ async def node(http: aiohttp.ClientSession) -> AsyncIterator[NodeGateway]:
 
 
 async def test_no_more_connections_than_it_can_hold(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening.resource, "getrlimit", lambda which: (4, 4))
+    monkeypatch.setattr(http_server.resource, "getrlimit", lambda which: (4, 4))
     async with serving(bus, nothing) as (slot, _):
         monkeypatch.undo()
         at = slot.base_url.removeprefix("http://").partition("/")[0].rpartition(":")

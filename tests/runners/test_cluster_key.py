@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bus import Bus
-from bus.doors import new_key
-from inference.gateway import Gateway
+from bus.client import Bus
+from bus.security.secrets import new_key
+from inference.gateway.server import Gateway
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 
 NOSY = """

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from bus import Bus
-from bus.nodes import NEXT, State
+from bus.client import Bus
+from bus.fleet.node_state import NEXT, State
 from bus.streams import runner_tasks
 from schemas.events import Outcome
 from schemas.subjects import TASKS

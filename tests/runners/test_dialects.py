@@ -12,12 +12,12 @@ import anthropic
 import openai
 import pytest
 
-from bus import Bus
-from runners.dialects.messages_request import chat as chat_of_messages
-from runners.dialects.responses_request import chat as chat_of_response
-from runners.gateway import Gateway
-from runners.history import Turn
-from runners.record import Attempt
+from bus.client import Bus
+from runners.gateway.server import Gateway
+from runners.protocol.dialects.anthropic_request import chat as chat_of_messages
+from runners.protocol.dialects.responses_request import chat as chat_of_response
+from runners.protocol.token_history import Turn
+from runners.recording.attempt import Attempt
 from schemas.events import ModelCall, Span
 from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, task
 

@@ -7,10 +7,10 @@ import pytest
 from aiohttp import web
 from transformers import Qwen2Tokenizer
 
-from bus import Bus
-from runners.call import Call
-from runners.completion import Completion
-from runners.history import History, spliced
+from bus.client import Bus
+from runners.protocol.accumulator import Completion
+from runners.protocol.request import Call
+from runners.protocol.token_history import History, spliced
 from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, ended, running, task
 
 END = "<|im_end|>"

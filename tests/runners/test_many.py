@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from bus import Bus
+from bus.client import Bus
 from runners import runner
-from runners.place import CannotStart
+from runners.agent.launcher import CannotStart
 from runners.settings import RunnerSettings
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bus import Bus
+from bus.client import Bus
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 
 

@@ -11,11 +11,13 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
-from runners import attempts, otlp, rewards, routing
-from runners.call import Call
-from runners.completion import Completion, UnusableAnswer
-from runners.record import Attempt
-from schemas import identity
+from runners import retry_policy
+from runners.gateway import routing
+from runners.protocol.accumulator import Completion, UnusableAnswer
+from runners.protocol.request import Call
+from runners.recording import otlp, rewards
+from runners.recording.attempt import Attempt
+from schemas import ids as identity
 from schemas.codec import encode
 from schemas.events import Heartbeat, Span, Task, VersionRun
 
@@ -57,13 +59,13 @@ def test_what_is_not_a_finite_number_is_no_reward(answer: dict[str, Any]) -> Non
 
 def test_only_what_is_not_the_agents_doing_is_tried_again() -> None:
     asked = task(max_attempts=3)
-    assert attempts.decide(asked, 1, "infra").retry_after == 1.0
-    assert attempts.decide(asked, 2, "infra").retry_after == 2.0
-    assert attempts.decide(asked, 3, "infra") == attempts.Decision(dead=True)
-    assert attempts.decide(asked, 3, "cancelled").retry_after == 0.0
+    assert retry_policy.decide(asked, 1, "infra").retry_after == 1.0
+    assert retry_policy.decide(asked, 2, "infra").retry_after == 2.0
+    assert retry_policy.decide(asked, 3, "infra") == retry_policy.Decision(dead=True)
+    assert retry_policy.decide(asked, 3, "cancelled").retry_after == 0.0
     for outcome in ("ok", "agent_error", "timeout"):
-        assert attempts.decide(asked, 1, outcome) == attempts.Decision()  # type: ignore[arg-type]
-    assert not attempts.exhausted(asked, 3) and attempts.exhausted(asked, 4)
+        assert retry_policy.decide(asked, 1, outcome) == retry_policy.Decision()  # type: ignore[arg-type]
+    assert not retry_policy.exhausted(asked, 3) and retry_policy.exhausted(asked, 4)
 
 
 def node(id: str, state: str = "ready", version: int = 1, inflight: int = 0, **detail: object) -> Heartbeat:

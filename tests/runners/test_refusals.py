@@ -7,9 +7,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bus import Bus
-from bus.doors import bearer
-from inference.gateway import Gateway as NodeGateway
+from bus.client import Bus
+from bus.security.secrets import bearer
+from inference.gateway.server import Gateway as NodeGateway
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 from tests.runners.test_admission import nothing, post, serving
 from tests.runners.test_telemetry import PROTOBUF

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from bus import Bus
+from bus.client import Bus
 from runners import runner
-from runners.place import CannotStart
+from runners.agent.launcher import CannotStart
 from runners.settings import RunnerSettings
 from tests.runners.conftest import AGENTS, ended, running, task
 

@@ -12,9 +12,12 @@ import msgpack
 import numpy as np
 import pytest
 
-from bus import STORE_EVENTS, Bus, DeadLetters, PoisonFlood, runner_tasks
+from bus.client import Bus
+from bus.dead_letters import DeadLetters
+from bus.errors import PoisonFlood
+from bus.streams import STORE_EVENTS, runner_tasks
 from runners import runner
-from runners.place import CannotStart
+from runners.agent.launcher import CannotStart
 from runners.settings import RunnerSettings
 from schemas.codec import encode, schema_of
 from schemas.events import Task, TaskPublished, TasksPublished

@@ -17,21 +17,21 @@ import pytest
 import yaml
 from aiohttp import web
 
-from bus import Bus
-from bus.children import kill_group, spawn
-from bus.embedded import free_port
-from bus.processes import below, is_alive
-from inference.engine import Engine
+from bus.client import Bus
+from bus.embedded.nats_server import free_port
+from common.procfs import below, is_alive
+from common.subprocesses import kill_group, spawn
+from inference.engine.vllm_server import Engine
 from inference.settings import InferenceSettings
-from lightningbus import checking
-from runners.hosts import RELAY, paths_of
-from runners.inmate import Keeper
-from runners.limits import Limits
-from runners.place import CannotStart, Place
-from runners.printed import AHEAD_BYTES, READ_BYTES
+from lightningbus.run import preflight
+from runners.agent.factory import RELAY, paths_of
+from runners.agent.launcher import CannotStart, Place
+from runners.agent.limits import Limits
+from runners.agent.output import AHEAD_BYTES, READ_BYTES
+from runners.agent.process import Keeper
 from runners.settings import RunnerSettings
 from schemas.events import SpanBatch
-from store.store import embedded
+from store.service import embedded
 from tests.listening import child, ports_and_sockets
 from tests.runners.conftest import AGENTS, ScriptedEngine, ended, running, task
 from tests.waiting import until
@@ -287,7 +287,7 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
 
 async def test_a_dry_run_starts_the_agent_in_its_sandbox() -> None:
     settings = RunnerSettings.model_validate({"agent": "nasty:knocks", "path": AGENTS, **documented()})
-    assert await checking._agent(settings) == "nasty:knocks: imported by this interpreter"
+    assert await preflight._agent(settings) == "nasty:knocks: imported by this interpreter"
 
 
 async def test_a_directory_too_long_for_the_gateways_socket_is_one_sentence(

@@ -14,9 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from nats.errors import Error as NatsError
 
-from bus import STORE_TRAIN, Bus, BusError, DeadLetters, Fleet
-from bus.measuring import REGISTRIES
-from runners import attempts
+from bus.client import Bus
+from bus.dead_letters import DeadLetters
+from bus.errors import BusError
+from bus.fleet.heartbeats import Fleet
+from bus.streams import STORE_TRAIN
+from common.observability.metric_registry import REGISTRIES
+from runners import retry_policy
 from runners.task_handler import TaskHandler
 from schemas import subjects
 from schemas.codec import MAX_BYTES, EncodeError, schema_of
@@ -160,7 +164,7 @@ async def test_whatever_is_thrown_at_any_await_of_a_rollout_frees_the_slot_and_s
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskHandler, "serve", interrupted)
-        patch.setattr(attempts, "FIRST_RETRY_SECONDS", 0.05)
+        patch.setattr(retry_policy, "FIRST_RETRY_SECONDS", 0.05)
         async with running(bus, agent="plain:answers", concurrency=1, ack_wait=1.0, drain_seconds=0):
             await bus.publish_task(task(id="interrupted", max_attempts=2))
             await bus.publish_task(task(id="next"))
@@ -188,10 +192,10 @@ async def test_an_error_of_ours_is_counted_and_the_task_tried_again(bus: Bus, mo
 async def test_a_task_that_fails_its_runner_every_time_is_a_dead_letter_in_the_end(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "LONGEST_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(retry_policy, "LONGEST_RETRY_SECONDS", 0.05)
     async with running(bus, agent="plain:answers"):
         await publish_input(bus, "large", "x" * (MAX_BYTES - 200))  # with its publisher's span it is no record
         await bus.publish_task(task(id="next"))
         await queue_is_empty(bus)
     (letter,) = [letter async for _, letter in DeadLetters(bus).all()]
-    assert letter.deliveries == attempts.MOST_DELIVERIES and "the limit is" in letter.reason
+    assert letter.deliveries == retry_policy.MOST_DELIVERIES and "the limit is" in letter.reason

@@ -20,14 +20,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from bus import Bus, BusError, StreamFull
-from runners import otlp
-from runners.gateway import Gateway
-from runners.record import Attempt
-from runners.slot import Slot
-from runners.usage import Meter, seconds
-from schemas import attributes, identity
+from bus.client import Bus
+from bus.errors import BusError, StreamFull
+from runners.gateway.server import Gateway
+from runners.gateway.slot import Slot
+from runners.recording import otlp
+from runners.recording.attempt import Attempt
+from runners.recording.usage import Meter, seconds
+from schemas import ids
 from schemas.events import Span, SpanBatch
+from schemas.semconv import attributes
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 
 PROTOBUF = "application/x-protobuf"
@@ -167,7 +169,7 @@ def test_links_among_an_agents_spans_move_with_them_into_the_rollouts_trace(kind
         said = json_format.MessageToDict(request)
         body = json.dumps(with_hex_ids(said)).encode()
     for moved in otlp.read("traces", body, kind, "t.0", "root"):
-        own, foreign = identity.trace_id("t.0"), "05" * 16
+        own, foreign = ids.trace_id("t.0"), "05" * 16
         assert [link["trace_id"] for link in moved.links] == [own, own, own, own, foreign]
         assert [link["attributes"].get("lightningbus.otlp.trace_id") for link in moved.links] == [
             "01" * 16, "02" * 16, "03" * 16, "04" * 16, None,
@@ -195,7 +197,7 @@ def test_a_log_record_is_a_span_that_takes_no_time() -> None:
     once, again = (otlp.read("logs", request.SerializeToString(), PROTOBUF, "t.0", "root")[0] for _ in range(2))
     assert (once.name, once.start_ns, once.end_ns, once.parent_span_id) == (record.event_name, 7, 7, "04" * 8)
     assert once.attributes["log.body"] == "hello" and once.span_id == again.span_id
-    assert once.trace_id == identity.trace_id("t.0")
+    assert once.trace_id == ids.trace_id("t.0")
 
 
 async def test_an_attempts_spans_come_in_batches_and_its_end_counts_them(bus: Bus, engine: ScriptedEngine) -> None:

@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from bus import Bus
-from bus.doors import bearer
-from runners import otlp
-from runners.otlp_limits import MAX_BYTES, MAX_SPANS, MAX_VALUES
+from bus.client import Bus
+from bus.security.secrets import bearer
+from runners.recording import otlp
+from runners.recording.otlp_limits import MAX_BYTES, MAX_SPANS, MAX_VALUES
 from tests.fuzz import corpora
 from tests.runners.test_telemetry import PROTOBUF, bed, traces
 

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from schemas import delta as module
-from schemas.delta import RECORD, DeltaError, WrongBase, apply_deltas, fingerprint, make_delta
-from schemas.tensorfile import BadTensorFile, read_header, tensors_of
+from schemas.weights import delta as module
+from schemas.weights.delta import RECORD, DeltaError, WrongBase, apply_deltas, fingerprint, make_delta
+from schemas.weights.safetensors_header import BadTensorFile, read_header, tensors_of
 from tests.tensorfiles import WIDTHS, Contents, stepped, weights, write
 
 EVERYTHING = 1 << 40

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from schemas.asking import Asked, Asking
-from schemas.instrumentation import answer_key, gist, kind_of, own_name, shown
-from schemas.rewards import dimensions
+from schemas.semconv.call_attribution import Asked, Asking
+from schemas.semconv.rewards import dimensions
+from schemas.semconv.span_kinds import answer_key, gist, kind_of, own_name, shown
 
 GEN_AI, OPENINFERENCE, TRACELOOP = "gen_ai.operation.name", "openinference.span.kind", "traceloop.span.kind"
 LANGSMITH = "langsmith.span.kind"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from schemas.events import ModelCall
-from schemas.prefixes import BrokenPrompt, Prefixes, common, whole
+from schemas.trajectory.prefix_encoding import BrokenPrompt, Prefixes, common, whole
 
 Ids = list[int]
 

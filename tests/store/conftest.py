@@ -14,7 +14,7 @@ import clickhouse_connect
 import pytest
 from clickhouse_connect.driver.client import Client
 
-from store import migrations
+from store.clickhouse import migrations
 from tests.examples.conftest import environment as environment
 from tests.waiting import until
 

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 from nats.js.errors import NotFoundError
 
-from bus import Bus, runner_tasks
+from bus.client import Bus
+from bus.streams import runner_tasks
 from schemas.codec import DecodeError
-from store.audit import rows_of_advisory, split
+from store.ingest.audit import rows_of_advisory, split
 from tests.store.conftest import Start
 
 

@@ -13,11 +13,12 @@ import pytest
 from clickhouse_connect.driver.client import Client
 
 from schemas.events import Span, SpanBatch
-from store import arrow, migrations
-from store.batch import types_of
-from store.client import connect
+from store.clickhouse import migrations
+from store.clickhouse.client import connect
+from store.ingest import arrow
+from store.ingest.batch import types_of
+from store.ingest.rows import Received, rows_of
 from store.reports import REPORTS
-from store.rows import Received, rows_of
 from tests import filling
 from tests.store.conftest import serving
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bus import Bus
+from bus.client import Bus
 from tests.making import batches
 from tests.store.conftest import Start
 from tests.store.test_store import drained, send

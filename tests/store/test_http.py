@@ -20,9 +20,9 @@ from backports import zstd
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from store import visitors
-from store.client import without_secrets
-from store.http import READERS_AT_ONCE
+from store.clickhouse.client import without_secrets
+from store.embedded import origin_check
+from store.embedded.http_interface import READERS_AT_ONCE
 from tests.store.conftest import SERVE, client, serving
 
 
@@ -152,7 +152,7 @@ async def test_pages_of_other_sites_ask_nothing(url: str, headers: dict[str, str
     ],
 )
 def test_a_store_knows_its_names(host: str, listens: str, known: bool) -> None:
-    assert visitors.named(host, listens, ["more.example"]) is known
+    assert origin_check.named(host, listens, ["more.example"]) is known
 
 
 async def test_head_of_the_root_is_answered_as_clickhouse_does(url: str) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from bus import Bus, metrics
+from bus.client import Bus
+from common.observability import metrics
 from schemas import subjects
-from store import ingester as module
-from store.batch import types_of
-from store.ingester import SLOTS, Ingester, slots_for
+from store.ingest import ingester as module
+from store.ingest.batch import types_of
+from store.ingest.ingester import SLOTS, Ingester, slots_for
+from store.ingest.writer import Insert, Writer, by_client
 from store.settings import StoreSettings
-from store.writer import Insert, Writer, by_client
 from tests.making import batches
 from tests.store.conftest import StoreProcess, client, prepared
 

@@ -14,13 +14,14 @@ import pytest
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
 
-from bus import AccessError
-from store import door, users
-from store.client import connect, reader, without_secrets
-from store.door import KEY_FILE
-from store.limits import PAGE, PEOPLE, sentence
+from bus.errors import AccessError
+from store.clickhouse import users
+from store.clickhouse.client import connect, reader, without_secrets
+from store.clickhouse.query_limits import PAGE, PEOPLE, sentence
+from store.embedded import readonly_guard
+from store.embedded.readonly_guard import KEY_FILE
 from store.reports import REPORTS
-from store.store import writer_url
+from store.service import writer_url
 from tests.store.conftest import StoreProcess, prepared
 
 
@@ -158,21 +159,24 @@ async def test_no_setting_of_a_request_names_a_file(store: StoreProcess, tmp_pat
 
 def test_no_setting_a_reader_may_choose_names_a_file(anybody: Client) -> None:
     told = "SELECT name, type, value, description FROM system.settings WHERE has({names:Array(String)}, name)"
-    found = {row[0]: row[1:] for row in anybody.query(told, parameters={"names": sorted(door.HARMLESS)}).result_rows}
-    assert found.keys() == door.HARMLESS
+    found = {
+        row[0]: row[1:]
+        for row in anybody.query(told, parameters={"names": sorted(readonly_guard.HARMLESS)}).result_rows
+    }
+    assert found.keys() == readonly_guard.HARMLESS
     for name, (_, _, description) in found.items():
         assert not any(word in description.lower() for word in (" file", "path", "schema ")), (name, description)
 
 
 def test_limits_may_be_lowered_and_not_raised(store: StoreProcess) -> None:
-    assert door.settings_of({"max_threads": "100000"})["max_threads"] == str(os.cpu_count())
+    assert readonly_guard.settings_of({"max_threads": "100000"})["max_threads"] == str(os.cpu_count())
     settings = {"max_result_rows": "5", "max_execution_time": "0", "max_threads": "1", "readonly": "0"}
-    assert door.settings_of(settings) == {
+    assert readonly_guard.settings_of(settings) == {
         **{name: str(value) for name, value in PEOPLE.items()}, "max_result_rows": "5", "max_threads": "1",
         "readonly": "2",
     }  # fmt: skip
-    with pytest.raises(door.Refused, match="a reader may not set allow_experimental_eval_table_function"):
-        door.settings_of({"allow_experimental_eval_table_function": "1"})
+    with pytest.raises(readonly_guard.Refused, match="a reader may not set allow_experimental_eval_table_function"):
+        readonly_guard.settings_of({"allow_experimental_eval_table_function": "1"})
 
 
 def test_a_reader_lowers_its_limits_in_sql_and_by_the_stock_client(anybody: Client) -> None:

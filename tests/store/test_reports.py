@@ -15,7 +15,7 @@ import pytest
 
 from schemas.events import SpanBatch, TasksPublished
 from schemas.training import TrainingStep
-from store.client import connect
+from store.clickhouse.client import connect
 from store.reports import REPORTS
 from tests import filling
 from tests.store.conftest import StoreProcess, prepared

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bus import Access, Bus
-from bus.access import FILE
-from bus.rights import RIGHTS
-from bus.signing import make_keys
+from bus.client import Bus
+from bus.security.credentials import FILE, Access
+from bus.security.permissions import RIGHTS
+from bus.security.signing import make_keys
 from schemas import subjects
 from tests.bus.test_signing import SUBJECT, manifest
 from tests.store.conftest import Start

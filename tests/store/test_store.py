@@ -9,17 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bus import Bus
-from bus.releases import Releases
+from bus.client import Bus
+from bus.weights.registry import Releases
 from schemas import subjects
-from schemas.attempts import winner
 from schemas.codec import schema_of
 from schemas.events import Outcome, RolloutEnd, SpanBatch, Task
-from schemas.weights import Turn, WeightApplied
-from store import migrations
-from store.batch import deduplication_token
-from store.migrations import Migration, MigrationError, migrate
-from store.store import writer_url
+from schemas.trajectory.attempt_selection import winner
+from schemas.weights.events import Turn, WeightApplied
+from store.clickhouse import migrations
+from store.clickhouse.migrations import Migration, MigrationError, migrate
+from store.ingest.batch import deduplication_token
+from store.service import writer_url
 from tests.making import batches
 from tests.store.conftest import Start, client
 

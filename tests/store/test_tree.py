@@ -7,10 +7,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bus import Bus
-from schemas import attributes
-from store.client import connect
-from store.ui.reading import Reader
+from bus.client import Bus
+from schemas.semconv import attributes
+from store.clickhouse.client import connect
+from store.ui.client import Reader
 from store.ui.server import Pages, serving
 from store.ui.tree import Row, tree
 from tests.runners.conftest import ScriptedEngine, running, task

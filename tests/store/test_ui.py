@@ -15,13 +15,14 @@ import pytest
 from clickhouse_connect.driver.exceptions import OperationalError
 
 from benchmarks import ui
-from bus import Bus
+from bus.client import Bus
 from schemas.events import SpanBatch
-from store import migrations
-from store.client import reader
-from store.limits import PAGE, sentence, settings_for
-from store.ui import finding, queries
-from store.ui.reading import Reader, Unanswered, plain
+from store.clickhouse import migrations
+from store.clickhouse.client import reader
+from store.clickhouse.query_limits import PAGE, sentence, settings_for
+from store.ui import filters as finding
+from store.ui import queries
+from store.ui.client import Reader, Unanswered, plain
 from store.ui.rollout import attempts_of, calls_of, chosen, messages_of
 from store.ui.server import Pages, serving
 from tests import filling

@@ -18,9 +18,9 @@ import pytest
 from msgspec.structs import replace
 
 from schemas.events import Heartbeat, SpanBatch
-from store import migrations
-from store.client import connect
-from store.ui.reading import Reader
+from store.clickhouse import migrations
+from store.clickhouse.client import connect
+from store.ui.client import Reader
 from store.ui.server import Pages, serving
 from tests import filling
 from tests.store.conftest import StoreProcess, client

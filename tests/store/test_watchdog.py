@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from bus import Bus
+from bus.client import Bus
 from schemas import subjects
 from schemas.events import Heartbeat, Task
 from store.roster import Roster
-from store.watchdog import Facts, Limits, diagnose
+from store.stall_detector import Facts, Limits, diagnose
 from tests.limits import limit
 from tests.making import batches
 from tests.store.conftest import Start

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 from clickhouse_connect.driver.client import Client
 
-from bus import Bus
-from bus.health import unready
+from bus.client import Bus
+from bus.fleet.readiness import unready
 from bus.streams import runner_tasks
 from schemas import subjects
 from schemas.events import Task
-from store.losses import Losses
-from store.store import writer_url
+from store.lost_rollouts import Losses
+from store.service import writer_url
 from tests.making import batches
 from tests.store.conftest import Start, StoreProcess, client, full_disk
 from tests.store.test_store import drained, send

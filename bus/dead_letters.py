@@ -1,0 +1,126 @@
+"""The dead letters: looked at, sent again, or dropped."""
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+
+from msgspec.structs import replace
+from nats.aio.msg import Msg
+from nats.js.api import RawStreamMsg
+from nats.js.errors import NotFoundError
+
+from bus.client import Bus
+from bus.errors import BusError
+from schemas import subjects
+from schemas.codec import DecodeError, decode, encode, schema_of
+from schemas.events import Alarm, DeadLetter, Event, SpanBatch, Task, TasksPublished
+from schemas.ids import TRACEPARENT
+from schemas.training import TrainingStep
+
+log = logging.getLogger(__name__)
+
+REPLAY_SECONDS = 30.0
+TYPES: Mapping[str, Mapping[type[Event], str]] = {
+    subjects.TASKS: {Task: ""},  # whose mode and agent say where it goes
+    subjects.TRAIN_ROLLOUTS: {SpanBatch: subjects.TRAIN_ROLLOUT},
+    subjects.EVAL_ROLLOUTS: {SpanBatch: subjects.EVAL_ROLLOUT},
+    subjects.EVENTS: {TasksPublished: subjects.TASK_PUBLISHED, TrainingStep: subjects.TRAINING_STEP},
+    subjects.ALERTS: {Alarm: subjects.ALERT},
+}
+"""What is sent again: by stream the types it takes, with their subjects. Weights are not: the learner makes them."""
+
+
+class DeadLetters:
+    """What lies in DEAD, by its sequence there."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def all(self) -> AsyncIterator[tuple[int, DeadLetter]]:
+        """Every letter that can be read, oldest first, one at a time: who may only look needs no consumer."""
+        sequence = 1
+        while True:
+            try:
+                message = await self._bus.js.get_msg(subjects.DEAD, sequence, subjects.ALL_DEAD, next=True)
+            except NotFoundError:
+                return
+            sequence = int(message.seq or 0) + 1
+            try:
+                letter = read_letter(message)
+            except DecodeError as error:
+                log.warning("dead letter %d cannot be read, and is left out: %s", sequence - 1, error)
+                continue
+            yield sequence - 1, letter
+
+    async def get(self, sequence: int) -> DeadLetter:
+        """One letter; raises `BusError` if there is none of that number that can be read."""
+        try:
+            return read_letter(await self._message(sequence))
+        except DecodeError as error:
+            raise BusError(f"there is no dead letter {sequence} that can be read: {error}") from error
+
+    async def replay(self, sequence: int) -> None:
+        """Send a letter's message to its stream again, then drop the letter; raises `BusError` if it fits none.
+
+        A task goes on counting its attempts, so that what comes of it is told from what came before.
+        """
+        letter = await self.get(sequence)
+        try:
+            subject, payload, headers = build_replay(letter)
+        except DecodeError as error:
+            raise BusError(f"dead letter {sequence} is not sent again: {error}") from error
+        headers[subjects.MSG_ID_HEADER] = f"replay:{sequence}"
+        await self._bus.publish_raw(subject, payload, headers, REPLAY_SECONDS)
+        await self.drop(sequence)
+
+    async def drop(self, sequence: int) -> None:
+        """Forget a letter; raises `BusError` if there is none of that number."""
+        await self._message(sequence)
+        await self._bus.js.delete_msg(subjects.DEAD, sequence)
+
+    async def _message(self, sequence: int) -> RawStreamMsg:
+        try:
+            return await self._bus.js.get_msg(subjects.DEAD, sequence)
+        except NotFoundError:
+            raise BusError(f"there is no dead letter {sequence}: see `lightningbus dead list`") from None
+
+
+def read_letter(message: RawStreamMsg | Msg) -> DeadLetter:
+    """The letter of a message; raises `DecodeError`, also when it says another stream than the one it was written for.
+
+    Who may write letters of one stream may not write those of another.
+    """
+    letter = decode(DeadLetter, message.data or b"")
+    if message.subject != subjects.dead(letter.stream):
+        raise DecodeError(f"a letter of {letter.stream} does not come on {message.subject}")
+    return letter
+
+
+def build_replay(letter: DeadLetter) -> tuple[str, bytes, dict[str, str]]:
+    """Subject, payload and headers of a letter's message, sent again.
+
+    Nothing of it goes by the letter's own subject or headers, which are its writer's words, but its trace. Raises
+    `DecodeError` when the message is of no type that its stream takes.
+    """
+    types = TYPES.get(letter.stream)
+    if types is None:
+        raise DecodeError(f"letters of {letter.stream} are not sent again, only those of {', '.join(TYPES)}")
+    event = _decode_any(letter.payload, types)
+    subject, payload = types[type(event)], letter.payload
+    if isinstance(event, Task):
+        subject = subjects.task(event.mode, event.agent)
+        payload = encode(replace(event, earlier_attempts=event.earlier_attempts + letter.deliveries))
+    headers = {subjects.SCHEMA_HEADER: schema_of(event)}
+    trace = letter.headers.get(subjects.TRACE_HEADER, "")
+    if TRACEPARENT.fullmatch(trace):
+        headers[subjects.TRACE_HEADER] = trace
+    return subject, payload, headers
+
+
+def _decode_any(payload: bytes, types: Mapping[type[Event], str]) -> Event:
+    problems = []
+    for kind in types:
+        try:
+            return decode(kind, payload)
+        except DecodeError as error:
+            problems.append(str(error))
+    raise DecodeError(f"it holds no {' or '.join(kind.__name__ for kind in types)} ({'; '.join(problems)})")

@@ -1,0 +1,1 @@
+"""A nats-server as a child process."""

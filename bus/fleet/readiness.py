@@ -1,0 +1,25 @@
+"""What a role can say of itself when a probe asks: whether it can do its work now, and if not, why."""
+
+from schemas.events import Heartbeat
+
+WORKING = {"runner": {"running"}, "store": {"inserting"}, "learner": {"waiting", "training"}, "inference": {"ready"}}
+"""The states in which a role does its work, as its heartbeats call them."""
+MEANING = {
+    ("inference", "starting"): "its engine has not started yet",
+    ("inference", "stale"): "it holds no verified weight version yet",
+    ("inference", "judging"): "it tries a version before it is released",
+    ("learner", "starting"): "its trainer is not made yet",
+    ("learner", "done"): "its last step is made",
+    ("runner", "starting"): "its agent is not loaded yet",
+    ("store", "waiting"): "ClickHouse takes nothing",
+}
+
+
+def unready(beat: Heartbeat) -> str:
+    """Why a role cannot do its work now, as a sentence; empty: it can. Pure."""
+    if beat.state in WORKING.get(beat.role, {beat.state}):
+        short = beat.detail.get("disk")
+        return f"{beat.role} is {beat.state}: {short}" if short else ""
+    meaning = MEANING.get((beat.role, beat.state))
+    problem = beat.detail.get("problem")
+    return ": ".join(str(part) for part in (f"{beat.role} is {beat.state}", meaning, problem) if part)

@@ -1,0 +1,58 @@
+"""A lease on a task: when to renew it, whether it is still ours, and the timer that keeps it so."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from bus.message import Delivery
+from common.aio import cancel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Lease:
+    """Ours until ``ack_wait`` seconds after it was last renewed. Pure; times are in seconds of one steady clock."""
+
+    ack_wait: float
+    renewed: float
+    """When the last renewal was sent: the broker noted it later, so it never lets go before we think it does."""
+
+    def due(self, now: float) -> float:
+        """Seconds until the next renewal, three to an ``ack_wait``; 0: now."""
+        return max(0.0, self.renewed + self.ack_wait / 3 - now)
+
+    def renew(self, sent: float, answered: float) -> None:
+        """The broker has noted a renewal; one that may have come too late renews nothing: the task may be another's."""
+        if self.held(answered):
+            self.renewed = sent
+
+    def held(self, now: float) -> bool:
+        """Whether nobody else can have been given the task: false after a standstill, or a while without the bus."""
+        return now - self.renewed < self.ack_wait
+
+
+@asynccontextmanager
+async def leased(delivery: Delivery, ack_wait: float = 30.0) -> AsyncIterator[Lease]:
+    """Keep a delivery ours while the block runs, by a task of its own, three times per ``ack_wait``."""
+    now = asyncio.get_running_loop().time
+    lease = Lease(ack_wait, now())
+
+    async def renew() -> None:
+        while True:
+            await asyncio.sleep(lease.due(now()) or ack_wait / 3)
+            sent = now()
+            try:
+                await delivery.in_progress(sync=True)
+            except Exception as error:  # whatever it was: without another try the lease runs out
+                log.warning("lease of %s not renewed: %s", delivery.subject, str(error) or type(error).__name__)
+            else:
+                lease.renew(sent, now())
+
+    renewing = asyncio.create_task(renew())
+    try:
+        yield lease
+    finally:
+        await cancel(renewing)

@@ -1,0 +1,122 @@
+"""Who a client says it is on the bus, and whom it believes: keys and certificates of one role, from a directory."""
+
+import json
+import ssl
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import nkeys
+
+from bus.errors import AccessError
+from bus.nats_client import PlaintextServer
+from bus.security.secrets import read_secret
+from bus.security.signing import Signing
+
+FILE = "access.json"
+HELP = "a directory that `lightningbus bus users` wrote"
+HOPELESS_TLS = ("ALERT", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What `nats` needs beside an address. Only paths: what the files hold is read when it is needed, and never kept.
+
+    ``nkey`` is a file with a seed, ``credentials`` one with a JWT and its seed, as operators of accounts hand them out,
+    ``password`` one with what belongs to the certificate in ``cert``.
+    """
+
+    inbox: str = "_INBOX"
+    nkey: Path | None = None
+    credentials: Path | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    password: Path | None = None
+    signing: Path | None = None
+    """A file with the seed that this role signs by."""
+    signers: Path | None = None
+    """A file with the public keys it believes, by role; None: it believes whatever is on the bus."""
+
+    @property
+    def signatures(self) -> Signing:
+        """How this role signs, and whom it believes."""
+        return Signing(self.signing, self.signers)
+
+    @property
+    def has_user(self) -> bool:
+        """Whether it says who we are."""
+        return any(file is not None for file in (self.nkey, self.credentials, self.password))
+
+    @classmethod
+    def read(cls, directory: Path, role: str) -> "Access":
+        """A role's access: its own directory, or one of all roles'; raises `AccessError` in one sentence."""
+        place = next((one for one in (directory, directory / role) if (one / FILE).exists()), None)
+        if place is None:
+            raise AccessError(f"{directory} has no access for role {role}: it is not {HELP}")
+        try:
+            said = json.loads(read_secret(place / FILE, "access"))
+            if not isinstance(said.get("inbox", ""), str):
+                raise TypeError("inbox is text")
+            access = cls(**{name: value if name == "inbox" else place / value for name, value in said.items()})
+        except (ValueError, TypeError, AttributeError) as error:
+            known = ", ".join(field.name for field in fields(cls))
+            raise AccessError(f"{place / FILE} is not an access file: a JSON object of {known}") from error
+        access.options()
+        return access
+
+    def options(self) -> dict[str, Any]:
+        """Arguments for nats-py's ``connect``; every file is looked into, so that a bad one is said by name."""
+        options: dict[str, Any] = {"inbox_prefix": self.inbox}
+        self.signatures.check_files()
+        if self.nkey is not None:
+            try:
+                nkeys.from_seed(read_secret(self.nkey, "nkey").strip().encode()).wipe()
+            except (nkeys.NkeysError, ValueError):
+                raise AccessError(f"{self.nkey} holds no nkey seed") from None
+            options["nkeys_seed"] = str(self.nkey)
+        if self.credentials is not None:
+            read_secret(self.credentials, "credentials")
+            options["user_credentials"] = str(self.credentials)
+        if self.password is not None:  # who we are, the certificate says; nats-py asks for the password each time
+            read_secret(self.password, "password")
+            options |= {"user": "", "password": partial(_first_line, self.password)}
+        if self.ca is not None or self.cert is not None:
+            # TLS before the first word: a server, or somebody in between, could else say that it wants none.
+            options |= {"tls": self._tls(), "tls_handshake_first": True}
+        return options
+
+    def _tls(self) -> ssl.SSLContext:
+        for path in filter(None, (self.ca, self.cert, self.key)):
+            read_secret(path, "certificate or its key")
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+        except ssl.SSLError as error:
+            raise AccessError(f"{self.ca} holds no certificate") from error
+        if self.cert is not None:
+            try:
+                context.load_cert_chain(self.cert, self.key)
+            except ssl.SSLError as error:
+                raise AccessError(f"{self.cert} and {self.key} are not a certificate and its key") from error
+        return context
+
+
+def _first_line(path: Path) -> str:
+    return read_secret(path, "password").strip()
+
+
+def refusal(error: Exception, known: bool) -> str:
+    """What to do about an error that another try will not mend; empty if one might. ``known``: an access was given."""
+    if isinstance(error, AccessError):  # a file that is read again before each connection
+        return str(error)
+    if isinstance(error, PlaintextServer):
+        return "it speaks no TLS, and its address says tls://"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not to be trusted ({error.verify_message})"
+    if isinstance(error, ssl.SSLError) and any(mark in (error.reason or "") for mark in HOPELESS_TLS):
+        return f"TLS with it fails ({error.reason}): are server and client of the same `lightningbus bus users`?"
+    if "authorization violation" in str(error).lower():
+        who = "it has no user of this key" if known else f"it asks who is there: give --access, {HELP}"
+        return f"it lets nobody in whom it does not know, and {who}"
+    return ""

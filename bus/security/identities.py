@@ -1,0 +1,50 @@
+"""Who a user of the bus is to the server: an nkey, or with TLS a certificate and a password that belong together."""
+
+import os
+import secrets
+from pathlib import Path
+
+import nkeys
+from cryptography import x509
+
+from bus.errors import AccessError
+from bus.security.certificates import CERT, CLIENT, KEY, Authority
+from bus.security.secrets import new_key, read_secret, write_secret
+
+NKEY, PASSWORD = "nkey", "password"
+Identity = dict[str, str]
+"""The fields of a user in the server's configuration that say who it is."""
+
+
+def new_nkey(directory: Path) -> dict[str, str]:
+    """Write a fresh nkey; returns the fields of the access file that name it."""
+    seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
+    write_secret(directory / NKEY, seed + b"\n")
+    return {"nkey": NKEY}
+
+
+def new_certificate(directory: Path, role: str, authority: Authority) -> dict[str, str]:
+    """Write a client certificate of its own name, and the password that goes with it; returns as `new_nkey`.
+
+    nats-server takes an nkey whatever certificate it comes with, so with TLS there is none: the certificate says who
+    it is (``verify_and_map``), and the password keeps a server that maps no certificates from believing a bare name.
+    """
+    authority.issue(directory, f"lightningbus {role} {secrets.token_hex(8)}", CLIENT)
+    write_secret(directory / PASSWORD, new_key() + "\n")
+    return {"cert": CERT, "key": KEY, "password": PASSWORD}
+
+
+def identity_of(directory: Path) -> Identity:
+    """Who comes with the files of a role's directory; raises `AccessError` if they are none."""
+    if (directory / NKEY).exists():
+        seed = read_secret(directory / NKEY, "nkey").strip().encode()
+        try:
+            return {"nkey": nkeys.from_seed(seed).public_key.decode()}
+        except (nkeys.NkeysError, ValueError):
+            raise AccessError(f"{directory / NKEY} holds no nkey seed") from None
+    text = read_secret(directory / CERT, "certificate")
+    try:
+        subject = x509.load_pem_x509_certificate(text.encode()).subject
+    except ValueError:
+        raise AccessError(f"{directory / CERT} holds no certificate") from None
+    return {"user": subject.rfc4514_string(), "password": read_secret(directory / PASSWORD, "password").strip()}

@@ -1,0 +1,110 @@
+"""New keys and a new authority for the users of a running bus, in two steps, between which old and new are let in."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from cryptography import x509
+
+from bus.errors import AccessError
+from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTES, SERVER, Authority
+from bus.security.identities import NKEY, PASSWORD, identity_of, new_certificate, new_nkey
+from bus.security.permissions import LEAVES, RIGHTS
+from bus.security.secrets import CONF, SERVER_PLACE
+from bus.security.users import server_conf, write_leaf_conf
+
+PREVIOUS, NEXT = "previous", "next"
+"""Below the users: what the roles were let in by before, and what the server shows after the second step."""
+
+
+def begin_rotation(out: Path, site: bool = False) -> Iterator[str]:
+    """Give each role new keys, and let the server take old and new; raises `AccessError` if a rotation is under way.
+
+    With certificates, clients believe the old authority and the new one from now on, and the server shows the old
+    certificate until `finish_rotation`.
+    """
+    if not (out / CONF).exists():
+        raise AccessError(f"{out} holds no {CONF}: it is not a directory that `lightningbus bus users` wrote")
+    if (out / PREVIOUS).exists():
+        raise AccessError(f"a rotation of {out} is under way: end it with --finish")
+    server = out / SERVER_PLACE
+    authority = Authority.new() if server.exists() else None
+    previous = out / PREVIOUS
+    previous.mkdir(mode=0o700)
+    for role in RIGHTS:
+        directory, kept = out / role, previous / role
+        kept.mkdir(mode=0o700)
+        # A reader meets the old files or the new ones; where it meets both it is refused once, and reads again.
+        for name in (NKEY, PASSWORD, CERT, KEY):
+            if (directory / name).exists():
+                shutil.move(directory / name, kept / name)
+        if (kept / NKEY).exists():
+            new_nkey(directory)
+            if role in LEAVES:
+                write_leaf_conf(directory)
+            if authority is not None:
+                authority.issue(directory, f"lightningbus {role}", CLIENT)
+        elif authority is not None:
+            new_certificate(directory, role, authority)
+        if authority is not None:
+            _add(authority, directory)
+        yield f"{directory}: new keys"
+    if authority is not None:
+        names = _hosts(server / CERT)
+        following = server / NEXT
+        following.mkdir(mode=0o700)
+        authority.issue(following, "lightningbus bus", SERVER, hosts=names)
+        _add(authority, server)
+        routes = Authority.new()
+        routes.issue(following, "lightningbus bus", SERVER, CLIENT, hosts=names, prefix=ROUTES)
+        _add(routes, server, ROUTES)
+    _write_conf(out, site)
+    yield f"{out / CONF}: old and new keys are let in"
+
+
+def finish_rotation(out: Path, site: bool = False) -> Iterator[str]:
+    """Let the old keys in no longer; raises `AccessError` unless a rotation was begun."""
+    if not (out / PREVIOUS).exists():
+        raise AccessError(f"no rotation of {out} is under way")
+    server = out / SERVER_PLACE
+    if server.exists():
+        for file in (server / NEXT).iterdir():
+            file.replace(server / file.name)
+        (server / NEXT).rmdir()
+        _drop_old(server, ROUTES)
+        for directory in (server, *(out / role for role in RIGHTS)):
+            _drop_old(directory)
+    shutil.rmtree(out / PREVIOUS)
+    _write_conf(out, site)
+    yield f"{out / CONF}: the old keys are let in no longer"
+
+
+def _write_conf(out: Path, site: bool) -> None:
+    identities = {
+        role: [identity_of(place) for place in (out / role, out / PREVIOUS / role) if place.exists()] for role in RIGHTS
+    }
+    server_conf(out, identities, site)
+
+
+def _add(authority: Authority, directory: Path, prefix: str = "") -> None:
+    """Believe what an authority signs, beside what is believed already; the new one stands first."""
+    bundle = directory / f"{prefix}{CA}"
+    _replace(bundle, authority.pem() + bundle.read_bytes())
+
+
+def _drop_old(directory: Path, prefix: str = "") -> None:
+    bundle = directory / f"{prefix}{CA}"
+    mark = b"-----END CERTIFICATE-----\n"
+    _replace(bundle, bundle.read_bytes().partition(mark)[0] + mark)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    new = path.with_name(f".{path.name}.new")
+    new.write_bytes(content)
+    new.replace(path)
+
+
+def _hosts(certificate: Path) -> list[str]:
+    """Names and addresses a certificate is for."""
+    names = x509.load_pem_x509_certificate(certificate.read_bytes()).extensions
+    return [str(name.value) for name in names.get_extension_for_class(x509.SubjectAlternativeName).value]

@@ -1,0 +1,90 @@
+"""What stands between a port and whoever reaches it: users, the cluster key of the nodes' gateways, loopback."""
+
+import ipaddress
+import json
+import os
+import secrets
+import tempfile
+from pathlib import Path
+
+from bus.errors import AccessError
+
+KEY_BYTES = 32
+SHORTEST_KEY = 16
+CLUSTER_KEY, CONF, SERVER_PLACE = "cluster.key", "users.conf", "server"
+"""Names of what `bus.security.users` writes: the key, the server's configuration, the directory of its certificate."""
+
+
+def new_key() -> str:
+    """A fresh cluster key."""
+    return secrets.token_urlsafe(KEY_BYTES)
+
+
+def read_key(path: Path, what: str = "cluster key") -> str:
+    """The cluster key in a file, or another; raises `AccessError` in one sentence, which never has any of it."""
+    key = read_secret(path, what).strip()
+    if len(key) < SHORTEST_KEY or not key.isascii() or any(not sign.isprintable() or sign == " " for sign in key):
+        raise AccessError(f"{path} holds no {what}: {SHORTEST_KEY} or more letters, digits and signs in one line")
+    return key
+
+
+def bearer(key: str) -> dict[str, str]:
+    """The headers of a request to a gateway; none without a key."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def holds(key: str, authorization: str) -> bool:
+    """Whether an ``Authorization`` header has the key, compared in constant time."""
+    scheme, _, given = authorization.partition(" ")
+    return scheme.lower() == "bearer" and same(key, given.strip())
+
+
+def same(key: str, given: str) -> bool:
+    """Whether a key is what was given, in constant time; a header may hold bytes that are no text (aiohttp)."""
+    return secrets.compare_digest(given.encode(errors="surrogateescape"), key.encode())
+
+
+def write_secret(path: Path, content: str | bytes) -> None:
+    """A new file, whole or not there, that only its owner reads; raises FileExistsError rather than write over one."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:  # of mode 0600
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+        os.link(file.name, path)
+
+
+def read_secret(path: Path, what: str) -> str:
+    """A file's text; raises `AccessError` naming the file and what it should hold."""
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError as error:
+        raise AccessError(f"the {what} cannot be read: {path}: {error.strerror}") from None
+    except ValueError:  # no text, or a path that is none
+        raise AccessError(f"{str(path)!r} holds no {what}") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def reachable(host: str) -> str:
+    """Where this machine reaches what listens on ``host``: an address of all interfaces is none to connect to."""
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+
+
+def included(directory: Path, config: Path) -> str:
+    """The line of a server's configuration that takes the users in; raises `AccessError` if there are none."""
+    users = directory / CONF
+    if not users.exists():
+        raise AccessError(f"{directory} holds no {CONF}: make it by `lightningbus bus users --out {directory}`")
+    # The server takes a path from where its configuration lies, an absolute one too.
+    return f"include {json.dumps(os.path.relpath(users.resolve(), config.resolve()))}"
+
+
+def has_tls(directory: Path) -> bool:
+    """Whether the users made there come over TLS."""
+    return (directory / SERVER_PLACE).exists()

@@ -1,0 +1,153 @@
+"""Signatures of what decides which weights are served: keys made, messages signed, and held to the public keys.
+
+The key is not the one of the connection: that one signs what a server sends it.
+"""
+
+import base64
+import binascii
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import nacl.exceptions
+import nacl.signing
+import nkeys
+
+from bus.errors import AccessError
+from bus.security.secrets import read_secret, write_secret
+from schemas.events import Event
+from schemas.signers import SIGNERS, may_sign, role_of, signed_bytes
+
+HEADER = "Lightningbus-Signature"
+"""The public key and the base64 signature, with a space between them."""
+AFTER = "Nats-Expected-Last-Subject-Sequence"
+SEED, PUBLIC = "signing.seed", "signers.json"
+_RAW_KEY = slice(1, 33)
+"""Of a decoded public key: before it stands what kind of key it is, after it a checksum."""
+
+
+class NotSigned(ValueError):
+    """A message is not signed by a key that may sign it; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signing:
+    """This role's signing key, and the public keys it believes; only paths. Without ``signers`` signing is off."""
+
+    seed: Path | None = None
+    signers: Path | None = None
+
+    def check_files(self) -> None:
+        """Raises `AccessError` naming a file that is not what it should be."""
+        if self.signers is not None:
+            public_keys(self.signers)
+        if self.seed is not None:
+            _key(self.seed)
+
+    def headers(self, subject: str, event: Event, payload: bytes, after: int) -> dict[str, str]:
+        """The headers that sign a message; raises `AccessError` where this role may not sign it."""
+        if self.signers is None:
+            return {}
+        kind = type(event).__name__
+        if self.seed is None:
+            raise AccessError(f"this role has no signing key, so nobody would believe its {kind}")
+        pair = _key(self.seed)
+        public = pair.public_key.decode()
+        if not may_sign(role_of(public, public_keys(self.signers)), event):
+            raise AccessError(f"the key in {self.seed} may not sign this {kind}: nobody would believe it")
+        signature = base64.b64encode(pair.sign(signed_bytes(subject, after, payload))).decode()
+        return {HEADER: f"{public} {signature}", AFTER: str(after)}
+
+    def check(self, subject: str, event: Event, payload: bytes, headers: Mapping[str, str], previous: int) -> str:
+        """The role that signed a message; empty where signing is off.
+
+        ``previous``: sequence of the message before it on its subject, 0 if none is left. Raises `NotSigned`, or
+        `AccessError` for a file of public keys that cannot be used.
+        """
+        if self.signers is None:
+            return ""
+        public, _, signature = headers.get(HEADER, "").partition(" ")
+        if not public:
+            raise NotSigned("it is not signed")
+        role = role_of(public, public_keys(self.signers))
+        if not role:
+            raise NotSigned(f"it is signed by a key nobody here knows: {public[:8]}…")
+        after = headers.get(AFTER, "")
+        if not after.isdecimal() or not _is_signature(public, signature, signed_bytes(subject, int(after), payload)):
+            raise NotSigned(f"its signature is not by the key of role {role} over these bytes on {subject}")
+        if previous > int(after):
+            raise NotSigned(f"it is an older message of role {role}, sent once more")
+        if not may_sign(role, event):
+            raise NotSigned(f"role {role} may not decide that")
+        return role
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Public keys by role, and the signing keys of some of these roles."""
+
+    public: Mapping[str, Sequence[str]]
+    seeds: Mapping[str, bytes]
+
+    @classmethod
+    def new(cls) -> "Keys":
+        """Fresh ones for all roles that sign."""
+        seeds = {role: nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER) for role in SIGNERS}
+        return cls({role: [nkeys.from_seed(seed).public_key.decode()] for role, seed in seeds.items()}, seeds)
+
+    @classmethod
+    def of(cls, place: Path) -> "Keys":
+        """Those in a role's folder; raises `AccessError` if there are none."""
+        public, seed = public_keys(place / PUBLIC), place / SEED
+        if not seed.exists():
+            return cls(public, {})
+        role = role_of(_key(seed).public_key.decode(), public)
+        return cls(public, {role: read_secret(seed, "signing key").strip().encode()})
+
+    def write(self, place: Path, role: str) -> dict[str, str]:
+        """Write what a role needs into its folder; returns the fields of its access file that name it."""
+        (place / PUBLIC).write_text(json.dumps(self.public, indent=2) + "\n")
+        if role not in self.seeds:
+            return {"signers": PUBLIC}
+        write_secret(place / SEED, self.seeds[role] + b"\n")
+        return {"signers": PUBLIC, "signing": SEED}
+
+
+def make_keys(out: Path, roles: Iterable[str], file: str) -> None:
+    """Folders of all roles with signing keys and nothing else, for a bus that lets in everybody on this host."""
+    keys, unfinished = Keys.new(), out.with_name(f".{out.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True, mode=0o700)
+    for role in roles:
+        place = unfinished / role
+        place.mkdir(mode=0o700)
+        (place / file).write_text(json.dumps(keys.write(place, role), indent=2) + "\n")
+    unfinished.rename(out)
+
+
+def public_keys(path: Path) -> dict[str, list[str]]:
+    """Public keys by role; raises `AccessError` in one sentence."""
+    try:
+        return msgspec.json.decode(read_secret(path, "public keys"), type=dict[str, list[str]])
+    except msgspec.DecodeError as error:
+        raise AccessError(f"{path} is not a list of public keys by role: {error}") from None
+
+
+def _key(path: Path) -> nkeys.KeyPair:
+    try:
+        return nkeys.from_seed(read_secret(path, "signing key").strip().encode())
+    except (nkeys.NkeysError, ValueError):
+        raise AccessError(f"{path} holds no signing key") from None
+
+
+def _is_signature(public: str, signature: str, content: bytes) -> bool:
+    try:
+        raw = base64.b32decode(public + "=" * (-len(public) % 8))[_RAW_KEY]
+        nacl.signing.VerifyKey(raw).verify(content, base64.b64decode(signature, validate=True))
+    except (ValueError, binascii.Error, TypeError, nacl.exceptions.CryptoError):
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Weight versions on the bus: manifests, decisions, and how their bytes travel."""

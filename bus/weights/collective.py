@@ -1,0 +1,161 @@
+"""Weights from the memory of one process into that of others: a store where a group meets, and a broadcast.
+
+Both ends are here, so that they cannot differ: rank 0 is the learner's sender, the others are the workers of vLLM's
+engines. Over NCCL it is vLLM's own transfer (`vllm.distributed.weight_transfer`), so there both ends need vLLM; over
+gloo, for machines without GPUs, torch's. Nothing is pickled. torch's TCPStore asks nobody who they are: SECURITY.md.
+"""
+
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch.distributed import (  # type: ignore[attr-defined]
+    DistStoreError,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    TCPStore,
+)
+
+from schemas.weights.events import Backend
+
+TENSOR_SECONDS = 100.0
+"""gloo: longest that a tensor may take; less than a node waits for its engine."""
+PACKED_BYTES = 256 << 20
+"""NCCL: tensors are sent together until they have so many bytes. Both ends must count alike; each holds two lots."""
+MET, OFF = "met", "off"
+
+Named = tuple[str, torch.Tensor]
+Wanted = tuple[str, tuple[int, ...], torch.dtype]
+Load = Callable[[list[Named]], None]
+
+
+class NotMet(Exception):
+    """Not all of a group came in time; none of it goes on."""
+
+
+class Group(Protocol):
+    """Ranks that have met; all of them call the same, with tensors of the same sizes in the same order.
+
+    Raises RuntimeError when one of them is gone; of NCCL's that is not certain, whoever calls must have a bound.
+    """
+
+    def send(self, tensors: Iterable[Named]) -> None:
+        """By rank 0: tensors on the CPU, as ``uint8[bytes]``."""
+        ...
+
+    def receive(self, wanted: Sequence[Wanted], load: Load) -> None:
+        """By the others: ``load`` is given every tensor once, some at a time."""
+        ...
+
+
+def listen(host: str, port: int) -> TCPStore:
+    """A store that others reach at ``host`` and nowhere else; port 0 is any free one. Raises OSError."""
+    listener = socket.create_server((host, port))
+    at = listener.getsockname()[1]
+    # libuv's store does not take a socket of ours, and by itself a store listens everywhere.
+    return TCPStore(
+        host, at, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=False
+    )
+
+
+def visit(host: str, port: int, seconds: float) -> TCPStore:
+    """The store of somebody else; raises RuntimeError if it is not reached in time."""
+    timeout = timedelta(seconds=seconds)
+    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout, use_libuv=False)
+
+
+def meet(store: Store, meeting: str, rank: int, world: int, seconds: float) -> None:
+    """Wait for all ranks. Either all of them met, or for all of them it is off: raises `NotMet`, also who comes later.
+
+    Raises RuntimeError if the store is gone.
+    """
+    told = f"{meeting}/told"
+    store.set(f"{meeting}/{rank}", "here")
+    wanted = MET if store.add(f"{meeting}/come", 1) == world else OFF
+    if wanted == OFF:
+        # Where nobody has said anything until then this rank does, unless the last one comes just now.
+        with suppress(DistStoreError):
+            store.wait([told], timedelta(seconds=seconds))
+    verdict = store.compare_set(f"{meeting}/verdict", "", wanted)  # the first word counts; by itself it wakes nobody
+    store.set(told, "")
+    if verdict != MET.encode():
+        raise NotMet(f"of {world} ranks of {meeting} not all came within {seconds:g} s")
+
+
+def absent(store: Store, meeting: str, world: int) -> list[int]:
+    """The ranks that have not come to a meeting."""
+    return [rank for rank in range(world) if not store.check([f"{meeting}/{rank}"])]
+
+
+def join(backend: Backend, store: Store, name: str, rank: int, world: int, host: str, seconds: float) -> Group:
+    """The group of all who have met; raises RuntimeError if it is not made in time, which NCCL may not notice.
+
+    ``host``: where this rank may be reached.
+    """
+    own = PrefixStore(name, store)
+    return Nccl(own, rank, world) if backend == "nccl" else Gloo(own, rank, world, host, seconds)
+
+
+def own_address(host: str, port: int) -> str:
+    """The address of this machine that leads to another one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((host, port))  # of datagrams: nothing is sent
+        return str(way.getsockname()[0])
+
+
+class Gloo:
+    """A tensor at a time, by the CPUs."""
+
+    def __init__(self, store: Store, rank: int, world: int, host: str, seconds: float) -> None:
+        """See `join`."""
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        # Else it listens at whatever address the machine's name has, as vLLM's own stateless group does.
+        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+        options._timeout = timedelta(seconds=seconds)
+        self._group: Any = ProcessGroupGloo(store, rank, world, options)
+        self._group._set_default_timeout(timedelta(seconds=TENSOR_SECONDS))
+
+    def send(self, tensors: Iterable[Named]) -> None:
+        """See `Group`."""
+        for _, tensor in tensors:
+            self._group.broadcast(tensor, 0).wait()
+
+    def receive(self, wanted: Sequence[Wanted], load: Load) -> None:
+        """See `Group`."""
+        for name, shape, dtype in wanted:
+            tensor = torch.empty(shape, dtype=dtype)
+            self._group.broadcast(tensor.reshape(-1).view(torch.uint8), 0).wait()
+            load([(name, tensor)])
+
+
+class Nccl:
+    """vLLM's own: packed, and copied while the lot before is on its way."""
+
+    def __init__(self, store: Store, rank: int, world: int) -> None:
+        """See `join`; on the GPU that is this process' current one."""
+        from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+        from vllm.distributed.weight_transfer.nccl_common import uid_init_process_group
+
+        if rank == 0:
+            store.set("id", bytes(NCCLLibrary().ncclGetUniqueId().internal))  # type: ignore[arg-type]
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._group = uid_init_process_group(store.get("id"), rank, world, self._device)
+
+    def send(self, tensors: Iterable[Named]) -> None:
+        """See `Group`."""
+        from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
+
+        packed_nccl_broadcast_producer(
+            iter(tensors), self._group, 0, lambda named: named[1].to(self._device), PACKED_BYTES
+        )
+
+    def receive(self, wanted: Sequence[Wanted], load: Load) -> None:
+        """See `Group`."""
+        from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_consumer
+
+        named = iter([(name, (list(shape), dtype)) for name, shape, dtype in wanted])
+        packed_nccl_broadcast_consumer(named, self._group, 0, load, PACKED_BYTES, device=self._device)

@@ -1,0 +1,247 @@
+"""The versions of a model as the bus has them: what was decided of them, and the manifests of older ones.
+
+Where keys are given, only what was signed by who may decide it counts: see `bus.weights.signed_log`.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from nats.js.errors import NotFoundError
+
+from bus.batch_get import lookup, sequence_of
+from bus.client import Bus
+from bus.errors import BusError, Fenced
+from bus.weights.signed_log import Entry, Verified
+from schemas import subjects
+from schemas.codec import DecodeError, decode
+from schemas.events import Event
+from schemas.signers import ADMIN
+from schemas.weights.events import (
+    LONGEST_NAME,
+    LONGEST_REASON,
+    Decision,
+    Turn,
+    WeightApplied,
+    WeightRelease,
+    WeightVersion,
+)
+from schemas.weights.release_policy import awaits, decided, follows, stands, verdict
+
+E = TypeVar("E", bound=Event)
+
+ANSWER_SECONDS = 10.0
+BEHIND_SECONDS = 30.0
+"""A server is behind the others for moments; what has been older for longer than this is a stream made anew."""
+AGAIN_SECONDS = 0.2
+BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What nodes are to serve now, and what one of them is to try; None: nothing."""
+
+    serve: WeightVersion | None = None
+    to_try: WeightVersion | None = None
+
+
+class Seen:
+    """How far a subject was seen to have come, by servers of which one may be behind."""
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        """Of the stream; 0: nothing."""
+        self._behind_since: float | None = None
+
+    def counts(self, sequence: int) -> bool:
+        """Whether this is the last message there is, as far as one can know; if so it is what was seen."""
+        now = time.monotonic()
+        if sequence < self.sequence:
+            self._behind_since = now if self._behind_since is None else self._behind_since
+            if now - self._behind_since < BEHIND_SECONDS:
+                return False
+        self.sequence, self._behind_since = sequence, None
+        return True
+
+
+class Releases:
+    """What may be served of a model; decisions are made by compare-and-set, so none is lost to another."""
+
+    def __init__(self, bus: Bus, model: str) -> None:
+        self._bus, self._model = bus, model
+        self._subject = subjects.release(model)
+        self._decided, self._published = Seen(), Seen()
+        self._decisions = Verified(bus, self._subject, model, WeightRelease)
+        self._manifests = Verified(bus, subjects.weights(model), model, WeightVersion)
+        self._through = 0
+        """Sequence of the last decision that is part of the state, or was passed over."""
+        self.state = WeightRelease(model=model)
+        """As of the last look."""
+        self._choice = Choice()
+
+    @property
+    def problem(self) -> str:
+        """Why the newest version, or the newest decision, is passed over; empty: it is not."""
+        return self._manifests.why_not(self._published.sequence) or self._decisions.why_not(self._decided.sequence)
+
+    async def look(self) -> WeightRelease:
+        """What holds now; an answer that is older than what was seen already counts for nothing.
+
+        It is told from all decisions, so that one that cannot be read, or that nobody was to make, changes nothing.
+        """
+        last = await self._decisions.last()
+        sequence = last.sequence if last is not None else 0
+        if self._decided.counts(sequence):
+            await self._go_through(sequence)
+        return self.state
+
+    async def _go_through(self, sequence: int) -> None:
+        if sequence < self._through:  # the stream was made anew
+            self.state, self._through = WeightRelease(model=self._model), 0
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while self._through < sequence:
+            entries, self._through = await self._decisions.after(self._through)
+            for entry in entries:
+                if entry.signer and not self._anchors(entry) and not follows(self.state, entry.event):
+                    self._decisions.skip(entry.sequence, "it is not the decisions before it and one more")
+                else:
+                    self.state = entry.event
+            if self._through < sequence:  # a server that is behind
+                if time.monotonic() > deadline:
+                    raise BusError(f"the decisions up to {sequence} cannot be looked up")
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    def _anchors(self, entry: Entry[WeightRelease]) -> bool:
+        """Whether it may be begun with, because the stream has dropped the decisions before it; only an admin pins."""
+        return not self.state.decisions and (entry.signer == ADMIN or entry.event.pinned is None)
+
+    async def decide(
+        self,
+        what: Literal["released", "revoked", "pinned", "unpinned"],
+        version: int,
+        *,
+        who: str,
+        why: str = "",
+        figures: dict[str, float] | None = None,
+        first_only: bool = False,
+    ) -> WeightRelease:
+        """Add a decision; returns what holds then. ``first_only``: a verdict that is there already stays the last.
+
+        Raises as `Bus.publish`, `Fenced` if others have been quicker for a minute.
+        """
+        deadline = time.monotonic() + 2 * BEHIND_SECONDS
+        words = {"who": who[:LONGEST_NAME], "why": why[:LONGEST_REASON]}
+        said = Decision(what=what, version=version, **words, figures=figures or {}, decided_ns=time.time_ns())
+        while True:
+            before = await self.look()
+            if first_only and verdict(before, version) is not None:
+                return before
+            after = decided(before, said)
+            last = self._decided.sequence
+            msg_id = f"release:{self._model}:{version}:{last}:{secrets.token_hex(16)}"
+            try:
+                sequence = await self._bus.publish(self._subject, after, msg_id=msg_id, expect_last=last, unique=True)
+            except Fenced:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(AGAIN_SECONDS)
+                continue
+            if self._decided.counts(sequence):  # else it was looked up meanwhile, with what came after it
+                self.state, self._through = after, sequence
+            return after
+
+    async def choice(self) -> Choice:
+        """What is to be served as of now: the pinned version, else the newest that stands.
+
+        Only the newest of all is tried. Raises `BusError` when the pinned one is not on the bus.
+        """
+        release = await self.look()
+        last = await self._manifests.last()
+        newest = last.sequence if last is not None else 0
+        if not self._published.counts(newest):
+            return self._choice
+        to_try, first = None, True
+        async for entry in self._manifests.newest_first(last):
+            manifest = entry.event
+            if release.pinned is None:
+                found = stands(release, manifest)
+                to_try = manifest if first and awaits(release, manifest) else to_try
+            elif manifest.version < release.pinned:
+                break
+            else:
+                found = manifest.version == release.pinned
+            first = False
+            if found:
+                self._choice = Choice(manifest, to_try)
+                return self._choice
+        if release.pinned is not None and newest:
+            raise BusError(f"version {release.pinned} is pinned and is not on the bus")
+        self._choice = Choice(None, to_try)
+        return self._choice
+
+    async def versions(self) -> AsyncIterator[tuple[WeightVersion, int]]:
+        """Manifests with their stream sequences, newest first."""
+        async for entry in self._manifests.newest_first(await self._manifests.last()):
+            yield entry.event, entry.sequence
+
+    async def repair(self) -> list[str]:
+        """Remove the messages that every reader passes over; returns why, one sentence each. Only an admin may."""
+        turns = Verified(self._bus, subjects.turn(self._model), self._model, Turn)
+        removed: dict[int, str] = {}
+        while True:
+            await self.look()
+            await self._manifests.after(0)
+            await turns.after(0)
+            skipped = {
+                sequence: verified.why_not(sequence)
+                for verified in (self._manifests, self._decisions, turns)
+                for sequence in verified.skipped
+                if sequence not in removed
+            }
+            if not skipped:
+                return list(removed.values())
+            for sequence in skipped:
+                with suppress(NotFoundError):
+                    await self._bus.js.delete_msg(subjects.WEIGHTS, sequence)
+            removed |= skipped
+
+    async def published(self, version: int) -> list[tuple[WeightVersion, int]]:
+        """Manifests of a version with their sequences, newest first: each life of a learner writes one.
+
+        Raises `BusError` if the bus has none.
+        """
+        found = []
+        async for one in self.versions():
+            if one[0].version < version:
+                break
+            found += [one] if one[0].version == version else []
+        if not found:
+            raise BusError(
+                f"model {self._model!r} has no version {version} on this bus: see `lightningbus weights list`"
+            )
+        return found
+
+    async def applied(self, since: int, version: int) -> list[WeightApplied]:
+        """Who went over to a version, in order; ``since`` is the sequence of its oldest manifest."""
+        found: list[WeightApplied] = []
+        while True:
+            asked = {"batch": BATCH, "seq": since + 1, "next_by_subj": subjects.ALL_APPLIED}
+            some = await _collected(self._bus, asked, WeightApplied)
+            found += [one for one, _ in some if (one.model, one.version) == (self._model, version)]
+            if len(some) < BATCH:
+                return found
+            since = some[-1][1]
+
+
+async def _collected(bus: Bus, request: dict[str, object], kind: type[E]) -> list[tuple[E, int]]:
+    """The events that a request for several messages of WEIGHTS brings, with their sequences."""
+    found: list[tuple[E, int]] = []
+    async with lookup(bus.nc, subjects.WEIGHTS, request, ANSWER_SECONDS) as messages:
+        async for message in messages:
+            with suppress(DecodeError):
+                found.append((decode(kind, message.data), sequence_of(message)))
+    return found

@@ -1,0 +1,130 @@
+"""A subject of WEIGHTS as its readers may believe it: what cannot be read, or was signed by nobody, is passed over."""
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from nats.js.errors import NotFoundError
+
+from bus.batch_get import lookup, sequence_of
+from bus.client import Bus
+from bus.security.signing import NotSigned
+from common.observability import metrics
+from schemas import subjects
+from schemas.codec import DecodeError, check_schema, decode
+from schemas.signers import SIGNED
+from schemas.weights.events import Turn, WeightRelease, WeightVersion
+
+log = logging.getLogger(__name__)
+E = TypeVar("E", WeightVersion, WeightRelease, Turn)
+
+ANSWER_SECONDS = 10.0
+BATCH = 500
+REMEMBERED = 100
+"""Messages whose check is not repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A stored message as it came."""
+
+    sequence: int
+    data: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[E]):
+    """A stored message that counts; ``signer`` is a role, empty where signing is off."""
+
+    event: E
+    sequence: int
+    signer: str
+
+
+class Verified(Generic[E]):
+    """The messages of one model on one subject; see the module."""
+
+    def __init__(self, bus: Bus, subject: str, model: str, kind: type[E]) -> None:
+        self._bus, self._subject, self._model = bus, subject, model
+        self._kind: type[E] = kind
+        self._checked: dict[int, tuple[int, Entry[E] | None]] = {}
+        self.skipped: dict[int, str] = {}
+        """Why messages do not count, by sequence; the newest ones that were met."""
+
+    async def last(self) -> Raw | None:
+        """The last message, whether it counts or not; None: there is none."""
+        try:
+            message = await self._bus.js.get_last_msg(subjects.WEIGHTS, self._subject, direct=True)
+        except NotFoundError:
+            return None
+        return Raw(int(message.seq or 0), message.data or b"", message.headers or {})
+
+    async def newest_first(self, last: Raw | None) -> AsyncIterator[Entry[E]]:
+        """What counts, from a message on back."""
+        while last is not None:
+            known = last.sequence in self._checked
+            older = None if known else await self._older(last)
+            if (entry := self._entry(last, older.sequence if older else 0)) is not None:
+                yield entry
+            last = await self._older(last) if known else older
+
+    async def after(self, sequence: int) -> tuple[list[Entry[E]], int]:
+        """What counts of the messages after a sequence, in order, and the sequence of the last one looked at."""
+        found: list[Entry[E]] = []
+        while True:
+            request = {"batch": BATCH, "seq": sequence + 1, "next_by_subj": self._subject}
+            some = await self._raw(request)
+            for raw in some:
+                if (entry := self._entry(raw, sequence)) is not None:
+                    found.append(entry)
+                sequence = raw.sequence
+            if len(some) < BATCH:
+                return found, sequence
+
+    def why_not(self, sequence: int) -> str:
+        """Why a message does not count, as a sentence; empty: it does, or was not met."""
+        why = self.skipped.get(sequence)
+        return f"message {sequence} on {self._subject} is passed over: {why}" if why is not None else ""
+
+    def skip(self, sequence: int, why: str) -> None:
+        """A message does not count: said once, and counted."""
+        if sequence in self.skipped:
+            return
+        self.skipped[sequence] = why
+        while len(self.skipped) > REMEMBERED:
+            self.skipped.pop(next(iter(self.skipped)))
+        metrics.messages_skipped.labels(self._kind.__name__).inc()
+        log.warning("%s; `lightningbus weights repair` removes it", self.why_not(sequence))
+
+    def _entry(self, raw: Raw, previous: int) -> Entry[E] | None:
+        known = self._checked.get(raw.sequence)
+        if known is not None and known[0] == hash(raw.data):  # else the stream was made anew
+            return known[1]
+        try:
+            check_schema(self._kind, raw.headers.get(subjects.SCHEMA_HEADER, ""))
+            event = decode(self._kind, raw.data)
+            if event.model != self._model:
+                raise DecodeError(f"it is of model {event.model!r}")
+            signer = ""
+            if issubclass(self._kind, SIGNED):
+                signer = self._bus.signing.check(self._subject, event, raw.data, raw.headers, previous)
+            entry = Entry(event, raw.sequence, signer)
+        except (DecodeError, NotSigned) as error:
+            self.skip(raw.sequence, str(error))
+            entry = None
+        self._checked[raw.sequence] = hash(raw.data), entry
+        while len(self._checked) > REMEMBERED:
+            self._checked.pop(next(iter(self._checked)))
+        return entry
+
+    async def _older(self, raw: Raw) -> Raw | None:
+        if raw.sequence <= 1:
+            return None
+        request = {"multi_last": [self._subject], "up_to_seq": raw.sequence - 1}
+        return next(iter(await self._raw(request)), None)
+
+    async def _raw(self, request: Mapping[str, object]) -> list[Raw]:
+        async with lookup(self._bus.nc, subjects.WEIGHTS, request, ANSWER_SECONDS) as messages:
+            return [Raw(sequence_of(one), one.data, one.headers or {}) async for one in messages]

@@ -1,0 +1,40 @@
+"""What a transport does: named objects in buckets."""
+
+import re
+from pathlib import Path
+from typing import Protocol
+
+from bus.errors import BusError
+from schemas.weights.events import Blob
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class Transport(Protocol):
+    """Named objects in buckets; `bus.object_store.Blobs` is one."""
+
+    async def put(self, bucket: str, name: str, source: Path) -> Blob:
+        """Store a file whole, replacing an older object; nobody sees half of it."""
+        ...
+
+    async def get(self, blob: Blob, path: Path) -> None:
+        """Write a blob to ``path``, all of it or nothing.
+
+        Raises `BlobCorrupt` if its bytes are not what the manifest says, `BusError` if it is not there.
+        """
+        ...
+
+    async def names(self, bucket: str) -> list[str]:
+        """Names of all objects of a bucket."""
+        ...
+
+    async def delete(self, bucket: str, name: str) -> None:
+        """Remove an object; one that is not there is no error."""
+        ...
+
+
+def key(bucket: str, name: str) -> str:
+    """``bucket/name``; raises `BusError` for names that could lead elsewhere."""
+    if not _NAME.fullmatch(bucket) or not _NAME.fullmatch(name):
+        raise BusError(f"{bucket}/{name} is no name of a blob outside the bus")
+    return f"{bucket}/{name}"

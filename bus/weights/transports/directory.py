@@ -1,0 +1,93 @@
+"""Files in a directory that both sides see."""
+
+import asyncio
+import fcntl
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from bus.errors import BlobCorrupt, BusError
+from bus.verified_download import check, sha256_of
+from bus.weights.transports.base import key
+from schemas.weights.events import Blob
+
+FICLONE = 0x40049409
+"""The request of Linux that makes a file share another one's bytes (ioctl_ficlone(2))."""
+COPY_BYTES = 1024 * 1024
+
+
+class Directory:
+    """Files under ``directory/bucket``, which all see: one host, or a file system they share.
+
+    Each side has bytes of its own: whoever may write to the directory changes neither what was put nor what was got.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def put(self, bucket: str, name: str, source: Path) -> Blob:
+        """See `Transport`."""
+        path = self._directory / key(bucket, name)
+        try:
+            size, digest = await asyncio.to_thread(_copied, source, path, None)
+        except OSError as error:
+            raise BusError(f"{path} cannot be written: {error.strerror}") from error
+        return Blob(bucket=bucket, name=name, size=size, sha256=digest)
+
+    async def get(self, blob: Blob, path: Path) -> None:
+        """See `Transport`."""
+        source = self._directory / key(blob.bucket, blob.name)
+        try:
+            await asyncio.to_thread(_copied, source, path, blob)
+        except FileNotFoundError:
+            raise BusError(f"{source} is not there (expired, or a directory this host does not see)") from None
+
+    async def names(self, bucket: str) -> list[str]:
+        """See `Transport`."""
+        directory = self._directory / bucket
+        return sorted(path.name for path in directory.glob("[!.]*")) if directory.exists() else []
+
+    async def delete(self, bucket: str, name: str) -> None:
+        """See `Transport`."""
+        (self._directory / key(bucket, name)).unlink(missing_ok=True)
+
+
+def _copied(source: Path, path: Path, expected: Blob | None) -> tuple[int, str]:
+    """Size and SHA-256 of a file's copy under another name; if it is not what is expected it is not put there.
+
+    What is verified is the copy, in which nobody writes who may write to the source.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrived = path.with_name(f".arriving-{path.name}-{os.getpid()}")
+    arrived.unlink(missing_ok=True)
+    try:
+        with _opened(source) as readable, arrived.open("xb") as writable:
+            if expected is not None:  # by its size, before it fills the disk
+                check(expected, os.fstat(readable.fileno()).st_size, expected.sha256)
+            _copy(readable, writable)
+        size, digest = arrived.stat().st_size, sha256_of(arrived)
+        if expected is not None:
+            check(expected, size, digest)
+        arrived.replace(path)
+    finally:
+        arrived.unlink(missing_ok=True)
+    return size, digest
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A regular file, opened; what else may lie there, such as a pipe, would be waited for without end."""
+    readable = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(readable.fileno()).st_mode):
+        readable.close()
+        raise BlobCorrupt(f"{path} is no file")
+    return readable
+
+
+def _copy(source: BinaryIO, copy: BinaryIO) -> None:
+    """All bytes of a file as it is now; where the disk can do that, without a second time the room."""
+    try:
+        fcntl.ioctl(copy, FICLONE, source.fileno())
+    except OSError:  # another file system, or one that cannot
+        shutil.copyfileobj(source, copy, COPY_BYTES)

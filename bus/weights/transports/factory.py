@@ -1,0 +1,25 @@
+"""The transport that a manifest or the settings name."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bus.errors import BusError
+from bus.weights.transports.base import Transport
+from bus.weights.transports.directory import Directory
+from schemas.weights.events import TransportName
+
+if TYPE_CHECKING:
+    from bus.client import Bus
+
+
+def transport(bus: "Bus", kind: TransportName, place: str) -> Transport:
+    """The one a manifest or the settings name; raises `BusError` where it cannot be used here."""
+    if kind == "file":
+        return Directory(Path(place))
+    if kind == "s3":
+        try:
+            from bus.weights.transports.s3 import S3
+        except ImportError as error:
+            raise BusError("transport s3 needs obstore: pip install 'lightningbus[s3]'") from error
+        return S3(place)
+    return bus.blobs

@@ -1,0 +1,87 @@
+"""Blobs in S3-compatible storage; credentials, region and endpoint are the environment's, by their usual ``AWS_*``.
+
+What is large goes up in parts and comes down in ranges, several at once; a part or range that fails is tried again by
+itself. Incomplete uploads of a writer that was killed are for a lifecycle rule of the bucket to remove.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from bus.errors import BusError
+from bus.verified_download import arriving, sha256_of
+from bus.weights.transports.base import key
+from schemas.weights.events import Blob
+
+PART_BYTES = 8 << 20
+IN_FLIGHT = 4
+RETRY = timedelta(seconds=60)
+"""How long a request is tried again before it fails."""
+
+
+class S3:
+    """Objects ``prefix/bucket/name`` of an ``s3://storage-bucket/prefix``; see `base.Transport`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        with _sentence(f"{url} cannot be used"):
+            self._store = S3Store.from_url(url, retry_config={"retry_timeout": RETRY})
+
+    async def put(self, bucket: str, name: str, source: Path) -> Blob:
+        """See `Transport`."""
+        with _sentence(f"{self._url}: {bucket}/{name} cannot be written"):
+            sending = obstore.put_async(
+                self._store, key(bucket, name), source, chunk_size=PART_BYTES, max_concurrency=IN_FLIGHT
+            )
+            digest, _ = await asyncio.gather(asyncio.to_thread(sha256_of, source), sending)
+        return Blob(bucket=bucket, name=name, size=source.stat().st_size, sha256=digest)
+
+    async def get(self, blob: Blob, path: Path) -> None:
+        """See `Transport`."""
+        name = key(blob.bucket, blob.name)
+        pending: deque[asyncio.Future[Any]] = deque()
+        with _sentence(f"{self._url}: {name} cannot be read"), arriving(blob, path) as take:
+            size = (await obstore.head_async(self._store, name))["size"]
+            try:
+                for begin in range(0, size, PART_BYTES):
+                    part: Awaitable[Any] = obstore.get_range_async(
+                        self._store, name, start=begin, end=min(begin + PART_BYTES, size)
+                    )
+                    pending.append(asyncio.ensure_future(part))
+                    if len(pending) >= IN_FLIGHT:
+                        take(bytes(await pending.popleft()))
+                while pending:
+                    take(bytes(await pending.popleft()))
+            finally:
+                for left in pending:
+                    left.cancel()
+
+    async def names(self, bucket: str) -> list[str]:
+        """See `Transport`."""
+        with _sentence(f"{self._url} cannot be listed"):
+            found = await obstore.list(self._store, f"{bucket}/").collect_async()
+        return sorted(one["path"].rpartition("/")[2] for one in found)
+
+    async def delete(self, bucket: str, name: str) -> None:
+        """See `Transport`."""
+        with _sentence(f"{self._url}: {bucket}/{name} cannot be deleted"):
+            await obstore.delete_async(self._store, key(bucket, name))
+
+
+@contextmanager
+def _sentence(what: str) -> Iterator[None]:
+    """The storage's errors as one of the bus's; the first line of what it says names no credentials."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise BusError(f"{what}: there is no such bucket or object (expired, deleted)") from error
+    except BaseError as error:
+        raise BusError(f"{what}: {str(error).splitlines()[0][:300]}") from error

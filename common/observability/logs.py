@@ -1,0 +1,109 @@
+"""Log lines on standard error: for people, or one JSON object each for whatever collects them."""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from enum import StrEnum
+from types import TracebackType
+from typing import Any
+
+from common.printable import printable, printable_json
+
+FORMAT_VARIABLE = "LIGHTNINGBUS_LOG_FORMAT"
+NOISY = ("asyncio", "httpx", "filelock", "nats")
+REPEATING = ("urllib3", "clickhouse_connect")
+"""What these warn of they raise too, and it is said in a sentence of ours."""
+
+
+class LogFormat(StrEnum):
+    """How a log line looks."""
+
+    human = "human"
+    json = "json"
+
+
+class JsonLines(logging.Formatter):
+    """A line as an object: time, level, logger, message; role, run and rollout where they are known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[str, str] = {}
+        """What every line of this process says."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See the class."""
+        said: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            **self.known,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        said |= {name: getattr(record, name) for name in ("run", "rollout") if hasattr(record, name)}
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        return printable_json(said)
+
+
+class HumanLines(logging.Formatter):
+    """A line for people, whose text does not steer their terminal; what goes on in another line is indented."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See the class."""
+        return printable(super().format(record)).replace("\n", "\n    ")
+
+
+def set_up_logging(verbose: bool = False, form: LogFormat = LogFormat.human) -> None:
+    """Log lines on standard error, one per event."""
+    handler = logging.StreamHandler(sys.stderr)
+    # verl names its loggers by file, and says at every checkpoint what it wrote where.
+    handler.addFilter(lambda line: line.levelno >= logging.WARNING or line.name[0] != "/")
+    handler.addFilter(lambda line: line.name.partition(".")[0] not in REPEATING)
+    if form is LogFormat.json:
+        handler.setFormatter(JsonLines())
+        logging.captureWarnings(True)
+        sys.excepthook = _said_as_line
+    else:
+        handler.setFormatter(HumanLines())
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
+    # nats-py reads TLS by asyncio's streams, of which asyncio itself complains at each close.
+    logging.getLogger("asyncio").addFilter(lambda line: "eof_received()" not in str(line.msg))
+    for noisy in NOISY:
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _said_as_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    said = f"ended by {kind.__name__}: {error}"
+    logging.getLogger("lightningbus").critical(said, exc_info=(kind, error, trace))
+
+
+def json_lines() -> JsonLines | None:
+    """The formatter of this process, if its lines are objects."""
+    found = [handler.formatter for handler in logging.getLogger().handlers]
+    return next((formatter for formatter in found if isinstance(formatter, JsonLines)), None)
+
+
+def this_process(**known: str | None) -> None:
+    """Say of every line from now on whose it is: role, run."""
+    if (lines := json_lines()) is not None:
+        lines.known |= {name: value for name, value in known.items() if value}
+
+
+def say_last(sentence: object) -> None:
+    """The last words of a process that cannot go on."""
+    if json_lines() is not None:
+        logging.getLogger("lightningbus").critical("%s", sentence)
+    else:
+        print(f"lightningbus: {printable(str(sentence))}", file=sys.stderr, flush=True)
+
+
+def words_of(line: str) -> str:
+    """What a line says, whichever its form."""
+    try:
+        return str(json.loads(line)["message"])
+    except (ValueError, LookupError, TypeError):
+        return line.removeprefix("lightningbus: ")

@@ -1,0 +1,1 @@
+"""vLLM as a child process, and what runs inside it."""

@@ -1,0 +1,30 @@
+"""What a node makes of a broadcast that a manifest offers: whether its engine has a seat, and what that is told."""
+
+from typing import Any
+
+from schemas.weights.events import Offer, Reach, Seat
+
+
+def backends(has_gpu: bool) -> tuple[str, ...]:
+    """What an engine can receive by."""
+    return ("nccl", "gloo") if has_gpu else ("gloo",)
+
+
+def seat_in(offer: Offer | None, node: str, reach: Reach) -> Seat | None:
+    """The seat of an engine as it is now: one that was started again since is in no group."""
+    here = (node, reach.engine, reach.ranks)
+    seats = offer.seats if offer is not None and offer.backend in reach.backends else ()
+    return next((seat for seat in seats if (seat.node, seat.engine, seat.ranks) == here), None)
+
+
+def meeting(offer: Offer, seat: Seat) -> dict[str, Any]:
+    """What vLLM's workers are told to meet: `inference.engine.broadcast_receiver.Meeting`."""
+    return {
+        "address": offer.address,
+        "group": offer.group,
+        "backend": offer.backend,
+        "meeting": offer.meeting,
+        "rank": seat.rank,
+        "world": offer.world,
+        "seconds": offer.seconds,
+    }

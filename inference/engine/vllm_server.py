@@ -1,0 +1,197 @@
+"""One vLLM server as a child process: on a socket of our own, in its own process group, gone when we are gone.
+
+Its control routes ask nobody who they are, so it listens on a Unix socket in a directory that only our user enters,
+and on no port, which any process of this machine could reach.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from common.observability import metrics
+from common.observability.tracing import environment_of_others
+from common.subprocesses import end, spawn
+from common.unix_sockets import PathTooLong, private_directory
+from inference.engine.broadcast_seats import backends
+from inference.engine.vllm_command import command, environment, has_gpu
+from inference.settings import InferenceSettings
+from schemas.weights.events import Reach
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.25
+ADMIN_SECONDS = 120.0
+STOP_SECONDS = 10.0
+END_SECONDS = 1.0
+IDLE_SECONDS = 2.0
+"""vLLM closes a connection that was idle for 5 s: taken up just then, it would look as if nobody answered."""
+CONNECT_SECONDS = 5.0
+URL = "http://vllm"
+"""The engine, to a client that goes to its socket whatever the address."""
+WARMING: tuple[list[list[int]], ...] = ([[0]], [[0], [0]])
+"""Prompts of tokens: what is compiled for one is compiled again for more, and then for any number."""
+
+
+class EngineFailed(Exception):
+    """The engine did not start, or refused what it was told; the message holds its last words."""
+
+
+class EngineKilled(EngineFailed):
+    """The engine was ended by a signal as it started, which says nothing about its settings."""
+
+
+class EngineRefused(EngineFailed):
+    """The engine answered, and not as it should; it is alive."""
+
+
+class Engine:
+    """Starts vLLM, knows when it is up, tells it to pause, load and resume; an async context manager."""
+
+    def __init__(self, settings: InferenceSettings) -> None:
+        self._settings = settings
+        self.session: aiohttp.ClientSession
+        """A client of the engine, in this life and the next: `URL` and a path."""
+        self._process: asyncio.subprocess.Process | None = None
+        self.max_model_len: int | None = None
+        """Longest prompt and answer together, in tokens; known once the engine is up."""
+        self.reach: Reach | None = None
+        """How weights can be sent straight into it, in this life; known once the engine is up."""
+        self.log_path = settings.work / "vllm.log"
+        self._exits = contextlib.ExitStack()
+        self._socket: Path
+
+    async def __aenter__(self) -> "Engine":
+        """Raises `EngineFailed` where there can be no socket."""
+        try:
+            self._socket = self._exits.enter_context(private_directory("vllm")) / "socket"
+        except PathTooLong as error:
+            raise EngineFailed(str(error)) from error
+        connector = aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=IDLE_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        self.session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+        await self.session.close()
+        self._exits.close()
+
+    async def start(self) -> None:
+        """Start and wait until it answers; raises `EngineFailed`."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self.reach = None
+        self._socket.unlink(missing_ok=True)
+        metrics.engine_starts.inc()
+        with self.log_path.open("ab") as out:
+            self._process = await spawn(
+                *command(self._settings, self._socket),
+                env=environment_of_others(os.environ) | environment(self._settings, self._socket.parent),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+        try:
+            async with asyncio.timeout(self._settings.start_seconds):
+                while not await self._healthy():
+                    code = self._process.returncode
+                    if code is not None:
+                        kind = EngineKilled if code < 0 else EngineFailed
+                        raise kind(f"vLLM ended with {code}: {self._last_words()}")
+                    await asyncio.sleep(POLL_SECONDS)
+                await self.tell("/init_weight_transfer_engine", {"init_info": {}})
+                self.max_model_len = await self._context()
+                ranks = await self._workers()
+                await self._warm()
+                self.reach = Reach(engine=secrets.token_hex(4), ranks=ranks, backends=backends(has_gpu()))
+        except EngineFailed as error:
+            if await self._was_killed():
+                raise EngineKilled(str(error)) from error
+            raise
+        except TimeoutError:
+            raise EngineFailed(
+                f"vLLM did not start within {self._settings.start_seconds:g} s: {self._last_words()}"
+            ) from None
+
+    async def _was_killed(self) -> bool:
+        """Whether a signal has ended the process; a connection is gone a moment before its process is."""
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                return await self._process.wait() < 0
+        except TimeoutError:
+            return False
+
+    async def lost(self) -> int:
+        """Wait until the process ends; returns its exit code."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """End the whole process group: gently first, after 10 s by force."""
+        process, self._process = self._process, None
+        if process is not None and not await end(process, STOP_SECONDS):
+            log.warning("vLLM did not end within %g s and was ended by force", STOP_SECONDS)
+
+    async def tell(self, path: str, body: object = None) -> None:
+        """POST to one of vLLM's own control routes; raises `EngineFailed`."""
+        await self._post(path, body)
+
+    async def ask(self, path: str, body: object) -> Any:
+        """POST, and the JSON of the answer; raises `EngineRefused`, or `EngineFailed` if none comes."""
+        text = await self._post(path, body)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise EngineRefused(f"vLLM's answer to {path} is no JSON") from error
+
+    async def _post(self, path: str, body: object) -> str:
+        # uvicorn hangs up after an error it has answered: who took up that connection again would find it gone.
+        headers, timeout = {"Connection": "close"}, aiohttp.ClientTimeout(total=ADMIN_SECONDS)
+        try:
+            async with self.session.post(URL + path, json=body, headers=headers, timeout=timeout) as response:
+                text = await response.text()
+                if response.status != 200:
+                    raise EngineRefused(f"vLLM answered {response.status} to {path}: {text[:300]}")
+                return text
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineFailed(f"vLLM does not answer {path}: {error or type(error).__name__}") from error
+
+    async def _healthy(self) -> bool:
+        try:
+            async with self.session.get(URL + "/health", timeout=aiohttp.ClientTimeout(total=2)) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def _context(self) -> int:
+        try:
+            async with self.session.get(URL + "/v1/models") as response:
+                return int((await response.json())["data"][0]["max_model_len"])
+        except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
+            raise EngineFailed(f"vLLM does not say how long its context is: {error}") from error
+
+    async def _workers(self) -> int:
+        """Tensor, pipeline and data parallel ones together."""
+        try:
+            async with self.session.get(URL + "/get_world_size") as response:
+                return int((await response.json())["world_size"])
+        except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
+            raise EngineFailed(f"vLLM does not say how many workers it has: {error}") from error
+
+    async def _warm(self) -> None:
+        """Let vLLM compile its samplers now: its first answers do it else, for longer than some rollouts may take."""
+        # Several tokens each: the second prompt joins the first where that is already being answered.
+        asked = {"model": self._settings.model, "max_tokens": 8, "ignore_eos": True, "temperature": 1, "logprobs": 0}
+        for prompts in WARMING:
+            await self.tell("/v1/completions", {**asked, "prompt": prompts})
+
+    def _last_words(self) -> str:
+        lines = [line for line in self.log_path.read_text(errors="replace").splitlines() if "Error" in line]
+        return f"{lines[-1].split('] ')[-1][:300] if lines else 'no error in its log'} (log: {self.log_path})"

@@ -1,0 +1,124 @@
+"""vLLM weight-transfer engine that loads safetensors files or takes part in a broadcast. Runs inside vLLM's workers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from inference.engine.broadcast_receiver import Meeting, Receiver
+from inference.engine.peft import A_SUFFIX, B_SUFFIX
+
+
+@dataclass
+class Init(Meeting, WeightTransferInitInfo):
+    """Files need nothing to be set up; a broadcast begins with meeting the others."""
+
+
+@dataclass
+class Update(WeightTransferUpdateInfo):
+    """Safetensors files, verified by the node before it asks, or else what was met for.
+
+    The first file has all weights under their Hugging Face names; a second has LoRA adapters under PEFT's, and
+    ``scale`` in its metadata. ``content`` and ``size`` are of the file that a broadcast sends.
+    """
+
+    paths: list[str] = field(default_factory=list)
+    content: str = ""
+    size: int = 0
+
+
+class LightningbusWeightEngine(WeightTransferEngine[Init, Update]):
+    """Brings tensors into the running model one by one, from a file or from the learner's memory."""
+
+    init_info_cls = Init
+    update_info_cls = Update
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._receiver = Receiver()
+
+    def init_transfer_engine(self, init_info: Init) -> None:
+        """Meet the others of a broadcast; as the engine starts, there is none."""
+        if init_info.address:
+            parallel = self.parallel_config
+            self._receiver.meet(init_info, parallel.data_parallel_index * parallel.world_size + parallel.rank)
+
+    def start_weight_update(self) -> None:
+        """Make the model ready to take weights in checkpoint form."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As the base class, which waits for the accelerator; a CPU-only torch has none and raises."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: Update) -> None:
+        """Load every tensor: of files, adapters added to what they adapt; of a broadcast, as they come.
+
+        What comes is in the model before all of it is known to be right: if it is not, this raises, and the node gives
+        the engine up. A copy of all weights beside those that serve is memory that GPUs do not have.
+        """
+        load: Any = self.model.load_weights
+        if update_info.paths:
+            load(tensors(*update_info.paths))
+            return
+        with disable_mtp_completeness_check():  # no lot of tensors is all of them
+            self._receiver.receive(update_info.content, update_info.size, load)
+
+    def finish_weight_update(self) -> None:
+        """Bring the loaded weights into the engine's own layout."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            _repack_heads(self.model)
+
+    def shutdown(self) -> None:
+        """Be in no group any more."""
+        self._receiver.leave()
+
+
+def _repack_heads(model: torch.nn.Module) -> None:
+    """Pack the output head anew: the CPU build computes from a packed copy, made when the head's weights are loaded.
+
+    A head tied to the embedding has no tensor of its own in the file, so that copy would keep the first version.
+    """
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def tensors(path: str, adapters: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of a file; with adapters ``W + scale * B A`` (LoRA, arXiv:2106.09685, section 4.1)."""
+    products = _products(adapters) if adapters is not None else {}
+    with safe_open(path, framework="pt", device="cpu") as file:
+        for name in file.keys():  # noqa: SIM118 - not a dict
+            tensor = file.get_tensor(name)
+            if name in products:
+                tensor = (tensor.float() + products.pop(name)).to(tensor.dtype)
+            yield name, tensor
+    if products:
+        raise ValueError(f"adapters of {', '.join(sorted(products)[:3])} have no weights to be added to")
+
+
+def _products(path: str) -> dict[str, torch.Tensor]:
+    """By the name of the weights they are added to."""
+    found = {}
+    with safe_open(path, framework="pt", device="cpu") as file:
+        scale = float(file.metadata()["scale"])
+        for name in file.keys():  # noqa: SIM118 - not a dict
+            if not name.endswith(A_SUFFIX):
+                continue
+            module = name.removesuffix(A_SUFFIX)
+            product = file.get_tensor(module + B_SUFFIX).float() @ file.get_tensor(name).float()
+            found[module.removeprefix("base_model.model.") + ".weight"] = scale * product
+    return found

@@ -1,0 +1,1 @@
+"""The HTTP proxy in front of vLLM."""

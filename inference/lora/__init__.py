@@ -1,0 +1,1 @@
+"""LoRA adapters beside one another in one engine."""

@@ -1,0 +1,1 @@
+"""Which weight version a node serves, and how it gets there."""

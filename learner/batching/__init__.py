@@ -1,0 +1,1 @@
+"""Rollout groups into the batch of one training step. Pure."""

@@ -1,0 +1,83 @@
+"""A rollout's calls as a forest by exact token prefix, and why a conversation that went on is not one path in it. Pure.
+
+Agents interleave sub-agents, ask several things at once, try again, edit and summarise their history; so the calls of a
+rollout are no line. A call extends the call whose whole context (prompt and response) is the longest that its own
+prompt begins with; a call that extends none begins a tree.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from learner.batching.transitions import Transition
+from schemas.events import ModelCall
+from schemas.trajectory.chat_messages import alike, goes_on
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text."""
+Cut = Literal["re-tokenised", "template", "edited history"]
+
+
+def parents(calls: Sequence[Transition]) -> list[int | None]:
+    """For each call the place of the one it extends, None if it extends none. Only an earlier call is extended."""
+    prompts = [call.prompt_ids.tobytes() for call in calls]
+    contexts = [prompt + call.response_ids.tobytes() for prompt, call in zip(prompts, calls, strict=True)]
+    found: list[int | None] = []
+    for place, prompt in enumerate(prompts):
+        fitting = [earlier for earlier in range(place) if prompt.startswith(contexts[earlier])]
+        found.append(max(fitting, key=lambda earlier: len(contexts[earlier]), default=None))
+    return found
+
+
+def cuts(calls: Sequence[ModelCall], extended: Sequence[int | None], decode: Decode) -> dict[int, Cut]:
+    """Why a call that goes on with a conversation does not extend its tokens, by place; others have no entry.
+
+    ``re-tokenised``: history and text are unchanged, but the text became other tokens. ``template``: the messages are
+    unchanged, but the chat template writes them otherwise once they are history. ``edited history``: the messages
+    begin as an earlier call's did and then differ.
+    """
+    messages = [_messages(call) for call in calls]
+    answers = [_parsed(call.response) for call in calls]
+    found: dict[int, Cut] = {}
+    for place, said in enumerate(messages):
+        if extended[place] is not None or len(said) < 2:
+            continue
+        for earlier in reversed(range(place)):
+            before = messages[earlier]
+            if before and goes_on(said, [*before, answers[earlier]]):
+                text = decode(_ids(calls[earlier].prompt_ids) + _ids(calls[earlier].response_ids))
+                unchanged = decode(_ids(calls[place].prompt_ids)).startswith(text)
+                found[place] = "re-tokenised" if unchanged else "template"
+                break
+            if calls[earlier].role == calls[place].role and said != before and _begins_alike(said, before):
+                found[place] = "edited history"  # unless an even earlier call is gone on with
+        # A later sample of the same prompt, or a conversation of its own, is no cut.
+    return found
+
+
+def _begins_alike(said: list[Any], before: list[Any]) -> bool:
+    """Whether both conversations share more than a system prompt."""
+    shared = 0
+    for one, other in zip(said, before, strict=False):
+        if not alike(one, other):
+            break
+        shared += 1
+    told = [message for message in said[:shared] if not (isinstance(message, dict) and message.get("role") == "system")]
+    return bool(told)
+
+
+def _messages(call: ModelCall) -> list[Any]:
+    request = _parsed(call.request)
+    messages = request.get("messages") if isinstance(request, dict) else None
+    return messages if isinstance(messages, list) else []
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None  # cut to the length that is kept, or none at all
+
+
+def _ids(raw: bytes) -> list[int]:
+    return memoryview(raw).cast("I").tolist()

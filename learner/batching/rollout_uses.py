@@ -1,0 +1,105 @@
+"""The account of rollouts: what became of each, in a batch or not, as the event of a training step says it. Pure."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from learner.batching.sequences import Row
+from learner.rollouts.assembler import Rollout, reward_of
+from learner.settings.learner import LearnerSettings
+from schemas import ids
+from schemas.events import Span
+from schemas.semconv import attributes
+from schemas.training import RolloutUse, TrainingStep
+from schemas.trajectory.attempt_selection import OURS
+
+SCOPE = "lightningbus.learner"
+
+
+def masked(rollout: Rollout, settings: LearnerSettings) -> str:
+    """Why a rollout that failed has no reward to train on; empty if it has one, or should have."""
+    failed = rollout.outcome != "ok" and (rollout.outcome in OURS or settings.failed_rollouts == "mask")
+    return rollout.outcome if failed else ""
+
+
+def use_of(
+    rollout: Rollout,
+    reward: float | None,
+    given: Sequence[float],
+    reason: str,
+    rows: Sequence[Row],
+    lag: int,
+    place: int,
+) -> RolloutUse:
+    """What a step did with a rollout; ``given`` is the advantage of each of its calls."""
+    return RolloutUse(
+        rollout=rollout.id,
+        task=rollout.task,
+        attempt=rollout.attempt,
+        execution=rollout.execution,
+        outcome=rollout.outcome,
+        reward=reward,
+        advantage=float(np.mean(given)) if given else 0.0,
+        trained=not reason,
+        reason=reason,
+        tokens=0 if reason else sum(row.tokens for row in rows),
+        staleness_max=lag,
+        place=place,
+        credit=tuple(given),
+    )
+
+
+def unused(rollouts: Iterable[Rollout], reason: str, settings: LearnerSettings) -> list[RolloutUse]:
+    """Account of rollouts that never came into a batch."""
+    return [
+        use_of(
+            rollout, reward_of(rollout, settings.failed_rollouts), [], masked(rollout, settings) or reason, [], 0, -1
+        )
+        for rollout in rollouts
+    ]
+
+
+def missing(rollouts: Iterable[tuple[str, int]]) -> list[RolloutUse]:
+    """Account of rollouts, as (task, sample), that had not ended when their group was closed."""
+    return [
+        RolloutUse(
+            rollout=ids.rollout_id(task, sample),
+            task=task,
+            attempt=0,
+            execution="",
+            outcome="",
+            reward=None,
+            advantage=0.0,
+            trained=False,
+            reason="not ended in time",
+            tokens=0,
+            staleness_max=0,
+        )
+        for task, sample in rollouts
+    ]
+
+
+def spans_of(step: TrainingStep, attempts: dict[str, Rollout]) -> tuple[Span, ...]:
+    """A span per rollout trained on, in that rollout's own trace: the last thing that happens to it."""
+    return tuple(
+        Span(
+            trace_id=ids.trace_id(use.rollout),
+            span_id=ids.span_id(use.rollout, "step", step.epoch, step.step),
+            parent_span_id=attempts[use.rollout].root_span_id,
+            name=f"train {step.model}",
+            kind="consumer",
+            start_ns=step.started_ns,
+            end_ns=step.ended_ns,
+            status="ok",
+            scope=SCOPE,
+            attributes={
+                attributes.RUN: step.run,
+                attributes.ROLLOUT: use.rollout,
+                attributes.STEP: step.step,
+                attributes.WEIGHT_VERSION: step.version,
+                attributes.ADVANTAGE: use.advantage,
+            },
+        )
+        for use in step.uses
+        if use.trained
+    )

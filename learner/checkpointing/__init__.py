@@ -1,0 +1,1 @@
+"""Checkpoints: written whole, sealed, and resumed from."""

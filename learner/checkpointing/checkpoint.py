@@ -1,0 +1,177 @@
+"""Checkpoints: everything a learner needs to go on as if it had never stopped, written whole or not at all."""
+
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain, count
+from pathlib import Path
+
+import msgspec
+
+from learner.checkpointing.seal import BrokenSeal, check_seal, key_of, write_seal
+from learner.rollouts.stream_position import StreamMark
+
+log = logging.getLogger(__name__)
+
+STATE = "state.json"
+TRAINER = "trainer"
+LATEST = "latest"
+LOCK = ".lock"
+BROKEN = "broken-"
+"""Before the name of a checkpoint that cannot be used."""
+_UNUSABLE = (OSError, BrokenSeal, msgspec.MsgspecError)
+
+
+class CheckpointError(Exception):
+    """No checkpoint can be read, or its directory is another learner's; the message says why."""
+
+
+class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is not in the model or the optimiser."""
+
+    run: str
+    model: str
+    step: int = 0
+    version: int = 0
+    epoch: int = 1
+    position: int = 1
+    """Where to replay from, as `StreamMark` counts: everything before it is used or of no use."""
+    stream: StreamMark = StreamMark()
+    used: dict[str, int] = {}
+    """Executions that a replay from there meets again and must pass over, with the position of their last batch."""
+    closed: list[str] = []
+    """Tasks whose group is closed."""
+    groups_dispatched: int = 0
+    outstanding: list[int] = []
+    """Places of the groups that are dispatched and neither trained on nor dropped."""
+    groups_dropped: int = 0
+    event: bytes = b""
+    """The step's TrainingStep, encoded: published again after a crash, in case it had not been."""
+    nonce: str = ""
+    """Of the message id it is published under, both times."""
+
+
+class Checkpoints:
+    """A directory of checkpoints; ``latest`` points to the newest whole one."""
+
+    def __init__(self, directory: Path, kept: int = 2) -> None:
+        self._directory, self._kept = directory, kept
+        self._key = directory.with_name(f"{directory.name}.key")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """The directory is ours while the block runs; raises `CheckpointError` if another process has it."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with (self._directory / LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise CheckpointError(
+                    f"checkpoints: another learner is using {self._directory}; stop it, or give this one its own"
+                ) from None
+            yield
+
+    def begin(self, step: int) -> Path:
+        """A fresh temporary directory to write into; hand it to `commit`."""
+        path = self._directory / f".writing-{step:06d}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return path
+
+    def commit(self, path: Path, state: LearnerState) -> Path:
+        """Write the state, seal the directory, make it the latest, remove old ones; returns where it lies now."""
+        (path / STATE).write_bytes(msgspec.json.encode(state))
+        write_seal(path, self._secret())
+        _to_disk(path)
+        final = self._free_name(f"step-{state.step:06d}-{state.epoch}")
+        path.rename(final)
+        pointer = self._directory / f".{LATEST}"
+        pointer.unlink(missing_ok=True)
+        pointer.symlink_to(final.name)
+        pointer.replace(self._directory / LATEST)
+        _sync(self._directory)
+        for old in self._by_age()[: -self._kept]:
+            if old != final.resolve():
+                shutil.rmtree(old, ignore_errors=True)
+        return final
+
+    def _free_name(self, name: str) -> Path:
+        """Never that of a checkpoint that is there: ``latest`` may point to it."""
+        taken = {path.name for path in self._directory.glob(f"{name}*")}
+        names = chain([name], (f"{name}-{number:06d}" for number in count(1)))
+        return self._directory / next(one for one in names if one not in taken)
+
+    def latest(self) -> tuple[Path, LearnerState] | None:
+        """The newest checkpoint that is whole, None if there is none at all.
+
+        One that is not what was written gives way to the one before it, and is kept under another name. Raises
+        `CheckpointError` when none can be used.
+        """
+        pointer, candidates = self._directory / LATEST, self._by_age()[::-1]
+        if not candidates:
+            return None
+        if (newest := pointer.resolve()) in candidates:
+            candidates = [newest, *(path for path in candidates if path != newest)]
+        else:
+            log.warning("%s is missing or leads nowhere; goes on from the newest checkpoint beside it", pointer)
+        key, broken = self._secret(), dict[Path, str]()
+        for path in candidates:
+            try:
+                state = _read(path, key)
+            except _UNUSABLE as error:
+                broken[path] = str(error)
+                continue
+            for other, why in broken.items():
+                log.error("checkpoint %s cannot be used: %s; goes on from %s", other, why, path.name)
+                other.rename(other.with_name(f"{BROKEN}{other.name}"))
+            return path, state
+        reasons = "; ".join(f"{path.name}: {why}" for path, why in broken.items())
+        raise CheckpointError(
+            f"checkpoints: none in {self._directory} can be used ({reasons}): bring back a copy with {self._key}, "
+            "or begin anew with other checkpoints and another model name"
+        )
+
+    def of_step(self, step: int) -> Path | None:
+        """The newest checkpoint of a step, None if there is none; raises `CheckpointError` if it cannot be used."""
+        found = [path for path in self._by_age() if path.name.startswith(f"step-{step:06d}-")]
+        if not found:
+            return None
+        try:
+            _read(found[-1], self._secret())
+        except _UNUSABLE as error:
+            raise CheckpointError(f"checkpoint {found[-1]} cannot be used: {error}") from error
+        return found[-1]
+
+    def _secret(self) -> bytes:
+        try:
+            return key_of(self._key)
+        except (BrokenSeal, OSError) as error:
+            raise CheckpointError(f"checkpoints: their key {self._key} cannot be used: {error}") from error
+
+    def _by_age(self) -> list[Path]:
+        """All checkpoints, oldest first."""
+        found = self._directory.resolve().glob("step-*")
+        return sorted(found, key=lambda path: [int(part) for part in path.name.split("-")[1:] if part.isdecimal()])
+
+
+def _read(path: Path, key: bytes) -> LearnerState:
+    check_seal(path, key)
+    return msgspec.json.decode((path / STATE).read_bytes(), type=LearnerState)
+
+
+def _to_disk(directory: Path) -> None:
+    """A checkpoint must be whole on disk before anything points to it, or a power loss leaves one that is not."""
+    for path in directory.rglob("*"):
+        _sync(path)
+    _sync(directory)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,87 @@
+"""What a checkpoint was when it was written: a digest of every file, sealed by a key that lies beside the run.
+
+torch unpickles a file of a checkpoint, which runs what is in it: so nothing is loaded that this run did not write.
+"""
+
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from bus.security.secrets import write_secret
+from bus.verified_download import sha256_of
+
+SEAL = "seal.json"
+KEY_BYTES = 32
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OTHERS_REACH = stat.S_IRWXG | stat.S_IRWXO
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """SHA-256 by relative path, and HMAC-SHA-256 of it; both in hex digits."""
+
+    files: dict[str, str]
+    mac: str
+
+
+class BrokenSeal(ValueError):
+    """A checkpoint is not what was written; the message says what differs."""
+
+
+def key_of(path: Path) -> bytes:
+    """The key in a file, made there if there is none; raises `BrokenSeal` if others may reach it."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # another process was quicker
+            write_secret(path, secrets.token_hex(KEY_BYTES) + "\n")
+    _check_owner(path, OTHERS_REACH)
+    return path.read_bytes()
+
+
+def write_seal(directory: Path, key: bytes) -> None:
+    """Seal all files of a directory as they are now, and let nobody else write to them."""
+    for path in (directory, *directory.rglob("*")):
+        path.chmod(path.stat().st_mode & ~OTHERS_WRITE)
+    files = {str(path.relative_to(directory)): sha256_of(path) for path in _files(directory)}
+    (directory / SEAL).write_bytes(msgspec.json.encode(Seal(files, _mac(files, key))))
+    (directory / SEAL).chmod(0o600)
+
+
+def check_seal(directory: Path, key: bytes) -> None:
+    """Raises `BrokenSeal` or OSError unless a directory is what was sealed with this key, file by file."""
+    for path in (directory, *directory.rglob("*")):
+        _check_owner(path, OTHERS_WRITE)
+    try:
+        seal = msgspec.json.decode((directory / SEAL).read_bytes(), type=Seal)
+    except FileNotFoundError:
+        raise BrokenSeal(f"it has no {SEAL}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise BrokenSeal(f"its {SEAL} cannot be read") from None
+    if not hmac.compare_digest(_mac(seal.files, key), seal.mac):
+        raise BrokenSeal(f"its {SEAL} is not by the key of this run")
+    names = {str(path.relative_to(directory)) for path in _files(directory)}
+    if names != seal.files.keys():
+        raise BrokenSeal(f"{min(names ^ seal.files.keys())} is missing, or was added")
+    for name, digest in seal.files.items():
+        if sha256_of(directory / name) != digest:
+            raise BrokenSeal(f"{name} is not what was written")
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    """All that is in a directory but the seal; a link is read as what it leads to."""
+    return (path for path in directory.rglob("*") if not path.is_dir() and path != directory / SEAL)
+
+
+def _mac(files: dict[str, str], key: bytes) -> str:
+    return hmac.digest(key, msgspec.json.encode(sorted(files.items())), "sha256").hex()
+
+
+def _check_owner(path: Path, forbidden: int) -> None:
+    found = path.lstat()
+    if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & forbidden or path.is_symlink():
+        raise BrokenSeal(f"{path.name} belongs to another user, or others may change it")

@@ -1,0 +1,94 @@
+"""verl's FSDP2 engines, made from our settings: the policy, its frozen reference, and the critic."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from learner.settings.learner import LearnerSettings, OptimSettings
+
+Kind = Literal["language_model", "value_model"]
+
+
+def make_engine(
+    settings: LearnerSettings, device: str, optim: OptimSettings, kind: Kind = "language_model", frozen: bool = False
+) -> Any:
+    """An initialised engine that starts from the model at ``model_path``; ``frozen`` ones are never trained.
+
+    The platform must have been selected before, see `platform`.
+    """
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine import EngineRegistry
+
+    on_gpu = device == "cuda"
+    precision = None if on_gpu else dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+    model: dict[str, Any] = {"model_type": kind}
+    if kind == "language_model" and not frozen:
+        model |= settings.lora.model_dump()
+    if kind == "value_model":
+        _load_value_models_without_flash_attention()
+    engine = EngineRegistry.new(
+        model_type=kind,
+        backend="fsdp2",
+        model_config=HFModelConfig(
+            path=str(settings.model_path),
+            use_remove_padding=False,
+            enable_gradient_checkpointing=on_gpu,
+            override_config={"attn_implementation": "sdpa"},
+            **model,
+        ),
+        engine_config=FSDPEngineConfig(
+            strategy="fsdp2",
+            mixed_precision=precision,
+            use_torch_compile=on_gpu,
+            use_remove_padding=False,
+            forward_only=frozen and on_gpu,  # which pins its memory, and without an accelerator there is none to pin
+        ),
+        optimizer_config=FSDPOptimizerConfig(
+            lr=optim.lr,
+            lr_scheduler_type=optim.lr_scheduler_type,
+            min_lr_ratio=optim.min_lr_ratio,
+            lr_warmup_steps=optim.lr_warmup_steps,
+            total_training_steps=max(settings.steps, 1),
+            weight_decay=optim.weight_decay,
+            betas=optim.betas,
+            clip_grad=optim.clip_grad,
+        ),
+        checkpoint_config=CheckpointConfig(),
+    )
+    engine.initialize()
+    return engine
+
+
+def weights_of(engine: Any) -> dict[str, Any]:
+    """Every tensor by its Hugging Face name, on the CPU, without adapters; tied weights once. Every rank must ask."""
+    tied = bool(getattr(engine.model_config.hf_config, "tie_word_embeddings", False))
+    params, _ = engine.get_per_tensor_param()
+    return {
+        name.replace(".base_layer", ""): tensor.detach().to("cpu").clone().contiguous()
+        for name, tensor in params
+        if not (tied and name == "lm_head.weight")
+    }
+
+
+def adapters_of(engine: Any) -> tuple[dict[str, Any], float]:
+    """Every LoRA tensor under its PEFT name, on the CPU, and the factor of their product (alpha / rank)."""
+    params, config = engine.get_per_tensor_param(base_sync_done=True)
+    found = {name: tensor.detach().to("cpu").clone().contiguous() for name, tensor in params}
+    return found, float(config["lora_alpha"]) / float(config["r"])
+
+
+def _load_value_models_without_flash_attention() -> None:
+    """verl asks for flash-attention by name here, whatever the settings say; there is none on a CPU."""
+    import verl.utils.model
+    from transformers import AutoModelForTokenClassification
+
+    def load(local_path: str | Path, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            dtype=torch_dtype,
+            config=model_config,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+        )
+
+    verl.utils.model.load_valuehead_model = load

@@ -1,0 +1,1 @@
+"""Weight versions from the trainer to the nodes."""

@@ -1,0 +1,118 @@
+"""``python -m learner.sender``: holds the store of broadcasts and is the first rank of their groups.
+
+A process of its own, for a collective whose peer is gone may never return: it is given up by ending the process, and
+the trainer, its GPU's memory included, has no part in it. Orders come by standard input, a line of JSON each.
+"""
+
+import mmap
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from schemas.weights.events import Backend
+from schemas.weights.safetensors_header import read_header, tensors_of
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Send a file to a group; the file must stay as it is until the answer."""
+
+    group: str
+    meeting: str
+    world: int
+    seconds: float
+    path: str
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What came of an order; the first answer is to none, and says where the store is."""
+
+    port: int = 0
+    failed: str = ""
+    absent: tuple[int, ...] = ()
+    """Ranks that did not come."""
+
+
+def bytes_of(path: Path) -> tuple[bytes, Iterator[tuple[str, Any]]]:
+    """The header of a safetensors file, and each tensor's bytes as ``uint8``, in the order they stand in the file."""
+    import torch
+
+    header, size = read_header(path), path.stat().st_size
+    with path.open("rb") as file:
+        held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # of torch nothing can be had that is read-only
+    whole = torch.frombuffer(held, dtype=torch.uint8)[len(header) :]
+    return header, ((name, whole[slice(*one.data_offsets)]) for name, one in tensors_of(header, size).items())
+
+
+class Sender:
+    """The store, and the group as it was last time."""
+
+    def __init__(self, backend: Backend, host: str, port: int) -> None:
+        """Raises OSError if nothing can listen there, RuntimeError or ImportError without what NCCL needs."""
+        import torch
+
+        from bus.weights import collective
+
+        if backend == "nccl":
+            if not torch.cuda.is_available():
+                raise RuntimeError("nccl needs a GPU, and torch finds none")
+            import vllm.distributed.weight_transfer.nccl_common  # noqa: F401 - now, not while others wait
+        self._backend, self._host, self._collective = backend, host, collective
+        self.store = collective.listen(host, port)
+        self._group: Any = None
+        self._name = self._header = ""
+
+    def send(self, order: Order) -> None:
+        """Meet and broadcast; raises `bus.weights.collective.NotMet`, RuntimeError, OSError, ValueError."""
+        header, tensors = bytes_of(Path(order.path))
+        if self._header:
+            self.store.delete_key(self._header)  # not before: who is slow reads it when all has been sent
+        self._header = f"{order.meeting}/header"
+        self.store.set(self._header, header)  # type: ignore[arg-type]
+        self._collective.meet(self.store, order.meeting, 0, order.world, order.seconds)
+        if order.group != self._name:
+            self._group = None  # before the next one is made: it may hold what that needs
+            self._group = self._collective.join(
+                self._backend, self.store, order.group, 0, order.world, self._host, order.seconds
+            )
+            self._name = order.group
+        self._group.send(tensors)
+
+    def absent(self, order: Order) -> tuple[int, ...]:
+        """Ranks that did not come to a meeting."""
+        return tuple(self._collective.absent(self.store, order.meeting, order.world))
+
+
+def main(backend: Backend, host: str, port: int) -> None:
+    """Answer orders until there are no more."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what libraries print is no answer
+
+    def say(answer: Answer) -> None:
+        answers.write(msgspec.json.encode(answer) + b"\n")
+
+    try:
+        sender = Sender(backend, host, port)
+    except (OSError, RuntimeError, ImportError) as error:
+        say(Answer(failed=str(error)))
+        return
+    say(Answer(port=sender.store.port))
+    for line in sys.stdin.buffer:
+        order = msgspec.json.decode(line, type=Order)
+        started = time.monotonic()
+        try:
+            sender.send(order)
+            say(Answer())
+        except Exception as error:  # whatever it is, the learner ends this process then
+            why = f"{error or type(error).__name__} (after {time.monotonic() - started:.1f} s)"
+            say(Answer(failed=why, absent=sender.absent(order)))
+
+
+if __name__ == "__main__":
+    chosen, where, at = sys.argv[1:]
+    assert chosen in get_args(Backend)
+    main(chosen, where, int(at))  # type: ignore[arg-type]

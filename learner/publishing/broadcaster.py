@@ -1,0 +1,233 @@
+"""Weight versions by broadcast: who is offered a seat, and the process that sends.
+
+The way is beside the blobs, never instead: a version is on the bus before it is broadcast, and whoever has no seat, or
+is kept from taking it, gets it from there. So nothing hangs on a collective that all must take part in.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+
+from bus.fleet.node_state import serves
+from common.aio import cancel
+from common.observability import metrics
+from common.subprocesses import kill_group, spawn
+from learner.publishing.broadcast_worker import Answer, Order
+from learner.publishing.delta_chain import link_or_copy
+from learner.settings.learner import LearnerSettings
+from learner.settings.weights import BroadcastSettings
+from schemas.events import Heartbeat
+from schemas.weights.events import Backend, Offer, Reach, Seat, WeightVersion
+
+log = logging.getLogger(__name__)
+
+FILE = ".broadcast.safetensors"
+LONGEST_SECONDS = 110.0
+"""Most that a broadcast may take once all have met: longer than its own bounds, less than nodes wait for engines."""
+START_SECONDS = 120.0
+RESTS = 10
+"""Versions that who did not come is not waited for."""
+
+
+def seats_for(
+    beats: Sequence[Heartbeat], model: str, backend: Backend, held: int, resting: Collection[str] = ()
+) -> tuple[Seat, ...]:
+    """Seats for the engines that serve version ``held`` and so are free for the next one, in the order of ``beats``.
+
+    Who is behind is busy, and would be waited for in vain; it gets there by files.
+    """
+    seats: list[Seat] = []
+    rank = 1
+    for beat in beats:
+        try:
+            reach = msgspec.convert(beat.detail.get("reach"), Reach)
+        except msgspec.ValidationError:
+            continue
+        ready = beat.model == model and beat.version == held and serves(beat.state)
+        if ready and backend in reach.backends and reach.engine not in resting:
+            seats.append(Seat(node=beat.id, engine=reach.engine, rank=rank, ranks=reach.ranks))
+            rank += reach.ranks
+    return tuple(seats)
+
+
+class SenderFailed(Exception):
+    """The sender is gone, or did not do what it was told."""
+
+    def __init__(self, why: str, absent: Sequence[int] = ()) -> None:
+        super().__init__(why)
+        self.absent = absent
+
+
+class Process:
+    """A `learner.publishing.broadcast_worker` as a child."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.port = 0
+
+    @classmethod
+    async def start(cls, settings: BroadcastSettings) -> "Process":
+        """A sender that listens; raises `SenderFailed`."""
+        command = [
+            "-P",
+            "-m",
+            "learner.publishing.broadcast_worker",
+            settings.backend,
+            settings.host,
+            str(settings.port),
+        ]
+        pipe = asyncio.subprocess.PIPE
+        made = cls(await spawn(sys.executable, *command, stdin=pipe, stdout=pipe))
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                made.port = (await made._answer()).port
+        except TimeoutError as error:
+            raise SenderFailed(f"the sender did not start within {START_SECONDS:g} s") from error
+        finally:
+            if not made.port:
+                await made.end()
+        return made
+
+    async def send(self, order: Order) -> None:
+        """Raises `SenderFailed`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+        await self._answer()
+
+    async def end(self) -> None:
+        """Whatever it is doing: with it every group that it is in breaks."""
+        await kill_group(self._process)
+
+    async def _answer(self) -> Answer:
+        assert self._process.stdout is not None
+        try:
+            line = await self._process.stdout.readline()
+            answer = msgspec.json.decode(line, type=Answer) if line else Answer(failed="the sender ended")
+        except (ValueError, msgspec.DecodeError) as error:  # a line without end, or of something else
+            raise SenderFailed(f"the sender says what is not understood: {error}") from error
+        if answer.failed:
+            raise SenderFailed(answer.failed, answer.absent)
+        return answer
+
+
+class Broadcaster:
+    """Offers broadcasts and makes them, in the background; see the module."""
+
+    def __init__(self, settings: LearnerSettings, members: Callable[[], Sequence[Heartbeat]]) -> None:
+        """``members``: the inference nodes that are alive."""
+        self._settings, self._model, self._members = settings.weights.broadcast, settings.model, members
+        self._file = settings.checkpoints / FILE
+        self._process: Process | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
+        self._group, self._seats = "", tuple[Seat, ...]()
+        self._resting: dict[str, int] = {}
+        """Engines that did not come, with the version until which they are not waited for."""
+        self._rests_until = -1
+        """No version before this one is broadcast."""
+        self.sent = 0
+        """Broadcasts that went through."""
+
+    async def __aenter__(self) -> "Broadcaster":
+        if self._settings.backend != "off":
+            self._starting = asyncio.create_task(self._start())
+        return self
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None and self._sending is not None:
+                await asyncio.wait({self._sending})  # to leave amid it would cost every engine in it a start
+        finally:
+            await cancel(*(task for task in (self._sending, self._starting) if task is not None))
+            if self._process is not None:
+                await self._process.end()
+            self._file.unlink(missing_ok=True)
+
+    async def settled(self) -> None:
+        """Wait until the last broadcast has come to an end and the next one can be made, or never will; bounded."""
+        if self._sending is not None:
+            await asyncio.wait({self._sending})
+        if self._starting is not None:
+            await asyncio.wait({self._starting})
+
+    async def offer(self, path: Path, version: int, epoch: int, held: int | None) -> Offer | None:
+        """Who can take a version straight from this machine's memory; None: nobody, or it cannot be sent now.
+
+        ``held`` is the version before. The file at ``path`` may be replaced from now on.
+        """
+        backend = self._settings.backend
+        if backend == "off" or held is None or version < self._rests_until:
+            return None
+        if self._sending is not None:
+            await asyncio.wait({self._sending})
+        if self._process is None:
+            self._start_again()
+            return None
+        self._resting = {engine: until for engine, until in self._resting.items() if version < until}
+        seats = seats_for(self._members(), self._model, backend, held, self._resting)
+        if not seats:
+            return None
+        try:  # before it is offered: who is offered what does not come leaves the group
+            link_or_copy(path, self._file)
+        except OSError as error:
+            log.warning("version %d is to be had by its files: %s", version, error)
+            return None
+        if seats != self._seats:
+            self._group, self._seats = uuid4().hex, seats
+        return Offer(
+            backend=backend,
+            address=f"{self._settings.host}:{self._process.port}",
+            group=self._group,
+            meeting=f"{self._group}/{version}-{epoch}",
+            seats=seats,
+            size=path.stat().st_size,
+            seconds=self._settings.seconds,
+        )
+
+    def begin(self, manifest: WeightVersion) -> None:
+        """What a manifest offers is done from now on."""
+        if manifest.offer is not None:
+            self._sending = asyncio.create_task(self._send(manifest.version, manifest.offer))
+
+    def _start_again(self) -> None:
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._start())
+
+    async def _start(self) -> None:
+        try:
+            self._process = await Process.start(self._settings)
+        except (SenderFailed, OSError) as error:
+            log.warning("weights go by their files only: %s", error)
+
+    async def _send(self, version: int, offer: Offer) -> None:
+        assert self._process is not None
+        order = Order(offer.group, offer.meeting, offer.world, offer.seconds, str(self._file))
+        try:
+            async with asyncio.timeout(offer.seconds + LONGEST_SECONDS):
+                await self._process.send(order)
+        except (SenderFailed, TimeoutError, OSError) as error:
+            metrics.broadcasts.labels("given_up").inc()
+            why = str(error) or "it did not end in time"
+            log.warning("version %d is to be had by its files: the broadcast was given up: %s", version, why)
+            absent = getattr(error, "absent", ())
+            self._rest(offer.seats, absent, version)
+            if not absent:  # it broke off amid the weights, which costs every engine a start: it may do so again
+                self._rests_until = version + RESTS
+            await self._process.end()
+            self._process, self._group, self._seats = None, "", ()
+            self._start_again()
+        else:
+            metrics.broadcasts.labels("sent").inc()
+            self.sent += 1
+            log.info("version %d was broadcast to %d engines", version, len(offer.seats))
+
+    def _rest(self, seats: Sequence[Seat], absent: Sequence[int], version: int) -> None:
+        for seat in seats:
+            if any(seat.rank <= rank < seat.rank + seat.ranks for rank in absent):
+                log.warning("node %s did not come, and is not waited for in the next %d versions", seat.node, RESTS)
+                self._resting[seat.engine] = version + RESTS

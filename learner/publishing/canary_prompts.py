@@ -1,0 +1,81 @@
+"""Fixed prompts that every version is tried on, with what the learner makes of them: `schemas.weights.events.Trial`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learner.batching.sequences import NOT_TRAINED, Row
+from learner.settings.weights import CanarySettings
+from schemas.weights.events import Case, Trial
+
+MOST_PROMPTS = 32
+MOST_TOKENS = 256
+"""Of a prompt: together at most 64 KiB in each manifest."""
+
+
+class Cases:
+    """The prompts of a file, as tokens of a model."""
+
+    def __init__(self, settings: CanarySettings, model_path: Path) -> None:
+        """Raises ValueError with a sentence that names the line that is wrong."""
+        self._settings = settings
+        self._rows = [_row(number, ids) for number, ids in enumerate(read_prompts(settings.prompts, model_path))]
+
+    def trial(self, trainer: Any) -> Trial:
+        """What a node has to show of the trainer's current weights; blocks for a forward pass."""
+        found = trainer.log_probs(self._rows)
+        settings = self._settings
+        return Trial(
+            cases=tuple(
+                Case(ids=row.ids.astype("<u4").tobytes(), logprobs=values[1:].astype("<f4").tobytes())
+                for row, values in zip(self._rows, found, strict=True)
+            ),
+            answer_tokens=settings.answer_tokens,
+            max_kl=settings.max_kl,
+            min_entropy=settings.min_entropy,
+            max_entropy=settings.max_entropy,
+            max_length_ratio=settings.max_length_ratio,
+        )
+
+
+def read_prompts(file: Path, model_path: Path) -> list[list[int]]:
+    """Tokens of each line: a string, or a chat as a list of messages, which the model's template renders.
+
+    Raises ValueError.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"weights.canary.prompts: {file} cannot be read: {error}") from error
+    if not 0 < len(lines) <= MOST_PROMPTS:
+        raise ValueError(f"weights.canary.prompts: {file} has {len(lines)} prompts, not 1 to {MOST_PROMPTS}")
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            said = json.loads(line)
+            if isinstance(said, str):
+                ids = tokenizer(said)["input_ids"]
+            else:
+                made: Any = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)
+                ids = made["input_ids"]
+        except Exception as error:  # a template may raise anything
+            raise ValueError(
+                f"weights.canary.prompts: {file}, line {number} is neither a JSON string nor a list of messages that "
+                f"the model's template renders: {error}"
+            ) from error
+        if len(ids) < 2:
+            raise ValueError(f"weights.canary.prompts: {file}, line {number} has fewer than two tokens")
+        found.append([int(one) for one in ids[:MOST_TOKENS]])
+    return found
+
+
+def _row(number: int, ids: list[int]) -> Row:
+    calls = np.zeros(len(ids), np.int64)
+    calls[0] = NOT_TRAINED
+    zeros = np.zeros(len(ids), np.float32)
+    return Row(f"canary-{number}", 1.0, np.array(ids, np.int64), calls, zeros, np.zeros(len(ids), np.int64))

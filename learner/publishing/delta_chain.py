@@ -1,0 +1,95 @@
+"""Which versions go out whole and which as what changed, and which nobody needs any more."""
+
+import asyncio
+import logging
+import os
+import re
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from schemas.weights.delta import make_delta
+from schemas.weights.events import Link
+from schemas.weights.safetensors_header import BadTensorFile
+
+log = logging.getLogger(__name__)
+
+PARENT = ".parent.safetensors"
+DELTA = ".delta"
+WORTH = 0.5
+"""A delta is sent if it takes at most this share of the whole file: a node has to put it together, too."""
+SUFFIX = "-delta"
+
+
+class Chain:
+    """The versions since the last whole one, and on disk the file of the newest: what the next may be a delta of."""
+
+    def __init__(self, directory: Path, longest: int) -> None:
+        self._parent, self._delta, self._longest = directory / PARENT, directory / DELTA, longest
+        self.links: tuple[Link, ...] = ()
+
+    async def delta_to(self, path: Path) -> Path | None:
+        """A file of what changed since the last version; None if this one is better sent whole."""
+        if not 0 < len(self.links) < self._longest:
+            return None
+        at_most = int(WORTH * path.stat().st_size)
+        try:
+            worth = await asyncio.to_thread(make_delta, self._parent, path, self._delta, at_most)
+        except (OSError, BadTensorFile) as error:
+            log.warning("the next version goes out whole: %s", error)
+            return None
+        return self._delta if worth else None
+
+    async def published(self, link: Link, path: Path, whole: bool) -> None:
+        """A version is out: the next one may be told from it."""
+        self._delta.unlink(missing_ok=True)
+        links, self.links = (link,) if whole else (*self.links, link), ()
+        if self._longest > 1:
+            await asyncio.to_thread(link_or_copy, path, self._parent)
+            self.links = links  # not before the file they end with is there
+
+
+def link_or_copy(source: Path, path: Path) -> None:
+    """``source`` under another name, replacing what is there: without a copy where the file system allows it."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    try:
+        try:
+            temporary.hardlink_to(source)
+        except FileNotFoundError:
+            raise
+        except OSError:  # another file system, or somebody else's file
+            shutil.copyfile(source, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)  # the same file already: then a rename does nothing
+
+
+def blob_name(model: str, version: int, epoch: int) -> str:
+    """Name of a version's blob; the epoch keeps two learners from writing the same one."""
+    return f"{model}-{version:06d}-{epoch}"
+
+
+def of_model(model: str, names: Sequence[str]) -> list[str]:
+    """Those that are versions of a model, oldest first."""
+    found = [(match, name) for name in names if (match := re.fullmatch(rf"{model}-(\d+)-(\d+)({SUFFIX})?", name))]
+    return [name for match, name in sorted(found, key=lambda one: (int(one[0][1]), int(one[0][2]), one[1]))]
+
+
+def version_of(model: str, name: str) -> int:
+    """The inverse of `blob_name`, for one of the names of `of_model`."""
+    return int(name.removeprefix(f"{model}-").split("-")[0])
+
+
+def expired(names: Sequence[str], kept: int, needed: Collection[str] = ()) -> list[str]:
+    """Of versions, oldest first, those neither ``needed`` nor among the last ``kept``, nor built upon by these.
+
+    What a delta is built upon stands right before it, back to a whole one: nothing between them expires before it.
+    """
+    stays: set[str] = set()
+    for at in (place for place, name in enumerate(names) if name in needed or place >= len(names) - kept):
+        begin = at
+        while begin > 0 and names[begin].endswith(SUFFIX):
+            begin -= 1
+        stays.update(names[begin : at + 1])
+    return [name for name in names if name not in stays]

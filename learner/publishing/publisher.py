@@ -1,0 +1,250 @@
+"""Weight versions to whoever serves them: the bytes by a transport, then the manifest, by compare-and-set."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from bus.client import Bus
+from bus.errors import BusError, Fenced
+from bus.weights.registry import Releases
+from bus.weights.signed_log import Entry, Verified
+from bus.weights.transports.factory import transport
+from learner.errors import CannotLearn
+from learner.publishing.broadcaster import Broadcaster
+from learner.publishing.delta_chain import SUFFIX, Chain, blob_name, expired, link_or_copy, of_model, version_of
+from learner.settings.learner import LearnerSettings
+from schemas import ids, subjects
+from schemas.events import Heartbeat
+from schemas.weights.delta import fingerprint
+from schemas.weights.events import Blob, Link, Trial, WeightVersion
+from schemas.weights.release_policy import needed, verdict
+
+log = logging.getLogger(__name__)
+
+BUCKET = subjects.WEIGHT_BUCKET
+NONCE_BYTES = 16
+"""Of a message id that nobody can know before the message is out."""
+LOOK_AGAIN_SECONDS = 1.0
+"""How long a stream that did not answer is left alone."""
+PUBLISHED = ".published.safetensors"
+"""The newest version's file, beside the checkpoints: what is published again if the bus loses it."""
+
+
+class WeightPublisher:
+    """The one writer of a model's versions; a second one is fenced off by the stream."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        settings: LearnerSettings,
+        whole_wanted: Callable[[], bool] = lambda: False,
+        broadcaster: Broadcaster | None = None,
+    ) -> None:
+        """``whole_wanted``: whether some node waits for a version that it can fetch by itself."""
+        self._bus, self._settings, self._whole_wanted, self._broadcaster = bus, settings, whole_wanted, broadcaster
+        self._subject = subjects.weights(settings.model)
+        self._versions = Verified(bus, self._subject, settings.model, WeightVersion)
+        self._last_sequence = 0
+        try:
+            self._transport = transport(bus, settings.weights.transport, settings.weights.place)
+        except BusError as error:
+            raise CannotLearn(f"weights: {error}") from error
+        self._chain = Chain(settings.checkpoints, settings.weights.anchor_every)
+        self._kept: list[str] = []
+        self._releases = Releases(bus, settings.model)
+        self._base: tuple[Blob, ...] = ()
+        self._base_path: Path | None = None
+        self._file = settings.checkpoints / PUBLISHED
+        self._lock = asyncio.Lock()
+        self.last: WeightVersion | None = None
+
+    async def look(self) -> WeightVersion | None:
+        """The newest version on the bus; what is published from now on replaces exactly that one."""
+        last = await self._versions.last()
+        found = await anext(self._versions.newest_first(last), None)
+        self.last = found.event if found is not None else None
+        self._last_sequence = last.sequence if last is not None else 0
+        self._kept = of_model(self._settings.model, await self._transport.names(BUCKET))
+        return self.last
+
+    async def superseded(self, epoch: int) -> None:
+        """Wait until a learner of a newer epoch has published, then raise `CannotLearn`: this one is not to go on."""
+        heard = asyncio.Event()
+
+        async def on_message(message: Msg) -> None:
+            heard.set()
+
+        watching = await self._bus.nc.subscribe(self._subject, cb=on_message)
+        try:
+            while True:
+                await heard.wait()
+                heard.clear()
+                # What is heard may have been refused, by compare-and-set: the stream says what was not.
+                try:
+                    found = await anext(self._versions.newest_first(await self._versions.last()), None)
+                except (BusError, NatsError):
+                    await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                    heard.set()
+                    continue
+                if found is not None and found.event.epoch > epoch:
+                    raise another_learner(self._settings.model, epoch)
+        finally:
+            if self._bus.nc.is_connected:
+                await watching.unsubscribe()
+
+    async def share_base(self, path: Path) -> None:
+        """What the adapters of every version from now on are added to; it stays where versions are."""
+        self._base_path = path
+        self._base = (await self._transport.put(BUCKET, f"{self._settings.model}-base", path),)
+
+    async def publish(self, path: Path, *, version: int, epoch: int, step: int, trial: Trial | None = None) -> None:
+        """A safetensors file as a version, whole or as what changed since the last one that this learner published.
+
+        The file is only ever replaced, not written to again. With a ``trial`` nodes wait until one of them has tried
+        it. Raises `Fenced` when another learner has published since the last look.
+        """
+        async with self._lock:
+            await self._publish(path, version, epoch, step, trial)
+
+    async def keep_published(self, was_reset: asyncio.Event) -> None:
+        """Publish the newest version again whenever the bus has lost it, for ever; looks each time the event is set.
+
+        Raises `CannotLearn` when another learner has published since.
+        """
+        while True:
+            await was_reset.wait()
+            was_reset.clear()
+            try:
+                async with self._lock:
+                    if self.last is not None and not await self._is_on_bus(self.last):
+                        await self._publish_again(self.last)
+            except Fenced as error:
+                raise another_learner(self._settings.model, self.last.epoch if self.last else 0) from error
+            except (BusError, NatsError) as error:
+                log.warning(
+                    "whether the bus has the newest version is not known yet: %s", error or type(error).__name__
+                )
+                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                was_reset.set()
+
+    async def _is_on_bus(self, version: WeightVersion) -> bool:
+        """Whether nodes can fetch a version, or a newer learner's."""
+        newest = await anext(self._versions.newest_first(await self._versions.last()), None)
+        if newest is None or (newest.event.epoch, newest.event.version) < (version.epoch, version.version):
+            return False
+        if newest.event.epoch > version.epoch:
+            return True
+        names = await self._transport.names(BUCKET)
+        return all(blob.name in names for blob in (*version.blobs, *(link.blob for link in version.chain)))
+
+    async def _publish_again(self, lost: WeightVersion) -> None:
+        if self._base_path is not None:
+            await self.share_base(self._base_path)
+        name = blob_name(lost.model, lost.version, lost.epoch)
+        blob = await self._transport.put(BUCKET, name, self._file)
+        manifest = replace(
+            lost, kind="lora" if self._base else "full", blobs=(*self._base, blob), chain=(), offer=None,
+            created_ns=time.time_ns(),
+        )  # fmt: skip
+        await self._replace_last(manifest)
+        self.last = manifest
+        self._kept = of_model(lost.model, await self._transport.names(BUCKET))
+        if not self._base:
+            link = Link(version=lost.version, content=lost.content, blob=blob)
+            await self._chain.published(link, self._file, whole=True)
+        log.warning("the bus lost version %d: it is published again", lost.version)
+
+    async def _publish(self, path: Path, version: int, epoch: int, step: int, trial: Trial | None) -> None:
+        model, weights = self._settings.model, self._settings.weights
+        delta = None if self._base or self._whole_wanted() else await self._chain.delta_to(path)
+        name = blob_name(model, version, epoch) + (SUFFIX if delta else "")
+        blob = await self._transport.put(BUCKET, name, delta or path)
+        content = "" if self._base else await asyncio.to_thread(fingerprint, path)
+        parent = self.last.version if self.last is not None and self.last.version < version else None
+        offer = await self._broadcaster.offer(path, version, epoch, parent) if self._broadcaster else None
+        manifest = WeightVersion(
+            run=self._settings.run,
+            model=model,
+            version=version,
+            parent=parent,
+            kind="lora" if self._base else "delta" if delta else "full",
+            transport=weights.transport,
+            place=weights.place,
+            blobs=(*self._base, blob),
+            chain=self._chain.links if delta else (),
+            content=content,
+            offer=offer,
+            epoch=epoch,
+            step=step,
+            created_ns=time.time_ns(),
+            trial=trial,
+        )
+        await self._replace_last(manifest)
+        self.last = manifest
+        await asyncio.to_thread(link_or_copy, path, self._file)
+        if self._broadcaster:
+            self._broadcaster.begin(manifest)
+        if not self._base:
+            await self._chain.published(Link(version=version, content=content, blob=blob), path, whole=delta is None)
+        try:
+            await self._expire(blob.name)
+        except (BusError, NatsError) as error:  # the version is out; the next one has more to remove
+            log.warning("old versions are not removed: %s", str(error) or type(error).__name__)
+
+    async def _replace_last(self, manifest: WeightVersion) -> None:
+        """Publish by compare-and-set, over what counts for nothing too; raises `Fenced` for another learner's version.
+
+        On a bus that lost this learner's last version it goes after what the bus has kept.
+        """
+        msg_id = ids.weight_msg_id(manifest.model, manifest.epoch, manifest.version, secrets.token_hex(NONCE_BYTES))
+        while True:
+            try:
+                self._last_sequence = await self._bus.publish(
+                    self._subject, manifest, msg_id=msg_id, expect_last=self._last_sequence, unique=True
+                )
+            except Fenced:
+                last = await self._versions.last()
+                newest = await anext(self._versions.newest_first(last), None)
+                sequence = last.sequence if last is not None else 0
+                if sequence == self._last_sequence or (newest is not None and self._is_overtaken(newest, manifest)):
+                    raise
+                log.warning("%s ends at %d now, which is no version", self._subject, sequence)
+                self._last_sequence = sequence
+            else:
+                return
+
+    def _is_overtaken(self, newest: Entry[WeightVersion], manifest: WeightVersion) -> bool:
+        return newest.sequence > self._last_sequence or newest.event.epoch > manifest.epoch
+
+    async def _expire(self, newest: str) -> None:
+        self._kept = [*(name for name in self._kept if name != newest), newest]
+        model, release = self._settings.model, await self._releases.look()
+        before = self.last.parent if self.last is not None else None
+        if before is not None and (said := verdict(release, before)) is not None and said.what == "revoked":
+            log.warning("version %d was revoked: %s; training goes on from its weights", before, said.why)
+        fallback = needed(release, (version_of(model, name) for name in self._kept[:-1]))
+        gone = expired(
+            self._kept,
+            self._settings.keep_versions,
+            [name for name in self._kept if version_of(model, name) in fallback],
+        )
+        for name in gone:
+            await self._transport.delete(BUCKET, name)
+        self._kept = [name for name in self._kept if name not in gone]
+
+
+def another_learner(model: str, epoch: int) -> CannotLearn:
+    """Why a learner of an older epoch stops."""
+    return CannotLearn(f"another learner has published model {model!r} since: this one, of epoch {epoch}, stops")
+
+
+def wants_whole(beat: Heartbeat, model: str) -> bool:
+    """Whether a node can make nothing of the deltas of a model it was offered."""
+    return beat.role == "inference" and beat.model == model and bool(beat.detail.get("wants_whole"))

@@ -1,0 +1,30 @@
+"""The files a version consists of: all weights, or LoRA's adapters and, once, the base they are added to."""
+
+from pathlib import Path
+from typing import Any
+
+WEIGHTS = "weights.safetensors"
+BASE = "base.safetensors"
+
+
+def write_weights(trainer: Any, path: Path) -> None:
+    """What the trainer trains, as nodes load it: see `inference.engine.weight_transfer`."""
+    if (adapters := trainer.adapters()) is not None:
+        tensors, scale = adapters
+        _save(tensors, path, {"scale": str(scale)})
+    else:
+        write_base(trainer, path)
+
+
+def write_base(trainer: Any, path: Path) -> None:
+    """All weights: without adapters the version itself, with them what they are added to."""
+    _save(trainer.weights(), path)
+
+
+def _save(tensors: dict[str, Any], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Replaces an older file instead of writing into it: that one may be served, or linked, under another name."""
+    from safetensors.torch import save_file
+
+    temporary = path.with_name(f".{path.name}")
+    save_file(tensors, temporary, metadata)
+    temporary.replace(path)

@@ -1,0 +1,1 @@
+"""Tasks out to the bus, rollouts in from it, and their groups."""

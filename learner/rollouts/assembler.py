@@ -1,0 +1,111 @@
+"""Span batches into whole attempts. Pure: any order, duplicates and several attempts give the same result."""
+
+import math
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+
+from learner.rollouts.intermediate_rewards import intermediate_rewards
+from learner.settings.learner import AirRule
+from schemas import ids
+from schemas.events import ModelCall, Outcome, SpanBatch
+from schemas.trajectory.attempt_selection import OURS, standing
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One whole attempt of a rollout, ready to be grouped."""
+
+    id: str
+    task: str
+    sample: int
+    samples: int
+    attempt: int
+    execution: str
+    outcome: Outcome
+    standing: int
+    """What it says of the rollout, see `schemas.trajectory.attempt_selection`."""
+    reward: float | None
+    calls: tuple[ModelCall, ...]
+    rewards: tuple[float, ...]
+    """What the spans gave each call, the outcome not among them."""
+    first_sequence: int
+    """Stream position of its first batch: replay must not begin later while it is unused."""
+    last_sequence: int
+
+    @property
+    def root_span_id(self) -> str:
+        """Parent of whatever training says about it."""
+        return ids.root_span_id(self.id, self.execution)
+
+
+@dataclass(slots=True)
+class _Parts:
+    task: str
+    batches: dict[int, SpanBatch] = field(default_factory=dict)
+    first_sequence: int = 0
+    last_sequence: int = 0
+    last: int | None = None
+
+
+class Assembler:
+    """Collects batches until an attempt is whole."""
+
+    def __init__(self, rules: Sequence[AirRule] = ()) -> None:
+        self._rules = rules
+        self._parts: dict[str, _Parts] = {}
+
+    def add(self, batch: SpanBatch, sequence: int) -> Rollout | None:
+        """Take a batch at its stream sequence; the attempt if this makes it whole."""
+        parts = self._parts.setdefault(batch.execution, _Parts(batch.task, first_sequence=sequence))
+        parts.batches[batch.sequence] = batch
+        parts.first_sequence = min(parts.first_sequence, sequence)
+        parts.last_sequence = max(parts.last_sequence, sequence)
+        if batch.end is not None:
+            parts.last = batch.sequence
+        if parts.last is None or len(parts.batches) <= parts.last:
+            return None
+        whole = self._parts.pop(batch.execution)
+        ordered = [whole.batches[number] for number in range(parts.last + 1)]
+        return rollout_of(ordered, whole.first_sequence, whole.last_sequence, self._rules)
+
+    def forget(self, tasks: Container[str]) -> None:
+        """These tasks are settled: what their attempts have not finished yet is waited for no longer."""
+        self._parts = {execution: parts for execution, parts in self._parts.items() if parts.task not in tasks}
+
+    def oldest(self) -> int | None:
+        """First stream sequence of anything not yet whole; None if nothing is waiting."""
+        return min((parts.first_sequence for parts in self._parts.values()), default=None)
+
+
+def rollout_of(
+    batches: Sequence[SpanBatch], first_sequence: int, last_sequence: int, rules: Sequence[AirRule] = ()
+) -> Rollout:
+    """The attempt these batches are, the last of which says how it ended; ``rules`` reward spans."""
+    batch, end = batches[-1], batches[-1].end
+    assert end is not None
+    spans = [span for part in batches for span in part.spans]
+    calls = [span.call for span in spans if span.call is not None]
+    return Rollout(
+        id=batch.rollout,
+        task=batch.task,
+        sample=batch.sample,
+        samples=batch.samples,
+        attempt=batch.attempt,
+        execution=batch.execution,
+        outcome=end.outcome,
+        standing=standing(end),
+        reward=end.reward if end.reward is not None and math.isfinite(end.reward) else None,
+        calls=tuple(sorted(calls, key=lambda call: call.index)),
+        rewards=intermediate_rewards(spans, end.reward_span, rules),
+        first_sequence=first_sequence,
+        last_sequence=last_sequence,
+    )
+
+
+def reward_of(rollout: Rollout, failed: str) -> float | None:
+    """Reward for training, or None: masked. ``failed`` is the setting for rollouts the agent failed."""
+    if rollout.outcome == "ok":
+        return rollout.reward
+    if rollout.outcome in OURS or failed == "mask":
+        return None
+    return 0.0

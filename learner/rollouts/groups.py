@@ -1,0 +1,137 @@
+"""Rollouts of one task into GRPO's group. Pure; time is passed in."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from learner.rollouts.assembler import Rollout
+from schemas.trajectory.attempt_selection import TRIED_AGAIN, supersedes
+
+SMALLEST_GROUP = 2
+"""Valid rollouts a group needs: below it GRPO has nothing to compare."""
+REMEMBERED = 20_000
+"""Closed groups that are told from new ones: a straggler of an older group opens one of its own, which then expires."""
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The rollouts of one task that have ended so far, by id."""
+
+    task: str
+    samples: int
+    since: float
+    """When its first rollout ended, in the caller's clock."""
+    members: dict[str, Rollout] = field(default_factory=dict)
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """Its rollouts, in the order of their samples."""
+        return sorted(self.members.values(), key=lambda rollout: rollout.sample)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample has ended."""
+        return len(self.members) >= self.samples
+
+
+class Groups:
+    """Groups in the making, and those ready to be trained on, oldest first.
+
+    ``is_valid`` says whether a rollout has a reward to train on. A group whose last rollouts do not come within
+    ``seconds`` is trained on as it is; one with fewer than two valid rollouts is put aside in `unusable`.
+    """
+
+    def __init__(self, seconds: float, is_valid: Callable[[Rollout], bool], closed: Iterable[str] = ()) -> None:
+        self._seconds = seconds
+        self._is_valid = is_valid
+        self._open: dict[str, Group] = {}
+        self.ready: list[Group] = []
+        self.unusable: list[Group] = []
+        self.missing: list[tuple[str, int]] = []
+        """(task, sample) of rollouts that had not ended when their group was closed."""
+        self.late: list[Rollout] = []
+        """Attempts that ended when their rollout had its last word, or their group was closed."""
+        self.closed: dict[str, None] = dict.fromkeys(closed)
+        """Tasks whose group is closed, oldest first."""
+
+    def add(self, rollout: Rollout, now: float) -> None:
+        """An attempt has ended."""
+        if rollout.standing == TRIED_AGAIN or any(rollout.execution == one.execution for one in self.late):
+            return
+        if rollout.task in self.closed:
+            if all(rollout.execution != one.execution for one in self.held()):  # else delivered twice
+                self.late.append(rollout)
+            return
+        group = self._open.setdefault(rollout.task, Group(rollout.task, rollout.samples, now))
+        before = group.members.get(rollout.id)
+        if before is not None and before.execution == rollout.execution:
+            return  # delivered twice
+        if supersedes(rollout.standing, before.standing if before else None):
+            group.members[rollout.id] = rollout
+            self.late += [before] if before else []
+        else:
+            self.late.append(rollout)
+        if group.complete:
+            self._close(group)
+
+    def expire(self, now: float) -> float | None:
+        """Close the groups whose time is up; seconds until the next one's is, None if no group is open."""
+        for group in list(self._open.values()):
+            if now - group.since >= self._seconds:
+                self._close(group)
+        return min((group.since + self._seconds - now for group in self._open.values()), default=None)
+
+    def take(self, count: int, choose: Callable[[Sequence[Group]], Sequence[Group]] = list) -> list[Group]:
+        """The first ``count`` of those ready groups that ``choose`` lets through; none if there are fewer.
+
+        Without it they are taken in the order in which they became ready.
+        """
+        taken = list(choose(self.ready))[:count]
+        if len(taken) < count:
+            return []
+        self.ready = [group for group in self.ready if group not in taken]
+        return taken
+
+    def held(self) -> Iterator[Rollout]:
+        """Every attempt not yet handed out."""
+        for group in (*self._open.values(), *self.ready, *self.unusable):
+            yield from group.members.values()
+        yield from self.late
+
+    def ended(self) -> dict[str, set[int]]:
+        """Samples that have ended, by the tasks of the groups that wait for more."""
+        return {group.task: {one.sample for one in group.members.values()} for group in self._open.values()}
+
+    def settled(self) -> list[str]:
+        """Tasks whose group is closed and has been handed out, oldest first."""
+        pending = {group.task for group in (*self.ready, *self.unusable)}
+        return [task for task in self.closed if task not in pending]
+
+    @property
+    def waiting(self) -> int:
+        """Groups that have begun and are not ready."""
+        return len(self._open)
+
+    def _close(self, group: Group) -> None:
+        del self._open[group.task]
+        self.closed[group.task] = None
+        while len(self.closed) > REMEMBERED:
+            del self.closed[next(iter(self.closed))]
+        ended = {rollout.sample for rollout in group.members.values()}
+        self.missing += [(group.task, sample) for sample in range(group.samples) if sample not in ended]
+        usable = sum(map(self._is_valid, group.members.values())) >= SMALLEST_GROUP
+        (self.ready if usable else self.unusable).append(group)
+
+
+def in_dispatch_order(ready: Sequence[Group], dispatched: Iterable[str], closed: Collection[str]) -> list[Group]:
+    """Of the groups that are ready, those no earlier one has to be waited for, as they were dispatched.
+
+    ``dispatched`` are tasks in their order, ``closed`` those whose group has ended one way or the other.
+    """
+    at = {group.task: group for group in ready}
+    order: list[Group] = []
+    for task in dispatched:
+        if task not in closed:
+            break
+        if task in at:
+            order.append(at.pop(task))
+    return order

@@ -1,0 +1,64 @@
+"""Intermediate rewards of calls, from the spans an agent emits: explicit ones, and what rules make of others. Pure."""
+
+import json
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from learner.settings.learner import AirRule
+from schemas.events import ModelCall, Span
+from schemas.semconv import attributes
+from schemas.semconv.call_attribution import Asked, Asking
+from schemas.semconv.rewards import rewards_of
+from schemas.semconv.span_kinds import kind_of
+
+
+def intermediate_rewards(spans: Sequence[Span], outcome_span: str, rules: Sequence[AirRule]) -> tuple[float, ...]:
+    """For each call of an attempt, in order, the sum of the rewards its spans give it.
+
+    A span belongs to the call it names, by a link or by the tool call it answers, else to the call that last ended
+    before it began; what comes before the first call belongs to none. ``outcome_span`` is the span the outcome was
+    read from.
+    """
+    order = sorted((span for span in spans if span.call is not None), key=lambda span: _call(span).index)
+    asking = Asking([Asked(span.span_id, span.attributes, span.end_ns, _call(span).response) for span in order])
+    totals = [0.0] * len(order)
+    for span in sorted(spans, key=lambda span: (span.start_ns, span.span_id)):  # one order, so one sum
+        if span.call is not None or attributes.OUTCOME in span.attributes:  # the root span repeats the outcome
+            continue
+        reward = sum(rule.reward for rule in rules if _fits(rule, span))
+        if span.span_id != outcome_span:
+            reward += sum(map(_finite, rewards_of(span)))
+        if reward:
+            named = asking.named(span.attributes)
+            place = named if named is not None else asking.before(span.start_ns)
+            if place is not None:
+                totals[place] += reward
+    return tuple(totals)
+
+
+def _fits(rule: AirRule, span: Span) -> bool:
+    return (
+        fnmatchcase(span.name, rule.name)
+        and rule.kind in (None, kind_of(span.name, span.attributes))
+        and rule.status in (None, span.status)
+        and all(
+            key in span.attributes and fnmatchcase(attributes.as_text(span.attributes[key]), pattern)
+            for key, pattern in rule.attributes.items()
+        )
+    )
+
+
+def _finite(value: Any) -> float:
+    """A reward span that says something else than a number says nothing; text is what the store makes of a number."""
+    try:
+        number = float(json.loads(attributes.as_text(value)))
+    except (TypeError, ValueError):
+        return 0.0
+    return number if math.isfinite(number) else 0.0
+
+
+def _call(span: Span) -> ModelCall:
+    assert span.call is not None
+    return span.call

@@ -1,0 +1,64 @@
+"""What the bus lost: its tasks are dispatched again, and the gap is named in the log, an alert and the next step."""
+
+import logging
+import time
+
+from nats.errors import Error as NatsError
+
+from bus.client import Bus
+from bus.errors import BusError
+from common.observability import metrics
+from learner.rollouts.consumer import Intake
+from learner.rollouts.dispatcher import Dispatcher
+from learner.rollouts.stream_position import StreamMark
+from schemas import subjects
+from schemas.events import Alarm
+
+log = logging.getLogger(__name__)
+
+
+class Mender:
+    """Works on the gaps that the intake finds."""
+
+    def __init__(self, bus: Bus, intake: Intake, dispatcher: Dispatcher) -> None:
+        self._bus, self._intake, self._dispatcher = bus, intake, dispatcher
+        self._gaps = self._tasks = 0
+        self._alert: Alarm | None = None
+
+    async def run(self) -> None:
+        """Mend for ever."""
+        while True:
+            gap = await self._intake.gaps.get()
+            groups = self._intake.groups
+            tasks = self._dispatcher.dispatch_again(groups.ended(), groups.closed, gap.nonce)
+            self._gaps += 1
+            self._tasks += tasks
+            metrics.bus_gaps.inc()
+            reason = f"the bus lost messages: {gap.reason}; {tasks} tasks are dispatched again"
+            log.error("%s", reason)
+            self._alert = Alarm(role="learner", reason=reason, raised_ns=time.time_ns())
+            await self._publish(self._alert)
+
+    @property
+    def mark(self) -> StreamMark:
+        """The stream for a checkpoint: as it was before a loss, until the tasks are on the bus again."""
+        is_done = self._intake.gap is None and self._intake.gaps.empty() and not self._dispatcher.is_behind
+        return self._intake.mark if is_done else self._intake.mark_before
+
+    def figures(self) -> dict[str, float]:
+        """What was lost since the last training step, for its record; nothing if nothing was."""
+        gaps, tasks, self._gaps, self._tasks = self._gaps, self._tasks, 0, 0
+        return {"bus/gaps": gaps, "bus/tasks_dispatched_again": tasks} if gaps else {}
+
+    async def resolve(self) -> None:
+        """A training step is made: training goes on."""
+        alert, self._alert = self._alert, None
+        if alert is not None:
+            await self._publish(Alarm(role=alert.role, reason=alert.reason, over=True, raised_ns=time.time_ns()))
+
+    async def _publish(self, alert: Alarm) -> None:
+        msg_id = f"alarm:{alert.role}:{alert.raised_ns}"
+        try:
+            await self._bus.publish(subjects.ALERT, alert, msg_id=msg_id)
+        except (BusError, NatsError) as error:  # the log has it
+            log.warning("the alert is not published: %s", error)

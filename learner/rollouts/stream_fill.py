@@ -1,0 +1,37 @@
+"""How much of the bus is taken by rollouts that no checkpoint covers."""
+
+from bus.client import Bus
+from bus.streams import LEARNER_ROLLOUTS, Backlog, StreamState
+from learner.rollouts.capacity import FULL, Capacity, fill
+
+
+class Room:
+    """The learner's share of the bus, as of the last look."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.share = 0.0
+        """Of what the bus holds, from 0 to 1: what the learner has not acknowledged."""
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return self.share >= FULL
+
+    async def capacity(self) -> Capacity:
+        """What the bus holds for the learner; raises `BusError` without streams, and nats' errors."""
+        return _capacity(*await self._ask())
+
+    async def look(self) -> tuple[StreamState, Backlog]:
+        """Look at the stream and what the learner has to do yet; raises as `capacity`."""
+        stream, backlog = await self._ask()
+        capacity = _capacity(stream, backlog)
+        self.share = fill(backlog.unacknowledged, backlog.undelivered, stream.messages, stream.bytes, capacity)
+        return stream, backlog
+
+    async def _ask(self) -> tuple[StreamState, Backlog]:
+        return await self._bus.stream(LEARNER_ROLLOUTS.stream), await self._bus.backlog(LEARNER_ROLLOUTS)
+
+
+def _capacity(stream: StreamState, backlog: Backlog) -> Capacity:
+    return Capacity(stream.max_bytes, stream.max_messages, backlog.max_unacknowledged)

@@ -1,0 +1,1 @@
+"""One optimizer step by verl."""

@@ -1,0 +1,161 @@
+"""Losses over calls: verl's policy losses, KL and value loss, each token with a weight of its own.
+
+verl averages over the rows of a micro-batch; here every token's weight is settled beforehand (`weighting`), losses are
+sums, and the sequence of a loss is a call. So rows, micro-batches and ranks may be cut in any way.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from learner.batching.sequences import NOT_TRAINED
+from learner.settings.learner import LearnerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The trained tokens of a micro-batch, one segment a line."""
+
+    places: Any
+    """``int64[n]``: where they stand in the micro-batch."""
+    lengths: list[int]
+    mask: Any
+    """``bool[S, T]``"""
+
+    def matrix(self, flat: Any) -> Any:
+        """``[S, T]`` of values that stand at `places`."""
+        import torch
+
+        return torch.nn.utils.rnn.pad_sequence(list(flat.split(self.lengths)), batch_first=True)
+
+    def field(self, data: Any, name: str) -> Any:
+        """``[S, T]`` of a field of the micro-batch."""
+        return self.matrix(data[name].values()[self.places])
+
+    def predicted(self, output: Any) -> Any:
+        """``[S, T]`` of what the model says of each token: it says so at the place before it."""
+        return self.matrix(output.values()[self.places - 1])
+
+
+def policy_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, Any]:
+    """verl's registered policy loss, KL to the reference and entropy, on one micro-batch.
+
+    ``data`` holds, per token, ``segments``, ``old_log_probs``, ``advantages``, ``weights`` (of the token in the sum),
+    ``importance`` (its factor in the policy loss alone) and with a KL loss ``ref_log_prob``.
+    """
+    from verl.trainer.ppo.core_algos import compute_policy_loss_reinforce, get_policy_loss_fn, kl_penalty
+
+    actor, ranks = settings.actor, data["dp_size"]
+    calls = _calls(data)
+    if calls is None:
+        return model_output["log_probs"].values().sum() * 0.0, {}
+    now = calls.predicted(model_output["log_probs"])
+    weights = calls.field(data, "weights")
+    given = {
+        "log_prob": now,
+        "advantages": calls.field(data, "advantages"),
+        "response_mask": calls.mask,
+        "loss_agg_mode": "token-sum",
+        "config": actor_config(settings, ranks),
+        # verl multiplies each token's loss by these last of all: the one place where a weight is exact for every loss.
+        "rollout_is_weights": weights * calls.field(data, "importance") * _undone(actor.policy_loss, calls, ranks),
+    }
+    old = calls.field(data, "old_log_probs")
+    if is_reinforce(settings):
+        loss, said = compute_policy_loss_reinforce(rollout_log_prob=old, **given)
+    else:
+        loss, said = get_policy_loss_fn(actor.policy_loss)(old_log_prob=old, **given)
+    metrics = {**said, "actor/pg_loss": _summed(loss)}
+    if "entropy" in model_output:
+        entropy = (calls.predicted(model_output["entropy"]) * weights).sum() * ranks
+        metrics["actor/entropy_loss"] = _summed(entropy)
+        loss = loss - actor.entropy_coeff * entropy
+    if actor.use_kl_loss:
+        divergence = kl_penalty(now, calls.field(data, "ref_log_prob"), actor.kl_loss_type)
+        kl = (divergence * weights).sum() * ranks
+        metrics["actor/kl_loss"] = _summed(kl)
+        loss = loss + actor.kl_loss_coef * kl
+    metrics["actor/loss"] = _summed(loss)
+    return loss, metrics
+
+
+def value_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, Any]:
+    """verl's clipped value loss on one micro-batch: ``data`` has ``segments``, ``values``, ``returns``, ``weights``."""
+    from verl.trainer.ppo.core_algos import compute_value_loss
+
+    calls = _calls(data)
+    if calls is None:
+        return model_output["values"].values().sum() * 0.0, {}
+    loss, clipped = compute_value_loss(
+        vpreds=calls.predicted(model_output["values"]),
+        returns=calls.field(data, "returns"),
+        values=calls.field(data, "values"),
+        response_mask=calls.field(data, "weights"),
+        cliprange_value=settings.critic.cliprange_value,
+        loss_agg_mode="token-sum",
+        dp_size=data["dp_size"],
+    )
+    return loss, {"critic/vf_loss": _summed(loss), "critic/vf_clipfrac": clipped.item()}
+
+
+def is_reinforce(settings: LearnerSettings) -> bool:
+    """Whether verl's bypass mode replaces the policy loss by importance-weighted REINFORCE."""
+    rule = settings.algorithm.rollout_correction
+    return rule.bypass_mode and rule.loss_type == "reinforce"
+
+
+def actor_config(settings: LearnerSettings, ranks: int = 1) -> Any:
+    """verl's ActorConfig; raises ValueError with a sentence for a loss or an option that is not known."""
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+
+    actor = settings.actor
+    losses = sorted(set(POLICY_LOSS_REGISTRY) - {"bypass_mode"})  # that one is `rollout_correction.bypass_mode` here
+    if actor.policy_loss not in losses:
+        raise ValueError(f"policy_loss: {actor.policy_loss!r} is not known; known: {', '.join(losses)}")
+    options: dict[str, Any] = dict(actor.policy_loss_options)
+    try:
+        chosen = PolicyLossConfig(loss_mode=actor.policy_loss, **options)
+    except TypeError as error:
+        raise ValueError(f"policy_loss_options: {error}") from error
+    config = FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=settings.samples,
+        use_dynamic_bsz=True,
+        clip_ratio_low=actor.clip_ratio_low,
+        clip_ratio_high=actor.clip_ratio_high,
+        clip_ratio_c=actor.clip_ratio_c,
+        loss_agg_mode="token-sum",
+        policy_loss=chosen,
+    )
+    config.global_batch_info.update(
+        {"dp_size": ranks, "batch_num_tokens": None, "global_batch_size": 1, "loss_scale_factor": None}
+    )
+    return config
+
+
+def _undone(policy_loss: str, calls: _Calls, ranks: int) -> Any:
+    """What the losses that average for themselves, whatever they are asked for, divide by."""
+    tokens = calls.mask.sum(-1, keepdim=True)
+    if policy_loss == "sapo":  # mean over the tokens of a sequence
+        return tokens
+    if policy_loss == "geo_mean":  # one loss per sequence, and their mean
+        return tokens * len(tokens) * ranks
+    return 1.0
+
+
+def _calls(data: Any) -> _Calls | None:
+    import torch
+
+    segments = data["segments"].values()
+    (places,) = torch.nonzero(segments != NOT_TRAINED, as_tuple=True)
+    if len(places) == 0:
+        return None
+    lengths = torch.unique_consecutive(segments[places], return_counts=True)[1]
+    mask = torch.arange(int(lengths.max()), device=lengths.device)[None] < lengths[:, None]
+    return _Calls(places, lengths.tolist(), mask)
+
+
+def _summed(value: Any) -> Any:
+    from verl.utils.metric import AggregationType, Metric
+
+    return Metric(value=value.detach(), aggregation=AggregationType.SUM)

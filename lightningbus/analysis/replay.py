@@ -1,0 +1,136 @@
+"""Training batches and data sets, made again from ClickHouse; calls block."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from clickhouse_connect.driver.client import Client
+
+from learner.batching.batch import Batch, BatchMaker
+from learner.batching.prefix_tree import parents
+from learner.batching.tokenizer import decoder, vocabulary
+from learner.batching.transitions import transitions_of
+from learner.checkpointing.checkpoint import TRAINER, CheckpointError, Checkpoints
+from learner.publishing.weight_files import WEIGHTS, write_weights
+from learner.rollouts.assembler import Rollout
+from learner.settings.learner import LearnerSettings
+from learner.training.trainer import Trainer
+from lightningbus.analysis.run_history import History, Step
+from lightningbus.run.role_process import UserError
+from lightningbus.run.settings import checked
+from schemas.trajectory.prefix_encoding import whole
+
+
+def replayed(client: Client, run: str | None, number: int, checkpoints: Path | None) -> dict[str, Any]:
+    """A step made again, and whether it is the same: its batch and, from the checkpoint before it, its loss."""
+    history = History.of(client, run)
+    (step,) = history.steps(number, number)
+    batch = _batch(history, step, step.settings)
+    found: dict[str, Any] = {
+        "step": number,
+        "rollouts": len(batch.uses),
+        "rows": len(batch.rows),
+        "tokens": int(batch.metrics["tokens"]),
+        "digest": batch.digest(),
+        "same_batch": batch.digest() == step.digest,
+    }
+    if checkpoints is None:
+        return found
+    try:
+        before = Checkpoints(checkpoints).of_step(number - 1)
+    except CheckpointError as error:
+        raise UserError(str(error)) from error
+    if before is None:
+        raise UserError(
+            f"{checkpoints} has no checkpoint of step {number - 1}: the setting keep_checkpoints keeps more"
+        )
+    trainer = Trainer(step.settings)
+    trainer.load(before / TRAINER)
+    metrics = trainer.step(batch)
+    same = all(metrics[name] == step.metrics.get(name) for name in ("actor/loss", "actor/grad_norm"))
+    return {**found, "loss": metrics["actor/loss"], "grad_norm": metrics["actor/grad_norm"], "same_loss": same}
+
+
+def trained(
+    client: Client,
+    run: str | None,
+    steps: tuple[int, int],
+    changes: dict[str, Any],
+    out: Path,
+    on_step: Callable[[], None],
+) -> list[tuple[int, float, int, float]]:
+    """Train on the batches of steps, in order, from the first model; (step, reward, tokens, loss) of each."""
+    history = History.of(client, run)
+    recorded = history.steps(*steps)
+    settings = checked(LearnerSettings, {**recorded[0].settings.model_dump(), **changes}, "settings")
+    try:
+        trainer = Trainer(settings)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    done = []
+    for step in recorded:
+        batch = _batch(history, step, settings)
+        loss = trainer.step(batch)["actor/loss"] if batch.rows else 0.0
+        done.append((step.number, batch.metrics["reward/mean"], int(batch.metrics["tokens"]), loss))
+        on_step()
+    out.mkdir(parents=True, exist_ok=True)
+    write_weights(trainer, out / WEIGHTS)
+    return done
+
+
+def write_chat(out: Path, rollouts: Sequence[Rollout]) -> int:
+    """A line per conversation: all that was said in it; returns how many."""
+    lines = [line for rollout in rollouts for line in _conversations(rollout)]
+    out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    return len(lines)
+
+
+def write_parquet(out: Path, rollouts: Sequence[Rollout]) -> int:
+    """A line per model call, its tokens as they were sampled; returns how many."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    numbers = pa.list_(pa.int64())
+    schema = pa.schema(
+        {
+            "rollout": pa.string(),
+            "task": pa.string(),
+            "reward": pa.float64(),
+            "call": pa.int64(),
+            "role": pa.string(),
+            "temperature": pa.float64(),
+            "prompt_ids": numbers,
+            "response_ids": numbers,
+            "logprobs": pa.list_(pa.float32()),
+            "versions": numbers,
+        }
+    )
+    lines = [
+        {"rollout": rollout.id, "task": rollout.task, "reward": rollout.reward, "call": call.index}
+        | {name: getattr(call, name) for name in schema.names[4:]}
+        for rollout in rollouts
+        for call in transitions_of(rollout.calls)
+    ]
+    parquet.write_table(pa.Table.from_pylist(lines, schema), out)
+    return len(lines)
+
+
+def _batch(history: History, step: Step, settings: LearnerSettings) -> Batch:
+    try:
+        maker = BatchMaker(settings, decoder(settings.model_path), vocabulary(settings.model_path))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return maker.make(history.groups(step), step.version - 1)
+
+
+def _conversations(rollout: Rollout) -> Iterator[dict[str, Any]]:
+    extended = set(parents(transitions_of(rollout.calls)))
+    for place, call in enumerate(whole(rollout.calls)):
+        if place in extended:
+            continue  # an earlier turn of one that follows
+        request, answer = json.loads(call.request), json.loads(call.response)
+        asked = request.get("messages", [{"role": "user", "content": request.get("prompt", "")}])
+        answer = answer if isinstance(answer, dict) else {"role": "assistant", "content": answer}
+        said = {"messages": [*asked, answer], "rollout": rollout.id, "role": call.role, "reward": rollout.reward}
+        yield {**said, "tools": request["tools"]} if "tools" in request else said

@@ -1,0 +1,197 @@
+"""Rollouts and training batches as they were, made again from what ClickHouse holds."""
+
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from clickhouse_connect.driver.client import Client
+
+from learner.rollouts.assembler import Rollout
+from learner.rollouts.groups import Group
+from learner.rollouts.intermediate_rewards import intermediate_rewards
+from learner.settings.learner import AirRule, LearnerSettings
+from lightningbus.run.role_process import UserError
+from lightningbus.run.settings import checked
+from schemas.events import ModelCall, Span, VersionRun
+
+STEPS = """
+SELECT step, version, settings, digest, metrics FROM training_steps
+WHERE run = {run:String} AND step BETWEEN {first:UInt32} AND {last:UInt32} ORDER BY step
+"""
+USES = """
+SELECT rollout, execution, task FROM training_uses
+WHERE run = {run:String} AND step = {step:UInt32} AND place >= 0 ORDER BY place
+"""
+ATTEMPTS = """
+SELECT rollout, task, sample, samples, attempt, execution, outcome, standing, reward, reward_span FROM attempts
+WHERE run = {run:String} AND execution IN {executions:Array(String)}
+"""
+CALLS = """
+SELECT c.execution AS execution, call, c.role AS role, c.model AS model, c.node AS node, p.prompt_ids AS prompt_ids,
+       a.response_ids AS response_ids, a.logprobs AS logprobs, a.token_versions AS token_versions,
+       c.finish_reason AS finish_reason, c.sampling AS sampling, p.request AS request, a.response AS response,
+       toUnixTimestamp64Nano(c.start) AS start, toUnixTimestamp64Nano(c.end) AS end
+FROM model_calls AS c
+INNER JOIN (SELECT * FROM prompts WHERE run = {run:String} AND execution IN {executions:Array(String)}) AS p
+    USING (execution, call)
+INNER JOIN (SELECT * FROM answers WHERE run = {run:String} AND execution IN {executions:Array(String)}) AS a
+    USING (execution, call)
+WHERE c.run = {run:String} AND c.execution IN {executions:Array(String)} ORDER BY execution, call
+"""
+SPANS = """
+SELECT execution, span_id, name, status, attributes, events,
+       toUnixTimestamp64Nano(start) AS start, toUnixTimestamp64Nano(end) AS end
+FROM spans WHERE run = {run:String} AND execution IN {executions:Array(String)}
+  AND NOT startsWith(scope, 'lightningbus')
+"""
+BEST = """
+SELECT execution FROM rollouts
+WHERE run = {run:String} AND mode = 'train' AND outcome = 'ok' AND reward >= {least:Float64}
+ORDER BY reward DESC, rollout LIMIT {most:UInt32} BY task
+"""
+
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A training step on record."""
+
+    number: int
+    version: int
+    """The weight version it made."""
+    settings: LearnerSettings
+    digest: str
+    metrics: dict[str, float]
+
+
+class History:
+    """What one run left in ClickHouse; calls block."""
+
+    def __init__(self, sql: Client, run: str) -> None:
+        self._sql, self._run = sql, run
+
+    @classmethod
+    def of(cls, sql: Client, run: str | None) -> "History":
+        """The history of a run, or of the only one there is; raises `UserError` when that is not clear."""
+        names = [row[0] for row in sql.query("SELECT DISTINCT run FROM training_steps ORDER BY run").result_rows]
+        if run is None and len(names) == 1:
+            return cls(sql, names[0])
+        if run in names and run is not None:
+            return cls(sql, run)
+        there = ", ".join(names) or "none"
+        asked = "say which" if run is None else f"there is no {run!r}"
+        raise UserError(f"--run: {asked}; runs with training steps: {there}")
+
+    def steps(self, first: int, last: int) -> list[Step]:
+        """Training steps in order; raises `UserError` if one of them is not on record."""
+        found = self._rows(STEPS, first=first, last=last)
+        missing = sorted(set(range(first, last + 1)) - {row["step"] for row in found})
+        if missing:
+            raise UserError(f"step {missing[0]} of run {self._run!r} is not on record")
+        return [
+            Step(
+                number=row["step"],
+                version=row["version"],
+                settings=checked(
+                    LearnerSettings, json.loads(row["settings"] or "{}"), f"settings of step {row['step']}"
+                ),
+                digest=row["digest"],
+                metrics=row["metrics"],
+            )
+            for row in found
+        ]
+
+    def groups(self, step: Step) -> list[Group]:
+        """The groups a step was made of, in their order; raises `UserError` when rollouts are gone."""
+        uses = self._rows(USES, step=step.number)
+        rollouts = {one.execution: one for one in self.rollouts([use["execution"] for use in uses], step.settings)}
+        gone = [use["rollout"] for use in uses if use["execution"] not in rollouts]
+        if gone:
+            raise UserError(f"step {step.number}: {len(gone)} rollouts are not on record any more, e.g. {gone[0]}")
+        made = []
+        for task, members in groupby(uses, key=lambda use: str(use["task"])):
+            own = {one.id: one for one in (rollouts[use["execution"]] for use in members)}
+            made.append(Group(task, len(own), 0.0, own))
+        return made
+
+    def best(self, per_task: int, least: float) -> list[Rollout]:
+        """The best rollouts of each training task with at least a reward, best first."""
+        executions = [row["execution"] for row in self._rows(BEST, most=per_task, least=least)]
+        found = {one.execution: one for one in self.rollouts(executions, None)}
+        return [found[execution] for execution in executions]
+
+    def rollouts(self, executions: Sequence[str], settings: LearnerSettings | None) -> Iterator[Rollout]:
+        """Whole attempts; what their spans earn them is by the rules of ``settings``."""
+        rules = settings.credit.rules_in_force if settings is not None else []
+        spans: dict[str, list[Span]] = {}
+        for row in self._rows(CALLS, executions=list(executions)):
+            spans.setdefault(row["execution"], []).append(_call_span(row))
+        for row in self._rows(SPANS, executions=list(executions)):
+            spans.setdefault(row["execution"], []).append(_span(row))
+        for row in self._rows(ATTEMPTS, executions=list(executions)):
+            yield _rollout(row, spans.get(row["execution"], []), rules)
+
+    def _rows(self, sql: str, **parameters: Any) -> list[Found]:
+        return list(self._sql.query(sql, parameters={"run": self._run, **parameters}).named_results())
+
+
+def _rollout(row: Found, spans: Sequence[Span], rules: Sequence[AirRule]) -> Rollout:
+    calls = sorted((span.call for span in spans if span.call is not None), key=lambda call: call.index)
+    return Rollout(
+        id=row["rollout"],
+        task=row["task"],
+        sample=row["sample"],
+        samples=row["samples"],
+        attempt=row["attempt"],
+        execution=row["execution"],
+        outcome=row["outcome"],
+        standing=row["standing"],
+        reward=row["reward"],
+        calls=tuple(calls),
+        rewards=intermediate_rewards(spans, row["reward_span"], rules),
+        first_sequence=0,
+        last_sequence=0,
+    )
+
+
+def _span(row: Found) -> Span:
+    return Span(
+        trace_id="",
+        span_id=row["span_id"],
+        name=row["name"],
+        start_ns=row["start"],
+        end_ns=row["end"],
+        status=row["status"],
+        attributes=row["attributes"],
+        events=tuple(json.loads(row["events"] or "[]")),
+    )
+
+
+def _call_span(row: Found) -> Span:
+    call = ModelCall(
+        index=row["call"],
+        model=row["model"],
+        role=row["role"],
+        node=row["node"],
+        prompt_ids=array("I", row["prompt_ids"]).tobytes(),
+        response_ids=array("I", row["response_ids"]).tobytes(),
+        logprobs=array("f", row["logprobs"]).tobytes(),
+        versions=tuple(_runs(row["token_versions"])),
+        finish_reason=row["finish_reason"],
+        sampling=json.loads(row["sampling"]),
+        request=row["request"],
+        response=row["response"],
+    )
+    return Span(trace_id="", span_id="", name="chat", start_ns=row["start"], end_ns=row["end"], call=call)
+
+
+def _runs(versions: Sequence[int]) -> Iterator[VersionRun]:
+    start = 0
+    for version, tokens in groupby(versions):
+        end = start + len(list(tokens))
+        yield VersionRun(version=version, start=start, end=end)
+        start = end

@@ -1,0 +1,151 @@
+"""One rollout to read: its calls in order, with what was asked, what was answered and what came of it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clickhouse_connect.driver.client import Client
+from rich.rule import Rule
+from rich.text import Text
+
+from common.printable import printable_json
+from lightningbus.run.role_process import UserError
+from lightningbus.run.terminal import Terminal
+from schemas.semconv.span_kinds import gist, kind_of, own_name
+
+ROLLOUT = """
+SELECT run, rollout, execution, attempt, mode, outcome, reward, error, calls, response_tokens, version_min, version_max,
+    date_diff('microsecond', started, ended) / 1e6 AS seconds
+FROM rollouts WHERE {run:String} IN ('', run) AND rollout = {rollout:String} ORDER BY started
+"""
+CALLS = """
+SELECT c.call AS call, c.role AS role, c.node AS node, c.finish_reason AS finish_reason, p.request AS request,
+    a.response AS response, c.prompt_tokens AS prompt_tokens, c.start AS start
+FROM model_calls AS c INNER JOIN prompts AS p USING (run, rollout, execution, call)
+INNER JOIN answers AS a USING (run, rollout, execution, call)
+WHERE run = {run:String} AND rollout = {rollout:String} AND execution = {execution:String} ORDER BY call
+"""
+TOKENS = """
+SELECT call, piece, token, logprob, version, advantage, staleness FROM token_credit
+WHERE run = {run:String} AND rollout = {rollout:String} AND execution = {execution:String} ORDER BY call, position
+"""
+SPANS = """
+SELECT name, status, status_message, attributes, start, date_diff('microsecond', start, end) / 1e6 AS seconds
+FROM spans WHERE run = {run:String} AND rollout = {rollout:String} AND execution = {execution:String}
+    AND NOT startsWith(scope, 'lightningbus') ORDER BY start
+"""
+RED_TO_GREEN = ("red", "dark_orange", "white", "green_yellow", "green")
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A rollout's attempt that counts; rows as ClickHouse gave them."""
+
+    rollout: Mapping[str, Any]
+    calls: list[Mapping[str, Any]]
+    tokens: Mapping[int, list[Mapping[str, Any]]]
+    """By call."""
+    spans: list[Mapping[str, Any]]
+    """What the agent's own instrumentation said."""
+
+    @classmethod
+    def of(cls, client: Client, rollout: str, run: str) -> "Transcript":
+        """Of the newest such rollout of a run (empty: of any); raises `UserError` when there is none. Blocks."""
+        found = _rows(client, ROLLOUT, run=run, rollout=rollout)
+        if not found:
+            raise UserError(f"no rollout is called {rollout!r}; `lightningbus report slowest` has some that are")
+        which = {name: found[-1][name] for name in ("run", "rollout", "execution")}
+        tokens: dict[int, list[Mapping[str, Any]]] = {}
+        for row in _rows(client, TOKENS, **which):
+            tokens.setdefault(row["call"], []).append(row)
+        return cls(found[-1], _rows(client, CALLS, **which), tokens, _rows(client, SPANS, **which))
+
+    def show_json(self) -> None:
+        """One JSON object."""
+        calls = [{**call, "tokens": self.tokens.get(call["call"], [])} for call in self.calls]
+        print(printable_json({**self.rollout, "model_calls": calls, "spans": self.spans}))
+
+    def show(self, color: str) -> None:
+        """As text; ``color`` is what the colour of a token shows."""
+        console = Terminal(highlight=False)
+        said = self.rollout
+        reward = "none" if said["reward"] is None else f"{said['reward']:.4g}"
+        heading = (
+            f" of run {said['run']}: {said['outcome']}, reward {reward}, "
+            f"{said['calls']} calls, {said['response_tokens']} tokens, {said['seconds']:.3f} s, "
+            f"attempt {said['attempt']}"
+        )
+        console.print(Text.assemble((said["rollout"], "bold"), heading))
+        if said["error"]:
+            console.print(Text(said["error"], "red"))
+        told = 0  # messages shown so far
+        waiting = list(self.spans)
+        for call in self.calls:
+            while waiting and waiting[0]["start"] < call["start"]:
+                console.print(_span(waiting.pop(0)))
+            tokens = self.tokens.get(call["call"], [])
+            console.print(Rule(Text(_heading(call, tokens)), align="left", style="dim"))
+            asked = _messages(call["request"])
+            for role, text in asked[told if told < len(asked) else 0 :]:
+                console.print(Text.assemble((f"{role}: ", "bold cyan"), text))
+            told = len(asked) + 1
+            console.print(Text.assemble(("assistant: ", "bold magenta"), _answer(call, tokens, color)))
+        for span in waiting:
+            console.print(_span(span))
+
+
+def _rows(client: Client, sql: str, **parameters: Any) -> list[Mapping[str, Any]]:
+    return list(client.query(sql, parameters=parameters).named_results())
+
+
+def _heading(call: Mapping[str, Any], tokens: list[Mapping[str, Any]]) -> str:
+    parts = [f"call {call['call']}", call["role"], f"{call['prompt_tokens']} + {len(tokens)} tokens"]
+    versions = sorted({token["version"] for token in tokens})
+    parts.append("version " + ", ".join(map(str, versions)) if versions else "")
+    trained = [token for token in tokens if token["advantage"] is not None]
+    if trained:
+        behind = max(token["staleness"] for token in trained)
+        parts.append(f"advantage {trained[0]['advantage']:+.3g}, {behind} behind")
+    parts.append(f"ended by {call['finish_reason']}")
+    return " · ".join(filter(None, parts))
+
+
+def _messages(request: str) -> list[tuple[str, str]]:
+    try:
+        body = json.loads(request)
+    except ValueError:
+        return [("request", request)]
+    if "messages" not in body:
+        return [("prompt", _plain(body.get("prompt")))]
+    return [(str(one.get("role")), _plain(one.get("content") or one.get("tool_calls"))) for one in body["messages"]]
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _answer(call: Mapping[str, Any], tokens: list[Mapping[str, Any]], color: str) -> Text:
+    if any(token["piece"] for token in tokens):
+        return Text.assemble(*((token["piece"], _style(token, color)) for token in tokens))
+    answer = json.loads(call["response"])
+    return Text(_plain(answer.get("content") or answer) if isinstance(answer, dict) else _plain(answer))
+
+
+def _style(token: Mapping[str, Any], color: str) -> str:
+    value = token.get(color)
+    if value is None:
+        return ""
+    if color == "staleness":
+        return RED_TO_GREEN[max(0, 4 - int(value))]
+    return RED_TO_GREEN[int(2 + 2 * max(-1.0, min(1.0, value)))]
+
+
+def _span(span: Mapping[str, Any]) -> Text:
+    bad = span["status"] == "error"
+    name, said = span["name"], span["attributes"]
+    kind, own = kind_of(name, said), own_name(name, said)
+    called = [kind if kind != "other" else "", name, own if own not in name else ""]
+    shown = Text(f"  [{' '.join(filter(None, called))} {span['seconds']:.3f} s", "red" if bad else "yellow")
+    shown.append(f": {span['status_message']}]" if bad else "]")
+    return shown.append(f" {gist(name, said)}".rstrip(), "dim")

@@ -1,0 +1,107 @@
+"""``lightningbus dead``: messages nobody could use, looked at, sent again, or dropped."""
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Annotated
+
+import msgpack
+import typer
+
+from bus.dead_letters import DeadLetters
+from common.printable import printable_json
+from lightningbus.cli.options import BusOption, JsonOption, finish
+from lightningbus.cli.output import show
+from lightningbus.run.discovery import connected
+from lightningbus.run.role_process import fail
+from schemas.events import DeadLetter
+
+app = typer.Typer(help="Dead letters: what nobody could use, and why.", no_args_is_help=True, rich_markup_mode=None)
+
+Numbers = Annotated[list[int] | None, typer.Argument(help="numbers of the letters, as `list` shows them")]
+AllOption = Annotated[bool, typer.Option("--all", help="every letter there is")]
+StreamOption = Annotated[str | None, typer.Option(help="only those of a stream, e.g. TASKS")]
+
+
+@app.command("list")
+def list_(stream: StreamOption = None, as_json: JsonOption = False, bus: BusOption = None) -> None:
+    """One line per letter: number, stream and subject by its writer's words, deliveries, and the reason."""
+
+    async def look() -> list[tuple[int, DeadLetter]]:
+        async with connected(bus, "dead") as at:
+            return [found async for found in DeadLetters(at).all() if stream in (None, found[1].stream)]
+
+    letters = finish(look())
+    columns = ["number", "dead_since", "stream", "subject", "sequence", "deliveries", "reason"]
+    rows = [tuple(_fields(number, letter).values()) for number, letter in letters]
+    show((columns if rows else [], rows), as_json, none="there is no dead letter")
+
+
+@app.command("show")
+def show_(number: Annotated[int, typer.Argument(help="as `list` shows it")], bus: BusOption = None) -> None:
+    """All of one letter, with its headers, and what can be read of it, as JSON."""
+
+    async def look() -> DeadLetter:
+        async with connected(bus, "dead") as at:
+            return await DeadLetters(at).get(number)
+
+    letter = finish(look())
+    shown = {**_fields(number, letter), "headers": letter.headers}
+    try:
+        shown["message"] = msgpack.unpackb(letter.payload)
+    except (ValueError, msgpack.UnpackException, RecursionError):
+        shown["payload"] = letter.payload.hex()
+    print(printable_json(shown, indent=2, default=lambda value: bytes(value).hex()))
+
+
+@app.command()
+def replay(
+    numbers: Numbers = None, every: AllOption = False, stream: StreamOption = None, bus: BusOption = None
+) -> None:
+    """Send messages to their streams again; their letters go. Put right first what killed them.
+
+    Subject and headers are made anew from what the message is: a letter's own are whoever's who wrote it.
+    """
+    print(f"{_each(numbers, every, stream, bus, DeadLetters.replay)} sent again")
+
+
+@app.command()
+def drop(numbers: Numbers = None, every: AllOption = False, stream: StreamOption = None, bus: BusOption = None) -> None:
+    """Forget letters for good."""
+    print(f"{_each(numbers, every, stream, bus, DeadLetters.drop)} dropped")
+
+
+def _each(
+    numbers: list[int] | None,
+    every: bool,
+    stream: str | None,
+    bus: str | None,
+    act: Callable[[DeadLetters, int], Awaitable[None]],
+) -> int:
+    if bool(numbers) == (every or stream is not None):
+        fail("give the numbers of letters, or --all, or --stream: see `lightningbus dead list`")
+
+    async def work() -> int:
+        async with connected(bus, "dead", "admin") as at:
+            letters = DeadLetters(at)
+            chosen = numbers or [number async for number, letter in letters.all() if stream in (None, letter.stream)]
+            for number in chosen:
+                await act(letters, number)
+            return len(chosen)
+
+    return finish(work())
+
+
+def _fields(number: int, letter: DeadLetter) -> dict[str, object]:
+    return {
+        "number": number,
+        "dead_since": _moment(letter),
+        "stream": letter.stream,
+        "subject": letter.subject,
+        "sequence": letter.sequence,
+        "deliveries": letter.deliveries,
+        "reason": letter.reason,
+    }
+
+
+def _moment(letter: DeadLetter) -> str:
+    return datetime.fromtimestamp(letter.dead_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,80 @@
+"""``lightningbus ui``: a page over the store in the browser, and the fleet where a bus is reachable."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from bus.errors import BusError
+from bus.fleet.heartbeats import Fleet
+from common.aio import cancel
+from lightningbus.cli.options import BusOption, DatabaseOption, SqlOption, extra, finish
+from lightningbus.run.discovery import connected
+from lightningbus.run.role_process import UserError, fail, on_stop_signals
+from schemas.events import Heartbeat
+
+BUS_SECONDS = 5.0
+"""Between two tries to reach a bus that does not answer."""
+
+
+class Listener:
+    """Hears the heartbeats of whichever bus answers, now or later; the pages do without one."""
+
+    def __init__(self, bus: str | None) -> None:
+        self._bus = bus
+        self._fleet: Fleet | None = None
+        self._problem = "looking for the bus"
+
+    def members(self) -> Sequence[Heartbeat] | str:
+        """Who is alive, or why nobody knows."""
+        return self._problem if self._fleet is None else self._fleet.members()
+
+    async def listen(self) -> None:
+        """For ever; a bus that is lost is looked for again."""
+        while True:
+            try:
+                async with connected(self._bus, "ui", wait=2.0) as bus, bus.fleet("*") as self._fleet:
+                    await bus.failed.wait()
+            except BusError as error:
+                self._problem = str(error)
+            finally:
+                self._fleet = None
+            await asyncio.sleep(BUS_SECONDS)
+
+
+def ui(
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one", min=0, max=65535)] = 8124,
+    sql: SqlOption = None,
+    database: DatabaseOption = "lightningbus",
+    bus: BusOption = None,
+) -> None:
+    """Show runs and rollouts in the browser, live, until Ctrl-C; it only reads."""
+    with extra("store"):
+        from lightningbus.run.store_discovery import sql_client
+        from store.clickhouse.client import StoreUnreachable
+        from store.clickhouse.query_limits import PAGE
+        from store.ui.client import Reader
+        from store.ui.server import Pages, PortTaken, serving
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        on_stop_signals(asyncio.get_running_loop(), stop)
+        listener = Listener(bus)
+        async with sql_client(sql, database, PAGE) as client:
+            listening = asyncio.create_task(listener.listen())
+            try:
+                async with serving(Pages(Reader(client), host, listener.members), host, port) as url:
+                    print(f"UI at {url}", file=sys.stderr, flush=True)
+                    await stop.wait()
+            except PortTaken as error:
+                raise UserError(str(error)) from error
+            finally:
+                await cancel(listening)
+
+    try:
+        finish(serve())
+    except StoreUnreachable as error:
+        fail(error)

@@ -1,0 +1,197 @@
+"""``lightningbus weights``: the versions of a model, who serves them, and which may be served."""
+
+import asyncio
+import getpass
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+import typer
+
+from bus.client import Bus
+from bus.fleet.node_state import SUSPECT_SECONDS, answers_with, serves
+from bus.weights.registry import Releases
+from lightningbus.cli.options import BusOption, JsonOption, check_names, finish
+from lightningbus.cli.output import show
+from lightningbus.run.discovery import connected
+from lightningbus.run.role_process import UserError
+from schemas.events import Heartbeat
+from schemas.weights.events import WeightRelease, WeightVersion
+from schemas.weights.release_policy import awaits, is_revoked, verdict
+
+app = typer.Typer(
+    help="Weight versions: which there are, who serves them, and which may be served.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+What = Literal["released", "revoked", "pinned", "unpinned"]
+VersionArgument = Annotated[int, typer.Argument(min=0, help="as `list` shows it")]
+ModelOption = Annotated[str, typer.Option(help="name the versions are published under")]
+WhyOption = Annotated[str, typer.Option(help="kept with the decision")]
+
+
+@app.command("list")
+def list_(
+    model: ModelOption = "policy",
+    last: Annotated[int, typer.Option(min=1, help="how many, the newest first")] = 20,
+    as_json: JsonOption = False,
+    bus: BusOption = None,
+) -> None:
+    """One line per version: what it is, what was decided of it, and which nodes serve it."""
+    check_names(model=model)
+
+    async def look() -> list[dict[str, object]]:
+        async with connected(bus, "weights") as at:
+            releases, nodes = Releases(at, model), await _nodes(at, model)
+            release, found = await releases.look(), dict[int, dict[str, object]]()
+            async for manifest, _ in releases.versions():
+                if len(found) == last and manifest.version not in found:
+                    break
+                found.setdefault(manifest.version, _fields(manifest, release, nodes))
+            return list(found.values())
+
+    rows = finish(look())
+    if not as_json:
+        rows = [{**row, "nodes": ", ".join(row["nodes"])} for row in rows]  # type: ignore[arg-type]
+    columns = list(rows[0]) if rows else []
+    show((columns, [tuple(row.values()) for row in rows]), as_json, none=f"model {model!r} has no version on this bus")
+
+
+@app.command("show")
+def show_(version: VersionArgument, model: ModelOption = "policy", bus: BusOption = None) -> None:
+    """All that is known of one version, as JSON: manifest, decisions, and who went over to it, with seconds."""
+    check_names(model=model)
+
+    async def look() -> dict[str, object]:
+        async with connected(bus, "weights") as at:
+            releases, nodes = Releases(at, model), await _nodes(at, model)
+            release, found = await releases.look(), await releases.published(version)
+            manifest, first = found[0][0], found[-1][1]
+            applied = await releases.applied(first, version)
+            return {
+                **_fields(manifest, release, nodes),
+                "manifest": _readable(manifest),
+                "decisions": [msgspec.to_builtins(one) for one in release.decisions if one.version == version],
+                "applied": [msgspec.to_builtins(one) for one in applied],
+            }
+
+    print(json.dumps(finish(look()), indent=2, ensure_ascii=False))
+
+
+@app.command()
+def revoke(
+    version: VersionArgument,
+    why: Annotated[str, typer.Option(help="kept with the decision")],
+    model: ModelOption = "policy",
+    bus: BusOption = None,
+) -> None:
+    """No node serves this version from now on; those that do go back to the one before it."""
+    _decide("revoked", version, model, bus, why)
+
+
+@app.command()
+def release(
+    version: VersionArgument, why: WhyOption = "", model: ModelOption = "policy", bus: BusOption = None
+) -> None:
+    """This version may be served, whatever was said of it before."""
+    _decide("released", version, model, bus, why)
+
+
+@app.command()
+def pin(version: VersionArgument, why: WhyOption = "", model: ModelOption = "policy", bus: BusOption = None) -> None:
+    """All nodes serve exactly this version, until it is unpinned."""
+    _decide("pinned", version, model, bus, why)
+
+
+@app.command()
+def unpin(why: WhyOption = "", model: ModelOption = "policy", bus: BusOption = None) -> None:
+    """Nodes follow the newest version again."""
+    _decide("unpinned", None, model, bus, why)
+
+
+@app.command()
+def repair(model: ModelOption = "policy", bus: BusOption = None) -> None:
+    """Remove what every reader passes over: what cannot be read, or was not signed by who may decide that."""
+    check_names(model=model)
+
+    async def work() -> list[str]:
+        async with connected(bus, "weights", "admin") as at:
+            return await Releases(at, model).repair()
+
+    removed = finish(work())
+    for why in removed:
+        print(why)
+    print(f"messages removed: {len(removed)}")
+
+
+def _decide(what: What, version: int | None, model: str, bus: str | None, why: str) -> None:
+    check_names(model=model)
+
+    async def work() -> int:
+        async with connected(bus, "weights", "admin") as at:
+            releases = Releases(at, model)
+            before = await releases.look()
+            which = version if version is not None else before.pinned
+            if which is None:
+                raise UserError(f"no version of model {model!r} is pinned")
+            (manifest, _), *_ = await releases.published(which)
+            if what == "pinned":
+                if is_revoked(before, which):
+                    raise UserError(f"version {which} is revoked: `lightningbus weights release {which}` first")
+                if gone := await _expired(at, manifest):
+                    raise UserError(f"version {which} cannot be served any more: {gone} has expired")
+            who = f"{getpass.getuser()}@{socket.gethostname()}"
+            await releases.decide(what, which, who=who, why=why)
+            return which
+
+    print(f"version {finish(work())} is {what}")
+
+
+async def _expired(at: Bus, manifest: WeightVersion) -> str:
+    """A file of a version that is not on the bus any more, if there is one; places elsewhere are not looked at."""
+    if manifest.transport != "blob":
+        return ""
+    wanted = {(blob.bucket, blob.name) for blob in (*manifest.blobs, *(link.blob for link in manifest.chain))}
+    there = {(bucket, name) for bucket, _ in wanted for name in await at.blobs.names(bucket)}
+    return min((name for _, name in wanted - there), default="")
+
+
+async def _nodes(at: Bus, model: str) -> list[Heartbeat]:
+    async with at.fleet("inference") as fleet:
+        await asyncio.sleep(SUSPECT_SECONDS)  # who lives has said so by then
+        return [beat for beat in fleet.members() if beat.model == model]
+
+
+def _fields(manifest: WeightVersion, release: WeightRelease, nodes: Sequence[Heartbeat]) -> dict[str, object]:
+    said = verdict(release, manifest.version)
+    return {
+        "version": manifest.version,
+        "step": manifest.step,
+        "kind": manifest.kind,
+        "bytes": sum(blob.size for blob in manifest.blobs),
+        "published": datetime.fromtimestamp(manifest.created_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        "state": _state(manifest, release),
+        "why": said.why if said is not None else "",
+        "nodes": [beat.id for beat in nodes if serves(beat.state) and answers_with(beat, manifest.version)],
+    }
+
+
+def _state(manifest: WeightVersion, release: WeightRelease) -> str:
+    if release.pinned == manifest.version:
+        return "pinned"
+    if awaits(release, manifest):
+        return "awaits its trial"
+    said = verdict(release, manifest.version)
+    return said.what if said is not None else "released"
+
+
+def _readable(manifest: WeightVersion) -> Mapping[str, Any]:
+    """Without the tokens of a trial."""
+    fields: dict[str, Any] = msgspec.to_builtins(manifest)
+    if manifest.trial is not None:
+        fields["trial"] = {**fields["trial"], "cases": len(manifest.trial.cases)}
+    return fields

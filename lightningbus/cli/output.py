@@ -1,0 +1,47 @@
+"""Rows as an answer on standard output: a table to read, or JSON or CSV to go on with."""
+
+import csv
+import sys
+from datetime import datetime
+from typing import Any
+
+from common.printable import printable, printable_json
+from store.reports import Answer
+
+
+def answer_of(client: Any, statement: str, **parameters: Any) -> Answer:
+    """What ClickHouse answers."""
+    result = client.query(statement, parameters=parameters or None)
+    return list(result.column_names), [tuple(row) for row in result.result_rows]
+
+
+def show(answer: Answer, as_json: bool = False, as_csv: bool = False, title: str = "", none: str = "done") -> None:
+    """Print an answer; ``none`` is said instead of a table without columns or rows."""
+    columns, rows = answer
+    if as_json:
+        print(printable_json([dict(zip(columns, row, strict=True)) for row in rows]))
+        return
+    if as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    from lightningbus.run.terminal import output
+
+    table = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(Text(printable(column)))
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    output().print(table if columns else none)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value.strftime("%Y-%m-%d %H:%M:%S") if isinstance(value, datetime) else printable(str(value))

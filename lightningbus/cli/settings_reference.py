@@ -1,0 +1,61 @@
+"""Every field of the settings, as the Markdown of docs/settings.md."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from inference.settings import InferenceSettings
+from learner.settings.learner import LearnerSettings
+from lightningbus.run.settings import BusSettings, HeldOut
+from runners.settings import RunnerSettings
+from store.settings import StoreSettings
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "bus": BusSettings,
+    "store": StoreSettings,
+    "inference": InferenceSettings,
+    "learner": LearnerSettings,
+    "runners": RunnerSettings,
+    "heldout": HeldOut,
+}
+"""Keys of a run file that hold settings."""
+
+
+def tables() -> str:
+    """A heading and a table for each section of a run file."""
+    return "\n\n".join("\n".join(_section(name, kind)) for name, kind in SECTIONS.items())
+
+
+def _section(name: str, kind: type[BaseModel]) -> Iterator[str]:
+    yield from (f"## {name}", "", "| field | default | what |", "|---|---|---|")
+    yield from _rows(kind, "")
+
+
+def _rows(kind: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in kind.model_fields.items():
+        inner = _model_in(field.annotation)
+        said = (field.description or "").replace("|", "\\|")
+        if said or inner is None:
+            yield f"| `{prefix}{name}` | {_default(field, inner)} | {said} |"
+        if inner is not None:
+            yield from _rows(inner, f"{prefix}{name}.")
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The settings that a field holds, if it holds some: one, a list of them, or perhaps none."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part)) is not None), None)
+
+
+def _default(field: FieldInfo, inner: type[BaseModel] | None) -> str:
+    if field.is_required():
+        return "needed"
+    value = field.get_default(call_default_factory=True)
+    if inner is not None or value in (None, "", [], {}, ()):
+        return ""
+    return f"`{value if isinstance(value, str | Path) else json.dumps(value)}`"

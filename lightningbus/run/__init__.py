@@ -1,0 +1,1 @@
+"""Starting and supervising roles, and whole training runs."""

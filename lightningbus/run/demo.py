@@ -1,0 +1,149 @@
+"""The main job: the calculator agent, from wrong to right, through every part of the system."""
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from common.subprocesses import kill_group, spawn
+from inference.settings import InferenceSettings
+from learner.settings.learner import ActorSettings, LearnerSettings, OptimSettings
+from lightningbus.run import train_job
+from lightningbus.run.role_process import UserError
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.settings import BusSettings, HeldOut, RunSettings
+from lightningbus.run.stack import Stack, stack
+from runners.settings import RunnerSettings
+from store.clickhouse.client import connect, first
+from store.settings import StoreSettings
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "calculator"
+RUN = "demo"
+RUNNERS = 2
+POLL_SECONDS = 0.2
+ASK = {
+    "which weight version produced each token of a rollout": (
+        "SELECT call, position, token, round(exp(logprob), 3) AS probability, version FROM token_versions "
+        "WHERE rollout = '{rollout}' ORDER BY call, position"
+    ),
+    "reward by weight version": "SELECT * FROM reward_by_version WHERE mode = 'train' ORDER BY version",
+    "how stale what was trained on was": "SELECT * FROM staleness ORDER BY step",
+    "one rollout's whole trace": (
+        "SELECT start, name, kind, attributes FROM spans WHERE rollout = '{rollout}' ORDER BY start"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """How big the demo is."""
+
+    steps: int = 36
+    train: int = 512
+    heldout: int = 100
+    warm_steps: int = 450
+    groups_per_step: int = 16
+    samples: int = 8
+    lr: float = 4e-4
+    seed: int = 0
+    deadline: float = 60.0
+
+
+async def demo(job: Job, runs: Path) -> dict[str, Any]:
+    """Run the job to its end; returns its figures. Raises `UserError` when a part fails for good."""
+    if not EXAMPLE.exists():
+        raise UserError("the demo's example is not here: run it from a clone of the repository, by `make demo`")
+    with RunDirectory(runs / RUN).locked(fresh=True) as directory:
+        figures, example = await _play(job, directory)
+    train_job.report(figures, directory.path)
+    _look_further(example)
+    return figures
+
+
+async def _play(job: Job, directory: RunDirectory) -> tuple[dict[str, Any], str]:
+    """The run's figures, and one of its rollouts."""
+    work = directory.path / "work"
+    settings, learner, heldout = _settings(job, work)
+    async with stack(directory, BusSettings(port=0), "lightningbus demo") as made:
+        sizes = ["--train", job.train, "--heldout", job.heldout, "--seed", job.seed, "--out", work]
+        await made.unless_failed(_python(made, "problems.py", sizes))
+        made.view.say("making a small model that is mostly wrong; starting vLLM and runners beside")
+        sizes = ["--out", work / "model", "--seed", job.seed, "--steps", job.warm_steps, "--threads", 1]
+        making = asyncio.create_task(_python(made, "model.py", sizes))
+        try:
+            # vLLM takes its weights from the bus: a tokenizer and a configuration are all it needs to start.
+            await _described(work / "model", making)
+            figures = await train_job.train(made, settings, learner, heldout, making)
+        finally:
+            making.cancel()
+        return figures, await asyncio.to_thread(_example, directory)
+
+
+def _settings(job: Job, work: Path) -> tuple[RunSettings, LearnerSettings, HeldOut]:
+    node = InferenceSettings(model_path=work / "model", dtype="float32", max_model_len=128, max_num_seqs=32, threads=1)
+    learner = LearnerSettings(
+        run=RUN,
+        model_path=work / "model",
+        tasks=work / "train.jsonl",
+        samples=job.samples,
+        groups_per_step=job.groups_per_step,
+        steps=job.steps,
+        max_staleness=1,
+        deadline=job.deadline,
+        sampling=train_job.SAMPLINGS["sampled"],
+        seed=job.seed,
+        threads=1,
+        checkpoints=work.parent / "checkpoints",
+        actor=ActorSettings(optim=OptimSettings(lr=job.lr, lr_scheduler_type="cosine", min_lr_ratio=0.1)),
+    )
+    runners = [RunnerSettings(agent="agent:solve", path=EXAMPLE, concurrency=8)] * RUNNERS
+    settings = RunSettings(name=RUN, store=StoreSettings(http_port=0), inference=[node], runners=runners)
+    return settings, learner, HeldOut(tasks=work / "heldout.jsonl")
+
+
+async def _described(model: Path, making: asyncio.Task[None]) -> None:
+    """Wait for the model's configuration, the last thing written before its training; an error of that is raised."""
+    while not (model / "config.json").exists():
+        if making.done():
+            making.result()
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _python(made: Stack, script: str, arguments: list[Any]) -> None:
+    process = await spawn(
+        sys.executable,
+        str(EXAMPLE / script),
+        *map(str, arguments),
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+    )
+    assert process.stderr is not None
+    last = ""
+    try:
+        async for line in process.stderr:
+            last = line.decode(errors="replace").strip() or last
+            made.view.note = last
+        code = await process.wait()
+    finally:
+        await kill_group(process)
+    made.view.note = ""
+    if code:
+        raise UserError(f"{script} failed: {last}")
+
+
+def _example(directory: RunDirectory) -> str:
+    endpoints = directory.endpoints()
+    assert endpoints is not None, "the run is up"
+    return str(first(connect(endpoints.sql), "SELECT any(rollout) FROM training_uses")[0])
+
+
+def _look_further(rollout: str) -> None:
+    console = Console(stderr=True)
+    console.print("look further:", style="bold")
+    for what, sql in ASK.items():
+        console.print(f"  # {what}", style="dim", highlight=False)
+        console.print(f'  lightningbus query "{sql.format(rollout=rollout)}"', highlight=False, soft_wrap=True)

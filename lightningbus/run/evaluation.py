@@ -1,0 +1,79 @@
+"""Held-out accuracy of one weight version, measured through the same bus, runners and inference nodes."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clickhouse_connect.driver.client import Client
+
+from bus.client import Bus
+from bus.task_file import Problem
+from lightningbus.run.publishing import publish_all, samples_of
+from lightningbus.run.role_process import UserError
+from store.clickhouse.client import first
+
+RESULTS = """
+SELECT count() AS ended, countIf(outcome = 'ok') AS ok, avgIf(reward, outcome = 'ok') AS mean
+FROM rollouts WHERE run = {run:String} AND endsWith(task, {suffix:String})
+"""
+VERSIONS = """
+SELECT groupUniqArrayArray(token_versions) FROM answers
+WHERE run = {run:String} AND endsWith(task, {suffix:String})
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Outcome of one evaluation; ``accuracy`` is the mean reward of all rollouts, a failed one counting as 0."""
+
+    label: str
+    version: int
+    rollouts: int
+    ok: int
+    accuracy: float
+
+
+async def evaluate(
+    bus: Bus,
+    sql: Client,
+    run: str,
+    problems: Sequence[Problem],
+    *,
+    label: str,
+    version: int,
+    samples: int,
+    sampling: dict[str, Any],
+    deadline: float = 120.0,
+    agent: str = "default",
+) -> Evaluation:
+    """Publish every problem ``samples`` times, pinned to a weight version, and wait for all results in ClickHouse.
+
+    Raises `UserError` when they are not there within ``deadline`` seconds, or when a token came from another version.
+    """
+    suffix = f"@{run}-{label}-v{version}"
+    tasks = samples_of(
+        problems,
+        samples,
+        suffix,
+        run=run,
+        agent=agent,
+        mode="eval",
+        weight_version=version,
+        sampling=sampling,
+        deadline=deadline,
+    )
+    published = sum(await publish_all(bus, tasks, timeout=deadline, on_done=lambda: None))
+    parameters = {"run": run, "suffix": suffix}
+    ended, ok, mean = 0, 0, 0.0
+    try:
+        async with asyncio.timeout(deadline), bus.fleet("store") as stores:
+            while ended < published:
+                await stores.changed()  # the store says each second what it has inserted
+                ended, ok, mean = await asyncio.to_thread(first, sql, RESULTS, parameters)
+    except TimeoutError:
+        raise UserError(f"evaluation {label}: {ended} of {published} rollouts ended within {deadline:g} s") from None
+    versions = (await asyncio.to_thread(first, sql, VERSIONS, parameters))[0]
+    if list(versions) != [version]:
+        raise UserError(f"evaluation {label} was pinned to version {version}, but versions {versions} answered")
+    return Evaluation(label, version, published, ok, mean * ok / published if ok else 0.0)

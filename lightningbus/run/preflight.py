@@ -1,0 +1,146 @@
+"""Whether a training job can run: everything is read, loaded and started but the weights."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bus.stream_sizes import MAX_ACK_PENDING, MIB, SHIPPED_MIB
+from bus.streams import MAX_MESSAGES
+from bus.task_file import read_problems
+from common.unix_sockets import bound, private_directory
+from inference.settings import InferenceSettings
+from learner.rollouts.capacity import Capacity, shortage
+from learner.settings.learner import LearnerSettings
+from lightningbus.run.role_process import UserError
+from lightningbus.run.settings import HeldOut, RunSettings
+from lightningbus.run.stack import children
+from runners.agent.factory import make_hosts
+from runners.agent.launcher import CannotStart
+from runners.agent.process import Keeper
+from runners.gateway.slot import Slot
+from runners.settings import RunnerSettings
+from schemas.subjects import TRAIN_ROLLOUTS
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a run file needs beside its processes to be a training job."""
+
+    learner: LearnerSettings
+    heldout: HeldOut
+
+
+def job(settings: RunSettings, source: str) -> Job:
+    """Raises `UserError` naming what the run file lacks."""
+    lacking = [name for name in ("store", "inference", "runners", "learner", "heldout") if not getattr(settings, name)]
+    if lacking:
+        raise UserError(f"{source}: a training job needs {', '.join(lacking)} too")
+    (learner,) = (
+        child.settings
+        for child in children(settings, settings.runs / settings.name)
+        if isinstance(child.settings, LearnerSettings)
+    )
+    if learner.tasks is None:
+        raise UserError(f"{source}: learner.tasks: a training job has tasks to train on")
+    assert settings.heldout is not None
+    _fits_together(settings, learner, settings.heldout, source)
+    return Job(learner, settings.heldout)
+
+
+def _fits_together(settings: RunSettings, learner: LearnerSettings, heldout: HeldOut, source: str) -> None:
+    agents = {runner.name for runner in settings.runners}
+    for field, agent in (("learner.agent", learner.agent), ("heldout.agent", heldout.agent)):
+        if agent not in agents:
+            raise UserError(f"{source}: {field}: no runner here takes tasks of {agent!r}")
+    if learner.model not in {node.model for node in settings.inference}:
+        raise UserError(f"{source}: learner.model: no inference node here serves {learner.model!r}")
+    rank = learner.lora.lora_rank
+    if any(
+        node.lora is not None and node.lora.rank < rank for node in settings.inference if node.model == learner.model
+    ):
+        raise UserError(f"{source}: inference.lora.rank: the learner's adapters are of rank {rank}")
+    if learner.run != settings.name:
+        raise UserError(f"{source}: learner.run: a job's run has its name, {settings.name!r}; leave it out")
+    if not learner.steps:
+        raise UserError(f"{source}: learner.steps: a training job trains for at least one")
+
+
+def looked_at(settings: RunSettings, job: Job) -> Iterator[str]:
+    """Sentences of what was found to be in order; raises `UserError` at the first thing that is not."""
+    assert job.learner.tasks is not None
+    for path in (job.learner.tasks, job.heldout.tasks):
+        problems = read_problems(path)
+        yield f"{path}: {len(problems)} tasks"
+    yield _sizes(settings, job.learner)
+    for path in dict.fromkeys([job.learner.model_path, *(node.model_path for node in settings.inference)]):
+        yield f"{path}: {_model(path, [node for node in settings.inference if node.model_path == path])}"
+    for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
+        yield asyncio.run(_agent(runner))
+
+
+def _sizes(settings: RunSettings, learner: LearnerSettings) -> str:
+    """Whether the bus that is started here can hold what the learner has under way."""
+    sizes = settings.bus.streams
+    bound = sizes.bytes_of(TRAIN_ROLLOUTS) or SHIPPED_MIB[TRAIN_ROLLOUTS] * MIB
+    short = shortage(learner, Capacity(bound, MAX_MESSAGES, sizes.max_ack_pending or MAX_ACK_PENDING))
+    if short.step:
+        raise UserError(short.step)
+    return f"{TRAIN_ROLLOUTS}: {short.interval or f'{bound // MIB:,} MiB hold the steps between two checkpoints'}"
+
+
+def _model(path: Path, nodes: list[InferenceSettings]) -> str:
+    """What model a directory holds, made of nothing; and whether nodes can serve it."""
+    if not path.is_dir():
+        raise UserError(f"{path} is no model: there is no such directory")
+    if not (path / "config.json").exists():
+        raise UserError(f"{path} holds no model: it has no config.json")
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} holds no model with a tokenizer: {' '.join(str(error).split())[:200]}") from error
+    text = config.get_text_config()
+    for node in nodes:
+        if tokenizer.chat_template is None:
+            raise UserError(f"{path} has no chat template: agents could not chat with it")
+        if (node.max_model_len or 0) > text.max_position_embeddings:
+            raise UserError(f"max_model_len: {path} has a context of {text.max_position_embeddings} tokens")
+        _parsers(node)
+    parameters = f"{model.num_parameters() / 1e6:,.1f}M parameters"
+    return f"{config.model_type}, {text.num_hidden_layers} layers, {parameters}, {len(tokenizer)} tokens"
+
+
+def _parsers(node: InferenceSettings) -> None:
+    if node.command is not None or not (node.tool_parser or node.reasoning_parser):
+        return  # another interpreter's vLLM, or nothing to ask ours
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    tools, thoughts = ToolParserManager.list_registered(), ReasoningParserManager.list_registered()
+    for field, known in (("tool_parser", tools), ("reasoning_parser", thoughts)):
+        name = getattr(node, field)
+        if name is not None and name not in known:
+            raise UserError(f"inference.{field}: vLLM has no {name!r}, but {', '.join(sorted(known))}")
+
+
+async def _agent(runner: RunnerSettings) -> str:
+    # An endpoint nobody listens at: an agent that is only imported asks nothing.
+    nowhere = Slot(0, base_url="http://127.0.0.1:9/slot/0")
+    with private_directory("check") as place, bound(place / "socket"):
+        paths = {"gateway": str(place / "socket"), "address": "127.0.0.1:0"}
+        (host,) = make_hosts(runner.model_copy(update={"concurrency": 1}), [nowhere.environment], Keeper(), paths)
+        try:
+            await host.start()
+        except CannotStart as error:
+            raise UserError(str(error)) from error
+        finally:
+            await host.stop()
+    if runner.command is not None:
+        return f"{runner.command[0]}: started for each rollout"
+    return f"{runner.agent}: imported by {runner.python or 'this interpreter'}"

@@ -1,0 +1,49 @@
+"""Publishing the tasks of a file, with progress."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from bus.client import Bus
+from bus.task_file import Problem
+from schemas.events import Task
+
+TOGETHER, LOTS = 64, 4
+"""Samples that are recorded together, and how many such lots are on their way at once."""
+
+
+def samples_of(problems: Iterable[Problem], samples: int, suffix: str = "", **fields: Any) -> Iterator[Task]:
+    """``samples`` tasks per problem; ``fields`` are `Task`'s others, the same for all."""
+    for problem in problems:
+        for sample in range(samples):
+            yield Task(id=problem.id + suffix, input=problem.input, sample=sample, samples=samples, **fields)
+
+
+async def publish_all(bus: Bus, tasks: Iterable[Task], timeout: float, on_done: Callable[[], None]) -> tuple[int, int]:
+    """Publish every task and wait until the bus has them all; returns how many are new, and how many were there.
+
+    The first error stops it: `bus.StreamFull` when runners stay behind for ``timeout`` seconds.
+    """
+    new = total = 0
+    pending: set[asyncio.Task[int]] = set()
+
+    async def send(lot: list[Task]) -> int:
+        count = await bus.publish_tasks(lot, timeout=timeout)
+        for _ in lot:
+            on_done()
+        return count
+
+    try:
+        left_over = iter(tasks)
+        while lot := list(islice(left_over, TOGETHER)):
+            pending.add(asyncio.create_task(send(lot)))
+            total += len(lot)
+            if len(pending) >= LOTS:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                new += sum(finished.result() for finished in done)
+        new += sum(await asyncio.gather(*pending))
+    finally:
+        for left in pending:
+            left.cancel()
+    return new, total - new

@@ -1,0 +1,85 @@
+"""Running one role in this process: connect, obey signals, end with one sentence when something is wrong."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from typing import NoReturn, TypeVar
+
+import uvloop
+from nats.errors import Error as NatsError
+
+from bus.client import Bus
+from bus.errors import AccessError, AddressError, BusError, PoisonFlood
+from bus.fleet.heartbeats import own_id
+from common.observability import tracing
+from common.observability.logs import say_last, this_process
+from common.role_settings import RoleSettings
+from common.subprocesses import Guard
+from lightningbus.run.discovery import Place
+from lightningbus.run.health_server import CannotListen, Health
+
+S = TypeVar("S", bound=RoleSettings)
+Role = Callable[[Bus, S, asyncio.Event], Awaitable[None]]
+
+
+TRY_AGAIN = 75
+"""Exit code (EX_TEMPFAIL of sysexits.h) of a role that lost the bus: a supervisor starts it again and again."""
+
+
+class UserError(Exception):
+    """Something the user can put right; shown as one sentence, without a traceback."""
+
+
+def fail(sentence: object, code: int = 2) -> NoReturn:
+    """Say what is wrong on standard error and exit; 2 tells a supervisor not to try again."""
+    say_last(sentence)
+    raise SystemExit(code)
+
+
+def on_stop_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """The first Ctrl-C or SIGTERM asks to stop; a second one stops at once."""
+
+    def handle(number: int) -> None:
+        if stop.is_set():
+            raise SystemExit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handle, number)
+
+
+async def serve(at: Place, name: str, role: Role[S], settings: S) -> None:
+    """Run a role until it is done, asked to stop, or cut off from the bus for good."""
+    stop = asyncio.Event()
+    on_stop_signals(asyncio.get_running_loop(), stop)
+    health = Health(name)
+    async with health.serving(settings.health), Bus.connect(at.url, name, access=at.access) as bus:
+        health.bus = bus
+        work = asyncio.ensure_future(role(bus, settings, stop))
+        lost = asyncio.ensure_future(bus.failed.wait())
+        await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
+        lost.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            raise bus.failure
+        await work
+
+
+def run_role(at: Place, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
+    """`serve` to the end; errors a user can act on become one sentence and exit code 2, a lost bus 75."""
+    Guard.open_more()
+    this_process(role=name, run=getattr(settings, "run", None))
+    tracing.begin(name, own_id(getattr(settings, "id", None)))
+    try:
+        uvloop.run(serve(at, name, role, settings))  # most of a runner's time is sockets: a third less of it
+    except (AccessError, AddressError) as error:
+        fail(error)
+    except (BusError, NatsError) as error:
+        fail(str(error) or type(error).__name__, TRY_AGAIN)
+    except Exception as error:
+        if not isinstance(error, (UserError, PoisonFlood, CannotListen, *expected)):
+            raise
+        fail(error)
+    finally:
+        tracing.end()

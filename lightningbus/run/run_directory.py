@@ -1,0 +1,126 @@
+"""A run's directory: where its data lies, and where its servers listen while it is up."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from bus.directory_lock import DirectoryInUse, locked
+from bus.errors import BusError
+
+PARTS = ("logs", "bus", "store", "checkpoints", "work")
+LOCKED_PARTS = ("bus", "store", "checkpoints")
+"""Directories that a role by itself may work in."""
+RUNS = Path("runs")
+LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a running ``up`` can be reached; ``pid`` tells whether it still runs. Keys are said by where they lie."""
+
+    pid: int
+    bus: str
+    sql: str = ""
+    access: str = ""
+    cluster_key: str = ""
+    roles: dict[str, int] = field(default_factory=dict)
+
+
+class RunDirectory:
+    """``runs/<name>``: logs, store, bus, checkpoints, and the file that says where the servers are."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def latest(cls, runs: Path = RUNS) -> "RunDirectory | None":
+        """The run started last, if there is one."""
+        path = runs / LATEST
+        return cls(path.resolve()) if path.exists() else None
+
+    def create(self) -> "RunDirectory":
+        """Make it, for its owner alone, and make it the latest."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in PARTS:
+            (self.path / name).mkdir(exist_ok=True)
+        link = self.path.parent / LATEST
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.path.name)
+        return self
+
+    @contextmanager
+    def locked(self, fresh: bool = False) -> Iterator["RunDirectory"]:
+        """`create` it and keep it for this process while the block runs.
+
+        ``fresh`` moves an earlier run of the same name aside first. Raises `bus.BusError`, and changes nothing, while
+        another process works in it.
+        """
+        with ExitStack() as exits:
+            exits.enter_context(self._locked())
+            with ExitStack() as parts:
+                for name in LOCKED_PARTS:
+                    if (self.path / name).exists():
+                        parts.enter_context(locked(self.path / name))
+                if fresh and any(self.path.glob("[!.]*")):
+                    self._move_aside()
+                    exits.enter_context(self._locked())
+            yield self.create()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with ExitStack() as exits:
+            try:
+                exits.enter_context(locked(self.path))
+            except DirectoryInUse as error:
+                raise BusError(f"run {self.path.name!r} is up{error.who}: stop it, or use another name") from error
+            yield
+
+    def _move_aside(self) -> None:
+        moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.path.stat().st_mtime))
+        aside = self.path.with_name(f"{self.path.name}-{moment}")
+        shutil.rmtree(aside, ignore_errors=True)
+        self.path.rename(aside)
+
+    def log(self, role: str) -> Path:
+        """Log file of a role."""
+        return self.path / "logs" / f"{role}.log"
+
+    @property
+    def store(self) -> Path:
+        """Where the embedded ClickHouse keeps its data."""
+        return self.path / "store"
+
+    def write_endpoints(self, endpoints: Endpoints) -> None:
+        """Say where the servers are."""
+        temporary = self.path / ".endpoints.json"
+        temporary.touch(mode=0o600)  # an address may hold a password
+        temporary.write_text(json.dumps(asdict(endpoints), indent=2))
+        temporary.replace(self.path / "endpoints.json")
+
+    def endpoints(self) -> Endpoints | None:
+        """Where the servers are, if the run is up; raises `bus.BusError` when the file that says so is corrupt."""
+        path = self.path / "endpoints.json"
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=Endpoints)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise BusError(f"{path} cannot be read ({error}): start the run again, or give --bus") from error
+        return found if _alive(found.pid) else None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

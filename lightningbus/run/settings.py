@@ -1,0 +1,142 @@
+"""A whole run in one YAML file: what `lightningbus up -c run.yaml` reads."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bus.stream_sizes import StreamSizes
+from common.name_suggestions import name_nearest
+from inference.settings import InferenceSettings
+from learner.settings.learner import LearnerSettings
+from lightningbus.run.role_process import UserError
+from runners.settings import RunnerSettings
+from store.settings import StoreSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pydantic_core import ErrorDetails
+
+FORMS = {
+    r"^[A-Za-z0-9_-]{1,64}$": "it is no name: letters, digits, _ and -, at most 64",
+    r"^[\w.]+:[\w.]+$": "it is not of the form module:function",
+}
+"""What the patterns of settings ask for, in words."""
+M = TypeVar("M", bound=BaseModel)
+
+
+class BusSettings(BaseModel):
+    """The broker: an embedded nats-server, or one that is already there."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str | None = Field(None, description="use this NATS server instead of starting one")
+    host: str = Field("127.0.0.1", description="address the embedded server listens on")
+    port: int = Field(4222, ge=0, le=65535, description="its port; 0 takes a free one")
+    sync: str = Field(
+        "2m", description="how long what was written may wait for the disk; 'always' survives a power loss"
+    )
+    access: Path | None = Field(
+        None,
+        description="directory `lightningbus bus users` wrote: the server's users and TLS, and the keys of each role; "
+        "default: on loopback, users made in the run's directory",
+    )
+    open: bool = Field(
+        False, description="make no users, and listen beyond loopback without any: for a network nobody else is on"
+    )
+    streams: StreamSizes = StreamSizes()
+
+
+class HeldOut(BaseModel):
+    """Problems the model is never trained on; answered before and after, greedily and sampled."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tasks: Path = Field(description="JSONL of tasks, as `lightningbus publish` takes them")
+    samples: int = Field(2, ge=1, description="sampled answers to each")
+    deadline: float = Field(120.0, gt=0, description="seconds an evaluation may take")
+    agent: str = Field("default", description="agent that answers them")
+    best_reachable: float = Field(1.0, description="what a perfect policy gets, for comparison")
+
+
+class RunSettings(BaseModel):
+    """Every role of a run on this machine; leave one out and it is not started here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the run, and of its directory")
+    runs: Path = Field(Path("runs"), description="where run directories are made")
+    bus: BusSettings = BusSettings()
+    store: StoreSettings | None = None
+    inference: list[InferenceSettings] = []
+    learner: LearnerSettings | None = None
+    runners: list[RunnerSettings] = []
+    heldout: HeldOut | None = Field(None, description="what `lightningbus train` measures itself on")
+
+
+def load(kind: type[M], path: Path) -> M:
+    """Settings from a YAML or JSON file; raises `UserError` naming the field that is wrong."""
+    return checked(kind, fields_of(path), str(path))
+
+
+def fields_of(path: Path) -> dict[str, Any]:
+    """What a YAML or JSON file holds, unchecked; raises `UserError` if it holds no fields."""
+    try:
+        fields = yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except (ValueError, RecursionError) as error:  # bytes that are no text, days that are none, lists without end
+        raise UserError(f"{path} cannot be read as YAML: {type(error).__name__}: {error}") from error
+    if not isinstance(fields, dict):
+        raise UserError(f"{path} is not a settings file: it holds no fields")
+    return fields
+
+
+def checked(kind: type[M], fields: "Mapping[str, Any]", source: str) -> M:
+    """Settings from fields; raises `UserError` naming the first field that is wrong."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        first, more = error.errors()[0], error.error_count() - 1
+        place = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
+        also = f" (and {more} more)" if more else ""
+        sentence = ": ".join(filter(None, (source, place, _explain(kind, first))))
+        raise UserError(f"{sentence}{also}") from error
+
+
+def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:
+    """What is wrong with a field, in words of the settings rather than pydantic's."""
+    context = error.get("ctx", {})
+    if error["type"] == "extra_forbidden":
+        *above, name = error["loc"]
+        near = name_nearest(str(name), _fields_at(kind, above))
+        return "no such setting" + (f"; {near}" if near else "")
+    if error["type"] == "string_pattern_mismatch":
+        return FORMS.get(str(context.get("pattern")), "it has another form than it should")
+    if error["type"] == "value_error":
+        return str(context.get("error", error["msg"]))
+    return "it is needed" if error["type"] == "missing" else error["msg"]
+
+
+def _fields_at(kind: object, above: "Sequence[int | str]") -> set[str]:
+    """Names of the settings where a wrong one stands; none where several kinds of settings could stand."""
+    for part in above:
+        if isinstance(part, str) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            field = kind.model_fields.get(part)
+            kind = field.annotation if field is not None else None
+        elif isinstance(part, str):
+            return set()
+        kind = _settings_in(kind)
+    return set(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else set()
+
+
+def _settings_in(annotation: object) -> object:
+    """The settings of ``list[Settings]`` or ``Settings | None``; None where there are none, or several."""
+    if not get_args(annotation):
+        return annotation
+    inner = [found for argument in get_args(annotation) if (found := _settings_in(argument)) not in (None, type(None))]
+    return inner[0] if len(inner) == 1 else None

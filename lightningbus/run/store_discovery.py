@@ -1,0 +1,55 @@
+"""Where SQL is answered, when nobody says so."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from clickhouse_connect.driver.client import Client
+
+from bus.errors import AccessError, BusError
+from lightningbus.run.discovery import connected
+from lightningbus.run.role_process import UserError
+from lightningbus.run.run_directory import RunDirectory
+from store.clickhouse.client import reader
+from store.clickhouse.query_limits import PEOPLE, Limits
+from store.embedded.engine import EngineBusy
+from store.service import embedded
+
+SQL_VARIABLE = "LIGHTNINGBUS_SQL"
+LISTEN_SECONDS = 2.5
+"""A store says where it is once a second."""
+
+
+@asynccontextmanager
+async def sql_client(given: str | None, database: str, limits: Limits = PEOPLE) -> AsyncIterator[Client]:
+    """A reader of whatever holds the latest data: a store that runs, else the latest run's files, opened here."""
+    url = given or os.environ.get(SQL_VARIABLE) or await _running_store()
+    if url is not None:
+        yield await asyncio.to_thread(reader, url, database, limits)
+        return
+    run = RunDirectory.latest()
+    if run is None or not any(run.store.iterdir()):
+        raise UserError("no store is running and there is no run here: start `lightningbus store`, or give --sql URL")
+    try:
+        async with embedded(run.store) as address:
+            yield await asyncio.to_thread(reader, address, database, limits)
+    except EngineBusy as error:
+        raise UserError(f"{error}; give the store's address with --sql") from error
+
+
+async def _running_store() -> str | None:
+    run = RunDirectory.latest()
+    endpoints = run.endpoints() if run is not None else None
+    if endpoints is not None and endpoints.sql:
+        return endpoints.sql
+    try:
+        async with connected(None, "query", wait=1.0) as bus, bus.fleet("store") as stores:
+            async with asyncio.timeout(LISTEN_SECONDS):
+                while not stores.members():
+                    await stores.changed()
+            return stores.members()[0].address
+    except AccessError:
+        raise
+    except (BusError, TimeoutError):
+        return None

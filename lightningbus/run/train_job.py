@@ -1,0 +1,201 @@
+"""A training job from start to end: how good the model is, training, how good it is then; figures and a picture."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError
+from rich.console import Console
+from rich.table import Table
+
+from bus.task_file import Problem, read_problems
+from bus.weights.registry import Choice, Releases
+from learner.settings.learner import LearnerSettings
+from lightningbus.run.evaluation import Evaluation, evaluate
+from lightningbus.run.plot import Point, plot_rewards
+from lightningbus.run.preflight import Job
+from lightningbus.run.role_process import UserError
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.settings import HeldOut, RunSettings
+from lightningbus.run.stack import Stack, children, stack
+from lightningbus.run.supervisor import Child
+from store.clickhouse.client import StoreDown, connect, first
+
+TRIAL_SECONDS = 600.0
+"""Longest wait for a node that tries a version."""
+SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
+"""How held-out problems are answered, by the name of the figure."""
+RESULTS, PICTURE = "results.json", "reward.png"
+COUNTS = {
+    "weight_versions": "SELECT uniqExact(version) FROM weight_versions WHERE run = {run:String}",
+    "rollouts": "SELECT count() FROM rollouts WHERE run = {run:String}",
+    "tokens_trained": "SELECT sum(tokens) FROM training_uses WHERE run = {run:String} AND trained",
+    "rollouts_lost": "SELECT count() FROM lost_rollouts WHERE run = {run:String}",
+    "rollouts_trained_twice": "SELECT count() FROM trained_twice WHERE run = {run:String}",
+    "max_staleness": "SELECT max(max_staleness) FROM staleness WHERE run = {run:String}",
+    "mean_staleness": (
+        "SELECT round(sum(mean_staleness * tokens) / sum(tokens), 3) FROM staleness WHERE run = {run:String}"
+    ),
+}
+"""What the store counts from what was published and what arrived."""
+HELD = "SELECT count() FROM tasks WHERE run = {run:String}"
+CURVE = (
+    "SELECT version, mean_reward, reward_spread, rollouts FROM reward_by_version "
+    "WHERE run = {run:String} AND mode = 'train' ORDER BY version"
+)
+
+
+async def run(settings: RunSettings, job: Job) -> None:
+    """A job by itself: its own bus, or the one its settings name, until its end."""
+    with RunDirectory(settings.runs / settings.name).locked(fresh=True) as directory:
+        async with stack(directory, settings.bus, f"lightningbus train · {settings.name}") as made:
+            figures = await train(made, settings, job.learner, job.heldout, None)
+    report(figures, directory.path)
+
+
+async def train(
+    made: Stack, settings: RunSettings, learner: LearnerSettings, heldout: HeldOut, ready: Awaitable[object] | None
+) -> dict[str, Any]:
+    """Run a job on a bus that is up; returns its figures, which lie in the run's directory too.
+
+    ``ready``: what else has to be there before version 0 is published; the other processes start meanwhile.
+    Raises `UserError` when a part fails for good.
+    """
+    started = time.monotonic()
+    problems = read_problems(heldout.tasks)
+    client = await _serve(made, settings, ready)
+    await _publish_first(made, learner)
+    before = await _evaluate(made, client, settings.name, heldout, problems, await _version(made, learner))
+    _write(made, _accuracies("before", before))
+    made.view.say(f"training: {learner.steps} steps of {learner.groups_per_step} x {learner.samples} rollouts")
+    await made.supervisor.start(Child("learner", "learner", learner))
+    await made.unless_failed(made.supervisor.finished("learner"))
+    after = await _evaluate(made, client, settings.name, heldout, problems, await _version(made, learner))
+    made.view.say("counting")
+    await _drained(made, client, settings.name)
+    figures = await asyncio.to_thread(_figures, client, settings.name, before, after)
+    figures |= {"best_reachable": heldout.best_reachable, "seconds": round(time.monotonic() - started, 1)}
+    curve = await asyncio.to_thread(_curve, client, settings.name)
+    _write(made, figures)
+    title = f"{settings.name}: reward over weight versions"
+    plot_rewards(made.directory.path / PICTURE, title, curve, [*before, *after])
+    return figures
+
+
+def _write(made: Stack, figures: dict[str, Any]) -> None:
+    """What is known by now, in the run's directory."""
+    (made.directory.path / RESULTS).write_text(json.dumps(figures, indent=2) + "\n")
+
+
+async def _version(made: Stack, learner: LearnerSettings) -> int:
+    """The newest weight version that nodes serve; one that is to be tried has been by then."""
+    releases = Releases(made.bus, learner.model)
+
+    async def tried() -> Choice:
+        while (choice := await releases.choice()).to_try is not None:
+            await made.fleet.changed()
+        return choice
+
+    try:
+        async with asyncio.timeout(TRIAL_SECONDS):
+            choice = await made.unless_failed(tried())
+    except TimeoutError:
+        raise UserError(f"no node has tried the last version within {TRIAL_SECONDS:g} s: see the nodes' logs") from None
+    if choice.serve is None:
+        raise UserError("no weight version is left to serve: `lightningbus weights list` says why")
+    return choice.serve.version
+
+
+async def _serve(made: Stack, settings: RunSettings, ready: Awaitable[object] | None) -> Client:
+    """Every process of the job but the learner; a client on its store."""
+    for child in children(settings.model_copy(update={"learner": None}), made.directory.path):
+        await made.supervisor.start(child)
+    if ready is not None:
+        await made.unless_failed(ready)
+    store = await made.member(lambda beat: beat.role == "store", "store", 60)
+    made.announce(store.address)
+    assert settings.store is not None, "a training job has a store"
+    try:
+        client = await asyncio.to_thread(connect, settings.store.url or store.address, settings.store.database)
+        held = await asyncio.to_thread(first, client, HELD, {"run": settings.name})
+    except (StoreDown, ClickHouseError) as error:
+        raise UserError(f"the store cannot be asked: {' '.join(str(error).split())[:300]}") from error
+    if held[0]:
+        raise UserError(f"the store holds a run {settings.name!r} already: give this one another name")
+    return client
+
+
+async def _publish_first(made: Stack, learner: LearnerSettings) -> None:
+    """A learner of no steps publishes the model, writes its checkpoint and ends."""
+    made.view.say("publishing version 0")
+    await made.supervisor.start(Child("learner-first", "learner", learner.model_copy(update={"steps": 0})))
+    await made.unless_failed(made.supervisor.finished("learner-first"))
+    await made.member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 120)
+
+
+async def _evaluate(
+    made: Stack, client: Client, run: str, heldout: HeldOut, problems: list[Problem], version: int
+) -> list[Evaluation]:
+    made.view.say(f"held-out problems under version {version}: greedy, then sampled")
+    await made.member(lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 600)
+    results = []
+    for label, sampling in SAMPLINGS.items():
+        samples = heldout.samples if label == "sampled" else 1
+        work = evaluate(
+            made.bus, client, run, problems, label=label, version=version, samples=samples, sampling=sampling,
+            deadline=heldout.deadline, agent=heldout.agent,
+        )  # fmt: skip
+        results.append(await made.unless_failed(work))
+        made.view.note = f"{label}, version {version}: {results[-1].accuracy:.2f}"
+    return results
+
+
+async def _drained(made: Stack, client: Client, run: str) -> None:
+    """Wait until everything published has ended, as far as it will within half a minute; the count is the store's."""
+    try:
+        async with asyncio.timeout(30):
+            while (await asyncio.to_thread(first, client, COUNTS["rollouts_lost"], {"run": run}))[0]:
+                await made.fleet.changed()
+    except TimeoutError:
+        return
+
+
+def _figures(client: Client, run: str, before: list[Evaluation], after: list[Evaluation]) -> dict[str, Any]:
+    return {
+        **_accuracies("before", before),
+        **_accuracies("after", after),
+        **{name: first(client, sql, {"run": run})[0] for name, sql in COUNTS.items()},
+    }
+
+
+def _accuracies(when: str, results: list[Evaluation]) -> dict[str, float]:
+    return {f"{result.label}_{when}": round(result.accuracy, 4) for result in results}
+
+
+def _curve(client: Client, run: str) -> list[Point]:
+    rows = client.query(CURVE, parameters={"run": run}).result_rows
+    return [(int(version), float(mean), float(spread), int(count)) for version, mean, spread, count in rows]
+
+
+def report(figures: dict[str, Any], directory: Path) -> None:
+    """Say in the terminal what came of it; the figures as JSON on standard output."""
+    console = Console(stderr=True)
+    table = Table(title="held-out reward", title_style="bold", box=None, header_style="bold")
+    for column in ("", "before", "after"):
+        table.add_column(column, justify="right")
+    for label in SAMPLINGS:
+        table.add_row(label, f"{figures[f'{label}_before']:.2f}", f"{figures[f'{label}_after']:.2f}")
+    console.print(table)
+    console.print(
+        f"{figures['rollouts']} rollouts, {figures['tokens_trained']} tokens trained into "
+        f"{figures['weight_versions']} weight versions in {figures['seconds']:.0f} s; "
+        f"{figures['rollouts_lost']} lost, {figures['rollouts_trained_twice']} trained twice; "
+        f"staleness {figures['mean_staleness']} on average, {figures['max_staleness']} at most",
+        highlight=False,
+    )
+    console.print(f"picture: {directory / PICTURE}\n", highlight=False)
+    print(json.dumps(figures), flush=True)

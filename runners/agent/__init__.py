@@ -1,0 +1,1 @@
+"""The processes an agent runs in: started, limited, sandboxed, ended."""

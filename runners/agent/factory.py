@@ -1,0 +1,68 @@
+"""A host for each slot of a runner, as its settings ask for."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from runners.agent.environment import agent_environment
+from runners.agent.executors import SCRIPT, CommandHost, Host, PythonHost
+from runners.agent.launcher import Place
+from runners.agent.limits import Limits
+from runners.agent.process import Keeper
+from runners.agent.reward_function import RewardFunction, judged
+from runners.agent.shared_process import SharedHost, SharedSlot
+from runners.settings import RunnerSettings
+
+RELAY = Path(__file__).with_name("relay_script.py")
+
+
+def _found_from_here(program: Path) -> Path:
+    """As whoever wrote the path means it, not as its process would, which starts elsewhere; a link stays one."""
+    return program.absolute() if len(program.parts) > 1 else program
+
+
+def paths_of(python: Path) -> dict[str, str]:
+    """What a sandbox has to let in: our scripts, the interpreter, its environment, and the installation of that."""
+    found = Path(shutil.which(python) or sys.executable)
+    venv, base = found.parents[1], found.resolve().parents[1]
+    if not (venv / "pyvenv.cfg").exists():  # an interpreter that stands anywhere, perhaps in somebody's home
+        venv = base
+    return {"host": str(SCRIPT), "relay": str(RELAY), "python": str(found), "venv": str(venv), "base": str(base)}
+
+
+def uses_socket(settings: RunnerSettings) -> bool:
+    """Whether the sandbox hands on the gateway's socket, because the agent has no network."""
+    return any("{gateway}" in word for word in settings.sandbox)
+
+
+def make_hosts(
+    settings: RunnerSettings,
+    slots: Sequence[Callable[[], dict[str, str]]],
+    keeper: Keeper,
+    gateway: Mapping[str, str],
+) -> list[Host]:
+    """A host for each slot, as the settings ask for; a slot is called for each process that is started for it.
+
+    ``gateway``: the gateway's ``paths``, for the sandbox.
+    """
+    python, agent = _found_from_here(settings.python or Path(sys.executable)), settings.agent or ""
+    limits, paths = Limits.of(settings), {**paths_of(python), **gateway}
+    environment = agent_environment(os.environ, settings.env)
+
+    def place(slot: Callable[[], dict[str, str]]) -> Place:
+        return Place(settings.path, environment, slot, limits, settings.sandbox, paths, keeper)
+
+    def reward() -> RewardFunction | None:
+        return RewardFunction(python, settings.reward, place(dict)) if settings.reward is not None else None
+
+    if settings.command is not None:
+        return [CommandHost(settings.command, place(slot)) for slot in slots]
+    if settings.per_process == 1:
+        fresh = settings.rollouts_per_process
+        return [judged(PythonHost(python, agent, place(slot), fresh), reward()) for slot in slots]
+    groups = range(0, len(slots), settings.per_process)
+    shared = [(SharedHost(python, agent, place(dict)), reward()) for _ in groups]
+    sharing = [(*shared[number // settings.per_process], slot) for number, slot in enumerate(slots)]
+    return [judged(SharedSlot(host, slot), function) for host, function, slot in sharing]

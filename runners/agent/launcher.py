@@ -1,0 +1,115 @@
+"""Where an agent's processes run: with which environment, in which directories, within which limits and sandbox."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.subprocesses import spawn, takes_in_orphans
+from runners.agent.limits import Limits
+from runners.agent.output import Printed, Share
+from runners.agent.process import Inmate, Keeper, remove
+
+QUICK = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
+"""So that its spans and what it prints leave it soon."""
+
+
+class CannotStart(Exception):
+    """The agent cannot be started as configured; no rollout could ever work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How an agent's processes are started; ``slot`` gives each new one its own variables."""
+
+    directory: Path
+    environment: dict[str, str]
+    """What its operator has it find there, see `runners.agent.environment`."""
+    slot: Callable[[], dict[str, str]]
+    limits: Limits
+    sandbox: Sequence[str]
+    """Put in front of every command; ``{name}`` stands for one of ``paths``, ``{path}`` or ``{tmp}``."""
+    paths: dict[str, str]
+    keeper: Keeper
+    share: Share = field(default_factory=Share)
+
+    def check(self, program: str) -> None:
+        """Raises `CannotStart` unless there is a program that could be started; a sandbox finds its own by itself."""
+        first = _filled([*self.sandbox, program][0], self.paths)
+        if "/" in first:
+            found, where = shutil.which(self.directory / first), str(self.directory)
+        else:
+            found, where = shutil.which(first, path=self.environment.get("PATH", os.defpath)), "PATH"
+        if found is None:
+            raise CannotStart(f"{first} is no program in {where}")
+
+    async def start(self, *command: str) -> Inmate:
+        """A process that is written to and read from; raises `CannotStart`."""
+        with contextlib.ExitStack() as undo:
+            try:
+                scratch = Path(tempfile.mkdtemp(prefix="lightningbus-agent-"))
+                undo.callback(remove, scratch)
+                process, said, heard, printed = await self._spawned(scratch, command, undo)
+            except OSError as error:
+                first = [*self.sandbox, *command][0]
+                raise CannotStart(f"{first} cannot be started in {self.directory}: {error}") from error
+            undo.pop_all()
+        inmate = Inmate(process, scratch, self.limits, Printed(printed, self.share))
+        self.keeper.keep(inmate)
+        try:
+            await inmate.connect(said, heard)
+        except BaseException:  # cancelled before anybody holds it
+            await inmate.stop()
+            raise
+        return inmate
+
+    async def _spawned(
+        self, scratch: Path, command: Sequence[str], undo: contextlib.ExitStack
+    ) -> tuple[asyncio.subprocess.Process, socket.socket, socket.socket, int]:
+        """A process, and our ends of its standard input, output and error, which ``undo`` closes."""
+        paths = {**self.paths, "path": str(self.directory.absolute()), "tmp": str(scratch)}
+        orphans, limits = takes_in_orphans(), self.limits
+
+        def prepare() -> None:
+            if orphans is not None:
+                orphans()
+            os.umask(0o077)
+            limits.take()
+
+        # Not asyncio's own pipes: the end of a process would not be heard while anything it left holds one.
+        with contextlib.ExitStack() as theirs:
+            (said, stdin), (heard, stdout) = _pair(undo, theirs), _pair(undo, theirs)
+            printed, stderr = os.pipe()  # no socket, which could not be opened as /dev/stderr
+            undo.callback(os.close, printed)
+            theirs.callback(os.close, stderr)
+            process = await spawn(
+                *(_filled(word, paths) for word in self.sandbox),
+                *command,
+                cwd=self.directory,
+                env={**QUICK, "TMPDIR": str(scratch), **self.slot(), **self.environment},
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                parent_dies=signal.SIGKILL,
+                prepare=prepare,
+            )
+        return process, said, heard, printed
+
+
+def _filled(word: str, paths: dict[str, str]) -> str:
+    for name, path in paths.items():
+        word = word.replace(f"{{{name}}}", path)
+    return word
+
+
+def _pair(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    one, other = socket.socketpair()
+    ours.callback(one.close)
+    theirs.callback(other.close)
+    return one, other

@@ -1,0 +1,77 @@
+"""What an agent's processes may take, and which limit it was when one of them ends by it."""
+
+import math
+import re
+import resource
+import signal
+from dataclasses import dataclass
+
+from common import procfs
+from runners.settings import RunnerSettings
+
+GIB = 2**30
+SIGNS = (
+    (re.compile(r"^MemoryError\b|Cannot allocate memory"), "memory_gb"),
+    (re.compile(r"\[Errno 27\]|File too large|EFBIG"), "file_gb"),
+    (re.compile(r"\[Errno 24\]|Too many open files|EMFILE"), "open_files"),
+)
+"""How an error shows that a limit was met."""
+SIGNALS = {-signal.SIGXFSZ: "file_gb", -signal.SIGABRT: "memory_gb", -signal.SIGSEGV: "memory_gb"}
+"""How an end does: a program that gets no memory ends by itself, mostly so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one agent process and all it starts; None: as the runner's own."""
+
+    memory_gb: float | None = None
+    file_gb: float | None = None
+    open_files: int | None = None
+    processes: int | None = None
+
+    @classmethod
+    def of(cls, settings: RunnerSettings) -> "Limits":
+        """As a runner is set."""
+        return cls(settings.memory_gb, settings.file_gb, settings.open_files, settings.processes)
+
+    @property
+    def watched(self) -> bool:
+        """Whether there is one that the kernel does not hold for all processes together."""
+        return self.memory_gb is not None or self.processes is not None
+
+    def take(self) -> None:
+        """In the child, before the agent's program: what each process of its own is held to by the kernel."""
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for which, asked in (
+            (resource.RLIMIT_FSIZE, self.file_gb and self.file_gb * GIB),
+            (resource.RLIMIT_NOFILE, self.open_files),
+            (resource.RLIMIT_DATA, self.memory_gb and self.memory_gb * GIB),  # last: the others take memory too
+        ):
+            if asked is not None:
+                hard = resource.getrlimit(which)[1]
+                most = int(asked) if hard == resource.RLIM_INFINITY else min(int(asked), hard)
+                resource.setrlimit(which, (most, most))
+
+    def exceeded(self, head: int) -> str:
+        """Of all processes from the head on, together: a sentence if they take too much, else nothing."""
+        tree = [pid for pid in (head, *procfs.below(head)) if procfs.is_alive(pid)]
+        if self.processes is not None and len(tree) > self.processes:
+            return f"the agent had {len(tree)} processes; {self._said('processes')}"
+        held = sum(map(procfs.resident, tree)) if self.memory_gb is not None else 0
+        if held > (self.memory_gb or math.inf) * GIB:
+            return f"the agent held {held / GIB:.2f} GiB in {len(tree)} processes; {self._said('memory_gb')}"
+        return ""
+
+    def met(self, error: str) -> str:
+        """The limit an agent's error is about, as a sentence; empty if none."""
+        return next((said for sign, name in SIGNS if sign.search(error) and (said := self._said(name))), "")
+
+    def ended(self, code: int | None) -> str:
+        """How a process ended, and which limit may be why."""
+        number = 128 - code if code is not None and code > 128 else code  # as a sandbox hands a signal on
+        said = self._said(SIGNALS.get(number or 0, ""))
+        return f"its process ended with {code}" + (f"; {said}" if said else "")
+
+    def _said(self, name: str) -> str:
+        most = getattr(self, name, None)
+        return f"the limit is {name}: {most:g}" if most is not None else ""

@@ -1,0 +1,52 @@
+"""The reward function: in a process of its own, which the agent that it judges cannot reach."""
+
+from typing import Any
+
+from runners.agent.executors import AgentFault, Host, ProcessLost
+from runners.agent.shared_process import SharedHost
+
+
+class RewardFunction(SharedHost):
+    """``module:function`` of (input, result), in the agent's interpreter, loaded once and kept warm.
+
+    An async one serves many slots side by side, any other one after the other.
+    """
+
+    _mode = "reward"
+    _kind = "reward function "
+
+    async def reward_of(self, task: Any, result: Any) -> Any:
+        """What it returns, any JSON; raises `AgentFault` if it fails at this result, `ProcessLost` if it is gone."""
+        try:
+            return (await self.serve(task, result)).get("value")
+        except AgentFault as error:
+            raise AgentFault(f"the reward function failed: {error}", error.detail) from error
+        except ProcessLost as error:
+            raise ProcessLost(f"the reward function is gone: {error}") from error
+
+
+class JudgedHost:
+    """A host whose rollouts are rewarded by a reward function."""
+
+    def __init__(self, host: Host, function: RewardFunction) -> None:
+        self._host, self._function = host, function
+
+    async def start(self) -> None:
+        """Both processes, unless they run."""
+        await self._host.start()
+        await self._function.start()
+
+    async def run(self, task: Any) -> dict[str, Any]:
+        """One rollout, and its reward; the agent's process has no part in that."""
+        answer = await self._host.run(task)
+        return {**answer, "reward": await self._function.reward_of(task, answer.get("value"))}
+
+    async def stop(self) -> None:
+        """End both."""
+        await self._host.stop()
+        await self._function.stop()
+
+
+def judged(host: Host, function: RewardFunction | None) -> Host:
+    """A host with its reward function, if there is one."""
+    return JudgedHost(host, function) if function is not None else host

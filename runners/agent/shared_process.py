@@ -1,0 +1,115 @@
+"""Many rollouts side by side in one agent process: an async function that is told where its model is."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runners.agent.executors import AgentFault, ProcessLost, PythonHost
+from runners.agent.launcher import Place
+from runners.agent.process import Inmate
+
+log = logging.getLogger(__name__)
+
+CANCEL_SECONDS = 2.0
+"""How long one rollout of many in a process gets to end when it is cancelled."""
+ENDPOINT = {
+    "base_url": "OPENAI_BASE_URL",
+    "api_key": "OPENAI_API_KEY",
+    "otlp_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "otlp_headers": "OTEL_EXPORTER_OTLP_HEADERS",
+}
+"""What an agent that shares its process is told per rollout, and the variable that says it to any other."""
+
+
+class SharedHost(PythonHost):
+    """An async ``module:function`` of (task, endpoint) that serves many slots side by side in one process."""
+
+    _mode = "many"
+
+    def __init__(self, python: Path, function: str, place: Place) -> None:
+        super().__init__(python, function, place)
+        self._starting = asyncio.Lock()
+        self._answers: dict[int, asyncio.Future[dict[str, Any] | str]] = {}
+        """By job; a string says why there will be no answer."""
+        self._listening: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the process, unless it runs; whoever comes first does."""
+        async with self._starting:
+            if self._inmate is None or not self._inmate.runs:
+                await super().start()
+                self._listening = asyncio.create_task(self._listen(self._inmate))
+
+    async def serve(self, *arguments: Any, **more: Any) -> dict[str, Any]:
+        """One call, see `Host.run`; cancelled, it is asked to end, and the process is ended if it does not.
+
+        ``more`` goes into the job beside the arguments. Raises `ProcessLost` when that, or an end of its own, took the
+        process away.
+        """
+        job = next(self._jobs)
+        answer = self._answers[job] = asyncio.get_running_loop().create_future()
+        try:
+            self._say({"job": job, "arguments": arguments, **more})
+            said: dict[str, Any] | str = await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            self._say({"cancel": job})
+            await asyncio.wait([answer], timeout=CANCEL_SECONDS)
+            if not answer.done():  # it does not listen: the others of this process come to nothing too
+                await self.stop()
+            raise
+        finally:
+            self._answers.pop(job, None)
+        if isinstance(said, str):
+            raise ProcessLost(said)
+        if "error" in said:
+            raise AgentFault(str(said["error"]), str(said.get("traceback", "")))
+        return said
+
+    async def stop(self) -> None:
+        """End the process group; whoever waits for an answer hears so."""
+        await super().stop()
+        self._lost("the agent's process was ended")
+
+    async def _listen(self, inmate: Inmate | None) -> None:
+        try:
+            while self._inmate is inmate:
+                said = await self._hear()
+                job = said.get("job")
+                answer = self._answers.get(job) if isinstance(job, int) else None
+                if answer is not None and not answer.done():
+                    answer.set_result(said)
+        except AgentFault as fault:
+            log.warning("%s", fault)
+            if self._inmate in (None, inmate):  # else it is of a process whose rollouts know already
+                self._lost(str(fault))
+
+    def _lost(self, why: str) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_result(why)
+
+
+class SharedSlot:
+    """One slot's part of a `SharedHost`."""
+
+    def __init__(self, shared: SharedHost, slot: Callable[[], dict[str, str]]) -> None:
+        self._shared, self._slot = shared, slot
+
+    async def start(self) -> None:
+        """The process of all of them."""
+        await self._shared.start()
+
+    async def run(self, task: Any) -> dict[str, Any]:
+        """One rollout, with a key of its own."""
+        given = self._slot()
+        endpoint = {name: given[variable] for name, variable in ENDPOINT.items()}
+        try:
+            return await self._shared.serve(task, endpoint=endpoint)
+        except ProcessLost as error:
+            raise ProcessLost(f"{error}; other rollouts shared it") from None
+
+    async def stop(self) -> None:
+        """End the process, of the others too."""
+        await self._shared.stop()

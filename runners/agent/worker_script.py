@@ -1,0 +1,155 @@
+"""Runs a Python function in the user's own interpreter: Python 3.8 or newer, standard library only, nothing of ours.
+
+``python worker_script.py one|many|reward module:function``: one JSON object per line to its standard input and from its
+standard output, so that whatever hands these on may stand between. First it says ``{"ready": true}`` or
+``{"error": "..."}``; then, for each ``{"job": n, "arguments": [...]}``, ``{"job": n, "value": ...}`` or
+``{"job": n, "error": "...", "traceback": "..."}``. ``one`` is an agent that has its process to itself. ``many`` is an
+async agent, whose last argument is where its model is, the job's ``{"endpoint": {...}}``; jobs run side by side, and
+``{"cancel": n}`` ends one. ``reward`` is a reward function, of which those that are async run side by side too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import numbers
+import os
+import sys
+import traceback
+import types
+from typing import Any, BinaryIO, TextIO
+
+MAX_LINE = 64 * 1024 * 1024
+PR_SET_DUMPABLE = 4
+
+
+def main() -> None:
+    mode, target = sys.argv[1], sys.argv[2]
+    sys.path[0] = ""  # the working directory; it was this script's own, whose modules are not the agent's business
+    asked = os.fdopen(os.dup(0), "rb")  # a copy is closed in whatever program the agent starts
+    said = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what the agent prints goes where its errors go
+    try:
+        if mode == "reward":
+            shut_out()
+        function = load(target)
+        if mode == "many" and not inspect.iscoroutinefunction(function):
+            raise TypeError(f"{target} is no async function, so it cannot run many rollouts in one process")
+    except BaseException as error:
+        say(said, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+        return
+    say(said, {"ready": True})
+    if mode != "one":
+        asyncio.run(serve_many(asked, said, function))
+        return
+    loop = asyncio.new_event_loop()  # one for all rollouts: a client made at import time keeps its connections
+    asyncio.set_event_loop(loop)
+    us = os.getpid()
+    for line in asked:
+        job = json.loads(line)
+        answer = run(loop, function, job["arguments"])
+        if os.getpid() != us:  # the agent forked, and this is its child: the answer is its parent's to give
+            os._exit(0)
+        say(said, dict(answer, job=job["job"]))
+
+
+def shut_out() -> None:
+    """Let no other process of this user, the agent's for one, look into this one or trace it; Linux only."""
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
+
+
+async def serve_many(incoming: BinaryIO, outgoing: TextIO, function: Any) -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=MAX_LINE)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), incoming)
+    writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, outgoing)
+    jobs: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(asked: dict[str, Any]) -> None:
+        answer = await run_one(function, asked)
+        del jobs[asked["job"]]
+        writer.write(json.dumps(dict(answer, job=asked["job"]), default=plain_number).encode() + b"\n")
+
+    while True:
+        line = await reader.readline()
+        if not line:
+            return
+        asked = json.loads(line)
+        if "cancel" in asked:
+            if asked["cancel"] in jobs:
+                jobs[asked["cancel"]].cancel()
+        else:
+            jobs[asked["job"]] = asyncio.ensure_future(serve(asked))
+
+
+async def run_one(function: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    endpoint = [types.SimpleNamespace(**asked["endpoint"])] if "endpoint" in asked else []
+    try:
+        value = function(*asked["arguments"], *endpoint)
+        answer = {"value": await value if inspect.isawaitable(value) else value}
+        json.dumps(answer, default=plain_number)
+        return answer
+    except asyncio.CancelledError:
+        return {"error": "cancelled"}
+    except BaseException as error:
+        return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+
+
+def load(target: str) -> Any:
+    module, _, path = target.partition(":")
+    found = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    if not callable(found):
+        raise TypeError(f"{target} is not a function")
+    return found
+
+
+def run(loop: asyncio.AbstractEventLoop, function: Any, arguments: list[Any]) -> dict[str, Any]:
+    try:
+        value = function(*arguments)
+        answer = {"value": loop.run_until_complete(value) if inspect.isawaitable(value) else value}
+        flush_spans()
+        json.dumps(answer, default=plain_number)
+        return answer
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the agent's end is not ours
+        flush_spans()
+        return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+
+
+def flush_spans() -> None:
+    """Spans are exported in the background: what belongs to this rollout must leave before it ends.
+
+    LangSmith's client gives its spans to OpenTelemetry from a thread of its own, so it goes first.
+    """
+    langsmith, trace = sys.modules.get("langsmith.run_trees"), sys.modules.get("opentelemetry.trace")
+    client = getattr(langsmith, "_CLIENT", None) if os.environ.get("LANGSMITH_OTEL_ENABLED") else None
+    flush = getattr(trace and trace.get_tracer_provider(), "force_flush", None)
+    try:
+        if client is not None:
+            client.flush(timeout=5)
+        if flush is not None:
+            flush(5000)
+    except Exception:
+        traceback.print_exc()
+
+
+def plain_number(value: Any) -> float:
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise TypeError(f"a {type(value).__name__} is not JSON")
+
+
+def say(lines: TextIO, message: dict[str, Any]) -> None:
+    lines.write(json.dumps(message, default=plain_number) + "\n")
+    lines.flush()
+
+
+if __name__ == "__main__":
+    main()

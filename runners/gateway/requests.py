@@ -1,0 +1,98 @@
+"""A request of an agent's before it is answered: how much of it is read, and how it is refused."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+
+from common.http_server import body_of
+from runners.gateway.admission import Held
+from runners.protocol.dialects.registry import api_of
+from runners.recording.otlp_limits import MAX_BYTES
+
+MAX_REQUEST_BYTES = 32 * 1024 * 1024
+"""Of a body, unpacked; telemetry may have less."""
+HELD = web.RequestKey("held", Held)
+"""Of a request: what it counts for in its slot's `Admission`."""
+KEPT = web.RequestKey("kept", bool)
+"""Of a request: whether its connection may stay open."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class TurnedAway(Exception):
+    """A request that is not answered: HTTP status, the error's name, a sentence; seconds until it may come again."""
+
+    def __init__(self, status: int, kind: str, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+        self.headers = {"Retry-After": str(retry_after)} if retry_after is not None else {}
+
+
+def limit(request: web.Request) -> int:
+    """Of a body, unpacked, in bytes."""
+    return MAX_BYTES if "signal" in request.match_info else MAX_REQUEST_BYTES
+
+
+def too_large(request: web.Request) -> str:
+    """What is answered to a larger one."""
+    return f"a request to {request.path} may have {limit(request)} bytes"
+
+
+def most_bytes(request: web.Request) -> int:
+    """Of a body that has not been read."""
+    if not request.body_exists:
+        return 0
+    said = request.content_length
+    packed = "Content-Encoding" in request.headers
+    return limit(request) if said is None or packed else min(said, limit(request))
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Unpacked; raises aiohttp's errors for one that cannot be read."""
+    try:
+        body = await body_of(request.clone(client_max_size=limit(request)))
+    except web.HTTPBadRequest:  # what follows on this connection may be the rest of it
+        request[KEPT] = False
+        raise
+    request[HELD].size = len(body)
+    return body
+
+
+async def hang_up(request: web.Request, response: web.StreamResponse) -> None:
+    """After an answer to whom nothing is kept open for: one who has no key here, or too many connections."""
+    if not request.get(KEPT, False):
+        response.force_close()
+        response.headers["Connection"] = "close"
+
+
+@contextmanager
+def well_formed() -> Iterator[None]:
+    """Around reading a request: whatever it is that cannot be read is the client's to put right."""
+    try:
+        yield
+    except (ValueError, RecursionError) as error:
+        raise TurnedAway(400, "invalid_request_error", str(error)) from error
+    except (TypeError, AttributeError, LookupError) as error:
+        said = f"the request has not the form this API asks for: {type(error).__name__}: {error}"
+        raise TurnedAway(400, "invalid_request_error", said) from error
+
+
+@web.middleware
+async def in_its_words(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What is refused is said as the client's own vendor would."""
+    try:
+        return await handler(request)
+    except TurnedAway as away:
+        said = api_of(request.path).error(away.status, away.kind, str(away))
+        return web.json_response(said, status=away.status, headers=away.headers)
+    except web.HTTPRequestTimeout as error:
+        return web.json_response(api_of(request.path).error(408, "timeout", error.text or ""), status=408)
+    except web.HTTPBadRequest as error:
+        said = api_of(request.path).error(400, "invalid_request_error", error.text or "")
+        return web.json_response(said, status=400)
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+        said = api_of(request.path).error(error.status, "unknown_url", f"{request.method} {request.path} is not served")
+        return web.json_response(said, status=error.status)
+    except web.HTTPRequestEntityTooLarge:
+        said = api_of(request.path).error(413, "request_too_large", too_large(request))
+        return web.json_response(said, status=413)

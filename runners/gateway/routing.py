@@ -1,0 +1,56 @@
+"""Which inference node answers a call: pure, from the nodes' last heartbeats."""
+
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+
+from bus.fleet.node_state import answers_with, serves
+from schemas.events import Heartbeat
+
+
+def choose(
+    nodes: Iterable[Heartbeat],
+    model: str,
+    rollout: str,
+    last: str,
+    pinned: int | None,
+    open_calls: Callable[[str], int],
+    preferred: int | None = None,
+) -> Heartbeat | None:
+    """The node that answered the rollout's last call, for its cached prefix, else the least loaded; None: hold it.
+
+    A pinned rollout goes only where its version is, one that prefers a version where it is, or else anywhere.
+    ``open_calls`` says how many calls this runner has at a node, and counts first: heartbeats are up to a second old,
+    and if all runners went by them alone they would all run to the same node. Equally loaded nodes share rollouts out
+    evenly.
+    """
+    fit = [node for node in nodes if serves(node.state) and node.model == model and node.address]
+    if pinned is not None:
+        fit = [node for node in fit if answers_with(node, pinned)]
+    elif preferred is not None:
+        fit = [node for node in fit if answers_with(node, preferred)] or fit
+    for node in fit:
+        if node.id == last:
+            return node
+    return min(fit, key=lambda node: (_load(node, open_calls), _weight(rollout, node.id)), default=None)
+
+
+def missing_version(nodes: Iterable[Heartbeat], model: str, pinned: int | None) -> str:
+    """Which version a pinned call waits for, and what is served instead; empty where the pin is not what it lacks."""
+    ready = [node for node in nodes if serves(node.state) and node.model == model]
+    if pinned is None or not ready or any(answers_with(node, pinned) for node in ready):
+        return ""
+    versions: set[int] = set()
+    for node in ready:
+        several = node.detail.get("versions")
+        versions.update(several if isinstance(several, list) else [] if node.version is None else [node.version])
+    served = ", ".join(map(str, sorted(versions))) or "none"
+    return f"no inference node serves version {pinned} of {model!r}, to which the task is pinned (served: {served})"
+
+
+def _load(node: Heartbeat, open_calls: Callable[[str], int]) -> tuple[int, int]:
+    said = node.detail.get("inflight")
+    return open_calls(node.id), said if isinstance(said, int) else 0
+
+
+def _weight(rollout: str, node: str) -> bytes:
+    return blake2b(f"{rollout}\0{node}".encode(), digest_size=8).digest()

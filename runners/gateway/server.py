@@ -1,0 +1,240 @@
+"""The endpoint an agent talks to, in its own dialect: one URL per host slot, so every call is some rollout's.
+
+``/slot/{k}/v1/…`` answers model calls and records them; ``/slot/{k}/otlp/v1/…`` takes the agent's own telemetry.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from nats.errors import Error as NatsError
+
+from bus.errors import BusError, StreamFull
+from bus.fleet.heartbeats import Fleet
+from bus.security.secrets import same
+from common.http_server import Listening
+from common.observability import metrics
+from common.observability.metric_registry import counted
+from common.unix_sockets import PathTooLong, bound, private_directory
+from runners.agent.launcher import CannotStart
+from runners.gateway.admission import Admission, Allowance, TooMany
+from runners.gateway.handler import PATIENCE_SECONDS, Answering, Send
+from runners.gateway.requests import (
+    HELD,
+    KEPT,
+    Handler,
+    TurnedAway,
+    hang_up,
+    in_its_words,
+    most_bytes,
+    read_body,
+    too_large,
+    well_formed,
+)
+from runners.gateway.slot import Running, Slot
+from runners.gateway.upstream import CONNECT_SECONDS, SILENCE_SECONDS, Errand, NoAnswer, Refused, UnknownModel, Upstream
+from runners.protocol.dialects.anthropic import Messages
+from runners.protocol.dialects.registry import APIS, Api, passed_on
+from runners.protocol.request import unsendable
+from runners.recording import otlp
+from runners.recording.otlp_limits import BadTelemetry
+
+log = logging.getLogger(__name__)
+
+WAITS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+RETRY_AFTER_SECONDS = 1
+
+
+class Gateway:
+    """Serves all slots of a runner on one loopback port, and on a socket if asked to."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        send: Send,
+        slots: int,
+        host: str = "127.0.0.1",
+        token_in_token_out: bool = True,
+        cluster_key: str = "",
+        one_version: bool = False,
+        allowance: Allowance | None = None,
+        at_socket: bool = False,
+    ) -> None:
+        """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`.
+
+        ``cluster_key`` is for the inference nodes alone: agents have keys of their own. ``allowance`` is each slot's.
+        ``at_socket``: listen on a Unix socket too, for agents that have no network.
+        """
+        self._cluster_key, self._one_version = cluster_key, one_version
+        self._send = send
+        self.slots = [Slot(number, admission=Admission(allowance or Allowance())) for number in range(slots)]
+        self._fleet = fleet
+        self._host, self._at_socket = host, at_socket
+        self.paths: dict[str, str] = {}
+        """What a sandbox's words may name: the socket, as ``gateway``, and the ``address`` that agents are told."""
+        self._exits = contextlib.ExitStack()
+        self._token_in_token_out = token_in_token_out
+        self._decoder = ThreadPoolExecutor(1, "otlp")
+        self._listening = Listening()
+        before = [self._listening.middleware, counted(metrics.agent_requests), in_its_words, self._let_in]
+        self._app = web.Application(middlewares=before)  # how much is read: `read_body`
+        self._app.on_response_prepare.append(hang_up)
+        for path, api in APIS.items():
+            self._app.router.add_post(f"/slot/{{k}}/v1/{path}", partial(self._call, api))
+        self._app.router.add_post("/slot/{k}/v1/messages/count_tokens", self._count)
+        self._app.router.add_get("/slot/{k}/v1/models", self._models)
+        self._app.router.add_get("/slot/{k}/v1/models/{model}", self._model)
+        self._app.router.add_post("/slot/{k}/otlp/v1/{signal}", self._otlp)
+        self.upstream: Upstream
+        self._answering: Answering
+
+    async def __aenter__(self) -> "Gateway":
+        """Raises `CannotStart` where there can be no socket."""
+        listeners = self._listeners()
+        address = f"{self._host}:{listeners[0].getsockname()[1]}"
+        self.paths["address"] = address
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=WAITS)
+        self.upstream = Upstream(self._fleet, self._session, self._cluster_key, self._one_version)
+        self._answering = Answering(self.upstream, self._send, self._token_in_token_out)
+        await self._listening.open(self._app, *listeners, shutdown_seconds=1)
+        for slot in self.slots:
+            slot.base_url = f"http://{address}/slot/{slot.number}"
+        return self
+
+    def _listeners(self) -> list[socket.socket]:
+        """The first has a port."""
+        if not self._at_socket:
+            return [socket.create_server((self._host, 0))]
+        try:
+            path = self._exits.enter_context(private_directory("gateway")) / "socket"
+        except PathTooLong as error:
+            raise CannotStart(str(error)) from error
+        self.paths["gateway"] = str(path)
+        return [socket.create_server((self._host, 0)), bound(path)]
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._listening.close()
+        self._decoder.shutdown(wait=False, cancel_futures=True)
+        await self._session.close()
+        self._exits.close()
+
+    @web.middleware
+    async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Before anything of a request but its head is read."""
+        if request.match_info.http_exception is not None:  # no route of ours
+            return await handler(request)
+        try:
+            admission = self._slot(request).admission
+            request[KEPT] = admission.keeps(request.protocol)
+            with admission.request(most_bytes(request)) as request[HELD]:
+                return await handler(request)
+        except TooMany as error:
+            raise TurnedAway(429, "rate_limit_exceeded", str(error), error.retry_after) from error
+
+    async def _call(self, api: Api, request: web.Request) -> web.StreamResponse:
+        _, running = self._running(request)
+        body = await read_body(request)
+        with well_formed():
+            dialect = api.parse(json.loads(body), running.attempt.history)
+        if problem := unsendable(running.task.sampling):
+            raise TurnedAway(400, "invalid_request_error", problem)
+        try:
+            with _answerable(running):
+                return await self._answering.answer(request, running, dialect)
+        except Refused as refused:
+            body = passed_on(api, refused.status, refused.body)
+            return web.Response(status=refused.status, body=body, content_type="application/json")
+
+    async def _count(self, request: web.Request) -> web.Response:
+        """Tokens of a prompt that is not asked, as Anthropic's clients want to know them."""
+        _, running = self._running(request)
+        task, body = running.task, await read_body(request)
+        with well_formed():
+            call = Messages(json.loads(body)).call
+        errand = Errand(running.attempt, call.model, task.model, task.weight_version, running.deadline)
+        with _answerable(running):
+            tokens = await self.upstream.rendered(errand, call.rendering(call.body["messages"], answered=False))
+        if tokens is None:
+            raise TurnedAway(400, "invalid_request_error", "the engine does not render this prompt")
+        return web.json_response({"input_tokens": len(tokens)})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        models = sorted(self.upstream.served())
+        return web.json_response({"object": "list", "data": [_card(model) for model in models]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        if name.partition(":")[0] not in self.upstream.served():
+            raise TurnedAway(404, "model_not_found", f"model {name!r} is not served")
+        return web.json_response(_card(name))
+
+    async def _otlp(self, request: web.Request) -> web.Response:
+        signal, kind = request.match_info["signal"], request.content_type
+        if signal not in otlp.SIGNALS:
+            return otlp.answer(404, kind, f"OTLP has no signal {signal!r}")
+        slot, running = self._running(request)
+        attempt = running.attempt
+        try:
+            body = await read_body(request)  # aiohttp has undone Content-Encoding
+            async with slot.decoding:
+                read = partial(otlp.read, signal, body, kind, attempt.rollout, attempt.root_id)
+                spans = await asyncio.get_running_loop().run_in_executor(self._decoder, read)
+        except web.HTTPRequestEntityTooLarge:
+            return otlp.answer(413, kind, too_large(request))
+        except web.HTTPBadRequest as error:
+            return otlp.answer(400, kind, error.text or "")
+        except BadTelemetry as error:
+            return otlp.answer(400, kind, str(error))
+        if slot.running is not running:
+            return otlp.answer(409, kind, "the rollout these spans belong to is over")
+        refused = sum(not attempt.add(span) for span in spans)
+        attempt.cut()
+        try:
+            await self._send(attempt, PATIENCE_SECONDS)
+        except StreamFull:
+            return otlp.answer(429, kind, "the bus is full", retry_after=RETRY_AFTER_SECONDS)
+        except (BusError, NatsError):
+            return otlp.answer(503, kind, "the bus does not answer", retry_after=RETRY_AFTER_SECONDS)
+        return otlp.accepted(signal, kind, refused)
+
+    def _slot(self, request: web.Request) -> Slot:
+        number = request.match_info["k"]
+        slot = self.slots[int(number)] if number.isdecimal() and int(number) < len(self.slots) else None
+        scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+        # Anthropic's clients have a header of their own for the key, and may send another's token beside it.
+        keys = [bearer if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
+        known = [slot is not None and same(slot.key, key) for key in keys]
+        if slot is None or not slot.key or not any(known):
+            raise TurnedAway(401, "invalid_api_key", "this key is not valid here")
+        return slot
+
+    def _running(self, request: web.Request) -> tuple[Slot, Running]:
+        slot = self._slot(request)
+        if slot.running is None:
+            raise TurnedAway(409, "no_rollout", "no rollout is running: a model call belongs to one")
+        return slot, slot.running
+
+
+@contextmanager
+def _answerable(running: Running) -> Iterator[None]:
+    """Around asking the nodes: a model nobody serves is the client's to put right, no answer in time is ours."""
+    try:
+        yield
+    except UnknownModel as error:
+        raise TurnedAway(404, "model_not_found", str(error)) from error
+    except NoAnswer as error:
+        running.attempt.infra = running.attempt.infra or str(error)
+        raise TurnedAway(504, "timeout", str(error)) from error
+
+
+def _card(model: str) -> dict[str, Any]:
+    return {"id": model, "object": "model", "created": 0, "owned_by": "lightningbus"}

@@ -1,0 +1,57 @@
+"""A place for an agent process, and the rollout that is in it."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass, field
+
+from runners.gateway.admission import Admission
+from runners.recording.attempt import Attempt
+from schemas.events import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The attempt in a slot, its task, and when it must be over."""
+
+    attempt: Attempt
+    task: Task
+    deadline: float
+
+
+@dataclass
+class Slot:
+    """One place for an agent process. Whatever that process asks belongs to the rollout it runs now."""
+
+    number: int
+    base_url: str = ""
+    key: str = ""
+    running: Running | None = None
+    admission: Admission = field(default_factory=Admission)
+    decoding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its telemetry is decoded: one request of each slot, so that no slot waits for all of another's."""
+
+    def begin(self, attempt: Attempt, task: Task, deadline: float) -> None:
+        """From now on calls to this slot belong to the attempt; ``deadline`` is in the event loop's time."""
+        self.running = Running(attempt, task, deadline)
+
+    def end(self) -> None:
+        """Calls are refused until the next attempt begins."""
+        self.running = None
+
+    def environment(self) -> dict[str, str]:
+        """What a new agent process is told, by the standard variables; the key of the one before it is void.
+
+        One key per process, not per rollout: an agent may make its client once and keep it.
+        """
+        self.key = f"lb-{secrets.token_urlsafe(24)}"
+        return {
+            "OPENAI_BASE_URL": f"{self.base_url}/v1",
+            "OPENAI_API_BASE": f"{self.base_url}/v1",  # as it was called before, and some frameworks still do
+            "OPENAI_API_KEY": self.key,
+            "ANTHROPIC_BASE_URL": self.base_url,
+            "ANTHROPIC_API_KEY": self.key,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"{self.base_url}/otlp",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            # Needs no escape: LangSmith sends what stands here as it is.
+            "OTEL_EXPORTER_OTLP_HEADERS": f"x-api-key={self.key}",
+        }

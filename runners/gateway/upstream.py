@@ -1,0 +1,205 @@
+"""Asking an inference node, and asking again: an agent's call is held while no node can answer it."""
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import aiohttp
+
+from bus.fleet.heartbeats import Fleet
+from bus.security.secrets import bearer
+from common.observability import metrics, tracing
+from runners.gateway import routing
+from runners.gateway.rejecting_nodes import Refusing
+from runners.recording.attempt import Attempt
+from schemas.events import Heartbeat
+from schemas.semconv import attributes
+
+log = logging.getLogger(__name__)
+
+RETRY_STATUS = frozenset({409, 429, 502, 503, 504})
+RECHECK_SECONDS = 0.25
+"""How long a refused call waits for a change in the fleet before it asks again."""
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+CONNECT_SECONDS = 5.0
+SILENCE_SECONDS = 60.0
+"""A connection that brings nothing for this long is dead; a node with work to do says at least that much."""
+
+
+class Refused(Exception):
+    """The engine refused the request itself; the agent gets its status and body as they are."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"status {status}")
+        self.status, self.body = status, body
+
+
+class UnknownModel(Exception):
+    """No node serves a model of this name."""
+
+
+class NoAnswer(Exception):
+    """No node answered before the rollout's deadline, or one failed amid an answer that had begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """For whom something is asked; ``deadline`` is in the event loop's time."""
+
+    attempt: Attempt
+    model: str
+    expected: str
+    """The model the task is about: it is waited for even if nobody has served it yet."""
+    pinned: int | None
+    deadline: float
+
+
+class MakeRequest(Protocol):
+    """Path and body of the next request, for the node that will get it."""
+
+    def __call__(self, node: Heartbeat) -> tuple[str, dict[str, Any]]: ...
+
+
+class Content(Protocol):
+    """A body on its way, such as aiohttp's."""
+
+    def iter_any(self) -> AsyncIterator[bytes]: ...
+
+
+class Upstream:
+    """The inference nodes, as one: chooses a node, holds a call, asks again elsewhere."""
+
+    def __init__(
+        self, fleet: Fleet, session: aiohttp.ClientSession, cluster_key: str = "", one_version: bool = False
+    ) -> None:
+        """``one_version``: a rollout's calls go on with the version of the one before while some node has it."""
+        self._fleet, self._one_version = fleet, one_version
+        self._session = session
+        self._own = bearer(cluster_key)
+        self._refusing = Refusing(bool(cluster_key))
+        self._open: Counter[str] = Counter()
+        self._served: set[str] = set()
+
+    def served(self) -> set[str]:
+        """Names of all models some node serves, or served before it went away."""
+        self._served |= {node.model for node in self._fleet.members() if node.model}
+        return self._served
+
+    def problem(self) -> str:
+        """Why a node refuses to answer this runner, whoever asks; empty if none does."""
+        return self._refusing.problem(self._fleet.members())
+
+    async def ask(
+        self, errand: Errand, request: MakeRequest
+    ) -> AsyncGenerator[tuple[Heartbeat, AsyncIterator[dict[str, Any]]], None]:
+        """Tries, one after the other: a node and its stream of chunks; the caller stops at one it can use.
+
+        Raises `Refused`, `UnknownModel` or `NoAnswer`.
+        """
+        attempt = errand.attempt
+        headers = {"X-Lightningbus-Rollout": attempt.rollout, "Content-Type": "application/json", **self._own}
+        if errand.pinned is not None:
+            headers["X-Lightningbus-Version"] = str(errand.pinned)
+        problem = "no inference node is ready"
+        while True:
+            node = await self._node(errand, problem)
+            if (preferred := self._preferred(errand)) is not None:
+                headers["X-Lightningbus-Prefers"] = str(preferred)
+            path, body = request(node)
+            payload = json.dumps(body).encode()
+            self._open[node.id] += 1
+            said = {attributes.NODE: node.id, attributes.REQUEST_MODEL: errand.model}
+            try:
+                with tracing.part(f"chat {errand.model}", said, attempt.traceparent, "client") as traced:
+                    async with self._session.post(
+                        node.address + path, data=payload, headers=headers | traced.headers, allow_redirects=False
+                    ) as response:
+                        if response.status == 200:
+                            attempt.node = node.id
+                            self._refusing.remove(node)
+                            yield node, events_of(response.content)
+                            problem = f"{node.id} broke off its answer"
+                        elif response.status == 401:  # between us and the node; the agent has nothing to do with it
+                            problem = self._refusing.add(node)
+                        elif response.status in RETRY_STATUS:
+                            problem = f"{node.id} answered {response.status}"
+                        else:
+                            raise Refused(response.status, await response.read())
+                        traced.failed(problem)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                problem = f"{node.id} cannot be reached: {error or type(error).__name__}"
+                self._fleet.suspect("inference", node.id)
+            finally:
+                self._open[node.id] -= 1
+            metrics.calls_asked_again.inc()
+            await self._change(errand, problem)
+
+    async def rendered(self, errand: Errand, body: dict[str, Any]) -> list[int] | None:
+        """The tokens of a chat as a node renders them; None if it does not say."""
+        node = await self._node(errand, "no inference node is ready")
+        try:
+            async with self._session.post(
+                f"{node.address}/tokenize", json=body, headers=self._own, allow_redirects=False
+            ) as response:
+                if response.status == 401:
+                    self._refusing.add(node)
+                return list((await response.json())["tokens"]) if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+            return None
+
+    def _preferred(self, errand: Errand) -> int | None:
+        return errand.attempt.versions.get(errand.model) if self._one_version else None
+
+    async def _node(self, errand: Errand, problem: str) -> Heartbeat:
+        while True:
+            nodes = self._fleet.members()
+            served = self.served()
+            if nodes and errand.model not in served and errand.model != errand.expected:
+                raise UnknownModel(f"model {errand.model!r} is not served; served: {', '.join(sorted(served))}")
+            node = self._chosen(errand, self._refusing.others(nodes)) or self._chosen(errand, nodes)
+            if node is not None:
+                return node
+            await self._change(errand, routing.missing_version(nodes, errand.model, errand.pinned) or problem)
+
+    def _chosen(self, errand: Errand, nodes: Sequence[Heartbeat]) -> Heartbeat | None:
+        attempt, load, preferred = errand.attempt, self._open.__getitem__, self._preferred(errand)
+        return routing.choose(nodes, errand.model, attempt.rollout, attempt.node, errand.pinned, load, preferred)
+
+    async def _change(self, errand: Errand, problem: str) -> None:
+        errand.attempt.held += 1
+        metrics.calls_held.inc()
+        try:
+            async with asyncio.timeout_at(errand.deadline):
+                try:
+                    async with asyncio.timeout(RECHECK_SECONDS):
+                        await self._fleet.changed()
+                except TimeoutError:
+                    if asyncio.get_running_loop().time() >= errand.deadline:
+                        raise
+        except TimeoutError:
+            raise NoAnswer(f"{problem} until the rollout's deadline") from None
+        finally:
+            errand.attempt.held -= 1
+            metrics.calls_held.dec()
+
+
+async def events_of(content: Content) -> AsyncIterator[Any]:
+    """JSON of each server-sent event until ``[DONE]``; raises `aiohttp.ClientPayloadError` if that never comes.
+
+    ValueError for what is no JSON.
+    """
+    rest = b""
+    async for data in content.iter_any():
+        *events, rest = (rest + data).split(b"\n\n")
+        for event in events:
+            if event == b"data: [DONE]":
+                return
+            if event.startswith(b"data: "):
+                yield json.loads(event[6:])
+        if len(rest) > MAX_EVENT_BYTES:
+            raise aiohttp.ClientPayloadError("an event is too large")
+    raise aiohttp.ClientPayloadError("the stream ended early")

@@ -1,0 +1,281 @@
+"""One model call as the engine streams it: what the agent gets to see, and what training needs of it.
+
+Upstream is always asked for a stream with token ids and log-probabilities, because only a stream says which
+weight version made which token. Pure: dictionaries in, dictionaries and bytes out.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from runners.protocol import continuation
+from runners.protocol.choice import Part, little_endian, version_runs
+from runners.protocol.request import Call
+
+SAMPLING_KEYS = (
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "seed", "stop", "n",
+    "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+
+
+class UnusableAnswer(ValueError):
+    """The engine's answer cannot be recorded exactly; the call counts as failed by our side."""
+
+
+@contextmanager
+def in_form() -> Iterator[None]:
+    """Around reading what an engine says: in another form than it should be, it is an `UnusableAnswer`."""
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
+        raise UnusableAnswer(f"the engine's answer has not its form: {type(error).__name__}: {error}") from error
+
+
+@dataclass
+class _Choice:
+    message: dict[str, Any] = field(default_factory=dict)
+    tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    text: str = ""
+    finish_reason: str | None = None
+    stop_reason: Any = None
+    prompt_ids: list[int] | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    logprobs_seen: list[dict[str, Any]] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)  # (version, tokens)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is text so far: not what a parser made of it, nor tokens that a parser still keeps back."""
+        return self.message.keys() <= {"role", "content"} and bool(self.message.get("content") or self.text)
+
+
+class Completion:
+    """Collects a response's chunks in order, over as many tries as it takes."""
+
+    def __init__(
+        self, call: Call, sampling: dict[str, Any], pinned: int | None = None, prompt: list[int] | None = None
+    ) -> None:
+        """``prompt``: the tokens to ask with, instead of having the engine render the call; see `history`."""
+        self._call = call
+        self._prompt = prompt
+        self._pinned = pinned
+        self._forced = sampling
+        said = {**call.body, **sampling}
+        self._sampling = {key: said[key] for key in SAMPLING_KEYS if said.get(key) is not None}
+        self.continuable = pinned is None and continuation.possible(call, sampling)
+        """Whether an answer that breaks off is gone on with; one that is not is held back until it is whole."""
+        self.begun = False
+        """Whether there is something to go on with."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._head: dict[str, Any] = {}
+        self._usage: dict[str, Any] | None = None
+        self._prompt_ids: list[int] | None = None
+        self._choices: dict[int, _Choice] = {}
+        self._made_before = 0  # tokens of the tries before this one
+
+    def request(self, max_model_len: int) -> tuple[str, dict[str, Any]]:
+        """Path and body of the next try: the whole answer, or the rest of one that broke off."""
+        choice = self._choices.get(0)
+        prompt = (choice.prompt_ids if choice else None) or self._prompt_ids
+        self.begun = bool(self.continuable and choice and choice.plain and prompt and choice.token_ids)
+        if choice is None or prompt is None or not self.begun:
+            self._forget()
+            if self._prompt is None:
+                path = "/v1/chat/completions" if self._call.chat else "/v1/completions"
+                return path, self._call.upstream(self._forced)
+            self._prompt_ids = tokens = list(self._prompt)
+        else:
+            choice.prompt_ids = self._prompt_ids = prompt
+            self._made_before = len(choice.token_ids)
+            tokens = [*prompt, *choice.token_ids]
+        room = continuation.room(self._call, self._forced, len(tokens), self._made_before, max_model_len)
+        return "/v1/completions", continuation.request(self._call, self._forced, tokens, max(room, 1))
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether there is one answer and it ended with the model's end token, not at a length or the agent's stop."""
+        choices = list(self._choices.values())
+        return len(choices) == 1 and choices[0].finish_reason == "stop" and choices[0].stop_reason is None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether an answer that can be gone on with has come to its end: there is no rest to ask for."""
+        choice = self._choices.get(0)
+        return self.continuable and choice is not None and choice.finish_reason is not None
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """The chunk with the counts of tokens, as the engine would end this try with."""
+        prompt, made = len(self._prompt_ids or ()), self.made - self._made_before
+        usage = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+        return {**self._head, "choices": [], "usage": usage}
+
+    @property
+    def made(self) -> int:
+        """Tokens sampled so far."""
+        return sum(len(choice.token_ids) for choice in self._choices.values())
+
+    def taken(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """Take a chunk as it came; returns it in the form of the answer it belongs to."""
+        if self.begun or self._prompt is not None:
+            prompt = len(self._prompt_ids or ())
+            chunk = continuation.translated(chunk, self._call, self._head, prompt, self._made_before)
+        self.add(chunk)
+        return chunk
+
+    def add(self, chunk: dict[str, Any]) -> None:
+        """Take one chunk; raises `UnusableAnswer` when it is an error."""
+        if "error" in chunk:
+            raise UnusableAnswer(str((chunk["error"] or {}).get("message") or "the engine failed"))
+        self._head = self._head or {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
+        self._usage = chunk.get("usage") or self._usage
+        self._prompt_ids = chunk.get("prompt_token_ids") or self._prompt_ids
+        for said in chunk.get("choices", ()):
+            self._add_choice(self._choices.setdefault(said["index"], _Choice()), said, chunk.get("weight_version"))
+
+    def _add_choice(self, choice: _Choice, said: dict[str, Any], version: int | None) -> None:
+        choice.text += said.get("text") or ""
+        for key, value in (said.get("delta") or {}).items():
+            if key == "tool_calls":
+                for piece in value or ():
+                    _extend(choice.tool_calls.setdefault(piece.get("index", 0), {}), piece)
+            elif key == "role" or not isinstance(value, str):
+                choice.message[key] = value
+            else:
+                choice.message[key] = (choice.message.get(key) or "") + value
+        choice.finish_reason = said.get("finish_reason") or choice.finish_reason
+        choice.stop_reason = said.get("stop_reason") or choice.stop_reason
+        choice.prompt_ids = said.get("prompt_token_ids") or choice.prompt_ids
+        ids = said.get("token_ids") or []
+        if not ids:
+            return
+        if version is None:
+            raise UnusableAnswer("the node did not say which weight version made these tokens")
+        choice.token_ids += ids
+        choice.versions.append((version, len(ids)))
+        logprobs = said.get("logprobs") or {}
+        choice.logprobs_seen.append(logprobs)
+        if self._call.chat:
+            entries = logprobs.get("content") or ()
+            choice.logprobs += [entry["logprob"] for entry in entries]
+            choice.pieces += [str(entry.get("token", "")) for entry in entries]
+        else:
+            choice.logprobs += logprobs.get("token_logprobs") or ()
+            choice.pieces += logprobs.get("tokens") or ()
+
+    def visible(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
+        """The chunk as a streaming agent gets it: without what it did not ask for; None if nothing is left."""
+        if not chunk.get("choices") and not self._call.wants_usage:
+            return None
+        shown = {k: v for k, v in chunk.items() if k not in ("weight_version", "prompt_token_ids", "usage")}
+        if self._call.wants_usage:
+            shown["usage"] = chunk.get("usage")
+        if self._call.wants_token_ids and "prompt_token_ids" in chunk:
+            shown["prompt_token_ids"] = chunk["prompt_token_ids"]
+        hidden = set() if self._call.wants_token_ids else {"token_ids", "prompt_token_ids"}
+        if not self._call.wants_logprobs:
+            hidden.add("logprobs")
+        shown["choices"] = [{k: v for k, v in said.items() if k not in hidden} for said in chunk.get("choices", ())]
+        if self._call.hides_reasoning and self._call.chat:
+            for said in shown["choices"]:
+                said["delta"] = _without_thoughts(said.get("delta") or {})
+        return shown
+
+    def response(self) -> dict[str, Any]:
+        """The whole answer for an agent that asked for no stream."""
+        kind = "chat.completion" if self._call.chat else "text_completion"
+        shown: dict[str, Any] = {**self._head, "object": kind, "choices": [], "usage": self._usage}
+        if self._call.wants_token_ids and self._call.chat:
+            shown["prompt_token_ids"] = self._prompt_ids
+        for index in sorted(self._choices):
+            choice = self._choices[index]
+            said: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason or "stop"}
+            said |= {"stop_reason": choice.stop_reason, "logprobs": self._logprobs(choice)}
+            said |= {"message": self._shown_message(choice)} if self._call.chat else {"text": choice.text}
+            if self._call.wants_token_ids:
+                said["token_ids"] = choice.token_ids
+                if not self._call.chat:
+                    said["prompt_token_ids"] = choice.prompt_ids
+            shown["choices"].append(said)
+        return shown
+
+    def _shown_message(self, choice: _Choice) -> dict[str, Any]:
+        message = _message(choice)
+        return _without_thoughts(message) if self._call.hides_reasoning else message
+
+    def _logprobs(self, choice: _Choice) -> dict[str, Any] | None:
+        if not self._call.wants_logprobs:
+            return None
+        merged: dict[str, Any] = {}
+        for seen in choice.logprobs_seen:
+            for key, values in seen.items():
+                merged[key] = [*merged.get(key, ()), *(values or ())]
+        return merged
+
+    def parts(self) -> Iterator[Part]:
+        """What was sampled, choice by choice; raises `UnusableAnswer` rather than guess.
+
+        Also when the call is pinned to a weight version and a token is of another.
+        """
+        if not self._choices:
+            raise UnusableAnswer("the engine's stream ended without an answer")
+        for index in sorted(self._choices):
+            choice = self._choices[index]
+            prompt_ids = choice.prompt_ids or self._prompt_ids
+            if choice.finish_reason is None:
+                raise UnusableAnswer("the engine's stream ended early")
+            if prompt_ids is None:
+                raise UnusableAnswer("the engine gave no prompt token ids")
+            if len(choice.logprobs) != len(choice.token_ids) or None in choice.logprobs:
+                raise UnusableAnswer(
+                    f"{len(choice.token_ids)} tokens came with {len(choice.logprobs)} log-probabilities"
+                )
+            if not all(isinstance(version, int) and version >= 0 for version, _ in choice.versions):
+                raise UnusableAnswer("the node did not say by a number which weight version made these tokens")
+            if self._pinned is not None and any(version != self._pinned for version, _ in choice.versions):
+                raise UnusableAnswer(f"tokens of another version than {self._pinned}: the weights changed meanwhile")
+            yield Part(
+                model=self._call.model,
+                response_id=str(self._head.get("id", "")),
+                prompt_ids=little_endian("I", prompt_ids),
+                response_ids=little_endian("I", choice.token_ids),
+                logprobs=little_endian("f", choice.logprobs),
+                pieces=tuple(choice.pieces) if len(choice.pieces) == len(choice.token_ids) else (),
+                versions=tuple(version_runs(choice.versions)),
+                finish_reason=str(choice.finish_reason),
+                sampling=self._sampling,
+                response=json.dumps(_message(choice) if self._call.chat else choice.text, ensure_ascii=False),
+            )
+
+
+def _message(choice: _Choice) -> dict[str, Any]:
+    message = {"role": "assistant", "content": None, **choice.message}
+    if choice.tool_calls:
+        message["tool_calls"] = [_whole_call(choice.tool_calls[at]) for at in sorted(choice.tool_calls)]
+        message["content"] = message["content"] or None
+    return message
+
+
+def _whole_call(call: dict[str, Any]) -> dict[str, Any]:
+    """With arguments, which OpenAI always says; an engine's stream may end before them, or leave out empty ones."""
+    function = {"arguments": "", **(call.get("function") or {})}
+    return {**{key: value for key, value in call.items() if key != "index"}, "function": function}
+
+
+def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key not in ("reasoning", "reasoning_content")}
+
+
+def _extend(whole: dict[str, Any], piece: dict[str, Any]) -> None:
+    for key, value in piece.items():
+        if isinstance(value, dict):
+            _extend(whole.setdefault(key, {}), value)
+        elif isinstance(value, str) and key == "arguments":
+            whole[key] = (whole.get(key) or "") + value
+        elif value is not None:
+            whole[key] = value

@@ -1,0 +1,175 @@
+"""Anthropic's Messages API: a request as a chat, and the chat's answer as a message. Pure.
+
+Sources: https://docs.anthropic.com/en/api/messages and https://docs.anthropic.com/en/docs/build-with-claude/streaming.
+"""
+
+import json
+from typing import Any
+
+from runners.protocol.dialects.anthropic_request import chat
+from runners.protocol.dialects.base import said
+from runners.protocol.request import Call
+
+STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+"""Names of errors by HTTP status; of any other: api_error."""
+
+
+class Messages:
+    """One request."""
+
+    def __init__(self, body: Any) -> None:
+        """Raises ValueError with a sentence for the agent."""
+        if not isinstance(body, dict):
+            raise ValueError("the request body is a JSON object")
+        self._model = body.get("model")
+        self.call = Call.parse(chat(body), chat=True)
+
+    def answer(self, response: dict[str, Any]) -> dict[str, Any]:
+        """The message."""
+        choice = response["choices"][0]
+        message = choice["message"]
+        made = {**begun(response, str(self._model)), **ended(choice, bool(message.get("tool_calls")))}
+        return {**made, "usage": _usage(response.get("usage")), "content": list(_blocks(message))}
+
+    def events(self) -> "MessageEvents":
+        """A new stream."""
+        return MessageEvents(str(self._model))
+
+
+class MessageEvents:
+    """Server-sent events of one message: blocks are started, grow, and are stopped; then the message is."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._begun = False
+        self._block = -1
+        self._open: tuple[str, int | None] | None = None
+        """What the block that grows is, and which of the calls."""
+        self._arguments = ""  # of the call that is open: said when they are whole, for clients read them as JSON
+        self._said = self._called = False
+        self._ending: dict[str, Any] = {}
+        self._usage: dict[str, Any] | None = None
+
+    def take(self, chunk: dict[str, Any]) -> bytes:
+        """The events of one chunk."""
+        events = b""
+        if not self._begun:
+            self._begun = True
+            message = {**begun(chunk, self._model), "stop_reason": None, "stop_sequence": None, "content": []}
+            events += _event("message_start", message={**message, "usage": _usage(None)})
+        self._usage = chunk.get("usage") or self._usage
+        for choice in chunk.get("choices", ()):
+            delta = choice.get("delta") or {}
+            if thought := delta.get("reasoning") or delta.get("reasoning_content"):
+                events += self._grow(("thinking", None), {"type": "thinking", "thinking": "", "signature": ""})
+                events += self._delta(type="thinking_delta", thinking=thought)
+            if text := delta.get("content"):
+                self._said = True
+                events += self._grow(("text", None), {"type": "text", "text": ""})
+                events += self._delta(type="text_delta", text=text)
+            for piece in delta.get("tool_calls") or ():
+                function = piece.get("function") or {}
+                block = {"type": "tool_use", "id": piece.get("id"), "name": function.get("name"), "input": {}}
+                self._called = True
+                events += self._grow(("tool_use", piece.get("index", 0)), block)
+                self._arguments += function.get("arguments") or ""
+            if choice.get("finish_reason"):
+                self._ending = choice
+        return events
+
+    def end(self) -> bytes:
+        """The message is over; one that says nothing has an empty text."""
+        silent = not self._said and not self._called
+        empty = self._grow(("text", None), {"type": "text", "text": ""}) if silent else b""
+        return (
+            empty
+            + self._stop()
+            + _event("message_delta", delta=ended(self._ending, self._called), usage=_usage(self._usage))
+            + _event("message_stop")
+        )
+
+    def failed(self, reason: str) -> bytes:
+        """An error ends the stream."""
+        return said(error(500, reason), "error")
+
+    def _grow(self, what: tuple[str, int | None], block: dict[str, Any]) -> bytes:
+        if self._open == what:
+            return b""
+        events = self._stop()
+        self._open = what
+        self._block += 1
+        return events + _event("content_block_start", index=self._block, content_block=block)
+
+    def _delta(self, **delta: Any) -> bytes:
+        return _event("content_block_delta", index=self._block, delta=delta)
+
+    def _stop(self) -> bytes:
+        if self._open is None:
+            return b""
+        events = b""
+        if self._open[0] == "tool_use":
+            events = self._delta(type="input_json_delta", partial_json=json.dumps(_input(self._arguments)))
+        self._open, self._arguments = None, ""
+        return events + _event("content_block_stop", index=self._block)
+
+
+def error(status: int, message: str) -> dict[str, Any]:
+    """An error as Anthropic's API says it."""
+    return {"type": "error", "error": {"type": KINDS.get(status, "api_error"), "message": message}}
+
+
+def begun(head: dict[str, Any], model: str) -> dict[str, Any]:
+    """A message before it says anything; the model is called as the agent called it."""
+    tail = str(head.get("id", "")).rpartition("-")[2]
+    return {"id": f"msg_{tail}", "type": "message", "role": "assistant", "model": model}
+
+
+def ended(choice: dict[str, Any], called: bool) -> dict[str, Any]:
+    """Why it ended; a call that was asked for by name ends a chat with ``stop``, a message with ``tool_use``."""
+    stop = choice.get("stop_reason")
+    at = stop if isinstance(stop, str) else None  # else a token's number, or none
+    finish = str(choice.get("finish_reason"))
+    reason = "stop_sequence" if at is not None else STOPS.get("tool_calls" if called and finish == "stop" else finish)
+    reason = reason or "end_turn"
+    return {"stop_reason": reason, "stop_sequence": at}
+
+
+def _blocks(message: dict[str, Any]) -> Any:
+    if thought := message.get("reasoning") or message.get("reasoning_content"):
+        yield {"type": "thinking", "thinking": thought, "signature": ""}
+    calls = message.get("tool_calls") or ()
+    if message.get("content") or not calls:
+        yield {"type": "text", "text": message.get("content") or ""}
+    for call in calls:
+        function = call["function"]
+        yield {"type": "tool_use", "id": call["id"], "name": function["name"], "input": _input(function["arguments"])}
+
+
+def _input(arguments: str) -> Any:
+    try:
+        found = json.loads(arguments or "{}")
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}
+
+
+def _usage(usage: dict[str, Any] | None) -> dict[str, Any]:
+    said = usage or {}
+    cached = min((said.get("prompt_tokens_details") or {}).get("cached_tokens") or 0, said.get("prompt_tokens", 0))
+    return {
+        "input_tokens": said.get("prompt_tokens", 0) - cached,
+        "output_tokens": said.get("completion_tokens", 0),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+    }
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return said({"type": kind, **fields}, kind)

@@ -1,0 +1,83 @@
+"""What a dialect is, and OpenAI's own, which the engine speaks as it is."""
+
+import json
+from typing import Any, Protocol
+
+from runners.protocol.request import Call
+
+
+class Events(Protocol):
+    """A streamed answer on its way: chunks of a chat in, server-sent events out."""
+
+    def take(self, chunk: dict[str, Any]) -> bytes:
+        """What is said of one chunk."""
+
+    def end(self) -> bytes:
+        """What is said when the answer is whole."""
+
+    def failed(self, reason: str) -> bytes:
+        """What is said when it will not be."""
+
+
+class Dialect(Protocol):
+    """One request in the words of its API."""
+
+    call: Call
+    """The chat, or completion, it stands for."""
+
+    def answer(self, response: dict[str, Any]) -> dict[str, Any]:
+        """The chat's whole answer as this API says it."""
+
+    def events(self) -> Events:
+        """A new stream."""
+
+
+class Plain:
+    """Chat Completions and Completions."""
+
+    def __init__(self, body: Any, chat: bool) -> None:
+        """Raises ValueError with a sentence for the agent."""
+        self.call = Call.parse(body, chat)
+
+    def answer(self, response: dict[str, Any]) -> dict[str, Any]:
+        """As it is."""
+        return response
+
+    def events(self) -> "PlainEvents":
+        """Chunks as they are."""
+        return PlainEvents()
+
+
+class PlainEvents:
+    """``data:`` lines up to ``[DONE]``."""
+
+    def take(self, chunk: dict[str, Any]) -> bytes:
+        """The chunk."""
+        return said(chunk)
+
+    def end(self) -> bytes:
+        """The mark of the end."""
+        return b"data: [DONE]\n\n"
+
+    def failed(self, reason: str) -> bytes:
+        """An error where a chunk would be."""
+        return said(error("server_error", reason))
+
+
+def error(kind: str, message: str, status: int = 500) -> dict[str, Any]:
+    """An error as OpenAI's API says it: what went wrong is its code, and whose doing it was its type."""
+    whose = "invalid_request_error" if 400 <= status < 500 else "server_error"
+    return {"error": {"message": message, "type": whose, "param": None, "code": kind}}
+
+
+def said(data: dict[str, Any], event: str = "") -> bytes:
+    """A server-sent event."""
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {json.dumps(data)}\n\n".encode()
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content: a string, or parts that have texts."""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text") or "") for part in content or () if isinstance(part, dict))

@@ -1,0 +1,70 @@
+"""Which route speaks which dialect."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from runners.protocol.dialects import anthropic, base
+from runners.protocol.dialects.anthropic import Messages
+from runners.protocol.dialects.base import Dialect, Plain
+from runners.protocol.dialects.responses import Responses
+from runners.protocol.token_history import History
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """How its requests are read and its errors said."""
+
+    parse: Callable[[Any, History], Dialect]
+    """A body, in a rollout with this history; raises ValueError with a sentence for the agent."""
+    error: Callable[[int, str, str], dict[str, Any]]
+    """Of a status, an error's name and its message."""
+
+
+def _openai(status: int, kind: str, message: str) -> dict[str, Any]:
+    return base.error(kind, message, status)
+
+
+def _anthropic(status: int, kind: str, message: str) -> dict[str, Any]:
+    return anthropic.error(status, message)
+
+
+def _plain(chat: bool, body: Any, history: History) -> Dialect:
+    return Plain(body, chat)
+
+
+def _responses(body: Any, history: History) -> Dialect:
+    return Responses(body, history.responses)
+
+
+def _messages(body: Any, history: History) -> Dialect:
+    return Messages(body)
+
+
+APIS = {
+    "chat/completions": Api(partial(_plain, True), _openai),
+    "completions": Api(partial(_plain, False), _openai),
+    "responses": Api(_responses, _openai),
+    "messages": Api(_messages, _anthropic),
+}
+"""By the path behind ``/v1/``."""
+
+
+def api_of(path: str) -> Api:
+    """The dialect of whoever asks for a path; OpenAI's where it is none of theirs."""
+    behind = path.partition("/v1/")[2]
+    return APIS.get(behind, APIS["messages" if behind.startswith("messages") else "chat/completions"])
+
+
+def passed_on(api: Api, status: int, body: bytes) -> bytes:
+    """An engine's error, which it says in OpenAI's way, as this API says it."""
+    if api.error is _openai:
+        return body
+    try:
+        said = json.loads(body)
+        message = str((said.get("error") or said).get("message"))
+    except (ValueError, AttributeError):
+        message = body[:500].decode(errors="replace")
+    return json.dumps(api.error(status, "", message)).encode()

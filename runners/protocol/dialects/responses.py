@@ -1,0 +1,64 @@
+"""OpenAI's Responses API: a request as a chat, and the chat's answer as a response. Pure."""
+
+from typing import Any
+
+from runners.protocol.dialects.responses_events import ResponseEvents
+from runners.protocol.dialects.responses_items import id_of, items, usage_of
+from runners.protocol.dialects.responses_request import Earlier, chat
+from runners.protocol.request import Call
+
+ECHOED = (
+    "instructions", "max_output_tokens", "metadata", "previous_response_id", "reasoning", "temperature", "text",
+    "tool_choice", "tools", "top_p", "truncation", "user",
+)  # fmt: skip
+
+
+class Responses:
+    """One request."""
+
+    def __init__(self, body: Any, earlier: Earlier) -> None:
+        """Raises ValueError with a sentence for the agent."""
+        if not isinstance(body, dict):
+            raise ValueError("the request body is a JSON object")
+        self.body = body
+        self._earlier = earlier
+        self.call = Call.parse(chat(body, earlier), chat=True)
+
+    def answer(self, response: dict[str, Any]) -> dict[str, Any]:
+        """The response, which a later request may name as the one before it."""
+        choice = response["choices"][0]
+        made = self.shown(response, choice["finish_reason"], list(items(choice["message"], str(response.get("id")))))
+        self.remember(made["id"], choice["message"])
+        return made
+
+    def events(self) -> ResponseEvents:
+        """A new stream."""
+        return ResponseEvents(self.shown, self.remember)
+
+    def remember(self, id: str, message: dict[str, Any]) -> None:
+        """A later request may go on from here."""
+        asked = self.call.body["messages"]  # without instructions, which are those of one request
+        self._earlier[id] = [*(asked[1:] if self.body.get("instructions") else asked), message]
+
+    def shown(self, head: dict[str, Any], finish_reason: str | None, output: list[Any]) -> dict[str, Any]:
+        """The response with what it holds so far; ``finish_reason`` None: it is not over."""
+        cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(finish_reason or "")
+        status = "in_progress" if finish_reason is None else "incomplete" if cut else "completed"
+        echoed = {name: self.body.get(name) for name in ECHOED}
+        echoed["tools"] = echoed["tools"] or []
+        echoed["tool_choice"] = echoed["tool_choice"] or "auto"
+        echoed["metadata"] = echoed["metadata"] or {}
+        parallel = self.body.get("parallel_tool_calls")
+        return {
+            **echoed,
+            "id": id_of("resp", head),
+            "object": "response",
+            "created_at": head.get("created", 0),
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": cut} if cut else None,
+            "model": self.body["model"],
+            "output": output,
+            "parallel_tool_calls": True if parallel is None else parallel,
+            "usage": usage_of(head["usage"]) if head.get("usage") else None,
+        }

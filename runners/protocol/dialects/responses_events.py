@@ -1,0 +1,142 @@
+"""A Responses stream: an item is added, grows by deltas, and is done; then the response is completed. Pure."""
+
+from collections.abc import Callable
+from typing import Any
+
+from runners.protocol.dialects.base import said
+from runners.protocol.dialects.responses_items import function_item, id_of, message_item, reasoning_item
+
+Shown = Callable[[dict[str, Any], str | None, list[Any]], dict[str, Any]]
+"""The response from its head, how it ended (None: it has not) and its items."""
+Remember = Callable[[str, dict[str, Any]], None]
+"""Of a whole response its id and the chat's message."""
+
+
+class ResponseEvents:
+    """Server-sent events of one response."""
+
+    def __init__(self, shown: Shown, remember: Remember) -> None:
+        self._shown, self._remember = shown, remember
+        self._head: dict[str, Any] = {}
+        self._finish = "stop"
+        self._number = 0
+        self._done: list[dict[str, Any]] = []
+        self._open = ""
+        """What the item that grows is: reasoning, message or function_call; empty: none does."""
+        self._text = ""
+        self._call: dict[str, Any] = {}
+        self._call_index: int | None = None
+
+    def take(self, chunk: dict[str, Any]) -> bytes:
+        """The events of one chunk."""
+        events = b""
+        if not self._head:
+            self._head = {key: chunk[key] for key in ("id", "created") if key in chunk}
+            for kind in ("response.created", "response.in_progress"):
+                events += self._event(kind, response=self._shown(self._head, None, []))
+        if chunk.get("usage"):
+            self._head["usage"] = chunk["usage"]
+        for choice in chunk.get("choices", ()):
+            delta = choice.get("delta") or {}
+            if thought := delta.get("reasoning") or delta.get("reasoning_content"):
+                events += self._grow("reasoning", thought)
+            if text := delta.get("content"):
+                events += self._grow("message", text)
+            for piece in delta.get("tool_calls") or ():
+                events += self._tool(piece)
+            self._finish = choice.get("finish_reason") or self._finish
+        return events
+
+    def end(self) -> bytes:
+        """The last item is done, and with it the response."""
+        events = b""
+        if not self._open and not any(item["type"] in ("message", "function_call") for item in self._done):
+            events += self._begin("message")
+        events += self._close()
+        response = self._shown(self._head, self._finish, self._done)
+        self._remember(response["id"], self._message())
+        return events + self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, reason: str) -> bytes:
+        """An error ends the stream."""
+        return self._event("error", code="server_error", message=reason, param=None)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self._number += 1
+        return said({"type": kind, "sequence_number": self._number - 1, **fields}, kind)
+
+    def _grow(self, kind: str, text: str) -> bytes:
+        events = b"" if self._open == kind else self._close() + self._begin(kind)
+        self._text += text
+        part: dict[str, Any] = {"content_index": 0, "delta": text}
+        if kind == "reasoning":
+            return events + self._event("response.reasoning_text.delta", **self._where(), **part)
+        return events + self._event("response.output_text.delta", **self._where(), **part, logprobs=[])
+
+    def _tool(self, piece: dict[str, Any]) -> bytes:
+        function = piece.get("function") or {}
+        events = b""
+        index = piece.get("index", 0)
+        if self._open != "function_call" or index != self._call_index:
+            events += self._close()
+            self._call_index = index
+            self._call = {"id": piece.get("id") or "", "name": function.get("name") or ""}
+            events += self._begin("function_call")
+        if arguments := function.get("arguments"):
+            self._text += arguments
+            events += self._event("response.function_call_arguments.delta", **self._where(), delta=arguments)
+        return events
+
+    def _begin(self, kind: str) -> bytes:
+        self._open, self._text = kind, ""
+        begun = {**self._item(), "status": "in_progress"}
+        if "content" in begun:
+            begun["content"] = []
+        events = self._event("response.output_item.added", output_index=len(self._done), item=begun)
+        if kind != "function_call":
+            part = self._item()["content"][0]
+            events += self._event("response.content_part.added", **self._where(), content_index=0, part=part)
+        return events
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        item, where, place = self._item(), self._where(), {"content_index": 0}
+        if self._open == "function_call":
+            name = self._call["name"]
+            events = self._event("response.function_call_arguments.done", **where, name=name, arguments=self._text)
+        else:
+            what = "reasoning_text" if self._open == "reasoning" else "output_text"
+            logprobs: dict[str, list[Any]] = {} if self._open == "reasoning" else {"logprobs": []}
+            events = self._event(f"response.{what}.done", **where, **place, text=self._text, **logprobs)
+            events += self._event("response.content_part.done", **where, **place, part=item["content"][0])
+        events += self._event("response.output_item.done", output_index=len(self._done), item=item)
+        self._done.append(item)
+        self._open = ""
+        return events
+
+    def _item(self) -> dict[str, Any]:
+        place = len(self._done)
+        if self._open == "reasoning":
+            return reasoning_item(id_of("rs", self._head, place), self._text)
+        if self._open == "message":
+            return message_item(id_of("msg", self._head, place), self._text)
+        function = {"name": self._call["name"], "arguments": self._text}
+        return function_item(id_of("fc", self._head, place), self._call["id"], function)
+
+    def _where(self) -> dict[str, Any]:
+        return {"item_id": self._item()["id"], "output_index": len(self._done)}
+
+    def _message(self) -> dict[str, Any]:
+        """The answer as a chat has it."""
+        message: dict[str, Any] = {"role": "assistant", "content": None}
+        for item in self._done:
+            if item["type"] == "message":
+                message["content"] = (message["content"] or "") + item["content"][0]["text"]
+            elif item["type"] == "reasoning":
+                message["reasoning"] = message.get("reasoning", "") + item["content"][0]["text"]
+            else:
+                function = {"name": item["name"], "arguments": item["arguments"]}
+                call = {"id": item["call_id"], "type": "function", "function": function}
+                message.setdefault("tool_calls", []).append(call)
+        return message

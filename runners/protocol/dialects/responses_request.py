@@ -1,0 +1,146 @@
+"""A request of OpenAI's Responses API as a chat. Pure.
+
+Source: https://platform.openai.com/docs/api-reference/responses/create.
+"""
+
+import copy
+from collections.abc import MutableMapping
+from typing import Any
+
+from runners.protocol.dialects.base import text_of
+
+THEIRS = frozenset({
+    "background", "context_management", "conversation", "include", "input", "instructions", "max_output_tokens",
+    "max_tool_calls", "metadata", "parallel_tool_calls", "previous_response_id", "prompt", "prompt_cache_key",
+    "prompt_cache_retention", "reasoning", "safety_identifier", "service_tier", "store", "stream", "stream_options",
+    "text", "tool_choice", "tools", "top_logprobs", "truncation",
+})  # fmt: skip
+"""Fields of this API; all others mean the same in a chat, or are the engine's own."""
+ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
+
+Earlier = MutableMapping[str, list[Any]]
+"""The messages up to and with each response of a rollout, by the response's id."""
+
+
+def chat(body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
+    """The chat that a request stands for; raises ValueError with a sentence for the agent."""
+    for field in ("background", "conversation", "prompt"):
+        if body.get(field):
+            raise ValueError(f"{field} needs a service that keeps state; send the whole input instead")
+    asked = {name: value for name, value in body.items() if name not in THEIRS and value is not None}
+    asked |= {"messages": _messages(body, earlier), "stream": bool(body.get("stream"))}
+    asked["stream_options"] = {"include_usage": True}
+    text = body.get("text") or {}
+    reasoning = body.get("reasoning") or {}
+    mapped = {
+        "max_completion_tokens": body.get("max_output_tokens"),
+        "parallel_tool_calls": body.get("parallel_tool_calls") if body.get("tools") else None,
+        "reasoning_effort": reasoning.get("effort"),
+        "response_format": _format(text.get("format") or {}),
+        "tools": [_tool(tool) for tool in body.get("tools") or ()] or None,
+        "tool_choice": _choice(body.get("tool_choice")) if body.get("tools") else None,
+    }
+    return {**asked, **{name: value for name, value in mapped.items() if value is not None}}
+
+
+def _messages(body: dict[str, Any], earlier: Earlier) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if instructions := body.get("instructions"):
+        messages.append({"role": "system", "content": str(instructions)})
+    if before := body.get("previous_response_id"):
+        if before not in earlier:
+            raise ValueError(f"previous_response_id {before!r} is of no response in this rollout")
+        messages += copy.deepcopy(earlier[before])
+    given = body.get("input")
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise ValueError("the request has no input")
+    for item in given:
+        if not isinstance(item, dict):
+            raise ValueError("an input item is a JSON object")
+        _add(messages, item)
+    return messages
+
+
+def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
+    kind = item.get("type") or "message"
+    if kind == "message":
+        role = ROLES.get(str(item.get("role")))
+        if role is None:
+            raise ValueError(f"no message has the role {item.get('role')!r}")
+        content = _content(item.get("content"))
+        if role == "assistant":
+            _answered(messages)["content"] = content if isinstance(content, str) else text_of(content)
+        else:
+            messages.append({"role": role, "content": content})
+    elif kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        calls = _answered(messages, goes_on=True).setdefault("tool_calls", [])
+        if call["id"] not in [known["id"] for known in calls]:  # one that previous_response_id brought already
+            calls.append(call)
+    elif kind == "function_call_output":
+        output = item.get("output")
+        content = _content(output)
+        if not isinstance(content, str):
+            raise ValueError("a function's output is text here; images and files are not passed on")
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+    elif kind == "reasoning":
+        thought = text_of(item.get("content")) or text_of(item.get("summary"))
+        if thought:
+            messages.append({"role": "assistant", "content": None, "reasoning": thought})
+    else:
+        raise ValueError(f"an input item of type {kind!r} is not known here; send messages and function calls")
+
+
+def _answered(messages: list[dict[str, Any]], goes_on: bool = False) -> dict[str, Any]:
+    """The assistant's message that an item belongs to: text follows what was thought, calls follow text."""
+    last = messages[-1] if messages else {}
+    said = last.get("content") is not None or "tool_calls" in last
+    if last.get("role") != "assistant" or (said and not goes_on):
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _content(content: Any) -> Any:
+    if isinstance(content, str) or content is None:
+        return content or ""
+    parts = [_part(part) for part in content]
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _part(part: Any) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("input_text", "output_text", "text"):
+        return {"type": "text", "text": str(part.get("text") or "")}
+    if kind == "refusal":
+        return {"type": "text", "text": str(part.get("refusal") or "")}
+    if kind == "input_image" and part.get("image_url"):
+        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    raise ValueError(f"content of type {kind!r} is not known here; send text, or images by URL")
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind != "function":
+        raise ValueError(f"a tool of type {kind!r} runs at its vendor, not here; give the agent a function instead")
+    function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: Any) -> Any:
+    if isinstance(choice, dict):
+        if choice.get("type") != "function":
+            raise ValueError(f"a tool_choice of type {choice.get('type')!r} is not known here")
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+def _format(given: dict[str, Any]) -> dict[str, Any] | None:
+    if given.get("type") == "json_schema":
+        schema = {key: given[key] for key in ("name", "description", "schema", "strict") if given.get(key) is not None}
+        return {"type": "json_schema", "json_schema": schema}
+    return {"type": "json_object"} if given.get("type") == "json_object" else None

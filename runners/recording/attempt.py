@@ -1,0 +1,266 @@
+"""The record of one attempt: its spans in order, cut into batches for the bus."""
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from common.observability import metrics
+from runners.protocol.choice import Part
+from runners.protocol.token_history import History
+from runners.recording.usage import Meter
+from schemas import ids
+from schemas.codec import MAX_BYTES, EncodeError, encode
+from schemas.events import ModelCall, Outcome, RolloutEnd, Span, SpanBatch, TaskKey
+from schemas.semconv import attributes
+from schemas.semconv.rewards import rewards_of
+from schemas.text import shorten
+from schemas.trajectory.prefix_encoding import Prefixes
+
+BATCH_BYTES = 1_000_000
+MAX_SPAN_BYTES = MAX_BYTES - BATCH_BYTES
+MAX_ATTEMPT_BYTES = 64 * 1024 * 1024
+MAX_ATTEMPT_SPANS = 20_000
+"""What one attempt may send; spans beyond it are counted and dropped."""
+MAX_ERROR = 2000
+"""Characters of an error that are recorded, and logged."""
+MAX_TEXT = 256 * 1024
+"""Longest new text of a request, in bytes, or response, in characters, that is kept; the tokens always are."""
+SCOPE = "lightningbus.runners"
+
+
+@dataclass
+class Attempt:
+    """What is known of a running attempt; spans are added as they end."""
+
+    task: TaskKey
+    number: int
+    runner: str
+    published_ns: int = 0
+    """When the bus had the task."""
+    started_ns: int = field(default_factory=time.time_ns)
+    unsent: deque[SpanBatch] = field(default_factory=deque)
+    """Batches the bus does not have yet, in order."""
+    sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by whoever sends them."""
+    rewarding: list[Span] = field(default_factory=list)
+    """Spans that say a reward."""
+    dropped: int = 0
+    """Spans that found no room."""
+    history: History = field(default_factory=History)
+    node: str = ""
+    """The inference node that answered last: its cache holds the prefix of the next call."""
+    versions: dict[str, int] = field(default_factory=dict)
+    """By model, the weight version that answered last."""
+    held: int = 0
+    """Model calls waiting for a node now."""
+    infra: str = ""
+    """Why our own side failed a model call; empty while it did not."""
+    traceparent: str = ""
+    """The runner's own span of this attempt, where its traces are exported."""
+    unrecordable: str = ""
+    """Why a model call of the agent's cannot be recorded; empty while all are."""
+
+    def __post_init__(self) -> None:
+        self.rollout = ids.rollout_id(self.task.id, self.task.sample)
+        self.execution = ids.execution_id(self.rollout, self.number, self.runner, self.started_ns)
+        self.trace_id = ids.trace_id(self.rollout)
+        self.root_id = ids.root_span_id(self.rollout, self.execution)
+        self._meter = Meter()
+        self._prompts, self._requests = Prefixes(), Prefixes(unit=1, limit=MAX_TEXT)
+        self._pending: list[Span] = []
+        self._pending_bytes = self._bytes = 0
+        self._sequence = 0
+        self._ids: set[str] = set()
+
+    @property
+    def calls(self) -> int:
+        """Model calls so far."""
+        return self._meter.calls
+
+    @property
+    def named(self) -> dict[str, str]:
+        """What log lines about this attempt say beside their words."""
+        return {"run": self.task.run, "rollout": self.rollout}
+
+    def add(self, span: Span) -> bool:
+        """Keep a span, if there is room for it; one that an exporter sends again is kept once."""
+        if span.span_id in self._ids:
+            return True
+        if not self._keep(span):
+            return False
+        self._meter.add(span)
+        if any(True for _ in rewards_of(span)):
+            self.rewarding.append(span)
+        return True
+
+    def _keep(self, span: Span) -> bool:
+        try:
+            size = len(encode(span))
+        except EncodeError:
+            size = MAX_BYTES
+        full = len(self._ids) >= MAX_ATTEMPT_SPANS or self._bytes + size > MAX_ATTEMPT_BYTES
+        if full or size > MAX_SPAN_BYTES:
+            self.dropped += 1
+            return False
+        if self._pending and self._pending_bytes + size > BATCH_BYTES:
+            self.cut()
+        self._pending.append(span)
+        self._ids.add(span.span_id)
+        self._pending_bytes += size
+        self._bytes += size
+        return True
+
+    def add_call(
+        self, part: Part, *, node: str, role: str, request: str, started_ns: int, ended_ns: int, parent: str = ""
+    ) -> None:
+        """One sampled choice of one model call, as the engine made it; ``parent`` is the agent's span that asked."""
+        index = self.calls
+        prompt, digest = self._prompts.add(part.prompt_ids, part.response_ids)
+        asked, _ = self._requests.add(request.encode(errors="replace"))
+        call = ModelCall(
+            index=index,
+            model=part.model,
+            role=role,
+            node=node,
+            prompt_prefix=prompt.prefix,
+            prompt_ids=prompt.new,
+            prompt_sha256=digest,
+            response_ids=part.response_ids,
+            logprobs=part.logprobs,
+            pieces=part.pieces,
+            versions=part.versions,
+            finish_reason=part.finish_reason,
+            sampling=part.sampling,
+            request_prefix=asked.prefix,
+            request=asked.new.decode() + (f"… ({asked.left_out} bytes more)" if asked.left_out else ""),
+            response=_kept(part.response),
+        )
+        prompt_tokens, response_tokens = len(part.prompt_ids) // 4, len(part.response_ids) // 4
+        said: dict[str, object] = {
+            attributes.OPERATION: "chat",
+            attributes.PROVIDER: "vllm",
+            attributes.REQUEST_MODEL: part.model if not role else f"{part.model}:{role}",
+            attributes.RESPONSE_MODEL: part.model,
+            attributes.RESPONSE_ID: part.response_id,
+            attributes.FINISH_REASONS: part.finish_reason,
+            attributes.INPUT_TOKENS: prompt_tokens,
+            attributes.OUTPUT_TOKENS: response_tokens,
+        }
+        if part.versions:
+            said[attributes.WEIGHT_VERSION] = max(run.version for run in part.versions)
+        span = Span(
+            trace_id=self.trace_id,
+            span_id=ids.span_id(self.rollout, self.execution, "call", index),
+            parent_span_id=parent or self.root_id,
+            name=f"chat {part.model}",
+            kind="client",
+            start_ns=started_ns,
+            end_ns=ended_ns,
+            status="ok",
+            scope=SCOPE,
+            attributes=said,
+            call=call,
+        )
+        self._meter.add_call(call, prompt_tokens, span)
+        metrics.tokens.labels("prompt").inc(prompt_tokens)
+        metrics.tokens.labels("response").inc(response_tokens)
+        if not self._keep(span):
+            self.unrecordable = (
+                f"model call {index} of {prompt_tokens} + {response_tokens} tokens cannot be recorded: "
+                f"a call may take {MAX_SPAN_BYTES} bytes, an attempt {MAX_ATTEMPT_BYTES}"
+            )
+
+    def cut(self) -> None:
+        """What has been added so far is a batch of its own."""
+        if self._pending:
+            self._batch()
+
+    def conclude(
+        self,
+        outcome: Outcome,
+        reward: float | None,
+        error: str,
+        result: str,
+        final: bool = True,
+        reward_span: str = "",
+    ) -> None:
+        """The last batch, with the root span and how it ended.
+
+        ``final`` is false where another attempt follows; ``reward_span`` is the span the reward was read from, if any.
+        """
+        ended_ns = max(time.time_ns(), self.started_ns)  # a clock may be set back meanwhile
+        metrics.attempts.labels(outcome).inc()
+        metrics.attempt_seconds.observe((ended_ns - self.started_ns) / 1e9)
+        if self._pending_bytes > BATCH_BYTES:
+            self.cut()
+        self._pending.append(self._root(outcome, reward, error, ended_ns))
+        self._batch(
+            RolloutEnd(
+                outcome=outcome,
+                final=final,
+                reward=reward,
+                reward_span=reward_span,
+                error=shorten(error, MAX_ERROR),
+                spans=len(self._ids) + 1,
+                usage=self._meter.usage(),
+                published_ns=self.published_ns,
+                started_ns=self.started_ns,
+                ended_ns=ended_ns,
+                result=_kept(result),
+            )
+        )
+
+    def _batch(self, end: RolloutEnd | None = None) -> None:
+        batch = SpanBatch(
+            run=self.task.run,
+            task=self.task.id,
+            rollout=self.rollout,
+            sample=self.task.sample,
+            samples=self.task.samples,
+            attempt=self.number,
+            execution=self.execution,
+            agent=self.task.agent,
+            mode=self.task.mode,
+            runner=self.runner,
+            sequence=self._sequence,
+            spans=tuple(self._pending),
+            end=end,
+        )
+        self.unsent.append(batch)
+        self._sequence += 1
+        self._pending, self._pending_bytes = [], 0
+
+    def _root(self, outcome: Outcome, reward: float | None, error: str, ended_ns: int) -> Span:
+        said: dict[str, object] = {
+            attributes.OPERATION: "invoke_agent",
+            attributes.AGENT_NAME: self.task.agent,
+            attributes.RUN: self.task.run,
+            attributes.TASK: self.task.id,
+            attributes.ROLLOUT: self.rollout,
+            attributes.ATTEMPT: self.number,
+            attributes.OUTCOME: outcome,
+        }
+        if reward is not None:
+            said[attributes.REWARD] = reward
+        if self.dropped:
+            said[attributes.DROPPED] = self.dropped
+        if outcome != "ok":
+            said[attributes.ERROR_TYPE] = outcome
+        return Span(
+            trace_id=self.trace_id,
+            span_id=self.root_id,
+            parent_span_id=ids.publish_span_id(self.rollout),
+            name=f"invoke_agent {self.task.agent}",
+            kind="internal",
+            start_ns=self.started_ns,
+            end_ns=ended_ns,
+            status="ok" if outcome == "ok" else "error",
+            status_message=shorten(error, 500),
+            scope=SCOPE,
+            attributes=said,
+        )
+
+
+def _kept(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text)} characters)"

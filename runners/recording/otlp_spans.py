@@ -1,0 +1,183 @@
+"""OTLP's spans and log records as spans of a rollout. Pure."""
+
+import base64
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from google.protobuf.unknown_fields import UnknownFieldSet
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1 import trace_pb2
+
+from runners.recording.otlp_json import UNKNOWN
+from runners.recording.otlp_limits import MAX_SHARED_BYTES, MAX_SPANS, BadTelemetry, Budget
+from schemas import ids
+from schemas.events import Span
+from schemas.semconv import attributes
+
+ORIGINAL_TRACE = "lightningbus.otlp.trace_id"
+
+Kind = Literal["internal", "server", "client", "producer", "consumer"]
+Status = Literal["unset", "ok", "error"]
+KINDS: dict[int, Kind] = {2: "server", 3: "client", 4: "producer", 5: "consumer"}
+STATUS: dict[int, Status] = {1: "ok", 2: "error"}
+
+Group = tuple[Resource, Sequence[tuple[InstrumentationScope, Sequence[Any]]]]
+"""A resource, and by scope its spans or log records."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What spans, or log records, of one scope have in common."""
+
+    trace_id: str
+    root_span_id: str
+    scope: str
+    attributes: dict[str, Any]
+    resource: dict[str, Any]
+    moved: Collection[bytes]
+    """The traces that become the rollout's."""
+
+
+def spans_of(request: ExportTraceServiceRequest, trace_id: str, root_span_id: str) -> list[Span]:
+    """Raises `BadTelemetry` for too much in one request."""
+    groups: list[Group] = [
+        (group.resource, [(scope.scope, scope.spans) for scope in group.scope_spans if scope.spans])
+        for group in request.resource_spans
+    ]
+    _check(groups)
+    moved = {span.trace_id for _, scopes in groups for _, spans in scopes for span in spans}
+    budget = Budget()
+    return [_span(span, shared, budget) for span, shared in _each(groups, trace_id, root_span_id, moved, budget)]
+
+
+def logs_of(request: ExportLogsServiceRequest, trace_id: str, root_span_id: str) -> list[Span]:
+    """Raises `BadTelemetry` for too much in one request."""
+    groups: list[Group] = [
+        (group.resource, [(scope.scope, scope.log_records) for scope in group.scope_logs if scope.log_records])
+        for group in request.resource_logs
+    ]
+    _check(groups)
+    budget = Budget()
+    return [_log(record, shared, budget) for record, shared in _each(groups, trace_id, root_span_id, (), budget)]
+
+
+def _check(groups: Iterable[Group]) -> None:
+    """Counts before anything is converted."""
+    spans = shared = 0
+    for resource, scopes in groups:
+        size = resource.ByteSize() if scopes else 0
+        for scope, records in scopes:
+            spans += len(records)
+            shared += len(records) * (size + scope.ByteSize())
+    if spans > MAX_SPANS:
+        raise BadTelemetry(f"{spans} spans in one request; the limit is {MAX_SPANS}")
+    if shared > MAX_SHARED_BYTES:
+        raise BadTelemetry(
+            f"resource and scope, counted for each span, have {shared} bytes; the limit is {MAX_SHARED_BYTES}"
+        )
+
+
+def _each(
+    groups: Iterable[Group], trace_id: str, root_span_id: str, moved: Collection[bytes], budget: Budget
+) -> Iterator[tuple[Any, _Shared]]:
+    """Every span or log record, with what it shares; each resource and scope is converted once."""
+    for resource, scopes in groups:
+        if not scopes:
+            continue
+        common = _attributes(resource.attributes, budget)
+        for scope, records in scopes:
+            own = _attributes(scope.attributes, budget)
+            if scope.version:
+                own["otel.scope.version"] = scope.version
+            shared = _Shared(trace_id, root_span_id, scope.name, own, common, moved)
+            for record in records:
+                yield record, shared
+
+
+def _span(span: trace_pb2.Span, shared: _Shared, budget: Budget) -> Span:
+    own = _attributes(span.attributes, budget)
+    own.update(shared.attributes)
+    own[ORIGINAL_TRACE] = span.trace_id.hex()
+    if span.trace_state:
+        own["otel.trace_state"] = span.trace_state
+    if span.dropped_attributes_count:
+        own["otel.dropped_attributes_count"] = span.dropped_attributes_count
+    for field in UnknownFieldSet(span):
+        budget.spend()
+        own[f"{UNKNOWN}{field.field_number}"] = _plain(field.data)
+    budget.spend(len(span.events) + len(span.links))
+    return Span(
+        trace_id=shared.trace_id,
+        span_id=span.span_id.hex(),
+        parent_span_id=span.parent_span_id.hex() or shared.root_span_id,
+        name=span.name,
+        kind=KINDS.get(span.kind, "internal"),
+        start_ns=span.start_time_unix_nano,
+        end_ns=max(span.end_time_unix_nano, span.start_time_unix_nano),
+        status=STATUS.get(span.status.code, "unset"),
+        status_message=span.status.message,
+        scope=shared.scope,
+        attributes=own,
+        resource=shared.resource,
+        events=tuple(
+            {"name": e.name, "time_ns": e.time_unix_nano, "attributes": _attributes(e.attributes, budget)}
+            for e in span.events
+        ),
+        links=tuple(_link(link, shared, budget) for link in span.links),
+    )
+
+
+def _link(link: trace_pb2.Span.Link, shared: _Shared, budget: Budget) -> dict[str, Any]:
+    """To a span of the agent's: in the rollout's trace, where that span is too. To any other: as it is."""
+    own = _attributes(link.attributes, budget)
+    is_remote = bool(link.flags & trace_pb2.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK)
+    if is_remote and link.trace_id not in shared.moved:
+        return {"trace_id": link.trace_id.hex(), "span_id": link.span_id.hex(), "attributes": own}
+    own[ORIGINAL_TRACE] = link.trace_id.hex()
+    return {"trace_id": shared.trace_id, "span_id": link.span_id.hex(), "attributes": own}
+
+
+def _log(record: LogRecord, shared: _Shared, budget: Budget) -> Span:
+    when = record.time_unix_nano or record.observed_time_unix_nano
+    own = {**_attributes(record.attributes, budget), **shared.attributes, "log.severity": record.severity_text}
+    own[attributes.LOG_BODY] = _value(record.body, budget)
+    # A record has no id of its own: its content names it, so that an exporter may send it twice.
+    name = base64.b64encode(record.SerializeToString(deterministic=True)).decode()
+    return Span(
+        trace_id=shared.trace_id,
+        span_id=ids.span_id(shared.trace_id, "log", name),
+        parent_span_id=record.span_id.hex() or shared.root_span_id,
+        name=record.event_name or "log",
+        start_ns=when,
+        end_ns=when,
+        scope=shared.scope,
+        attributes=own,
+        resource=shared.resource,
+    )
+
+
+def _attributes(pairs: Sequence[KeyValue], budget: Budget) -> dict[str, Any]:
+    budget.spend(len(pairs))
+    return {pair.key: _value(pair.value, budget) for pair in pairs}
+
+
+def _value(value: AnyValue, budget: Budget) -> Any:
+    kind = value.WhichOneof("value")
+    if kind is None:
+        return None
+    if kind == "array_value":
+        budget.spend(len(value.array_value.values))
+        return [_value(element, budget) for element in value.array_value.values]
+    if kind == "kvlist_value":
+        return _attributes(value.kvlist_value.values, budget)
+    return _plain(getattr(value, kind))
+
+
+def _plain(value: Any) -> Any:
+    """Bytes as base64, as OTLP's JSON has them."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value

@@ -1,0 +1,25 @@
+"""What an attempt has recorded, on its way to the bus."""
+
+import math
+
+from bus.client import Bus
+from runners.recording.attempt import Attempt
+from schemas import ids, subjects
+
+
+async def send(bus: Bus, attempt: Attempt, seconds: float = math.inf) -> None:
+    """Publish what an attempt has cut so far, in order; what fails is sent first the next time.
+
+    A full stream is waited for, however long. Raises as `Bus.publish`.
+    """
+    async with attempt.sending:
+        while attempt.unsent:
+            batch = attempt.unsent[0]
+            await bus.publish(
+                subjects.rollout(batch.mode),
+                batch,
+                msg_id=ids.batch_msg_id(batch.execution, batch.sequence),
+                traceparent=ids.traceparent(attempt.trace_id, attempt.root_id),
+                timeout=seconds,
+            )
+            attempt.unsent.popleft()

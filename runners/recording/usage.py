@@ -1,0 +1,69 @@
+"""What an attempt took: tokens, versions, and where its time went. Pure."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from schemas.events import ModelCall, Span, Usage
+from schemas.semconv.span_kinds import kind_of
+
+Interval = tuple[int, int]
+"""Start and end in nanoseconds."""
+
+
+@dataclass
+class Meter:
+    """Counts spans as they end."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    truncated: int = 0
+    versions: set[int] = field(default_factory=set)
+    _model: list[Interval] = field(default_factory=list)
+    _tool: list[Interval] = field(default_factory=list)
+
+    def add_call(self, call: ModelCall, prompt_tokens: int, span: Span) -> None:
+        """A model call; ``prompt_tokens`` are those of its whole prompt."""
+        self.calls += 1
+        self.prompt_tokens += prompt_tokens
+        self.response_tokens += len(call.response_ids) // 4
+        self.truncated += call.finish_reason == "length"
+        self.versions |= {run.version for run in call.versions}
+        self._model.append((span.start_ns, span.end_ns))
+
+    def add(self, span: Span) -> None:
+        """Any other span."""
+        if kind_of(span.name, span.attributes) == "tool":
+            self._tool.append((span.start_ns, span.end_ns))
+
+    def usage(self) -> Usage:
+        """What all of it comes to."""
+        model, both = seconds(self._model), seconds([*self._model, *self._tool])
+        return Usage(
+            calls=self.calls,
+            prompt_tokens=self.prompt_tokens,
+            response_tokens=self.response_tokens,
+            truncated=self.truncated,
+            version_min=min(self.versions, default=None),
+            version_max=max(self.versions, default=None),
+            model_seconds=model,
+            tool_seconds=both - model,
+        )
+
+
+def seconds(intervals: Iterable[Interval]) -> float:
+    """How long at least one of the intervals lasted."""
+    return sum(end - start for start, end in _merged(sorted(intervals))) / 1e9
+
+
+def _merged(intervals: Iterable[Interval]) -> Iterator[Interval]:
+    held: Interval | None = None
+    for start, end in intervals:
+        if held is not None and start <= held[1]:
+            held = (held[0], max(held[1], end))
+            continue
+        if held is not None:
+            yield held
+        held = (start, end)
+    if held is not None:
+        yield held

@@ -1,0 +1,53 @@
+"""What becomes of a task: whether it can be tried at all, and once an attempt has ended done, tried again, or given up.
+
+Pure.
+"""
+
+import json
+from dataclasses import dataclass
+
+from schemas.events import Outcome, Task
+from schemas.trajectory.attempt_selection import OURS
+
+FIRST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 30.0
+MOST_DELIVERIES = 10
+"""Of a task that fails its runner each time, before anything could be published of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``retry_after`` seconds, or None: the attempt is the rollout's last word; ``dead``: and a dead letter."""
+
+    retry_after: float | None = None
+    dead: bool = False
+
+
+def exhausted(task: Task, delivery: int) -> bool:
+    """Whether the deliveries are used up before this one began: runners died with the task in their hands."""
+    return delivery > task.max_attempts
+
+
+def unusable(task: Task) -> str:
+    """Why no runner can ever run a task, as a sentence; empty if one can."""
+    try:
+        json.dumps(task.input, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"its input is no JSON: {error}"
+    return ""
+
+
+def retry_after(delivery: int) -> float:
+    """Seconds until the next try after a delivery, which count from 1: twice as long each time."""
+    return float(min(FIRST_RETRY_SECONDS * 2 ** min(delivery - 1, 10), LONGEST_RETRY_SECONDS))
+
+
+def decide(task: Task, delivery: int, outcome: Outcome) -> Decision:
+    """Deliveries count from 1. What is cancelled goes to another at once."""
+    if outcome == "cancelled":
+        return Decision(retry_after=0.0)
+    if outcome not in OURS:
+        return Decision()
+    if delivery < task.max_attempts:
+        return Decision(retry_after=retry_after(delivery))
+    return Decision(dead=True)

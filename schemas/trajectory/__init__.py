@@ -1,0 +1,1 @@
+"""What a rollout is made of: attempts, chat messages, prompts. Pure."""

@@ -1,0 +1,1 @@
+"""Weight versions: their events, deltas between them, and which may be served. Pure."""

@@ -1,0 +1,1 @@
+"""ClickHouse as a client sees it: connections, limits, users, migrations."""

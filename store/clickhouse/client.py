@@ -1,0 +1,78 @@
+"""A clickhouse-connect client, the same for the embedded engine and for a server."""
+
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import clickhouse_connect
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
+
+from store.clickhouse.query_limits import PEOPLE, Limits, settings_for
+
+DATABASE = "lightningbus"
+
+
+class StoreUnreachable(Exception):
+    """No ClickHouse answers at the address as it should."""
+
+
+class StoreDown(StoreUnreachable):
+    """Nobody answers there at all: it may be back later."""
+
+
+def connect(url: str, database: str | None = DATABASE) -> Client:
+    """A client on one database (None: the server's default); raises `StoreUnreachable`.
+
+    Without a session, so that several threads may use it; nothing is compressed on its way within one machine.
+    """
+    local = urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
+    try:
+        return clickhouse_connect.get_client(
+            dsn=url,
+            database=database or "__default__",
+            autogenerate_session_id=False,
+            connect_timeout=5,
+            compress=not local,
+        )
+    except (OperationalError, OSError) as error:
+        raise StoreDown(f"no ClickHouse answers at {without_secrets(url)}: {_cause(error)}") from error
+    except ClickHouseError as error:
+        at = without_secrets(url)
+        raise StoreUnreachable(f"ClickHouse at {at} does not answer as it should: {_first_line(error)}") from error
+
+
+def reader(url: str, database: str | None = DATABASE, limits: Limits = PEOPLE) -> Client:
+    """`connect`, for questions: each is read-only and within limits, whatever it says; raises `StoreUnreachable`."""
+    client = connect(url, database)
+    readonly = client.server_settings["readonly"].value
+    for name, value in settings_for(readonly, limits).items():
+        client.set_client_setting(name, value)
+    return client
+
+
+def _cause(error: BaseException) -> str:
+    """What the system says of a connection that failed, below the layers of what the clients say; else their words."""
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, OSError) and below.strerror:
+            return below.strerror
+        below = below.__cause__ or below.__context__
+    return _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+
+
+def first(client: Client, sql: str, parameters: dict[str, Any] | None = None) -> tuple[Any, ...]:
+    """The first row of an answer that has one."""
+    row = client.query(sql, parameters=parameters).first_row
+    if row is None:
+        raise LookupError(f"no row: {sql}")
+    return tuple(row)
+
+
+def without_secrets(url: str) -> str:
+    """The URL without user and password."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -1,0 +1,1 @@
+"""ClickHouse in this process, behind its HTTP interface."""

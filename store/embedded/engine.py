@@ -1,0 +1,217 @@
+"""ClickHouse embedded in this process (chdb): one engine, one directory, a fresh session for every statement."""
+
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import chdb
+from clickhouse_connect.driver.exceptions import DatabaseError
+
+from bus.directory_lock import locked
+from bus.errors import BusError
+from store.embedded import readonly_guard
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+INSERT_WITH_DATA = re.compile(
+    rb"(?is)\s*(INSERT\s+INTO\s.*?)(\s+SETTINGS\s.*?)?\s+FORMAT\s+(?!VALUES\b)(\w+)\s*?(?:\n|\Z)"
+)
+"""An INSERT whose data follows it in a stated format, as clients send it."""
+OWN_SCOPE = re.compile(r"(?s)[:.]? In scope SELECT formatQuerySingleLine\(.*\)(?=\. \()")
+"""Where in our own question an error of the parser was met, which is not where whoever asks has to look."""
+EXCEPTION = re.compile(r"Code: (\d+)\.")
+
+
+class EngineError(Exception):
+    """What ClickHouse says is wrong, with its error code."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        found = EXCEPTION.search(message)
+        self.code = int(found[1]) if found else 1000
+
+
+class EngineBusy(Exception):
+    """The directory is owned by another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement as it came: ``data`` follows it in the request; ``format`` is used where it names none."""
+
+    sql: bytes
+    data: bytes = b""
+    format: str = "TabSeparated"
+    database: str = ""
+    parameters: Mapping[str, str] | None = None
+    settings: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Result bytes, and how many rows were written."""
+
+    body: bytes
+    written_rows: int = 0
+    written_bytes: int = 0
+
+
+class Engine:
+    """The engine of one directory; `execute` may be called from several threads at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._exits = ExitStack()
+        try:
+            self._exits.enter_context(locked(path))
+        except BusError as error:
+            raise EngineBusy(str(error)) from error
+        self._path = str(path.resolve())
+        self._closing = threading.Lock()
+        try:
+            self._keeper = chdb.connect(self._path)  # the engine lives while any connection does
+        except RuntimeError as error:
+            self._exits.close()
+            raise EngineBusy(
+                f"{path} is in use by another process, or no ClickHouse data: {_first_line(error)}"
+            ) from error
+        names = self._keeper.query("SELECT lower(name) FROM system.table_functions", "TabSeparatedRaw")
+        self._table_functions = frozenset(bytes(names.bytes()).decode().split())
+
+    def close(self) -> None:
+        """Stop the engine; what was inserted is on disk."""
+        with self._closing:
+            self._keeper.close()
+            self._exits.close()
+
+    def execute(self, statement: Statement) -> Answer:
+        """Run one statement to its end; raises `EngineError`."""
+        with self._session(statement) as connection:
+            try:
+                return _run(connection, statement)
+            except Exception as error:  # chdb raises RuntimeError and its own, with ClickHouse's words inside
+                raise EngineError(_message(error)) from error
+
+    def ask(self, statement: Statement) -> Answer:
+        """As `execute`, of a reader: a question within limits, and nothing else; raises `EngineError`."""
+        try:
+            settings = readonly_guard.settings_of(statement.settings or {})
+            with self._session(replace(statement, settings=settings)) as connection:
+                readonly_guard.admit(_canonical(connection, _whole(statement)), self._table_functions)
+                return _run(connection, statement)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(_message(error)) from error
+
+    def insert(self, database: str, table: str, columns: Any, how: dict[str, str]) -> int:
+        """Write an Arrow table with ClickHouse's settings; returns how many rows ClickHouse wrote.
+
+        Raises clickhouse-connect's `DatabaseError`.
+        """
+        import pyarrow as pa
+
+        names = ", ".join(f"`{name}`" for name in columns.schema.names)
+        with self._session(Statement(b"", database=database, settings=how)) as connection, _memory_file() as file:
+            with pa.ipc.new_stream(file, columns.schema) as writer:
+                writer.write_table(columns)
+            try:
+                return int(_insert(connection, f"INSERT INTO `{table}` ({names})", file, "ArrowStream").rows_written())
+            except Exception as error:
+                said = EngineError(_message(error))
+                raise DatabaseError(str(said), code=said.code) from error
+
+    @contextmanager
+    def _session(self, statement: Statement) -> Iterator[Any]:
+        connection = chdb.connect(self._path)
+        try:
+            try:
+                settings = dict(statement.settings or {})
+                readonly = settings.pop("readonly", None)
+                for name, value in settings.items():
+                    _set(connection, name, value)
+                if statement.database:
+                    connection.query(f"USE `{statement.database.replace('`', '')}`")
+                if readonly is not None:  # last: nothing may be set after it
+                    _set(connection, "readonly", readonly)
+            except EngineError:
+                raise
+            except Exception as error:
+                raise EngineError(_message(error)) from error
+            yield connection
+        finally:
+            connection.close()
+
+
+def _whole(statement: Statement) -> bytes:
+    return statement.sql + (b"\n" + statement.data if statement.data else b"")
+
+
+def _canonical(connection: Any, sql: bytes) -> str:
+    """One statement as ClickHouse's parser writes it: no comments, strings in one form, names as they are."""
+    try:
+        made = connection.query(f"SELECT formatQuerySingleLine({_quoted(_text(sql))})", "RawBLOB")
+    except RuntimeError as error:
+        raise EngineError(OWN_SCOPE.sub("", _message(error))) from error
+    return bytes(made.bytes()).decode()
+
+
+def _text(sql: bytes) -> str:
+    try:
+        return sql.decode()
+    except UnicodeDecodeError as error:
+        raise EngineError("Code: 62. DB::Exception: the statement is not UTF-8. (SYNTAX_ERROR)") from error
+
+
+def _run(connection: Any, statement: Statement) -> Answer:
+    whole = _whole(statement)
+    found = INSERT_WITH_DATA.match(whole)
+    if found is None:
+        result = connection.query(_text(whole), statement.format, params=dict(statement.parameters or {}))
+        return Answer(bytes(result.bytes() or b""), result.rows_written(), result.bytes_written())
+    with _memory_file() as file:
+        file.write(memoryview(whole)[found.end() :])
+        done = _insert(connection, _text(found[1]), file, _text(found[3]), _text(found[2] or b""))
+    return Answer(b"", done.rows_written(), done.bytes_written())
+
+
+@contextmanager
+def _memory_file() -> Iterator[BinaryIO]:
+    """A file without a disk."""
+    with os.fdopen(os.memfd_create("insert"), "wb") as file:
+        yield file
+
+
+def _insert(connection: Any, sql: str, file: BinaryIO, format: str, settings: str = "") -> Any:
+    """INSERT what a memory file holds, and report what goes wrong.
+
+    chdb's own ``send_insert`` reports nothing that fails while parts are written (docs/upstream.md).
+    """
+    file.flush()
+    source = f"FROM INFILE '/proc/self/fd/{file.fileno()}' COMPRESSION 'none'"
+    return connection.query(f"{sql} {source}{settings} FORMAT {format}")
+
+
+def _set(connection: Any, name: str, value: str) -> None:
+    if not NAME.fullmatch(name):
+        raise EngineError(f"Code: 115. DB::Exception: {name!r} is not a setting. (UNKNOWN_SETTING)")
+    try:
+        connection.query(f"SET {name} = {_quoted(value)}")
+    except Exception as error:
+        raise EngineError(f"{_message(error).strip()} Setting: {name}") from error
+
+
+def _quoted(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _message(error: Exception) -> str:
+    text = str(error)
+    return text[text.find("Code: ") :] if "Code: " in text else f"Code: 1000. DB::Exception: {text}"
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(_message(error).splitlines()), "")[:200]

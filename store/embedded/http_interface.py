@@ -1,0 +1,203 @@
+"""ClickHouse's HTTP interface in front of the embedded engine, so that every stock client works from any process.
+
+What a client may send: https://clickhouse.com/docs/interfaces/http. One statement per request, in the body or in
+``?query=``; ``param_x``, ``database`` and settings in the URL or a form; compressed bodies; a FORMAT clause.
+Whoever comes as `door.WRITER` with its key may do everything, anybody else may ask, but for pages of other sites.
+"""
+
+import asyncio
+import json
+import logging
+import re
+import socket
+import uuid
+from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import BasicAuth, web
+
+from bus.security.secrets import same
+from store.embedded import origin_check, request_body
+from store.embedded.engine import Answer, Engine, EngineError, Statement
+from store.embedded.readonly_guard import WRITER
+
+log = logging.getLogger(__name__)
+
+WRITER_BYTES = 256 * 1024 * 1024
+READER_BYTES = 4 * 1024 * 1024
+"""Longest body, before and after it is inflated."""
+READERS_AT_ONCE = 32
+"""Requests of readers that are read or answered at a time; those beyond come again."""
+THREADS = 4
+TRANSPORT = frozenset(
+    {
+        "query", "database", "default_format", "user", "password", "compress", "decompress", "session_id",
+        "session_timeout", "session_check", "query_id", "quota_key", "buffer_size", "wait_end_of_query", "role",
+        "client_protocol_version", "send_progress_in_http_headers", "http_headers_progress_interval_ms",
+        "enable_http_compression", "cancel_http_readonly_queries_on_client_close",
+    }
+)  # fmt: skip
+"""Parameters that are about the transport, or that an engine without a network does not know."""
+FORMAT = re.compile(rb"(?i)\bFORMAT\s+(\w+)\s*;?\s*$")
+NO_RESULT = re.compile(rb"(?i)\s*(INSERT|CREATE|DROP|ALTER|TRUNCATE|RENAME|OPTIMIZE|SET|USE|ATTACH|DETACH|SYSTEM)\b")
+
+STATUS = {60: 404, 81: 404, 62: 400, 47: 400, 46: 400, 51: 400, 456: 400, 164: 403, 516: 403}
+"""By ClickHouse's error: not known, not understood, not allowed."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class PortInUse(Exception):
+    """The interface cannot listen where it should."""
+
+
+class HttpInterface:
+    """Serves an engine on one address; an async context manager. ``names``: more names it is reached by."""
+
+    def __init__(self, engine: Engine, host: str, port: int, key: str, names: Collection[str] = ()) -> None:
+        self._engine, self._host, self._port, self._key = engine, host, port, key
+        self._names = names
+        self._threads = ThreadPoolExecutor(THREADS, "clickhouse")
+        self._readers = 0
+        app = web.Application(client_max_size=READER_BYTES, middlewares=[self._guard])
+        app.router.add_get("/ping", self._ping)
+        app.router.add_get("/", self._query)
+        app.router.add_post("/", self._query)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=5, auto_decompress=False)
+        self.url = ""
+
+    async def __aenter__(self) -> "HttpInterface":
+        try:
+            listener = socket.create_server((self._host, self._port))
+        except OSError as error:
+            at = f"{self._host}:{self._port}"
+            raise PortInUse(f"http_port: cannot listen on {at}: {error.strerror}; set another port, or 0") from error
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener).start()
+        self.url = f"http://{self._host}:{listener.getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+        await asyncio.to_thread(self._threads.shutdown)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if not origin_check.named(request.host, self._host, self._names):
+                why = f"{request.host} is not a name of this store (its setting `names` has more)"
+                return web.Response(status=421, text=f"Code: 516. DB::Exception: {why}. (AUTHENTICATION_FAILED)\n")
+            refused = origin_check.foreign(request.headers)
+        except ValueError:  # a host or an origin that is none
+            refused = True
+        if refused:
+            why = "a page of another site asks nothing here"
+            return web.Response(status=403, text=f"Code: 516. DB::Exception: {why}. (AUTHENTICATION_FAILED)\n")
+        return await handler(request)
+
+    async def _ping(self, request: web.Request) -> web.Response:
+        return web.Response(text="Ok.\n")
+
+    async def _query(self, request: web.Request) -> web.Response:
+        if request.method in ("GET", "HEAD") and "query" not in request.query:
+            return web.Response(text="Ok.\n")
+        try:
+            if self._writes(request):  # before anything of the body is read
+                return await self._answer(request, WRITER_BYTES, self._engine.execute)
+        except EngineError as error:
+            return _refusal(error)
+        if self._readers >= READERS_AT_ONCE:
+            why = f"{READERS_AT_ONCE} questions are being answered; ask again"
+            text = f"Code: 202. DB::Exception: {why}. (TOO_MANY_SIMULTANEOUS_QUERIES)\n"
+            return web.Response(status=503, text=text, headers={"Retry-After": "1"})
+        self._readers += 1
+        try:
+            return await self._answer(request, READER_BYTES, self._engine.ask)
+        finally:
+            self._readers -= 1
+
+    async def _answer(self, request: web.Request, most: int, work: Callable[[Statement], Answer]) -> web.Response:
+        try:
+            statement = await statement_of(request, most)
+            if not statement.sql.strip():
+                raise ValueError("Empty query")
+        except (request_body.TooLarge, web.HTTPRequestEntityTooLarge):
+            why = f"a body of more than {most} bytes is refused"
+            return web.Response(status=413, text=f"Code: 307. DB::Exception: {why}. (TOO_MANY_BYTES)\n")
+        except (ValueError, OSError, RuntimeError, web.RequestPayloadError) as error:  # a body no decoder reads
+            return web.Response(status=400, text=f"Code: 62. DB::Exception: {error}. (SYNTAX_ERROR)\n")
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(self._threads, work, statement)
+        except EngineError as error:
+            return _refusal(error)
+        return web.Response(body=answer.body, headers=_headers(statement, answer))
+
+    def _writes(self, request: web.Request) -> bool:
+        """Raises `EngineError` for a writer with another key."""
+        user, key = _credentials(request)
+        if user == WRITER and not same(self._key, key):
+            raise EngineError(f"Code: 516. DB::Exception: {WRITER}: this is not its key. (AUTHENTICATION_FAILED)")
+        return user == WRITER
+
+
+def _refusal(error: EngineError) -> web.Response:
+    headers = {"X-ClickHouse-Exception-Code": str(error.code)}
+    return web.Response(status=STATUS.get(error.code, 500), text=f"{error}\n", headers=headers)
+
+
+def _credentials(request: web.Request) -> tuple[str, str]:
+    """User and password, in the ways ClickHouse knows."""
+    if "Authorization" in request.headers:
+        try:
+            login = BasicAuth.decode(request.headers["Authorization"])
+        except ValueError:
+            return "", ""
+        return login.login, login.password
+    user, key = (request.headers.get(f"X-ClickHouse-{name}", "") for name in ("User", "Key"))
+    return user or request.query.get("user", ""), key or request.query.get("password", "")
+
+
+async def statement_of(request: web.Request, most: int) -> Statement:
+    """What is asked, in a body of at most so many bytes.
+
+    Raises ValueError, OSError, RuntimeError or `web.RequestPayloadError` where it cannot be read, `body.TooLarge` or
+    `web.HTTPRequestEntityTooLarge` where it is too long.
+    """
+    fields = {name: str(value) for name, value in request.query.items()}
+    content = b""
+    if request.content_type == "multipart/form-data":
+        fields |= {name: value for name, value in (await request.post()).items() if isinstance(value, str)}
+    elif request.can_read_body:
+        content = await request_body.read(request, most)
+    sql = fields.get("query", "").encode()
+    parameters = {name[6:]: value for name, value in fields.items() if name.startswith("param_")}
+    settings = {n: v for n, v in fields.items() if n not in TRANSPORT and not n.startswith("param_")}
+    return Statement(
+        sql=sql or content,
+        data=content if sql else b"",
+        format=fields.get("default_format") or request.headers.get("X-ClickHouse-Format") or "TabSeparated",
+        database=fields.get("database") or request.headers.get("X-ClickHouse-Database") or "",
+        parameters=parameters,
+        settings=settings,
+    )
+
+
+def _headers(statement: Statement, answer: Answer) -> dict[str, str]:
+    written = {"written_rows": str(answer.written_rows), "written_bytes": str(answer.written_bytes)}
+    summary = {
+        "read_rows": "0",
+        "read_bytes": "0",
+        **written,
+        "result_rows": "0",
+        "result_bytes": str(len(answer.body)),
+    }
+    headers = {
+        "X-ClickHouse-Summary": json.dumps(summary),
+        "X-ClickHouse-Query-Id": str(uuid.uuid4()),
+        "X-ClickHouse-Server-Display-Name": "lightningbus",
+        "X-ClickHouse-Timezone": "UTC",
+    }
+    if not NO_RESULT.match(statement.sql):
+        found = FORMAT.search(statement.sql)
+        headers["X-ClickHouse-Format"] = found[1].decode() if found else statement.format
+    return headers

@@ -1,0 +1,1 @@
+"""Events off the bus into tables."""

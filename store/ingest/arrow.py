@@ -1,0 +1,89 @@
+"""Rows into Arrow tables, column by column, as ClickHouse's types ask for. Pure."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.semconv.attributes import as_text
+from store.ingest.rows import Row
+
+PLAIN: dict[str, pa.DataType] = {
+    "String": pa.string(),
+    "UInt8": pa.uint8(),
+    "UInt16": pa.uint16(),
+    "UInt32": pa.uint32(),
+    "UInt64": pa.uint64(),
+    "Int32": pa.int32(),
+    "Int64": pa.int64(),
+    "Float32": pa.float32(),
+    "Float64": pa.float64(),
+    "Bool": pa.bool_(),
+}
+WRAPPED = re.compile(r"(?:LowCardinality|Nullable)\((.*)\)")
+FIXED = re.compile(r"FixedString\((\d+)\)")
+NUMBERS = {"UInt32": np.dtype("<u4"), "Float32": np.dtype("<f4")}
+"""Arrays that travel as raw little-endian bytes."""
+PAIRS = "Array(Tuple(UInt32, UInt32))"
+
+
+def table(rows: Sequence[Row], types: Mapping[str, str]) -> pa.Table:
+    """Rows of one table as Arrow; ``types`` are ClickHouse's, by column.
+
+    Raises ValueError, TypeError or OverflowError for a value that its column does not hold.
+    """
+    columns = zip(*(row.values() for row in rows), strict=True)
+    return pa.table({name: column(types[name], values) for name, values in zip(rows[0], columns, strict=True)})
+
+
+def column(kind: str, values: Sequence[Any]) -> pa.Array:
+    """One column."""
+    if found := WRAPPED.fullmatch(kind):
+        return column(found[1], values)
+    if kind in PLAIN:
+        binary = kind == "String" and isinstance(next(iter(values), None), bytes)
+        return pa.array(values, pa.binary() if binary else PLAIN[kind])
+    if kind.startswith("DateTime64(9"):
+        return pa.array(values, pa.int64()).cast(pa.timestamp("ns", "UTC"))
+    if found := FIXED.fullmatch(kind):
+        width = int(found[1])
+        return pa.array([value or bytes(width) for value in values], pa.binary(width))
+    if kind == PAIRS:
+        return _pairs(values)
+    if kind.startswith("Array("):
+        return _array(kind[6:-1], values)
+    if kind.startswith("Map("):
+        key, value = (part.strip() for part in kind[4:-1].rsplit(",", 1))
+        held = [*chain(*map(_items, values))]
+        if value == "String" and not {*map(type, held)} <= {str}:  # all of them at once: a call for each costs more
+            held = [one if type(one) is str else as_text(one) for one in held]
+        return pa.MapArray.from_arrays(_offsets(values, len), column(key, [*chain(*values)]), column(value, held))
+    raise TypeError(f"no Arrow column is made for {kind}")
+
+
+def _items(value: Mapping[str, Any]) -> Any:
+    return value.values()
+
+
+def _array(kind: str, values: Sequence[Any]) -> pa.Array:
+    number = NUMBERS.get(kind)
+    if number is not None and isinstance(next(iter(values), None), bytes):
+        if any(len(value) % number.itemsize for value in values):
+            raise ValueError(f"an array of {kind} ends amid a number")
+        items = pa.array(np.frombuffer(b"".join(values), number))
+        return pa.ListArray.from_arrays(_offsets(values, lambda value: len(value) // number.itemsize), items)
+    return pa.ListArray.from_arrays(_offsets(values, len), column(kind, [*chain(*values)]))
+
+
+def _pairs(values: Sequence[Sequence[tuple[int, int]]]) -> pa.Array:
+    flat = [*chain(*values)]
+    first, second = (pa.array([pair[place] for pair in flat], pa.uint32()) for place in (0, 1))
+    return pa.ListArray.from_arrays(_offsets(values, len), pa.StructArray.from_arrays([first, second], ["1", "2"]))
+
+
+def _offsets(values: Sequence[Any], length: Callable[[Any], int]) -> pa.Array:
+    lengths = np.fromiter(map(length, values), np.int64, len(values))
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())

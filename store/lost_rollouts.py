@@ -1,0 +1,61 @@
+"""Rollouts that the bus says are settled and ClickHouse does not have: counted by the broker, not by who wrote them."""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import datetime
+
+from clickhouse_connect.driver.client import Client
+
+from bus.client import Bus
+from schemas import subjects
+from store.clickhouse.client import first
+
+ACCOUNTED = """
+WITH ended AS (
+    SELECT rollout, published FROM raw_attempts
+    WHERE standing < 2 AND published >= fromUnixTimestamp64Nano({since:Int64}, 'UTC')
+)
+SELECT uniqExact(rollout, published) + (
+    SELECT uniqExact(sequence) FROM raw_dead_letters
+    WHERE stream = 'TASKS' AND dead >= fromUnixTimestamp64Nano({since:Int64}, 'UTC')
+        AND headers['Nats-Msg-Id'] NOT IN (SELECT rollout FROM ended)
+) FROM ended
+"""
+"""Tasks whose end is there since a time: an attempt that was the last one, or a dead letter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Tasks that left TASKS, by the broker's own sequence numbers, and since when it counts."""
+
+    count: int
+    since_ns: int
+
+
+async def settled(bus: Bus) -> Settled:
+    """As the broker has it now; raises nats' errors."""
+    info = await bus.js.stream_info(subjects.TASKS)
+    created = info.created.timestamp() if isinstance(info.created, datetime) else 0.0
+    return Settled(info.state.last_seq - info.state.messages, int(created * 1e9))
+
+
+def accounted(client: Client, since_ns: int) -> int:
+    """Tasks whose end ClickHouse has; raises clickhouse-connect's errors, blocks."""
+    return int(first(client, ACCOUNTED, {"since": since_ns})[0])
+
+
+class Losses:
+    """Counts again and again; what is on its way from the bus to ClickHouse is no loss."""
+
+    def __init__(self, bus: Bus, client: Client) -> None:
+        self._bus, self._client = bus, client
+        self._before = 0
+        self.missing = 0
+        """Tasks without an end in ClickHouse at two looks, one after the other."""
+
+    async def look(self, waiting: int) -> None:
+        """``waiting``: messages that are not written yet. Raises nats' and clickhouse-connect's errors."""
+        broker = await settled(self._bus)
+        there = await asyncio.to_thread(accounted, self._client, broker.since_ns)
+        now = max(0, broker.count - there - waiting)
+        self.missing, self._before = min(now, self._before), now
