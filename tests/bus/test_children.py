@@ -17,7 +17,7 @@ from tests.waiting import until
 
 PARENT = """
 import subprocess, sys, time
-from bus.children import ends_with_parent
+from common.subprocesses import ends_with_parent
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], preexec_fn=ends_with_parent())
 print(child.pid, flush=True)
 time.sleep(600)
@@ -84,7 +84,7 @@ async def test_a_group_is_ended_once_for_its_id_may_be_anothers_afterwards(monke
 
 FILES = """
 import asyncio, resource
-from bus.children import Guard, spawn
+from common.subprocesses import Guard, spawn
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (99, hard))
 Guard.open_more()

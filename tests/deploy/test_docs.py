@@ -45,7 +45,7 @@ def generated(page: str, name: str) -> str:
 
 def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
     assert generated(OPERATIONS, "metrics") == metric_registry.table(), (
-        "python -c 'from bus.measuring import table; print(table())' prints it"
+        "python -c 'from common.observability.metric_registry import table; print(table())' prints it"
     )
     for entry in ENTRIES:
         assert entry.name.startswith("lightningbus_") and entry.moves.endswith(".") and entry.act.endswith(".")
@@ -59,7 +59,7 @@ def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
 def test_the_page_of_the_wire_has_every_event_field_and_the_golden_bytes() -> None:
     page = (ROOT / "docs" / "wire.md").read_text()
     assert generated(page, "events") == event_tables(), (
-        "python -c 'from lightningbus.wire_reference import event_tables; print(event_tables())' prints it"
+        "python -c 'from lightningbus.cli.wire_reference import event_tables; print(event_tables())' prints it"
     )
     unwrapped = page.replace("\n", "")
     assert TASK_BYTES.hex() in unwrapped and encode(CALL).hex() in unwrapped
@@ -73,7 +73,9 @@ def test_the_page_of_the_wire_has_every_event_field_and_the_golden_bytes() -> No
 def test_every_setting_is_in_the_page_with_what_it_is_for() -> None:
     page = (ROOT / "docs" / "settings.md").read_text()
     found = generated(page, "settings")
-    assert found == tables(), "python -c 'from lightningbus.reference import tables; print(tables())' prints it"
+    assert found == tables(), (
+        "python -c 'from lightningbus.cli.settings_reference import tables; print(tables())' prints it"
+    )
     rows = [line.split(" | ") for line in found.splitlines() if line.startswith("| `")]
     assert len(rows) > 100
     assert not [row[0] for row in rows if not row[2].strip(" |")], "these say nothing of what they are for"

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.examples.endpoint import Answer, module
 
-OURS = {"bus", "inference", "learner", "lightningbus", "runners", "schemas", "store"}
+OURS = {"bus", "common", "inference", "learner", "lightningbus", "runners", "schemas", "store"}
 NAMES_US = re.compile(r"lightning|\bLB\b|\blb[-_]", re.IGNORECASE)
 DRIVER = """
 import asyncio, inspect, json, sys

@@ -17,7 +17,7 @@ from lightningbus.run.preflight import job
 from lightningbus.run.settings import RunSettings, checked
 
 CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator"
-OURS = {"bus", "inference", "learner", "lightningbus", "runners", "schemas", "store"}
+OURS = {"bus", "common", "inference", "learner", "lightningbus", "runners", "schemas", "store"}
 
 
 def make_problems(directory: Path, seed: int) -> tuple[list[dict], list[dict]]:

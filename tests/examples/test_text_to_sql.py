@@ -16,7 +16,7 @@ from tests.examples.endpoint import Endpoint, Failed, talk
 from tests.examples.sql import TEXT_TO_SQL, demonstrations, policies, tasks_of
 from tests.runners.conftest import calls_of, ended, running, task
 
-OURS = {"bus", "inference", "learner", "lightningbus", "runners", "schemas", "store", "tests"}
+OURS = {"bus", "common", "inference", "learner", "lightningbus", "runners", "schemas", "store", "tests"}
 DRIVER = "import agent, json, sys; print(json.dumps([agent.solve(task) for task in json.load(sys.stdin)]))"
 
 WRITER, CHECKER, REWRITER = "policy:writer", "policy:checker", "policy:rewriter"

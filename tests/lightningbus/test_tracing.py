@@ -19,7 +19,7 @@ from tests.otlp import Collector, collecting
 WORK = """
 import logging, sys, time
 logging.basicConfig(level=logging.INFO, format="%(message)s")
-from bus import tracing
+from common.observability import tracing
 tracing.begin("runner", "r-1")
 for number in range(3):
     started = time.perf_counter()

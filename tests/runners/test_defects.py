@@ -63,7 +63,7 @@ async def test_16_a_task_whose_taker_dies_before_it_has_noted_it_is_handed_out_a
     await bus.ensure(runner_tasks("default", "eval", ack_wait=1.0))
     await bus.publish_task(task())
     take = (
-        "import asyncio, os, sys; from bus import Bus; from bus.streams import runner_tasks\n"
+        "import asyncio, os, sys; from bus.client import Bus; from bus.streams import runner_tasks\n"
         "async def main():\n"
         "    async with Bus.connect(sys.argv[1], name='taker') as bus:\n"
         "        async with bus.pull(runner_tasks('default', 'eval', ack_wait=1.0), slots=1) as puller:\n"

@@ -201,7 +201,7 @@ async def test_one_that_is_given_up_as_it_starts_leaves_nothing(
 
 LOCKED = """
 import os, pathlib, sys
-from runners.inmate import remove
+from runners.agent.process import remove
 place = pathlib.Path(sys.argv[1])
 (place / "a" / "b" / "c").mkdir(parents=True)
 (place / "a" / "file").touch()

@@ -96,7 +96,7 @@ def start_store(tmp_path: Path) -> Iterator[Start]:
 SERVE = """
 import asyncio, sys
 from pathlib import Path
-from store.store import served
+from store.service import served
 
 async def main():
     async with served(Path(sys.argv[1])) as (_, url):
