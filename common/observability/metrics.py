@@ -1,6 +1,6 @@
 """Every metric there is: when it moves, and what to do about it. A room moves it where the thing happens.
 
-docs/operations.md has all of it as a table: ``python -c 'from common.observability.metric_registry import table; print(table())'``.
+docs/operations.md has all of it as a table, which `common.observability.metric_registry.table` prints.
 """
 
 from prometheus_client import Counter, Gauge, Histogram

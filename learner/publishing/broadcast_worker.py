@@ -1,4 +1,4 @@
-"""``python -m learner.publishing.broadcast_worker``: holds the store of broadcasts and is the first rank of their groups.
+"""``python -m learner.publishing.broadcast_worker``: holds the store of broadcasts, and is rank 0 of their groups.
 
 A process of its own, for a collective whose peer is gone may never return: it is given up by ending the process, and
 the trainer, its GPU's memory included, has no part in it. Orders come by standard input, a line of JSON each.
