@@ -169,7 +169,7 @@ async def test_of_two_readers_that_stay_the_one_who_came_last_gives_up(
     """Learners of two models by mistake: none is fenced, and each takes the other's batches."""
     changes = {"LOOK_SECONDS": 0.2, "RESET_PAUSE_SECONDS": 0.2, "CALM_SECONDS": 2.0, "PATIENCE_SECONDS": 4.0}
     for name, value in changes.items():
-        monkeypatch.setattr(f"learner.intake.{name}", value)
+        monkeypatch.setattr(f"learner.rollouts.consumer.{name}", value)
     async with reading(bus) as older, Bus.connect(nats_url) as other, asyncio.timeout(60):
         await publish(bus, ("a", 0), ("b", 0))
         await until_read(older, 5)
