@@ -1,0 +1,1 @@
+"""What `make check` asks of names and sentences."""

@@ -1,0 +1,41 @@
+"""The layout: pure modules are under a contract, the rooms are there, the checks of names and sentences are right."""
+
+import ast
+import tomllib
+from pathlib import Path
+
+from tests.style.identifiers import ROOMS, bound_names
+from tests.style.sentences import mean_words, split_sentences
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_every_module_that_says_it_is_pure_is_under_a_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    modules = [module for contract in contracts for module in contract.get("source_modules", ())]
+    pure = set()
+    for path in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        if "Pure." in docstring or "Pure:" in docstring or "Pure;" in docstring:
+            pure.add(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+    assert len(pure) > 40
+    covered = {module for module in pure for source in modules if f"{module}.".startswith(f"{source}.")}
+    assert pure - covered == set()
+
+
+def test_the_top_level_has_the_rooms_that_were_promised() -> None:
+    assert {"bus", "runners", "learner", "inference", "schemas", "tests", "pyproject.toml", "README.md"} <= {
+        path.name for path in ROOT.iterdir()
+    }
+
+
+def test_sentences_are_counted_without_code_tables_and_headings() -> None:
+    prose = "# A heading\n\nTwo words. Three more words.\n\n- An item\n- Another `one two three` item\n\n"
+    markdown = prose + "```sh\nx. Y\n```\n| a | b |\n"
+    assert split_sentences(markdown) == ["Two words.", "Three more words.", "An item", "Another `one two three` item"]
+    assert mean_words(markdown) == 2.5
+
+
+def test_bound_names_are_those_a_module_gives() -> None:
+    source = "def f(a, *, b):\n    said = a.told\n    self.held = 1\n    for one in b:\n        print(found)\n"
+    assert {name for name, _ in bound_names(ast.parse(source))} == {"f", "a", "b", "said", "held", "one"}
