@@ -17,7 +17,7 @@ from bus.client import Bus
 from bus.embedded.nats_server import nats_server
 from schemas import subjects
 from schemas.codec import encode, schema_of
-from schemas.events import ModelCall, RolloutEnd, Span, SpanBatch, VersionRun
+from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, VersionSpan
 from store.clickhouse import migrations
 from store.clickhouse.client import connect, first
 from store.ingest import arrow
@@ -39,7 +39,7 @@ def batches(run: str, count: int, size: int) -> Iterator[SpanBatch]:
     for number in range(count // PER_ATTEMPT):
         rollout = f"{run}-{number}.0"
         spans = tuple(_span(number, place, size) for place in range(PER_ATTEMPT))
-        end = RolloutEnd(outcome="ok", reward=1.0, spans=PER_ATTEMPT, started_ns=START_NS, ended_ns=START_NS + 1)
+        end = AttemptResult(outcome="ok", reward=1.0, spans=PER_ATTEMPT, started_ns=START_NS, ended_ns=START_NS + 1)
         yield SpanBatch(
             run=run, task=f"{run}-{number}", rollout=rollout, sample=0, samples=1, attempt=1, execution=f"e{number}",
             agent="default", mode="eval", runner="r", sequence=0, spans=spans, end=end,
@@ -62,7 +62,7 @@ def _call(place: int) -> ModelCall:
         index=place, model="policy", node="n", prompt_ids=array("I", [one % 150_000 for one in ids[:800]]).tobytes(),
         response_ids=array("I", [one % 150_000 for one in ids[800:]]).tobytes(),
         logprobs=array("f", [-1.0 / (1 + one % 97) for one in ids[800:]]).tobytes(),
-        versions=(VersionRun(version=1, start=0, end=200),), finish_reason="stop", sampling={"temperature": 1.0},
+        versions=(VersionSpan(version=1, start=0, end=200),), finish_reason="stop", sampling={"temperature": 1.0},
         request='{"model": "policy", "messages": [{"role": "user", "content": "' + os.urandom(400).hex() + '"}]}',
         response='{"role": "assistant", "content": "' + os.urandom(200).hex() + '"}',
     )  # fmt: skip

@@ -29,8 +29,9 @@ from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import Stack, stack
 from lightningbus.run.supervisor import Child
 from schemas import subjects
-from schemas.events import Heartbeat, ModelCall, VersionRun
-from schemas.weights.events import Blob, WeightVersion
+from schemas.fleet import Heartbeat
+from schemas.spans import ModelCall, VersionSpan
+from schemas.weights.events import Blob, WeightManifest
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "calculator"
 RESULTS = Path(__file__).resolve().parent / "results" / "kv_cache.json"
@@ -110,7 +111,7 @@ async def streamed(
             if len(ids) > BEGUN:
                 begun.set()
     runs = tuple(
-        VersionRun(
+        VersionSpan(
             version=version, start=versions.index(version), end=versions.index(version) + versions.count(version)
         )
         for version in dict.fromkeys(versions)
@@ -169,11 +170,11 @@ async def put(at: Stack, path: Path, weights: dict[str, Any], version: int) -> B
 
 async def announce(at: Stack, blob: Blob, version: int) -> Heartbeat:
     """A version; the node once it serves it."""
-    said = WeightVersion(
+    said = WeightManifest(
         run="bench", model="policy", version=version, blobs=(blob,), epoch=1, step=version, created_ns=time.time_ns()
     )
     async with Bus.connect(at.url, access=at.access("learner")) as learner:
-        found = await learner.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
+        found = await learner.last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
         last = found[1] if found is not None else 0
         await learner.publish(subjects.weights("policy"), said, msg_id=f"w{version}", expect_last=last)
     return await at.member(lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 300)

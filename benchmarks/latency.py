@@ -10,7 +10,7 @@ from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running
 from bus.client import Bus
 from lightningbus.run.publishing import publish_all
-from schemas.events import Task
+from schemas.tasks import Task
 
 AGENT = "benchmarks.agents:stamps"
 RUNNERS, SLOTS = 2, 32

@@ -18,7 +18,8 @@ from benchmarks.results import Result, machine, table, write
 from runners.protocol.choice import Part
 from runners.recording.attempt import Attempt
 from schemas.codec import encode
-from schemas.events import SpanBatch, Task, VersionRun
+from schemas.spans import SpanBatch, VersionSpan
+from schemas.tasks import Task
 from schemas.trajectory.prefix_encoding import whole
 from store.clickhouse import migrations
 from store.clickhouse.client import connect, first
@@ -55,7 +56,7 @@ def conversation(number: int) -> SpanBatch:
             model="policy", response_id="", prompt_ids=array("I", tokens).tobytes(),
             response_ids=array("I", answered).tobytes(),
             logprobs=(-chance.exponential(0.6, SAMPLED)).astype("<f4").tobytes(),
-            pieces=tuple(f" word{one}" for one in answered), versions=(VersionRun(version=7, start=0, end=SAMPLED),),
+            pieces=tuple(f" word{one}" for one in answered), versions=(VersionSpan(version=7, start=0, end=SAMPLED),),
             finish_reason="stop", sampling={"temperature": 1.0},
             response=json.dumps({"role": "assistant", "content": _text(answered)}),
         )  # fmt: skip

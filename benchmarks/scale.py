@@ -13,7 +13,7 @@ from benchmarks.workloads.__main__ import AGENT, Workload, drive
 from lightningbus.run.publishing import publish_all
 from schemas import ids, subjects
 from schemas.codec import encode, schema_of
-from schemas.events import Task
+from schemas.tasks import Task
 
 RUNNERS = (1, 2, 4, 8)
 LOAD = Workload("scale", "batch_partial", 3000, 1000, 64, 3, 0.0, 1000)

@@ -36,9 +36,11 @@ from bus.task_file import producer_span, together
 from common.aio import cancel
 from common.observability import metrics
 from schemas import ids, subjects
+from schemas.base import Event
 from schemas.codec import EncodeError, decode, encode, schema_of
-from schemas.events import DeadLetter, Event, Task, TaskPublished, TasksPublished
+from schemas.dead_letters import DeadLetter
 from schemas.signers import SIGNED
+from schemas.tasks import Task, TaskBatchRecord, TaskRecord
 from schemas.text import shorten
 
 log = logging.getLogger(__name__)
@@ -313,15 +315,15 @@ class Bus:
         return sum(is_new for _, is_new in stored)
 
     async def record_tasks(
-        self, records: Sequence[TaskPublished], timeout: float = PUBLISH_SECONDS, nonce: str = ""
+        self, records: Sequence[TaskRecord], timeout: float = PUBLISH_SECONDS, nonce: str = ""
     ) -> None:
         """Publish the record of published tasks, from which the store makes its rows; raises as `publish`."""
         for batch in together(records):
             msg_id = ids.tasks_msg_id(record.rollout for record in batch) + nonce
-            event = TasksPublished(tasks=tuple(batch))
+            event = TaskBatchRecord(tasks=tuple(batch))
             await self.publish(subjects.TASK_PUBLISHED, event, msg_id=msg_id, timeout=timeout)
 
-    async def _publish_task(self, task: Task, timeout: float, nonce: str) -> tuple[TaskPublished, bool]:
+    async def _publish_task(self, task: Task, timeout: float, nonce: str) -> tuple[TaskRecord, bool]:
         """The record of a task, whose PRODUCER span opens the rollout's trace; False if the bus had the task."""
         started = time.time_ns()
         rollout = ids.rollout_id(task.id, task.sample)
@@ -334,7 +336,7 @@ class Bus:
         except DuplicateMessage:
             is_new = False
         span = producer_span(task, subject, started, time.time_ns())
-        return TaskPublished(task=task, rollout=rollout, span=span), is_new
+        return TaskRecord(task=task, rollout=rollout, span=span), is_new
 
     async def last(self, stream: str, subject: str, kind: type[E]) -> tuple[E, int] | None:
         """Last event on a subject with its stream sequence; None if there is none."""

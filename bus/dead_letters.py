@@ -11,9 +11,13 @@ from nats.js.errors import NotFoundError
 from bus.client import Bus
 from bus.errors import BusError
 from schemas import subjects
+from schemas.base import Event
 from schemas.codec import DecodeError, decode, encode, schema_of
-from schemas.events import Alarm, DeadLetter, Event, SpanBatch, Task, TasksPublished
+from schemas.dead_letters import DeadLetter
+from schemas.fleet import Alert
 from schemas.ids import TRACEPARENT
+from schemas.spans import SpanBatch
+from schemas.tasks import Task, TaskBatchRecord
 from schemas.training import TrainingStep
 
 log = logging.getLogger(__name__)
@@ -23,8 +27,8 @@ TYPES: Mapping[str, Mapping[type[Event], str]] = {
     subjects.TASKS: {Task: ""},  # whose mode and agent say where it goes
     subjects.TRAIN_ROLLOUTS: {SpanBatch: subjects.TRAIN_ROLLOUT},
     subjects.EVAL_ROLLOUTS: {SpanBatch: subjects.EVAL_ROLLOUT},
-    subjects.EVENTS: {TasksPublished: subjects.TASK_PUBLISHED, TrainingStep: subjects.TRAINING_STEP},
-    subjects.ALERTS: {Alarm: subjects.ALERT},
+    subjects.EVENTS: {TaskBatchRecord: subjects.TASK_PUBLISHED, TrainingStep: subjects.TRAINING_STEP},
+    subjects.ALERTS: {Alert: subjects.ALERT},
 }
 """What is sent again: by stream the types it takes, with their subjects. Weights are not: the learner makes them."""
 

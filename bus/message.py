@@ -8,8 +8,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from schemas import subjects
+from schemas.base import Event
 from schemas.codec import check_schema, decode, decode_as
-from schemas.events import Event
 
 E = TypeVar("E", bound=Event)
 ACK_SECONDS = 5.0

@@ -14,7 +14,7 @@ from nats.js.api import (
 
 from bus.stream_sizes import MAX_ACK_PENDING, MIB, SHIPPED_MIB
 from schemas import subjects
-from schemas.events import Mode
+from schemas.base import Mode
 
 MAX_MESSAGES = 2_000_000
 DEDUPLICATION_SECONDS = 600.0

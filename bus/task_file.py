@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from common.name_suggestions import name_nearest
 from schemas import ids
 from schemas.codec import MAX_BYTES, encode
-from schemas.events import Span, Task, TaskPublished
 from schemas.semconv import attributes
+from schemas.spans import Span
+from schemas.tasks import Task, TaskRecord
 
 RECORD_BYTES = 500_000
 """Of one record of tasks that were published together."""
@@ -106,9 +107,9 @@ def _parse_float(digits: str) -> float:
     return number
 
 
-def together(published: Iterable[TaskPublished]) -> Iterator[list[TaskPublished]]:
+def together(published: Iterable[TaskRecord]) -> Iterator[list[TaskRecord]]:
     """In lots that fit a message; a task is within its own limit, so a lot of one always does."""
-    lot: list[TaskPublished] = []
+    lot: list[TaskRecord] = []
     size = 0
     for one in published:
         own = len(encode(one))
@@ -121,7 +122,7 @@ def together(published: Iterable[TaskPublished]) -> Iterator[list[TaskPublished]
         yield lot
 
 
-def foreign_record(task: Task, subject: str, traceparent: str, published_ns: int) -> TaskPublished | None:
+def foreign_record(task: Task, subject: str, traceparent: str, published_ns: int) -> TaskRecord | None:
     """The record of a task whose publisher wrote none; None if it did, as its ``traceparent`` shows.
 
     Another publisher's own trace becomes a link of the rollout's first span.
@@ -133,7 +134,7 @@ def foreign_record(task: Task, subject: str, traceparent: str, published_ns: int
     trace_id, span_id = ids.trace_of(traceparent), ids.span_of(traceparent)
     if span_id:
         span = replace(span, links=({"trace_id": trace_id, "span_id": span_id},))
-    return TaskPublished(task=task, rollout=rollout, span=span)
+    return TaskRecord(task=task, rollout=rollout, span=span)
 
 
 def producer_span(task: Task, subject: str, start_ns: int, end_ns: int) -> Span:

@@ -23,7 +23,7 @@ from inference.settings import InferenceSettings
 from inference.version_registry import Residents
 from inference.weights.canary import EngineCanary
 from inference.weights.updater import Subscriber
-from schemas.weights.events import WeightRelease, WeightVersion
+from schemas.weights.events import ReleaseState, WeightManifest
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class Node:
     async def _replace(self, files: Sequence[Path], version: int) -> float:
         return await self._load({"paths": [str(path.resolve()) for path in files]}, version)
 
-    async def take_part(self, manifest: WeightVersion) -> float | None:
+    async def take_part(self, manifest: WeightManifest) -> float | None:
         """See `inference.weights.target.Server`; the engine stands still from when it waits for the others."""
         offer, reach, started = manifest.offer, self._engine.reach, time.monotonic()
         seat = seat_in(offer, self.id, reach) if reach is not None else None
@@ -187,7 +187,7 @@ class Node:
         await self._engine.tell("/resume")
         return time.monotonic() - started
 
-    def heed(self, release: WeightRelease) -> None:
+    def heed(self, release: ReleaseState) -> None:
         """See `inference.weights.target.Server`."""
         if self._adapters:
             self._adapters.heed(release)

@@ -6,7 +6,7 @@ from learner.batching.rollout_uses import missing, unused
 from learner.rollouts.assembler import Rollout
 from learner.rollouts.consumer import Intake
 from learner.settings.learner import LearnerSettings
-from schemas.training import RolloutUse
+from schemas.training import RolloutDisposition
 
 
 class Account:
@@ -14,7 +14,7 @@ class Account:
 
     def __init__(self, intake: Intake, settings: LearnerSettings) -> None:
         self._intake, self._settings = intake, settings
-        self._uses: list[RolloutUse] = []
+        self._uses: list[RolloutDisposition] = []
 
     def settle(self) -> list[str]:
         """Note the groups and attempts that came to nothing since; returns the tasks of those groups."""
@@ -32,12 +32,12 @@ class Account:
         self.settle()
         self._pass_over(list(self._intake.groups.held()), "training was over")
 
-    def add(self, uses: Iterable[RolloutUse], rollouts: Iterable[Rollout]) -> None:
+    def add(self, uses: Iterable[RolloutDisposition], rollouts: Iterable[Rollout]) -> None:
         """Note a batch that gave nothing to train on."""
         self._uses += uses
         self._intake.hand_out(rollouts)
 
-    def take(self) -> list[RolloutUse]:
+    def take(self) -> list[RolloutDisposition]:
         """All that has been noted; from now on it is the taker's to tell."""
         taken, self._uses = self._uses, []
         return taken

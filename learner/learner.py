@@ -41,7 +41,7 @@ from learner.rollouts.loss_recovery import Mender
 from learner.settings.learner import LearnerSettings
 from schemas import ids, subjects
 from schemas.codec import decode, encode
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 from schemas.semconv import attributes
 from schemas.training import TrainingStep
 

@@ -6,7 +6,8 @@ Pure.
 import json
 from dataclasses import dataclass
 
-from schemas.events import Outcome, Task
+from schemas.base import Outcome
+from schemas.tasks import Task
 from schemas.trajectory.attempt_selection import OURS
 
 FIRST_RETRY_SECONDS = 1.0

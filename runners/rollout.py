@@ -13,7 +13,8 @@ from runners.agent.launcher import CannotStart
 from runners.gateway.slot import Slot
 from runners.recording import rewards
 from runners.recording.attempt import MAX_ERROR, Attempt
-from schemas.events import Outcome, Task
+from schemas.base import Outcome
+from schemas.tasks import Task
 from schemas.text import shorten, writable
 
 log = logging.getLogger(__name__)

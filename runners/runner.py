@@ -23,7 +23,7 @@ from runners.recording.sending import send
 from runners.settings import RunnerSettings
 from runners.slots import Slots
 from runners.task_handler import GIVE_BACK_SECONDS, TaskHandler
-from schemas.events import Mode
+from schemas.base import Mode
 from schemas.text import shorten
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from runners.gateway.slot import Slot
-from schemas.events import Mode
+from schemas.base import Mode
 
 
 class Stopping(Exception):

@@ -24,9 +24,10 @@ from runners.retry_policy import Decision
 from runners.rollout import Ending, run_agent
 from runners.slots import Slots, Stay, Stopping
 from schemas import subjects
+from schemas.base import Mode, Outcome
 from schemas.codec import DecodeError, EncodeError, decode
-from schemas.events import Mode, Outcome, Task, TaskKey
 from schemas.semconv import attributes
+from schemas.tasks import Task, TaskIdentity
 from schemas.text import shorten
 
 log = logging.getLogger(__name__)
@@ -163,7 +164,9 @@ class TaskHandler:
             await self._give_back(delivery, UNREADABLE_SECONDS)
             return
         with contextlib.suppress(DecodeError):
-            attempt = Attempt(decode(TaskKey, delivery.data), delivery.deliveries, self._runner, delivery.timestamp_ns)
+            attempt = Attempt(
+                decode(TaskIdentity, delivery.data), delivery.deliveries, self._runner, delivery.timestamp_ns
+            )
             await self._report_poisoned(stay, attempt, reason)
         await self._bus.bury(delivery, reason)
 

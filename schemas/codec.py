@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from schemas import events, training
-from schemas.events import Event
+from schemas import dead_letters, fleet, spans, tasks, training
+from schemas.base import Event
 from schemas.subjects import SCHEMA_HEADER
 from schemas.text import shorten
-from schemas.weights import events as weights
+from schemas.weights import events as weight_events
 
 E = TypeVar("E", bound=Event)
 
@@ -27,9 +27,11 @@ MAX_REASON = 500
 VERSION = 2
 """Bumped when a reader of the previous one could misread a message."""
 
+EVENT_MODULES = (tasks, spans, fleet, dead_letters, training, weight_events)
+
 _TYPES: dict[str, type[Event]] = {
     kind.__name__: kind
-    for module in (events, training, weights)
+    for module in EVENT_MODULES
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
 }
@@ -50,7 +52,7 @@ class EncodeError(ValueError):
 
 
 def schema_of(event: Event | type[Event]) -> str:
-    """Name and version as they stand in the ``Lb-Schema`` header, e.g. ``Task/1``."""
+    """Name and version as they stand in the ``Lb-Schema`` header, e.g. ``Task/2``."""
     kind = event if isinstance(event, type) else type(event)
     return f"{kind.__name__}/{VERSION}"
 

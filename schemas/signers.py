@@ -6,22 +6,22 @@ The bus may be anybody's, so whoever serves weights believes the key of who wrot
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from schemas.events import Event
-from schemas.weights.events import WeightRelease, WeightVersion
+from schemas.base import Event
+from schemas.weights.events import ReleaseState, WeightManifest
 from schemas.weights.release_policy import VERDICTS
 
 LEARNER, NODE, ADMIN = "learner", "node", "admin"
 SIGNERS: Final = (LEARNER, NODE, ADMIN)
 """Roles with a signing key."""
-SIGNED: Final = (WeightVersion, WeightRelease)
+SIGNED: Final = (WeightManifest, ReleaseState)
 _CONTEXT = b"lightningbus signature 1"
 
 
 def may_sign(role: str, event: Event) -> bool:
     """Whether a role may write an event: the learner versions, a node verdicts of its trials, an admin any decision."""
-    if isinstance(event, WeightVersion):
+    if isinstance(event, WeightManifest):
         return role == LEARNER
-    if isinstance(event, WeightRelease) and event.decisions:
+    if isinstance(event, ReleaseState) and event.decisions:
         return role == ADMIN or (role == NODE and event.decisions[-1].what in VERDICTS)
     return False
 

@@ -2,15 +2,16 @@
 
 from typing import Literal
 
-from schemas.events import Count, Event, Identifier, Name, Outcome, Positive, Span
+from schemas.base import Event, Identifier, NonNegativeInt, Outcome, PositiveInt, SubjectToken
+from schemas.spans import Span
 
 
-class RolloutUse(Event, frozen=True, kw_only=True):
+class RolloutDisposition(Event, frozen=True, kw_only=True):
     """What one training step did with one rollout."""
 
     rollout: Identifier
     task: Identifier
-    attempt: Count
+    attempt: NonNegativeInt
     """0 and no execution: it had not ended."""
     execution: str
     outcome: Outcome | Literal[""]
@@ -19,8 +20,8 @@ class RolloutUse(Event, frozen=True, kw_only=True):
     trained: bool
     reason: str = ""
     """Why it was not trained on; empty if it was."""
-    tokens: Count
-    staleness_max: Count
+    tokens: NonNegativeInt
+    staleness_max: NonNegativeInt
     """Versions between the one trained and the oldest that made a token of it."""
     place: int = -1
     """Where it stood in the batch; -1: it came into none."""
@@ -31,15 +32,15 @@ class RolloutUse(Event, frozen=True, kw_only=True):
 class TrainingStep(Event, frozen=True, kw_only=True):
     """One optimiser step: what went in, what came out."""
 
-    run: Name
-    model: Name
-    step: Positive
-    version: Count
+    run: SubjectToken
+    model: SubjectToken
+    step: PositiveInt
+    version: NonNegativeInt
     """The weight version this step made."""
-    epoch: Count
-    started_ns: Count
-    ended_ns: Count
-    uses: tuple[RolloutUse, ...]
+    epoch: NonNegativeInt
+    started_ns: NonNegativeInt
+    ended_ns: NonNegativeInt
+    uses: tuple[RolloutDisposition, ...]
     metrics: dict[str, float]
     digest: str = ""
     """SHA-256 of the batch: rows and advantages, to the bit."""

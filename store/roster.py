@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 
 LEFT = ("done", "draining", "stopping")
 """States in which a process says that it goes, and may."""

@@ -16,7 +16,7 @@ from bus.fleet.readiness import WORKING
 from bus.streams import ROLLOUT_READERS
 from common.observability import metrics
 from schemas import subjects
-from schemas.events import Alarm, Heartbeat
+from schemas.fleet import Alert, Heartbeat
 from store.ingest.ingester import Ingester
 from store.ingest.writer import Writer
 from store.roster import Roster
@@ -208,5 +208,5 @@ class Watchdog:
         else:
             log.warning("ALARM: %s", finding.reason)
         metrics.alarm.labels(finding.role).set(not over)
-        alarm = Alarm(role=finding.role, reason=finding.reason, over=over, raised_ns=time.time_ns())  # type: ignore[arg-type]
+        alarm = Alert(role=finding.role, reason=finding.reason, over=over, raised_ns=time.time_ns())  # type: ignore[arg-type]
         await self._bus.publish(subjects.ALERT, alarm, msg_id=f"alarm:{alarm.role}:{alarm.raised_ns}")

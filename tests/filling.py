@@ -17,10 +17,12 @@ from runners.protocol.choice import Part
 from runners.recording.attempt import Attempt
 from schemas import ids as identity
 from schemas import subjects
-from schemas.events import Event, Outcome, Span, SpanBatch, Task, TaskPublished, TasksPublished, VersionRun
+from schemas.base import Event, Outcome
 from schemas.semconv import attributes
-from schemas.training import RolloutUse, TrainingStep
-from schemas.weights.events import Blob, WeightApplied, WeightVersion
+from schemas.spans import Span, SpanBatch, VersionSpan
+from schemas.tasks import Task, TaskBatchRecord, TaskRecord
+from schemas.training import RolloutDisposition, TrainingStep
+from schemas.weights.events import Blob, WeightManifest, WeightsActivated
 from store.ingest import arrow
 from store.ingest.batch import types_of
 from store.ingest.rows import Received, Row, rows_of
@@ -60,17 +62,17 @@ def run(
                 )
                 rollout = identity.rollout_id(task.id, sample)
                 subject = subjects.task("train", "default")
-                record = TaskPublished(
+                record = TaskRecord(
                     task=task, rollout=rollout, span=producer_span(task, subject, begun, begun + 10_000)
                 )
-                yield TasksPublished(tasks=(record,))
+                yield TaskBatchRecord(tasks=(record,))
                 *batches, last = attempt(task, step - 1, begun + SECOND_NS, turns, chance)
                 yield from batches
                 yield last
                 uses.append(_use(last, step, chance))
         yield _step(name, step, begun + 15 * SECOND_NS, uses)
         yield _version(name, step, begun + 15 * SECOND_NS)
-        yield WeightApplied(
+        yield WeightsActivated(
             node="node-0",
             model="policy",
             version=step,
@@ -176,7 +178,7 @@ def _said(chance: random.Random, words: int) -> str:
 def _part(prompt: list[int], pieces: list[str], version: int, answer: str, chance: random.Random) -> Part:
     ids = [500 + chance.randrange(500) for _ in pieces]
     half = len(ids) // 2 if version else 0
-    runs = [VersionRun(version=version - 1, start=0, end=half)] if half else []
+    runs = [VersionSpan(version=version - 1, start=0, end=half)] if half else []
     return Part(
         model="policy",
         response_id="",
@@ -184,7 +186,7 @@ def _part(prompt: list[int], pieces: list[str], version: int, answer: str, chanc
         response_ids=array("I", ids).tobytes(),
         logprobs=array("f", [-chance.expovariate(2.0) for _ in ids]).tobytes(),
         pieces=tuple(pieces),
-        versions=(*runs, VersionRun(version=version, start=half, end=len(ids))),
+        versions=(*runs, VersionSpan(version=version, start=half, end=len(ids))),
         finish_reason="length" if chance.random() < 0.1 else "stop",
         sampling={"temperature": 1.0},
         response=json.dumps({"role": "assistant", "content": answer}),
@@ -211,12 +213,12 @@ def _tool(made: Attempt, turn: int, start_ns: int, chance: random.Random) -> Spa
     )
 
 
-def _use(last: SpanBatch, step: int, chance: random.Random) -> RolloutUse:
+def _use(last: SpanBatch, step: int, chance: random.Random) -> RolloutDisposition:
     assert last.end is not None
     reward = last.end.reward
     advantage = 0.0 if reward is None else reward - 0.5 + chance.uniform(-0.1, 0.1)
     calls = last.end.usage.calls
-    return RolloutUse(
+    return RolloutDisposition(
         rollout=last.rollout,
         task=last.task,
         attempt=last.attempt,
@@ -233,7 +235,7 @@ def _use(last: SpanBatch, step: int, chance: random.Random) -> RolloutUse:
     )
 
 
-def _step(name: str, step: int, ended_ns: int, uses: list[RolloutUse]) -> TrainingStep:
+def _step(name: str, step: int, ended_ns: int, uses: list[RolloutDisposition]) -> TrainingStep:
     metrics = {"rollout_corr/k3_kl": 1e-4 * step, "actor/grad_norm": 1.0 / step, "off_policy/ess": 1 - 0.01 * step}
     return TrainingStep(
         run=name,
@@ -249,7 +251,7 @@ def _step(name: str, step: int, ended_ns: int, uses: list[RolloutUse]) -> Traini
     )
 
 
-def _trained(use: RolloutUse, step: int, ended_ns: int) -> Span:
+def _trained(use: RolloutDisposition, step: int, ended_ns: int) -> Span:
     return Span(
         trace_id=identity.trace_id(use.rollout),
         span_id=identity.span_id(use.rollout, "train", step),
@@ -263,7 +265,7 @@ def _trained(use: RolloutUse, step: int, ended_ns: int) -> Span:
     )
 
 
-def _version(name: str, version: int, created_ns: int) -> WeightVersion:
+def _version(name: str, version: int, created_ns: int) -> WeightManifest:
     blob = Blob(bucket="weights", name=f"{name}-{version}", size=1000, sha256="0" * 64)
     fields = {"run": name, "model": "policy", "version": version, "blobs": (blob,), "epoch": 1, "step": version}
-    return WeightVersion(**fields, created_ns=created_ns)  # type: ignore[arg-type]
+    return WeightManifest(**fields, created_ns=created_ns)  # type: ignore[arg-type]

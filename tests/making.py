@@ -6,7 +6,8 @@ from typing import Any
 
 from learner.rollouts.assembler import Rollout
 from learner.rollouts.groups import Group
-from schemas.events import ModelCall, Outcome, RolloutEnd, Span, SpanBatch, VersionRun
+from schemas.base import Outcome
+from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, VersionSpan
 from schemas.trajectory.attempt_selection import standing
 
 START_NS = 1_790_000_000_000_000_000
@@ -26,7 +27,7 @@ def model_call(
         prompt_ids=array("I", prompt).tobytes(),
         response_ids=array("I", response).tobytes(),
         logprobs=array("f", [-1.0] * len(response)).tobytes(),
-        versions=(VersionRun(version=version, start=0, end=len(response)),),
+        versions=(VersionSpan(version=version, start=0, end=len(response)),),
         **said,
     )
 
@@ -54,7 +55,7 @@ def rollout(
         attempt=1,
         execution=f"{task}.{sample}-1",
         outcome=outcome,
-        standing=standing(RolloutEnd(outcome=outcome, spans=0, started_ns=0, ended_ns=0)),
+        standing=standing(AttemptResult(outcome=outcome, spans=0, started_ns=0, ended_ns=0)),
         reward=reward,
         calls=tuple(calls),
         rewards=tuple(rewards) or (0.0,) * len(calls),
@@ -87,7 +88,7 @@ def batches(
         call = model_call(part, [5, 6], [7, 8, 9])
         span = Span(trace_id="t", span_id=f"{part}", name="chat", call=call, **times)
         ended = {"started_ns": START_NS, "ended_ns": START_NS + SECOND_NS}
-        end = RolloutEnd(outcome=outcome, final=final, reward=reward, spans=parts, **ended)
+        end = AttemptResult(outcome=outcome, final=final, reward=reward, spans=parts, **ended)
         made.append(
             SpanBatch(
                 run=run,

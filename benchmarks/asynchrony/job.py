@@ -26,7 +26,7 @@ from lightningbus.run.stack import Stack, stack
 from lightningbus.run.supervisor import Child
 from runners.settings import RunnerSettings
 from schemas import subjects
-from schemas.weights.events import WeightVersion
+from schemas.weights.events import WeightManifest
 from store.clickhouse.client import connect, first
 from store.settings import StoreSettings
 
@@ -101,7 +101,7 @@ class Bench:
         state.write_text(json.dumps({**json.loads(state.read_text()), "run": name}))
         watching = asyncio.create_task(self._evaluate_as_it_goes(name))
         await self._learn(name, mode, checkpoints, STEPS)
-        found = await self._at.bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
+        found = await self._at.bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
         assert found is not None
         last = found[0].version
         await self._at.member(lambda beat: beat.role == "inference" and beat.version == last, "the last version", 60)

@@ -13,7 +13,7 @@ from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running, usage
 from common.subprocesses import end, spawn
 from lightningbus.run.publishing import publish_all
-from schemas.events import Task
+from schemas.tasks import Task
 
 AGENT = "benchmarks.gateway.agent:either"
 CASES = [(1, 1, False), (1, 1, True), (32, 1, False), (32, 1, True), (256, 1, False), (1, 64, False), (32, 64, False)]

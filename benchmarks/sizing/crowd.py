@@ -19,7 +19,7 @@ from bus.message import Delivery
 from bus.pull_consumer import Puller
 from bus.streams import runner_tasks
 from schemas import ids, subjects
-from schemas.events import Task
+from schemas.tasks import Task
 
 SLOTS = 4
 (SAID,) = rollout("crowd", (1, 50), 0)

@@ -28,7 +28,9 @@ from runners.protocol.choice import Part
 from runners.recording.attempt import Attempt
 from schemas import ids, subjects
 from schemas.codec import encode
-from schemas.events import Heartbeat, SpanBatch, Task, VersionRun
+from schemas.fleet import Heartbeat
+from schemas.spans import SpanBatch, VersionSpan
+from schemas.tasks import Task
 from store.clickhouse import migrations
 from store.clickhouse.client import connect, first
 from store.ingest.batch import types_of
@@ -62,7 +64,7 @@ def rollout(run: str, shape: tuple[int, int], number: int) -> list[SpanBatch]:
             model="policy", response_id=f"chatcmpl-{number}-{turn}", prompt_ids=array("I", held).tobytes(),
             response_ids=array("I", answered).tobytes(),
             logprobs=(-chance.exponential(0.6, sampled)).astype("<f4").tobytes(),
-            pieces=tuple(f" word{one}" for one in answered), versions=(VersionRun(version=7, start=0, end=sampled),),
+            pieces=tuple(f" word{one}" for one in answered), versions=(VersionSpan(version=7, start=0, end=sampled),),
             finish_reason="stop", sampling={"temperature": 1.0},
             response=json.dumps({"role": "assistant", "content": text}),
         )  # fmt: skip

@@ -18,7 +18,7 @@ from bus.streams import LEARNER_ROLLOUTS, STORE_TRAIN, Consumer, runner_tasks
 from common.aio import cancel
 from common.subprocesses import end, spawn
 from lightningbus.run.publishing import publish_all
-from schemas.events import Task
+from schemas.tasks import Task
 
 CROWD, PROCESSES = 1000, 2
 NODES = 2

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running, share, usage
 from lightningbus.run.publishing import publish_all
-from schemas.events import Task
+from schemas.tasks import Task
 
 PEER = Path(__file__).with_name("peer.py")
 AGENT = "benchmarks.workloads.agent:work"

@@ -17,7 +17,7 @@ from bus.fleet.node_state import DEAD_SECONDS, SUSPECT_SECONDS, seen
 from common.aio import cancel
 from schemas import subjects
 from schemas.codec import DecodeError, decode, encode
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 
 INTERVAL_SECONDS = 1.0
 

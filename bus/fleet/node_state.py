@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 
 State = Literal["starting", "stale", "ready", "judging", "draining", "suspect", "dead"]
 DEAD = "dead"

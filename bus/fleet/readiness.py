@@ -1,6 +1,6 @@
 """What a role can say of itself when a probe asks: whether it can do its work now, and if not, why."""
 
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 
 WORKING = {"runner": {"running"}, "store": {"inserting"}, "learner": {"waiting", "training"}, "inference": {"ready"}}
 """The states in which a role does its work, as its heartbeats call them."""

@@ -19,7 +19,7 @@ import nkeys
 
 from bus.errors import AccessError
 from bus.security.secrets import read_secret, write_secret
-from schemas.events import Event
+from schemas.base import Event
 from schemas.signers import SIGNERS, may_sign, role_of, signed_bytes
 
 HEADER = "Lightningbus-Signature"

@@ -18,17 +18,17 @@ from bus.client import Bus
 from bus.errors import BusError, Fenced
 from bus.weights.signed_log import Entry, Verified
 from schemas import subjects
+from schemas.base import Event
 from schemas.codec import DecodeError, decode
-from schemas.events import Event
 from schemas.signers import ADMIN
 from schemas.weights.events import (
     LONGEST_NAME,
     LONGEST_REASON,
-    Decision,
-    Turn,
-    WeightApplied,
-    WeightRelease,
-    WeightVersion,
+    ReleaseDecision,
+    ReleaseState,
+    SwapLockState,
+    WeightManifest,
+    WeightsActivated,
 )
 from schemas.weights.release_policy import awaits, decided, follows, stands, verdict
 
@@ -45,8 +45,8 @@ BATCH = 500
 class Choice:
     """What nodes are to serve now, and what one of them is to try; None: nothing."""
 
-    serve: WeightVersion | None = None
-    to_try: WeightVersion | None = None
+    serve: WeightManifest | None = None
+    to_try: WeightManifest | None = None
 
 
 class Seen:
@@ -75,11 +75,11 @@ class Releases:
         self._bus, self._model = bus, model
         self._subject = subjects.release(model)
         self._decided, self._published = Seen(), Seen()
-        self._decisions = Verified(bus, self._subject, model, WeightRelease)
-        self._manifests = Verified(bus, subjects.weights(model), model, WeightVersion)
+        self._decisions = Verified(bus, self._subject, model, ReleaseState)
+        self._manifests = Verified(bus, subjects.weights(model), model, WeightManifest)
         self._through = 0
         """Sequence of the last decision that is part of the state, or was passed over."""
-        self.state = WeightRelease(model=model)
+        self.state = ReleaseState(model=model)
         """As of the last look."""
         self._choice = Choice()
 
@@ -88,7 +88,7 @@ class Releases:
         """Why the newest version, or the newest decision, is passed over; empty: it is not."""
         return self._manifests.why_not(self._published.sequence) or self._decisions.why_not(self._decided.sequence)
 
-    async def look(self) -> WeightRelease:
+    async def look(self) -> ReleaseState:
         """What holds now; an answer that is older than what was seen already counts for nothing.
 
         It is told from all decisions, so that one that cannot be read, or that nobody was to make, changes nothing.
@@ -101,7 +101,7 @@ class Releases:
 
     async def _go_through(self, sequence: int) -> None:
         if sequence < self._through:  # the stream was made anew
-            self.state, self._through = WeightRelease(model=self._model), 0
+            self.state, self._through = ReleaseState(model=self._model), 0
         deadline = time.monotonic() + ANSWER_SECONDS
         while self._through < sequence:
             entries, self._through = await self._decisions.after(self._through)
@@ -115,7 +115,7 @@ class Releases:
                     raise BusError(f"the decisions up to {sequence} cannot be looked up")
                 await asyncio.sleep(AGAIN_SECONDS)
 
-    def _anchors(self, entry: Entry[WeightRelease]) -> bool:
+    def _anchors(self, entry: Entry[ReleaseState]) -> bool:
         """Whether it may be begun with, because the stream has dropped the decisions before it; only an admin pins."""
         return not self.state.decisions and (entry.signer == ADMIN or entry.event.pinned is None)
 
@@ -128,14 +128,14 @@ class Releases:
         why: str = "",
         figures: dict[str, float] | None = None,
         first_only: bool = False,
-    ) -> WeightRelease:
+    ) -> ReleaseState:
         """Add a decision; returns what holds then. ``first_only``: a verdict that is there already stays the last.
 
         Raises as `Bus.publish`, `Fenced` if others have been quicker for a minute.
         """
         deadline = time.monotonic() + 2 * BEHIND_SECONDS
         words = {"who": who[:LONGEST_NAME], "why": why[:LONGEST_REASON]}
-        said = Decision(what=what, version=version, **words, figures=figures or {}, decided_ns=time.time_ns())
+        said = ReleaseDecision(what=what, version=version, **words, figures=figures or {}, decided_ns=time.time_ns())
         while True:
             before = await self.look()
             if first_only and verdict(before, version) is not None:
@@ -183,14 +183,14 @@ class Releases:
         self._choice = Choice(None, to_try)
         return self._choice
 
-    async def versions(self) -> AsyncIterator[tuple[WeightVersion, int]]:
+    async def versions(self) -> AsyncIterator[tuple[WeightManifest, int]]:
         """Manifests with their stream sequences, newest first."""
         async for entry in self._manifests.newest_first(await self._manifests.last()):
             yield entry.event, entry.sequence
 
     async def repair(self) -> list[str]:
         """Remove the messages that every reader passes over; returns why, one sentence each. Only an admin may."""
-        turns = Verified(self._bus, subjects.turn(self._model), self._model, Turn)
+        turns = Verified(self._bus, subjects.turn(self._model), self._model, SwapLockState)
         removed: dict[int, str] = {}
         while True:
             await self.look()
@@ -209,7 +209,7 @@ class Releases:
                     await self._bus.js.delete_msg(subjects.WEIGHTS, sequence)
             removed |= skipped
 
-    async def published(self, version: int) -> list[tuple[WeightVersion, int]]:
+    async def published(self, version: int) -> list[tuple[WeightManifest, int]]:
         """Manifests of a version with their sequences, newest first: each life of a learner writes one.
 
         Raises `BusError` if the bus has none.
@@ -225,12 +225,12 @@ class Releases:
             )
         return found
 
-    async def applied(self, since: int, version: int) -> list[WeightApplied]:
+    async def applied(self, since: int, version: int) -> list[WeightsActivated]:
         """Who went over to a version, in order; ``since`` is the sequence of its oldest manifest."""
-        found: list[WeightApplied] = []
+        found: list[WeightsActivated] = []
         while True:
             asked = {"batch": BATCH, "seq": since + 1, "next_by_subj": subjects.ALL_APPLIED}
-            some = await _collected(self._bus, asked, WeightApplied)
+            some = await _collected(self._bus, asked, WeightsActivated)
             found += [one for one, _ in some if (one.model, one.version) == (self._model, version)]
             if len(some) < BATCH:
                 return found

@@ -14,10 +14,10 @@ from common.observability import metrics
 from schemas import subjects
 from schemas.codec import DecodeError, check_schema, decode
 from schemas.signers import SIGNED
-from schemas.weights.events import Turn, WeightRelease, WeightVersion
+from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest
 
 log = logging.getLogger(__name__)
-E = TypeVar("E", WeightVersion, WeightRelease, Turn)
+E = TypeVar("E", WeightManifest, ReleaseState, SwapLockState)
 
 ANSWER_SECONDS = 10.0
 BATCH = 500

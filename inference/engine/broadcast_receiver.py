@@ -29,7 +29,7 @@ DTYPES = {
 
 @dataclass
 class Meeting:
-    """`schemas.weights.events.Offer` for one engine; without an address there is no broadcast."""
+    """`schemas.weights.events.BroadcastPlan` for one engine; without an address there is no broadcast."""
 
     address: str = ""
     group: str = ""

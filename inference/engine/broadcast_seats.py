@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schemas.weights.events import Offer, Reach, Seat
+from schemas.weights.events import BroadcastCapability, BroadcastPlan, RankAssignment
 
 
 def backends(has_gpu: bool) -> tuple[str, ...]:
@@ -10,14 +10,14 @@ def backends(has_gpu: bool) -> tuple[str, ...]:
     return ("nccl", "gloo") if has_gpu else ("gloo",)
 
 
-def seat_in(offer: Offer | None, node: str, reach: Reach) -> Seat | None:
+def seat_in(offer: BroadcastPlan | None, node: str, reach: BroadcastCapability) -> RankAssignment | None:
     """The seat of an engine as it is now: one that was started again since is in no group."""
     here = (node, reach.engine, reach.ranks)
     seats = offer.seats if offer is not None and offer.backend in reach.backends else ()
     return next((seat for seat in seats if (seat.node, seat.engine, seat.ranks) == here), None)
 
 
-def meeting(offer: Offer, seat: Seat) -> dict[str, Any]:
+def meeting(offer: BroadcastPlan, seat: RankAssignment) -> dict[str, Any]:
     """What vLLM's workers are told to meet: `inference.engine.broadcast_receiver.Meeting`."""
     return {
         "address": offer.address,

@@ -22,7 +22,7 @@ from common.unix_sockets import PathTooLong, private_directory
 from inference.engine.broadcast_seats import backends
 from inference.engine.vllm_command import command, environment, has_gpu
 from inference.settings import InferenceSettings
-from schemas.weights.events import Reach
+from schemas.weights.events import BroadcastCapability
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Engine:
         self._process: asyncio.subprocess.Process | None = None
         self.max_model_len: int | None = None
         """Longest prompt and answer together, in tokens; known once the engine is up."""
-        self.reach: Reach | None = None
+        self.reach: BroadcastCapability | None = None
         """How weights can be sent straight into it, in this life; known once the engine is up."""
         self.log_path = settings.work / "vllm.log"
         self._exits = contextlib.ExitStack()
@@ -109,7 +109,7 @@ class Engine:
                 self.max_model_len = await self._context()
                 ranks = await self._workers()
                 await self._warm()
-                self.reach = Reach(engine=secrets.token_hex(4), ranks=ranks, backends=backends(has_gpu()))
+                self.reach = BroadcastCapability(engine=secrets.token_hex(4), ranks=ranks, backends=backends(has_gpu()))
         except EngineFailed as error:
             if await self._was_killed():
                 raise EngineKilled(str(error)) from error

@@ -16,7 +16,7 @@ from inference.engine.peft import write_directory
 from inference.engine.vllm_server import EngineFailed
 from inference.gateway.server import Gateway
 from inference.version_registry import Residents
-from schemas.weights.events import WeightRelease
+from schemas.weights.events import ReleaseState
 from schemas.weights.release_policy import is_revoked
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Adapters:
                     await self._load(held)
             return time.monotonic() - started
 
-    def heed(self, release: WeightRelease) -> None:
+    def heed(self, release: ReleaseState) -> None:
         """What may not be served answers no new call, be it held already or not."""
         revoked = {said.version for said in release.decisions if is_revoked(release, said.version)}
         self._residents.close(lambda version: version in revoked or release.pinned not in (None, version))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from bus.fleet.node_state import Happening
 from inference.engine.vllm_server import Engine, EngineFailed, EngineRefused
 from inference.gateway.server import Gateway
-from schemas.weights.events import Case, Trial
+from schemas.weights.events import CanaryPrompt, CanarySpec
 
 LOWEST = -9000.0
 """vLLM writes -9999 for minus infinity."""
@@ -33,7 +33,7 @@ class Judgement:
     """What is not finite is in the engine's KV cache now, and would come out under other weights, too."""
 
 
-def judged(trial: Trial, prompts: Logprobs, answers: Logprobs, length_before: float | None) -> Judgement:
+def judged(trial: CanarySpec, prompts: Logprobs, answers: Logprobs, length_before: float | None) -> Judgement:
     """What a trial has shown. Pure.
 
     ``prompts``: the engine's log-probability of each token of the cases but their first; ``answers``: that of each
@@ -63,7 +63,7 @@ def judged(trial: Trial, prompts: Logprobs, answers: Logprobs, length_before: fl
     return Judgement("; ".join(_complaints(trial, figures, length_before)), figures)
 
 
-def _complaints(trial: Trial, figures: Mapping[str, float], length_before: float | None) -> list[str]:
+def _complaints(trial: CanarySpec, figures: Mapping[str, float], length_before: float | None) -> list[str]:
     found = []
     if figures["k3_kl"] > trial.max_kl:
         found.append(f"k3-KL to the learner is {figures['k3_kl']:.4g} nats per token, above {trial.max_kl:g}")
@@ -79,14 +79,14 @@ def _complaints(trial: Trial, figures: Mapping[str, float], length_before: float
     return found
 
 
-def fitted(trial: Trial, context: int | None) -> Trial:
+def fitted(trial: CanarySpec, context: int | None) -> CanarySpec:
     """The trial with its prompts cut to what fits an engine's context beside the answers."""
     if context is None:
         return trial
     answer = min(trial.answer_tokens, max(context // 2, 1))
     most = context - answer
     cases = tuple(
-        Case(ids=case.ids[: 4 * most], logprobs=case.logprobs[: 4 * (min(len(case.ids) // 4, most) - 1)])
+        CanaryPrompt(ids=case.ids[: 4 * most], logprobs=case.logprobs[: 4 * (min(len(case.ids) // 4, most) - 1)])
         for case in trial.cases
     )
     return replace(trial, cases=cases, answer_tokens=answer)
@@ -99,7 +99,7 @@ class Canary(Protocol):
         """Serve nobody from now on."""
         ...
 
-    async def judge(self, trial: Trial, version: int, length_before: float | None) -> Judgement:
+    async def judge(self, trial: CanarySpec, version: int, length_before: float | None) -> Judgement:
         """Judge the version the engine holds."""
         ...
 
@@ -138,7 +138,7 @@ class EngineCanary:
         await self._engine.stop()
         raise EngineFailed("vLLM is ended: its KV cache holds what is not finite")
 
-    async def judge(self, trial: Trial, version: int, length_before: float | None) -> Judgement:
+    async def judge(self, trial: CanarySpec, version: int, length_before: float | None) -> Judgement:
         """Ask the engine and judge; raises `EngineFailed` if it does not answer at all, which says nothing."""
         trial = fitted(trial, self._engine.max_model_len)
         prompts = [np.frombuffer(case.ids, "<u4").tolist() for case in trial.cases]

@@ -19,8 +19,8 @@ from bus.fleet.node_state import DEAD_SECONDS
 from bus.weights.signed_log import Verified
 from common.observability import metrics
 from schemas import subjects
-from schemas.events import Heartbeat
-from schemas.weights.events import Turn
+from schemas.fleet import Heartbeat
+from schemas.weights.events import SwapLockState
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ BEGUN_ANEW = ("starting", "draining")
 """States of a node that swaps nothing."""
 
 
-def free(turn: Turn | None, me: str, holder: Heartbeat | None, known: float) -> bool:
+def free(turn: SwapLockState | None, me: str, holder: Heartbeat | None, known: float) -> bool:
     """Whether the next turn may be taken. Pure.
 
     ``turn`` is the last one, ``holder`` the last heartbeat of the node that took it, None if it is dead or was never
@@ -52,7 +52,7 @@ class Turns:
     def __init__(self, bus: Bus, node: str, model: str) -> None:
         self._bus, self._node, self._model = bus, node, model
         self._subject = subjects.turn(model)
-        self._turns = Verified(bus, self._subject, model, Turn)
+        self._turns = Verified(bus, self._subject, model, SwapLockState)
         self._fleet: Fleet = bus.fleet("inference")
         self._news = asyncio.Event()
         self._known = (0, 0.0)
@@ -116,16 +116,16 @@ class Turns:
             except TimeoutError:
                 continue
 
-    def _holder(self, turn: Turn | None) -> Heartbeat | None:
+    def _holder(self, turn: SwapLockState | None) -> Heartbeat | None:
         return next((beat for beat in self._fleet.members() if turn is not None and beat.id == turn.node), None)
 
-    async def _last(self) -> tuple[Turn | None, int]:
+    async def _last(self) -> tuple[SwapLockState | None, int]:
         last = await self._turns.last()
         entry = await anext(self._turns.newest_first(last), None)
         return entry.event if entry is not None else None, last.sequence if last is not None else 0
 
     async def _say(self, *, over: bool, last: int) -> int:
-        turn = Turn(model=self._model, node=self._node, over=over, taken_ns=time.time_ns())
+        turn = SwapLockState(model=self._model, node=self._node, over=over, taken_ns=time.time_ns())
         msg_id = f"turn:{self._model}:{self._node}:{turn.taken_ns}:{last}"
         return await self._bus.publish(self._subject, turn, msg_id=msg_id, expect_last=last, timeout=GIVE_BACK_SECONDS)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from inference.weights.canary import Canary
-from schemas.weights.events import WeightRelease, WeightVersion
+from schemas.weights.events import ReleaseState, WeightManifest
 
 
 class Server(Protocol):
@@ -29,14 +29,14 @@ class Server(Protocol):
         """
         ...
 
-    async def take_part(self, manifest: WeightVersion) -> float | None:
+    async def take_part(self, manifest: WeightManifest) -> float | None:
         """Bring a version into the engine by the broadcast that its manifest offers.
 
         Returns the seconds generation stood still, or None: it is to be had by its files.
         """
         ...
 
-    def heed(self, release: WeightRelease) -> None:
+    def heed(self, release: ReleaseState) -> None:
         """Be told what holds of all versions, again and again."""
         ...
 

@@ -32,7 +32,7 @@ from inference.weights.version_cache import VersionFiles
 from schemas import subjects
 from schemas.codec import encode
 from schemas.semconv import attributes
-from schemas.weights.events import WeightApplied, WeightVersion
+from schemas.weights.events import WeightManifest, WeightsActivated
 from schemas.weights.release_policy import is_revoked, length_released, stands
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ HINT_PAUSES = (0.02, 0.1, 0.5, 1.5)
 class Step:
     """A version that is to be served or tried next, its files verified."""
 
-    manifest: WeightVersion
+    manifest: WeightManifest
     on_trial: bool
     files: Sequence[Path] = ()
     """None of a version that came by a broadcast."""
@@ -293,7 +293,7 @@ class Subscriber:
             await self._apply(await self._fetched(before))
 
     async def _announce(self, step: Step, paused: float) -> None:
-        applied = WeightApplied(
+        applied = WeightsActivated(
             node=self._node,
             model=self._model,
             version=step.manifest.version,

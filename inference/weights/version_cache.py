@@ -12,7 +12,7 @@ from bus.verified_download import verifying
 from bus.weights.transports.base import Transport
 from bus.weights.transports.factory import transport
 from schemas.weights.delta import DeltaError, apply_deltas
-from schemas.weights.events import Blob, Link, WeightVersion
+from schemas.weights.events import Blob, DeltaLink, WeightManifest
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class VersionFiles:
         """The newest whole file, by its fingerprint: deltas may start from here."""
         self._source = cache(partial(transport, bus))  # which may hold connections
 
-    async def get(self, manifest: WeightVersion) -> list[Path]:
+    async def get(self, manifest: WeightManifest) -> list[Path]:
         """What the engine is to load: all weights, or a base and its adapters.
 
         Raises `BusError`, `DeltaError`, `OSError`, or `ValueError` for a manifest this node cannot read.
@@ -41,7 +41,7 @@ class VersionFiles:
         *base, own = manifest.blobs
         files = [await self._base(source, blob) for blob in base]
         if manifest.kind == "delta":
-            links = (*manifest.chain, Link(version=manifest.version, content=manifest.content, blob=own))
+            links = (*manifest.chain, DeltaLink(version=manifest.version, content=manifest.content, blob=own))
             await self._follow(source, links, path)
         else:
             await source.get(own, path)
@@ -68,7 +68,7 @@ class VersionFiles:
             self._bases.add(path)
         return path
 
-    async def _follow(self, source: Transport, links: Sequence[Link], path: Path) -> None:
+    async def _follow(self, source: Transport, links: Sequence[DeltaLink], path: Path) -> None:
         """From the version held if the chain leads over it; else, or if that fails, from the chain's whole one."""
         content, held = self._held or ("", path)
         since = [place for place, link in enumerate(links) if link.content == content]
@@ -84,7 +84,7 @@ class VersionFiles:
         finally:
             anchor.unlink(missing_ok=True)
 
-    async def _put_together(self, source: Transport, base: Path, links: Sequence[Link], path: Path) -> None:
+    async def _put_together(self, source: Transport, base: Path, links: Sequence[DeltaLink], path: Path) -> None:
         deltas = [self._directory / f".delta-{link.version:08d}" for link in links]
         unproven = self._directory / f".unproven-{path.name}"
         try:

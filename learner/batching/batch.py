@@ -19,7 +19,7 @@ from learner.batching.transitions import Transition, transitions_of
 from learner.rollouts.assembler import Rollout, reward_of
 from learner.rollouts.groups import SMALLEST_GROUP, Group
 from learner.settings.learner import LearnerSettings
-from schemas.training import RolloutUse
+from schemas.training import RolloutDisposition
 
 CallKey = tuple[str, int]
 """A call: its rollout, and its index there."""
@@ -34,7 +34,7 @@ class Batch:
 
     rows: list[Row]
     advantages: dict[CallKey, float]
-    uses: list[RolloutUse] = field(default_factory=list)
+    uses: list[RolloutDisposition] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
 
     def advantage_of_tokens(self, row: Row) -> NDArray[np.float32]:
@@ -80,7 +80,7 @@ class BatchMaker:
         calls = [self._transitions(rollout) for rollout in rollouts]
         shared = self._credit(rollouts, rewards)
         rows: list[Row] = []
-        uses: list[RolloutUse] = []
+        uses: list[RolloutDisposition] = []
         advantages: dict[CallKey, float] = {}
         tally: Counter[str] = Counter()
         for rollout, reward, transitions, given in zip(rollouts, rewards, calls, shared, strict=True):
@@ -167,7 +167,9 @@ def _reason(
     return ""
 
 
-def _metrics(rows: Sequence[Row], uses: Sequence[RolloutUse], version: int, tally: "Counter[str]") -> dict[str, float]:
+def _metrics(
+    rows: Sequence[Row], uses: Sequence[RolloutDisposition], version: int, tally: "Counter[str]"
+) -> dict[str, float]:
     rewards = [use.reward for use in uses if use.reward is not None]
     lag = lags(rows, version)
     fit = tally["tokens/sampled"] - tally["tokens/left_out"] - tally["tokens/masked"]

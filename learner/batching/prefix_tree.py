@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from learner.batching.transitions import Transition
-from schemas.events import ModelCall
+from schemas.spans import ModelCall
 from schemas.trajectory.chat_messages import alike, goes_on
 
 Decode = Callable[[Sequence[int]], str]

@@ -8,9 +8,9 @@ from learner.batching.sequences import Row
 from learner.rollouts.assembler import Rollout, reward_of
 from learner.settings.learner import LearnerSettings
 from schemas import ids
-from schemas.events import Span
 from schemas.semconv import attributes
-from schemas.training import RolloutUse, TrainingStep
+from schemas.spans import Span
+from schemas.training import RolloutDisposition, TrainingStep
 from schemas.trajectory.attempt_selection import OURS
 
 SCOPE = "lightningbus.learner"
@@ -30,9 +30,9 @@ def use_of(
     rows: Sequence[Row],
     lag: int,
     place: int,
-) -> RolloutUse:
+) -> RolloutDisposition:
     """What a step did with a rollout; ``given`` is the advantage of each of its calls."""
-    return RolloutUse(
+    return RolloutDisposition(
         rollout=rollout.id,
         task=rollout.task,
         attempt=rollout.attempt,
@@ -49,7 +49,7 @@ def use_of(
     )
 
 
-def unused(rollouts: Iterable[Rollout], reason: str, settings: LearnerSettings) -> list[RolloutUse]:
+def unused(rollouts: Iterable[Rollout], reason: str, settings: LearnerSettings) -> list[RolloutDisposition]:
     """Account of rollouts that never came into a batch."""
     return [
         use_of(
@@ -59,10 +59,10 @@ def unused(rollouts: Iterable[Rollout], reason: str, settings: LearnerSettings) 
     ]
 
 
-def missing(rollouts: Iterable[tuple[str, int]]) -> list[RolloutUse]:
+def missing(rollouts: Iterable[tuple[str, int]]) -> list[RolloutDisposition]:
     """Account of rollouts, as (task, sample), that had not ended when their group was closed."""
     return [
-        RolloutUse(
+        RolloutDisposition(
             rollout=ids.rollout_id(task, sample),
             task=task,
             attempt=0,

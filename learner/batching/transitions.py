@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.events import ModelCall
+from schemas.spans import ModelCall
 from schemas.trajectory.prefix_encoding import whole
 
 Ids = NDArray[np.int64]

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from learner.checkpointing.checkpoint import LearnerState
 from learner.errors import CannotLearn
 from learner.settings.learner import LearnerSettings
-from schemas.weights.events import WeightVersion
+from schemas.weights.events import WeightManifest
 
 
 def resumed(
-    found: tuple[Path, LearnerState] | None, last: WeightVersion | None, settings: LearnerSettings
+    found: tuple[Path, LearnerState] | None, last: WeightManifest | None, settings: LearnerSettings
 ) -> LearnerState:
     """The state to begin with, under an epoch of its own; ``last`` is the newest version on the bus.
 

@@ -21,8 +21,8 @@ from learner.publishing.broadcast_worker import Answer, Order
 from learner.publishing.delta_chain import link_or_copy
 from learner.settings.learner import LearnerSettings
 from learner.settings.weights import BroadcastSettings
-from schemas.events import Heartbeat
-from schemas.weights.events import Backend, Offer, Reach, Seat, WeightVersion
+from schemas.fleet import Heartbeat
+from schemas.weights.events import Backend, BroadcastCapability, BroadcastPlan, RankAssignment, WeightManifest
 
 log = logging.getLogger(__name__)
 
@@ -36,21 +36,21 @@ RESTS = 10
 
 def seats_for(
     beats: Sequence[Heartbeat], model: str, backend: Backend, held: int, resting: Collection[str] = ()
-) -> tuple[Seat, ...]:
+) -> tuple[RankAssignment, ...]:
     """Seats for the engines that serve version ``held`` and so are free for the next one, in the order of ``beats``.
 
     Who is behind is busy, and would be waited for in vain; it gets there by files.
     """
-    seats: list[Seat] = []
+    seats: list[RankAssignment] = []
     rank = 1
     for beat in beats:
         try:
-            reach = msgspec.convert(beat.detail.get("reach"), Reach)
+            reach = msgspec.convert(beat.detail.get("reach"), BroadcastCapability)
         except msgspec.ValidationError:
             continue
         ready = beat.model == model and beat.version == held and serves(beat.state)
         if ready and backend in reach.backends and reach.engine not in resting:
-            seats.append(Seat(node=beat.id, engine=reach.engine, rank=rank, ranks=reach.ranks))
+            seats.append(RankAssignment(node=beat.id, engine=reach.engine, rank=rank, ranks=reach.ranks))
             rank += reach.ranks
     return tuple(seats)
 
@@ -125,7 +125,7 @@ class Broadcaster:
         self._process: Process | None = None
         self._starting: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
-        self._group, self._seats = "", tuple[Seat, ...]()
+        self._group, self._seats = "", tuple[RankAssignment, ...]()
         self._resting: dict[str, int] = {}
         """Engines that did not come, with the version until which they are not waited for."""
         self._rests_until = -1
@@ -155,7 +155,7 @@ class Broadcaster:
         if self._starting is not None:
             await asyncio.wait({self._starting})
 
-    async def offer(self, path: Path, version: int, epoch: int, held: int | None) -> Offer | None:
+    async def offer(self, path: Path, version: int, epoch: int, held: int | None) -> BroadcastPlan | None:
         """Who can take a version straight from this machine's memory; None: nobody, or it cannot be sent now.
 
         ``held`` is the version before. The file at ``path`` may be replaced from now on.
@@ -179,7 +179,7 @@ class Broadcaster:
             return None
         if seats != self._seats:
             self._group, self._seats = uuid4().hex, seats
-        return Offer(
+        return BroadcastPlan(
             backend=backend,
             address=f"{self._settings.host}:{self._process.port}",
             group=self._group,
@@ -189,7 +189,7 @@ class Broadcaster:
             seconds=self._settings.seconds,
         )
 
-    def begin(self, manifest: WeightVersion) -> None:
+    def begin(self, manifest: WeightManifest) -> None:
         """What a manifest offers is done from now on."""
         if manifest.offer is not None:
             self._sending = asyncio.create_task(self._send(manifest.version, manifest.offer))
@@ -204,7 +204,7 @@ class Broadcaster:
         except (SenderFailed, OSError) as error:
             log.warning("weights go by their files only: %s", error)
 
-    async def _send(self, version: int, offer: Offer) -> None:
+    async def _send(self, version: int, offer: BroadcastPlan) -> None:
         assert self._process is not None
         order = Order(offer.group, offer.meeting, offer.world, offer.seconds, str(self._file))
         try:
@@ -226,7 +226,7 @@ class Broadcaster:
             self.sent += 1
             log.info("version %d was broadcast to %d engines", version, len(offer.seats))
 
-    def _rest(self, seats: Sequence[Seat], absent: Sequence[int], version: int) -> None:
+    def _rest(self, seats: Sequence[RankAssignment], absent: Sequence[int], version: int) -> None:
         for seat in seats:
             if any(seat.rank <= rank < seat.rank + seat.ranks for rank in absent):
                 log.warning("node %s did not come, and is not waited for in the next %d versions", seat.node, RESTS)

@@ -1,4 +1,4 @@
-"""Fixed prompts that every version is tried on, with what the learner makes of them: `schemas.weights.events.Trial`."""
+"""Fixed prompts for every version's canary, with the learner's own log-probabilities: `CanarySpec`."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 from learner.batching.sequences import NOT_TRAINED, Row
 from learner.settings.weights import CanarySettings
-from schemas.weights.events import Case, Trial
+from schemas.weights.events import CanaryPrompt, CanarySpec
 
 MOST_PROMPTS = 32
 MOST_TOKENS = 256
@@ -23,13 +23,13 @@ class Cases:
         self._settings = settings
         self._rows = [_row(number, ids) for number, ids in enumerate(read_prompts(settings.prompts, model_path))]
 
-    def trial(self, trainer: Any) -> Trial:
+    def trial(self, trainer: Any) -> CanarySpec:
         """What a node has to show of the trainer's current weights; blocks for a forward pass."""
         found = trainer.log_probs(self._rows)
         settings = self._settings
-        return Trial(
+        return CanarySpec(
             cases=tuple(
-                Case(ids=row.ids.astype("<u4").tobytes(), logprobs=values[1:].astype("<f4").tobytes())
+                CanaryPrompt(ids=row.ids.astype("<u4").tobytes(), logprobs=values[1:].astype("<f4").tobytes())
                 for row, values in zip(self._rows, found, strict=True)
             ),
             answer_tokens=settings.answer_tokens,

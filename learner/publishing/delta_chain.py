@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from schemas.weights.delta import make_delta
-from schemas.weights.events import Link
+from schemas.weights.events import DeltaLink
 from schemas.weights.safetensors_header import BadTensorFile
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class Chain:
 
     def __init__(self, directory: Path, longest: int) -> None:
         self._parent, self._delta, self._longest = directory / PARENT, directory / DELTA, longest
-        self.links: tuple[Link, ...] = ()
+        self.links: tuple[DeltaLink, ...] = ()
 
     async def delta_to(self, path: Path) -> Path | None:
         """A file of what changed since the last version; None if this one is better sent whole."""
@@ -40,7 +40,7 @@ class Chain:
             return None
         return self._delta if worth else None
 
-    async def published(self, link: Link, path: Path, whole: bool) -> None:
+    async def published(self, link: DeltaLink, path: Path, whole: bool) -> None:
         """A version is out: the next one may be told from it."""
         self._delta.unlink(missing_ok=True)
         links, self.links = (link,) if whole else (*self.links, link), ()

@@ -21,9 +21,9 @@ from learner.publishing.broadcaster import Broadcaster
 from learner.publishing.delta_chain import SUFFIX, Chain, blob_name, expired, link_or_copy, of_model, version_of
 from learner.settings.learner import LearnerSettings
 from schemas import ids, subjects
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 from schemas.weights.delta import fingerprint
-from schemas.weights.events import Blob, Link, Trial, WeightVersion
+from schemas.weights.events import Blob, CanarySpec, DeltaLink, WeightManifest
 from schemas.weights.release_policy import needed, verdict
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class WeightPublisher:
         """``whole_wanted``: whether some node waits for a version that it can fetch by itself."""
         self._bus, self._settings, self._whole_wanted, self._broadcaster = bus, settings, whole_wanted, broadcaster
         self._subject = subjects.weights(settings.model)
-        self._versions = Verified(bus, self._subject, settings.model, WeightVersion)
+        self._versions = Verified(bus, self._subject, settings.model, WeightManifest)
         self._last_sequence = 0
         try:
             self._transport = transport(bus, settings.weights.transport, settings.weights.place)
@@ -63,9 +63,9 @@ class WeightPublisher:
         self._base_path: Path | None = None
         self._file = settings.checkpoints / PUBLISHED
         self._lock = asyncio.Lock()
-        self.last: WeightVersion | None = None
+        self.last: WeightManifest | None = None
 
-    async def look(self) -> WeightVersion | None:
+    async def look(self) -> WeightManifest | None:
         """The newest version on the bus; what is published from now on replaces exactly that one."""
         last = await self._versions.last()
         found = await anext(self._versions.newest_first(last), None)
@@ -104,7 +104,9 @@ class WeightPublisher:
         self._base_path = path
         self._base = (await self._transport.put(BUCKET, f"{self._settings.model}-base", path),)
 
-    async def publish(self, path: Path, *, version: int, epoch: int, step: int, trial: Trial | None = None) -> None:
+    async def publish(
+        self, path: Path, *, version: int, epoch: int, step: int, trial: CanarySpec | None = None
+    ) -> None:
         """A safetensors file as a version, whole or as what changed since the last one that this learner published.
 
         The file is only ever replaced, not written to again. With a ``trial`` nodes wait until one of them has tried
@@ -134,7 +136,7 @@ class WeightPublisher:
                 await asyncio.sleep(LOOK_AGAIN_SECONDS)
                 was_reset.set()
 
-    async def _is_on_bus(self, version: WeightVersion) -> bool:
+    async def _is_on_bus(self, version: WeightManifest) -> bool:
         """Whether nodes can fetch a version, or a newer learner's."""
         newest = await anext(self._versions.newest_first(await self._versions.last()), None)
         if newest is None or (newest.event.epoch, newest.event.version) < (version.epoch, version.version):
@@ -144,7 +146,7 @@ class WeightPublisher:
         names = await self._transport.names(BUCKET)
         return all(blob.name in names for blob in (*version.blobs, *(link.blob for link in version.chain)))
 
-    async def _publish_again(self, lost: WeightVersion) -> None:
+    async def _publish_again(self, lost: WeightManifest) -> None:
         if self._base_path is not None:
             await self.share_base(self._base_path)
         name = blob_name(lost.model, lost.version, lost.epoch)
@@ -157,11 +159,11 @@ class WeightPublisher:
         self.last = manifest
         self._kept = of_model(lost.model, await self._transport.names(BUCKET))
         if not self._base:
-            link = Link(version=lost.version, content=lost.content, blob=blob)
+            link = DeltaLink(version=lost.version, content=lost.content, blob=blob)
             await self._chain.published(link, self._file, whole=True)
         log.warning("the bus lost version %d: it is published again", lost.version)
 
-    async def _publish(self, path: Path, version: int, epoch: int, step: int, trial: Trial | None) -> None:
+    async def _publish(self, path: Path, version: int, epoch: int, step: int, trial: CanarySpec | None) -> None:
         model, weights = self._settings.model, self._settings.weights
         delta = None if self._base or self._whole_wanted() else await self._chain.delta_to(path)
         name = blob_name(model, version, epoch) + (SUFFIX if delta else "")
@@ -169,7 +171,7 @@ class WeightPublisher:
         content = "" if self._base else await asyncio.to_thread(fingerprint, path)
         parent = self.last.version if self.last is not None and self.last.version < version else None
         offer = await self._broadcaster.offer(path, version, epoch, parent) if self._broadcaster else None
-        manifest = WeightVersion(
+        manifest = WeightManifest(
             run=self._settings.run,
             model=model,
             version=version,
@@ -192,13 +194,15 @@ class WeightPublisher:
         if self._broadcaster:
             self._broadcaster.begin(manifest)
         if not self._base:
-            await self._chain.published(Link(version=version, content=content, blob=blob), path, whole=delta is None)
+            await self._chain.published(
+                DeltaLink(version=version, content=content, blob=blob), path, whole=delta is None
+            )
         try:
             await self._expire(blob.name)
         except (BusError, NatsError) as error:  # the version is out; the next one has more to remove
             log.warning("old versions are not removed: %s", str(error) or type(error).__name__)
 
-    async def _replace_last(self, manifest: WeightVersion) -> None:
+    async def _replace_last(self, manifest: WeightManifest) -> None:
         """Publish by compare-and-set, over what counts for nothing too; raises `Fenced` for another learner's version.
 
         On a bus that lost this learner's last version it goes after what the bus has kept.
@@ -220,7 +224,7 @@ class WeightPublisher:
             else:
                 return
 
-    def _is_overtaken(self, newest: Entry[WeightVersion], manifest: WeightVersion) -> bool:
+    def _is_overtaken(self, newest: Entry[WeightManifest], manifest: WeightManifest) -> bool:
         return newest.sequence > self._last_sequence or newest.event.epoch > manifest.epoch
 
     async def _expire(self, newest: str) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.learner import AirRule
 from schemas import ids
-from schemas.events import ModelCall, Outcome, SpanBatch
+from schemas.base import Outcome
+from schemas.spans import ModelCall, SpanBatch
 from schemas.trajectory.attempt_selection import OURS, standing
 
 

@@ -25,7 +25,7 @@ from learner.rollouts.stream_position import Gap, StreamMark, continue_at, gap_o
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from schemas.codec import DecodeError
-from schemas.events import SpanBatch
+from schemas.spans import SpanBatch
 
 log = logging.getLogger(__name__)
 

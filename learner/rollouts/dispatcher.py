@@ -9,7 +9,7 @@ from bus.client import Bus
 from bus.task_file import Problem
 from learner.rollouts.task_order import Passes
 from learner.settings.learner import LearnerSettings
-from schemas.events import Task
+from schemas.tasks import Task
 
 
 def task_id(problem: Problem, number: int, settings: LearnerSettings) -> str:

@@ -7,11 +7,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from learner.settings.learner import AirRule
-from schemas.events import ModelCall, Span
 from schemas.semconv import attributes
 from schemas.semconv.call_attribution import Asked, Asking
 from schemas.semconv.rewards import rewards_of
 from schemas.semconv.span_kinds import kind_of
+from schemas.spans import ModelCall, Span
 
 
 def intermediate_rewards(spans: Sequence[Span], outcome_span: str, rules: Sequence[AirRule]) -> tuple[float, ...]:

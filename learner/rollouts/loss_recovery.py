@@ -12,7 +12,7 @@ from learner.rollouts.consumer import Intake
 from learner.rollouts.dispatcher import Dispatcher
 from learner.rollouts.stream_position import StreamMark
 from schemas import subjects
-from schemas.events import Alarm
+from schemas.fleet import Alert
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Mender:
     def __init__(self, bus: Bus, intake: Intake, dispatcher: Dispatcher) -> None:
         self._bus, self._intake, self._dispatcher = bus, intake, dispatcher
         self._gaps = self._tasks = 0
-        self._alert: Alarm | None = None
+        self._alert: Alert | None = None
 
     async def run(self) -> None:
         """Mend for ever."""
@@ -36,7 +36,7 @@ class Mender:
             metrics.bus_gaps.inc()
             reason = f"the bus lost messages: {gap.reason}; {tasks} tasks are dispatched again"
             log.error("%s", reason)
-            self._alert = Alarm(role="learner", reason=reason, raised_ns=time.time_ns())
+            self._alert = Alert(role="learner", reason=reason, raised_ns=time.time_ns())
             await self._publish(self._alert)
 
     @property
@@ -54,9 +54,9 @@ class Mender:
         """A training step is made: training goes on."""
         alert, self._alert = self._alert, None
         if alert is not None:
-            await self._publish(Alarm(role=alert.role, reason=alert.reason, over=True, raised_ns=time.time_ns()))
+            await self._publish(Alert(role=alert.role, reason=alert.reason, over=True, raised_ns=time.time_ns()))
 
-    async def _publish(self, alert: Alarm) -> None:
+    async def _publish(self, alert: Alert) -> None:
         msg_id = f"alarm:{alert.role}:{alert.raised_ns}"
         try:
             await self._bus.publish(subjects.ALERT, alert, msg_id=msg_id)

@@ -15,7 +15,7 @@ from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.learner import AirRule, LearnerSettings
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import checked
-from schemas.events import ModelCall, Span, VersionRun
+from schemas.spans import ModelCall, Span, VersionSpan
 
 STEPS = """
 SELECT step, version, settings, digest, metrics FROM training_steps
@@ -189,9 +189,9 @@ def _call_span(row: Found) -> Span:
     return Span(trace_id="", span_id="", name="chat", start_ns=row["start"], end_ns=row["end"], call=call)
 
 
-def _runs(versions: Sequence[int]) -> Iterator[VersionRun]:
+def _runs(versions: Sequence[int]) -> Iterator[VersionSpan]:
     start = 0
     for version, tokens in groupby(versions):
         end = start + len(list(tokens))
-        yield VersionRun(version=version, start=start, end=end)
+        yield VersionSpan(version=version, start=start, end=end)
         start = end

@@ -14,7 +14,7 @@ from lightningbus.run.role_process import on_stop_signals
 from lightningbus.run.terminal import output
 from schemas import subjects
 from schemas.codec import DecodeError, decode
-from schemas.events import SpanBatch
+from schemas.spans import SpanBatch
 
 COLOURS = {"ok": "green", "cancelled": "dim"}
 

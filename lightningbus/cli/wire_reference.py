@@ -10,11 +10,9 @@ from typing import Any
 import msgspec
 from msgspec import NODEFAULT
 
-from schemas import events, training
-from schemas.events import Event
-from schemas.weights import events as weights
+from schemas.base import Event
+from schemas.codec import EVENT_MODULES
 
-MODULES = (events, training, weights)
 TYPE_NAMES = {
     msgspec.inspect.BoolType: "bool",
     msgspec.inspect.BytesType: "bytes",
@@ -27,7 +25,7 @@ TYPE_NAMES = {
 
 def event_tables() -> str:
     """A heading, a sentence and a table for each event, in the order of the modules."""
-    sections = (_section(module, kind) for module in MODULES for kind in _events_of(module) if kind is not Event)
+    sections = (_section(module, kind) for module in EVENT_MODULES for kind in _events_of(module) if kind is not Event)
     return "\n\n".join("\n".join(section) for section in sections)
 
 

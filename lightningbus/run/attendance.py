@@ -11,7 +11,7 @@ from bus.client import Bus
 from bus.fleet.heartbeats import Fleet
 from lightningbus.run.supervisor import Supervisor
 from schemas import subjects
-from schemas.events import Alarm
+from schemas.fleet import Alert
 
 log = logging.getLogger(__name__)
 
@@ -87,5 +87,5 @@ class AttendanceWatch:
                 await self._publish(name, absent[name], over=False)
 
     async def _publish(self, name: str, reason: str, over: bool) -> None:
-        alarm = Alarm(role=self._roles[name], reason=reason, over=over, raised_ns=time.time_ns())  # type: ignore[arg-type]
+        alarm = Alert(role=self._roles[name], reason=reason, over=over, raised_ns=time.time_ns())  # type: ignore[arg-type]
         await self._bus.publish(subjects.ALERT, alarm, msg_id=f"absent:{name}:{alarm.raised_ns}", timeout=math.inf)

@@ -14,7 +14,7 @@ from rich.text import Text
 from bus.fleet.heartbeats import Fleet
 from common.aio import cancel
 from lightningbus.run.terminal import Terminal
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 
 ROLES = ("supervisor", "learner", "inference", "runner", "store", "publisher")
 PLAIN_SECONDS = 10.0

@@ -7,7 +7,7 @@ from typing import Any
 
 from bus.client import Bus
 from bus.task_file import Problem
-from schemas.events import Task
+from schemas.tasks import Task
 
 TOGETHER, LOTS = 64, 4
 """Samples that are recorded together, and how many such lots are on their way at once."""

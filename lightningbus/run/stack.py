@@ -29,7 +29,7 @@ from lightningbus.run.run_directory import Endpoints, RunDirectory
 from lightningbus.run.settings import BusSettings, RunSettings
 from lightningbus.run.supervisor import Child, Supervisor
 from runners.settings import RunnerSettings
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 
 S = TypeVar("S", bound=BaseModel)
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from runners.protocol.dialects.base import Dialect
 from runners.protocol.request import Call
 from runners.recording.attempt import Attempt
 from schemas import ids, subjects
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable
 
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
 from bus.fleet.node_state import answers_with, serves
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 
 
 def choose(

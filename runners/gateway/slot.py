@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from runners.gateway.admission import Admission
 from runners.recording.attempt import Attempt
-from schemas.events import Task
+from schemas.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)

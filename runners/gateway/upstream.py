@@ -16,7 +16,7 @@ from common.observability import metrics, tracing
 from runners.gateway import routing
 from runners.gateway.rejecting_nodes import Refusing
 from runners.recording.attempt import Attempt
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 from schemas.semconv import attributes
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.events import VersionRun
+from schemas.spans import VersionSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Part:
     logprobs: bytes
     pieces: tuple[str, ...]
     """The text of each response token; empty where the engine did not say it."""
-    versions: tuple[VersionRun, ...]
+    versions: tuple[VersionSpan, ...]
     finish_reason: str
     sampling: dict[str, Any]
     response: str
@@ -43,14 +43,14 @@ def little_endian(code: str, values: list[Any]) -> bytes:
     return packed.tobytes()
 
 
-def version_runs(pieces: list[tuple[int, int]]) -> Iterator[VersionRun]:
+def version_runs(pieces: list[tuple[int, int]]) -> Iterator[VersionSpan]:
     """Pieces of (version, tokens) in order, as runs of one version each."""
     start = end = 0
     current: int | None = None
     for version, tokens in pieces:
         if current is not None and version != current:
-            yield VersionRun(version=current, start=start, end=end)
+            yield VersionSpan(version=current, start=start, end=end)
             start = end
         current, end = version, end + tokens
     if current is not None:
-        yield VersionRun(version=current, start=start, end=end)
+        yield VersionSpan(version=current, start=start, end=end)

@@ -10,10 +10,12 @@ from runners.protocol.choice import Part
 from runners.protocol.token_history import History
 from runners.recording.usage import Meter
 from schemas import ids
+from schemas.base import Outcome
 from schemas.codec import MAX_BYTES, EncodeError, encode
-from schemas.events import ModelCall, Outcome, RolloutEnd, Span, SpanBatch, TaskKey
 from schemas.semconv import attributes
 from schemas.semconv.rewards import rewards_of
+from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch
+from schemas.tasks import TaskIdentity
 from schemas.text import shorten
 from schemas.trajectory.prefix_encoding import Prefixes
 
@@ -33,7 +35,7 @@ SCOPE = "lightningbus.runners"
 class Attempt:
     """What is known of a running attempt; spans are added as they end."""
 
-    task: TaskKey
+    task: TaskIdentity
     number: int
     runner: str
     published_ns: int = 0
@@ -196,7 +198,7 @@ class Attempt:
             self.cut()
         self._pending.append(self._root(outcome, reward, error, ended_ns))
         self._batch(
-            RolloutEnd(
+            AttemptResult(
                 outcome=outcome,
                 final=final,
                 reward=reward,
@@ -211,7 +213,7 @@ class Attempt:
             )
         )
 
-    def _batch(self, end: RolloutEnd | None = None) -> None:
+    def _batch(self, end: AttemptResult | None = None) -> None:
         batch = SpanBatch(
             run=self.task.run,
             task=self.task.id,

@@ -24,7 +24,7 @@ from runners.recording.otlp_json import as_protobuf_has_it
 from runners.recording.otlp_limits import BadTelemetry, Budget
 from runners.recording.otlp_spans import logs_of, spans_of
 from schemas import ids
-from schemas.events import Span
+from schemas.spans import Span
 
 SIGNALS = frozenset({"traces", "logs", "metrics"})
 JSON = "application/json"

@@ -16,8 +16,8 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from runners.recording.otlp_json import UNKNOWN
 from runners.recording.otlp_limits import MAX_SHARED_BYTES, MAX_SPANS, BadTelemetry, Budget
 from schemas import ids
-from schemas.events import Span
 from schemas.semconv import attributes
+from schemas.spans import Span
 
 ORIGINAL_TRACE = "lightningbus.otlp.trace_id"
 

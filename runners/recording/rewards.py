@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from schemas.events import Span
 from schemas.semconv import attributes
 from schemas.semconv.rewards import rewards_of
+from schemas.spans import Span
 
 NO_REWARD = (
     "the agent gave no reward: return a number, set a reward function, or emit a span with "

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from schemas.events import ModelCall, Span, Usage
 from schemas.semconv.span_kinds import kind_of
+from schemas.spans import ModelCall, Span, Usage
 
 Interval = tuple[int, int]
 """Start and end in nanoseconds."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from schemas.events import Span
 from schemas.semconv import attributes
+from schemas.spans import Span
 
 
 def rewards_of(span: Span) -> Iterator[Any]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from schemas.events import Outcome, RolloutEnd
+from schemas.base import Outcome
+from schemas.spans import AttemptResult
 
 OURS: frozenset[Outcome] = frozenset({"infra", "poisoned", "cancelled"})
 """Outcomes that are not the agent's doing: tried again, and never a reward."""
@@ -10,7 +11,7 @@ OURS: frozenset[Outcome] = frozenset({"infra", "poisoned", "cancelled"})
 RESULT, CAME_TO_NOTHING, TRIED_AGAIN = 0, 1, 2
 
 
-def standing(end: RolloutEnd) -> int:
+def standing(end: AttemptResult) -> int:
     """What an attempt's end says of its rollout.
 
     `RESULT`: what became of it. `CAME_TO_NOTHING`: it was given up, which a replay may still better.
@@ -29,7 +30,7 @@ def supersedes(new: int, old: int | None) -> bool:
     return new != TRIED_AGAIN and (old is None or new < old)
 
 
-def winner(ends: Iterable[RolloutEnd]) -> int | None:
+def winner(ends: Iterable[AttemptResult]) -> int | None:
     """Place of the attempt that is the rollout, among the ends of its attempts in stream order."""
     best: tuple[int, int] | None = None
     for place, end in enumerate(ends):

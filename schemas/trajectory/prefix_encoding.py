@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from schemas.events import ModelCall, Piece
+from schemas.spans import ModelCall, PrefixRef
 
 TOKEN_BYTES = 4
 
@@ -25,7 +25,7 @@ class BrokenPrompt(ValueError):
 class Shortened:
     """A text less what it shares: pieces of earlier own parts, in order, and what comes after them."""
 
-    prefix: tuple[Piece, ...]
+    prefix: tuple[PrefixRef, ...]
     new: bytes
     left_out: int = 0
     """Bytes at the end that are over the limit."""
@@ -33,7 +33,7 @@ class Shortened:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    prefix: tuple[Piece, ...]
+    prefix: tuple[PrefixRef, ...]
     own: bytes
     digest: Any
     """SHA-256 of everything up to the end of the own part, to be gone on with."""
@@ -98,7 +98,7 @@ class Prefixes:
         parts = [self._known[call].own[: length * self._unit] for call, length in known.prefix]
         return b"".join([*parts, known.own])
 
-    def _cut(self, parent: int, shared: int) -> Iterable[Piece]:
+    def _cut(self, parent: int, shared: int) -> Iterable[PrefixRef]:
         if shared == 0:
             return
         known = self._known[parent]
@@ -139,7 +139,7 @@ def whole(calls: Sequence[ModelCall]) -> list[ModelCall]:
     return found
 
 
-def _joined(call: ModelCall, prefix: Iterable[Piece], new: bytes, own: dict[int, bytes], unit: int) -> bytes:
+def _joined(call: ModelCall, prefix: Iterable[PrefixRef], new: bytes, own: dict[int, bytes], unit: int) -> bytes:
     parts = []
     for earlier, length in prefix:
         part = own.get(earlier, b"")[: length * unit]

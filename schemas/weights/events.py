@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from schemas.events import Count, Event, Identifier, Name, Positive, Seconds
+from schemas.base import Event, Identifier, NonNegativeInt, PositiveInt, PositiveSeconds, SubjectToken
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
@@ -15,21 +15,21 @@ Backend = Literal["nccl", "gloo"]
 class Blob(Event, frozen=True, kw_only=True):
     """A named object in a bucket of the bus, with what it must hash to."""
 
-    bucket: Name
+    bucket: SubjectToken
     name: Identifier
-    size: Count
+    size: NonNegativeInt
     sha256: Digest
 
 
-class Link(Event, frozen=True, kw_only=True):
+class DeltaLink(Event, frozen=True, kw_only=True):
     """One version of a chain: the whole file it begins with, or what changed since the version before."""
 
-    version: Count
+    version: NonNegativeInt
     content: Fingerprint
     blob: Blob
 
 
-class Case(Event, frozen=True, kw_only=True):
+class CanaryPrompt(Event, frozen=True, kw_only=True):
     """A fixed prompt, and what the learner makes of it under a version."""
 
     ids: bytes
@@ -38,11 +38,11 @@ class Case(Event, frozen=True, kw_only=True):
     """``f32[N-1]``: natural log of the probability of each token after the first, given those before it."""
 
 
-class Trial(Event, frozen=True, kw_only=True):
+class CanarySpec(Event, frozen=True, kw_only=True):
     """What a version has to show on one node before it is released to all."""
 
-    cases: tuple[Case, ...]
-    answer_tokens: Positive
+    cases: tuple[CanaryPrompt, ...]
+    answer_tokens: PositiveInt
     """Longest answer that is sampled to each prompt."""
     max_kl: float
     """k3 estimate of the divergence of engine and learner on the prompts' tokens, in nats per token."""
@@ -53,39 +53,39 @@ class Trial(Event, frozen=True, kw_only=True):
     """Mean length of the answers against that of the version released before, either way."""
 
 
-class Reach(Event, frozen=True, kw_only=True):
+class BroadcastCapability(Event, frozen=True, kw_only=True):
     """What a node's heartbeat says of its engine, so that it may be given a seat in a broadcast."""
 
-    engine: Name
+    engine: SubjectToken
     """This life of it: an engine that was started again is in no group any more."""
-    ranks: Positive
+    ranks: PositiveInt
     """Its workers, each of which takes part."""
     backends: tuple[str, ...]
 
 
-class Seat(Event, frozen=True, kw_only=True):
+class RankAssignment(Event, frozen=True, kw_only=True):
     """The ranks of one engine in a group, from ``rank`` on; 0 is the learner's."""
 
     node: str
-    engine: Name
-    rank: Positive
-    ranks: Positive
+    engine: SubjectToken
+    rank: PositiveInt
+    ranks: PositiveInt
 
 
-class Offer(Event, frozen=True, kw_only=True):
+class BroadcastPlan(Event, frozen=True, kw_only=True):
     """A broadcast of a version from the learner's memory into engines: see `bus.weights.collective`."""
 
     backend: Backend
     address: str
     """``host:port`` of the store on the learner where all meet."""
-    group: Name
+    group: SubjectToken
     """The same for the same seats: a group is made once and kept over versions."""
     meeting: Identifier
     """Of this version, in the store."""
-    seats: tuple[Seat, ...]
-    size: Count
+    seats: tuple[RankAssignment, ...]
+    size: NonNegativeInt
     """Bytes of the whole file."""
-    seconds: Seconds
+    seconds: PositiveSeconds
     """How long who has come waits for the others."""
 
     @property
@@ -94,33 +94,33 @@ class Offer(Event, frozen=True, kw_only=True):
         return 1 + sum(seat.ranks for seat in self.seats)
 
 
-class WeightVersion(Event, frozen=True, kw_only=True):
+class WeightManifest(Event, frozen=True, kw_only=True):
     """Manifest of one version of a model's weights; the bytes are in its blobs.
 
     A delta is what changed since ``parent``. Its ``chain`` leads there from a whole file, so that whoever has just
     come, or missed some versions, can put this one together.
     """
 
-    run: Name
-    model: Name
-    version: Count
-    parent: Count | None = None
+    run: SubjectToken
+    model: SubjectToken
+    version: NonNegativeInt
+    parent: NonNegativeInt | None = None
     kind: Literal["full", "delta", "lora"] = "full"
     transport: TransportName = "blob"
     place: str = ""
     """Where the blobs are, unless on the bus: a directory, or ``s3://bucket/prefix``."""
     blobs: tuple[Blob, ...]
-    chain: tuple[Link, ...] = ()
+    chain: tuple[DeltaLink, ...] = ()
     """Of a delta: the versions before it, oldest first, from a whole one on."""
     content: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$")] = ""
     """`schemas.weights.delta.fingerprint` of the whole file: the same, however it was sent."""
-    offer: Offer | None = None
+    offer: BroadcastPlan | None = None
     """Beside the blobs, a way for those who were ready: whoever cannot take it, or not now, has the blobs."""
-    epoch: Count
+    epoch: NonNegativeInt
     """Which life of the learner wrote it; a learner of an older epoch is fenced off."""
-    step: Count
-    created_ns: Count
-    trial: Trial | None = None
+    step: NonNegativeInt
+    created_ns: NonNegativeInt
+    trial: CanarySpec | None = None
     """It is served by nobody before a decision has released it; None: at once."""
 
 
@@ -128,47 +128,47 @@ LONGEST_NAME, LONGEST_REASON = 200, 1000
 """Of a decision, in characters."""
 
 
-class Decision(Event, frozen=True, kw_only=True):
+class ReleaseDecision(Event, frozen=True, kw_only=True):
     """A word about which versions are served: by the node that tried one, or by a person."""
 
     what: Literal["released", "revoked", "pinned", "unpinned"]
-    version: Count
+    version: NonNegativeInt
     who: Annotated[str, Meta(max_length=LONGEST_NAME)]
     why: Annotated[str, Meta(max_length=LONGEST_REASON)] = ""
     figures: dict[str, float] = field(default_factory=dict)
     """Of a trial; see `inference.weights.canary`."""
-    decided_ns: Count
+    decided_ns: NonNegativeInt
 
 
-class WeightRelease(Event, frozen=True, kw_only=True):
+class ReleaseState(Event, frozen=True, kw_only=True):
     """Which versions of a model may be served; see `schemas.weights.release_policy`."""
 
-    model: Name
-    pinned: Count | None = None
+    model: SubjectToken
+    pinned: NonNegativeInt | None = None
     """Exactly this one is served."""
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[ReleaseDecision, ...] = ()
     """Oldest first; the last is what this event adds."""
 
 
-class Turn(Event, frozen=True, kw_only=True):
+class SwapLockState(Event, frozen=True, kw_only=True):
     """A node swaps, and no other of its model that serves does so now; or its turn is over."""
 
-    model: Name
+    model: SubjectToken
     node: str
     over: bool = False
-    taken_ns: Count
+    taken_ns: NonNegativeInt
 
 
-class WeightApplied(Event, frozen=True, kw_only=True):
+class WeightsActivated(Event, frozen=True, kw_only=True):
     """A node serves a version from now on."""
 
     node: str
-    model: Name
-    version: Count
+    model: SubjectToken
+    version: NonNegativeInt
     fetch_seconds: float
     """Until its bytes were here."""
     verify_seconds: float = 0.0
     """Beside that: hashing them, putting the file together, and holding it to the manifest."""
     pause_seconds: float
     """How long generation stood still."""
-    applied_ns: Count
+    applied_ns: NonNegativeInt

@@ -5,14 +5,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from schemas.weights.events import Decision, WeightRelease, WeightVersion
+from schemas.weights.events import ReleaseDecision, ReleaseState, WeightManifest
 
 KEPT: Final = 100
 """Decisions that are remembered: far more than there are versions whose files are still kept."""
 VERDICTS = ("released", "revoked")
 
 
-def decided(release: WeightRelease, decision: Decision) -> WeightRelease:
+def decided(release: ReleaseState, decision: ReleaseDecision) -> ReleaseState:
     """What holds after one more decision; a version that is revoked is not pinned any more."""
     pinned = release.pinned
     if decision.what == "pinned":
@@ -22,35 +22,35 @@ def decided(release: WeightRelease, decision: Decision) -> WeightRelease:
     return replace(release, pinned=pinned, decisions=(*release.decisions, decision)[-KEPT:])
 
 
-def follows(before: WeightRelease, after: WeightRelease) -> bool:
+def follows(before: ReleaseState, after: ReleaseState) -> bool:
     """Whether a release is what was decided before and one decision more, with nothing left out or changed."""
     return bool(after.decisions) and after == decided(before, after.decisions[-1])
 
 
-def verdict(release: WeightRelease, version: int) -> Decision | None:
+def verdict(release: ReleaseState, version: int) -> ReleaseDecision | None:
     """The last word on a version: that it is released or revoked; None if there is none."""
     said = (one for one in reversed(release.decisions) if one.version == version and one.what in VERDICTS)
     return next(said, None)
 
 
-def is_revoked(release: WeightRelease, version: int) -> bool:
+def is_revoked(release: ReleaseState, version: int) -> bool:
     """Whether nobody may serve it."""
     said = verdict(release, version)
     return said is not None and said.what == "revoked"
 
 
-def stands(release: WeightRelease, manifest: WeightVersion) -> bool:
+def stands(release: ReleaseState, manifest: WeightManifest) -> bool:
     """Whether a version may be served: not revoked and, if it is to be tried first, released."""
     said = verdict(release, manifest.version)
     return manifest.trial is None if said is None else said.what == "released"
 
 
-def awaits(release: WeightRelease, manifest: WeightVersion) -> bool:
+def awaits(release: ReleaseState, manifest: WeightManifest) -> bool:
     """Whether a version is still to be tried."""
     return manifest.trial is not None and verdict(release, manifest.version) is None
 
 
-def needed(release: WeightRelease, versions: Iterable[int]) -> set[int]:
+def needed(release: ReleaseState, versions: Iterable[int]) -> set[int]:
     """Of the versions whose files are there, those that nodes may have to go to whatever is decided of newer ones."""
     there = set(versions)
     standing = {version for version in there if not is_revoked(release, version)}
@@ -59,11 +59,11 @@ def needed(release: WeightRelease, versions: Iterable[int]) -> set[int]:
     return {*pinned, *([max(released)] if released else []), *([max(standing)] if standing else [])}
 
 
-def length_released(release: WeightRelease) -> float | None:
+def length_released(release: ReleaseState) -> float | None:
     """Mean length of the answers of the version that a trial released last; None before there is one."""
     told = (one.figures["length"] for one in reversed(release.decisions) if _passed(release, one))
     return next(told, None)
 
 
-def _passed(release: WeightRelease, one: Decision) -> bool:
+def _passed(release: ReleaseState, one: ReleaseDecision) -> bool:
     return one.what == "released" and "length" in one.figures and not is_revoked(release, one.version)

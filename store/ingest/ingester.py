@@ -16,8 +16,8 @@ from bus.streams import STORE_AUDIT, STORE_CONSUMERS, Consumer
 from common.aio import cancel
 from common.observability import metrics, tracing
 from common.observability.faults import count_fault
+from schemas.base import Event
 from schemas.codec import DecodeError
-from schemas.events import Event
 from schemas.semconv import attributes
 from schemas.signers import SIGNED
 from store.ingest.audit import rows_of_advisory

@@ -11,12 +11,16 @@ import msgspec
 import numpy as np
 
 from schemas import ids
+from schemas.base import Event
 from schemas.codec import DecodeError
-from schemas.events import Alarm, DeadLetter, Event, ModelCall, Span, SpanBatch, TaskPublished, TasksPublished
+from schemas.dead_letters import DeadLetter
+from schemas.fleet import Alert
 from schemas.semconv import attributes
+from schemas.spans import ModelCall, Span, SpanBatch
+from schemas.tasks import TaskBatchRecord, TaskRecord
 from schemas.training import TrainingStep
 from schemas.trajectory.attempt_selection import standing
-from schemas.weights.events import Turn, WeightApplied, WeightRelease, WeightVersion
+from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
 
 Row = dict[str, Any]
 """Column names to values. All rows of one table have the same columns in the same order."""
@@ -43,14 +47,14 @@ def rows_of(event: Event, received: Received) -> Iterator[tuple[str, Row]]:
     match event:
         case SpanBatch():
             yield from _of_batch(event, received)
-        case TasksPublished():
+        case TaskBatchRecord():
             for one in event.tasks:
                 yield from _of_task(one, received)
         case TrainingStep():
             yield from _of_step(event, received)
-        case WeightVersion():
+        case WeightManifest():
             yield "raw_weight_versions", _of_version(event)
-        case WeightApplied():
+        case WeightsActivated():
             yield (
                 "raw_weight_applied",
                 {
@@ -63,11 +67,11 @@ def rows_of(event: Event, received: Received) -> Iterator[tuple[str, Row]]:
                     "applied": event.applied_ns,
                 },
             )
-        case WeightRelease():
+        case ReleaseState():
             yield from _of_release(event)
-        case Turn():
+        case SwapLockState():
             pass  # of use to nodes, while it lasts
-        case Alarm():
+        case Alert():
             yield (
                 "raw_alarms",
                 {"role": event.role, "reason": event.reason, "over": event.over, "raised": event.raised_ns},
@@ -140,7 +144,7 @@ def _of_batch(batch: SpanBatch, received: Received) -> Iterator[tuple[str, Row]]
         )
 
 
-def _of_task(published: TaskPublished, received: Received) -> Iterator[tuple[str, Row]]:
+def _of_task(published: TaskRecord, received: Received) -> Iterator[tuple[str, Row]]:
     task, span = published.task, published.span
     whose = {"run": task.run, "task": task.id, "rollout": published.rollout}
     keep_days = received.keep_days(task.run)
@@ -206,7 +210,7 @@ def _of_step(step: TrainingStep, received: Received) -> Iterator[tuple[str, Row]
         yield "raw_spans", _of_span(step.run, task, rollout, attempt, execution, span, received.keep_days(step.run))
 
 
-def _of_version(version: WeightVersion) -> Row:
+def _of_version(version: WeightManifest) -> Row:
     return {
         "run": version.run,
         "model": version.model,
@@ -221,7 +225,7 @@ def _of_version(version: WeightVersion) -> Row:
     }
 
 
-def _of_release(release: WeightRelease) -> Iterator[tuple[str, Row]]:
+def _of_release(release: ReleaseState) -> Iterator[tuple[str, Row]]:
     """What the event adds; what was decided before it came with the events before it."""
     for decision in release.decisions[-1:]:
         yield (

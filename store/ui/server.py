@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from schemas import ids
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 from store.embedded import origin_check
 from store.ui import filters, queries
 from store.ui.client import Reader, Row, Unanswered

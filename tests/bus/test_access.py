@@ -46,8 +46,9 @@ from learner.settings.learner import LearnerSettings
 from learner.settings.weights import WeightSettings
 from schemas import subjects
 from schemas.codec import encode
-from schemas.events import Alarm, Heartbeat, Task, TasksPublished
-from schemas.weights.events import Turn, WeightApplied, WeightRelease, WeightVersion
+from schemas.fleet import Alert, Heartbeat
+from schemas.tasks import Task, TaskBatchRecord
+from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
 from tests import tensorfiles
 from tests.commands import environment
 from tests.inference.test_subscriber import Engine
@@ -142,14 +143,14 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
             await runner.publish(subjects.rollout("train"), batch, msg_id="b")
             await good.ack(sync=True)
             await runner.bury(bad, "nobody could use it")
-        assert isinstance((await one(store, STORE_EVENTS)).event(), TasksPublished)
+        assert isinstance((await one(store, STORE_EVENTS)).event(), TaskBatchRecord)
         assert (await one(store, STORE_TRAIN)).event() == batch
         assert (await one(learner, LEARNER_ROLLOUTS)).event() == batch
         assert await learner.delivered(LEARNER_ROLLOUTS) == 1
         await learner.reset(LEARNER_ROLLOUTS, 1)
         assert (await learner.stream(subjects.TRAIN_ROLLOUTS)).last == 1
         assert (await learner.stream(subjects.TASKS)).created
-        alert = Alarm(role="learner", reason="the bus lost messages", raised_ns=1)
+        alert = Alert(role="learner", reason="the bus lost messages", raised_ns=1)
         await learner.publish(subjects.ALERT, alert, msg_id="alert")
 
         ((number, letter),) = [each async for each in DeadLetters(client).all()]
@@ -185,8 +186,8 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
                 await asyncio.sleep(0.02)
         await cancel(following)
         kinds = [type((await one(store, STORE_WEIGHTS)).event()) for _ in range(8)]
-        assert kinds[:6] == [*4 * [WeightVersion], WeightApplied, WeightRelease]
-        assert Turn in kinds[6:]
+        assert kinds[:6] == [*4 * [WeightManifest], WeightsActivated, ReleaseState]
+        assert SwapLockState in kinds[6:]
         assert {role: list(bus.denied) for role, bus in roles.items()} == {role: [] for role in roles}
 
 

@@ -22,7 +22,9 @@ from bus.streams import LEARNER_ROLLOUTS, STORE_EVENTS, runner_tasks
 from common.aio import cancel
 from schemas import subjects
 from schemas.codec import DecodeError, encode, schema_of
-from schemas.events import DeadLetter, Heartbeat, Task, TasksPublished
+from schemas.dead_letters import DeadLetter
+from schemas.fleet import Heartbeat
+from schemas.tasks import Task, TaskBatchRecord
 from schemas.weights.events import Blob
 
 
@@ -39,7 +41,7 @@ async def test_a_published_task_reaches_a_runner_with_its_trace_and_its_record_r
         assert delivery.as_(Task) == task(1)
         assert delivery.deliveries == 1
         record = (await asyncio.wait_for(anext(records), 5)).event()
-        assert isinstance(record, TasksPublished)
+        assert isinstance(record, TaskBatchRecord)
         span = record.tasks[0].span
         assert delivery.headers["traceparent"] == f"00-{span.trace_id}-{span.span_id}-01"
 

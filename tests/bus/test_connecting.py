@@ -17,7 +17,7 @@ from bus.errors import AccessError, BusError
 from bus.security.auth_refusals import Refusals
 from bus.security.credentials import Access
 from bus.security.users import make_users
-from schemas.events import Task
+from schemas.tasks import Task
 from tests.commands import environment
 
 LIGHTNINGBUS = [sys.executable, "-P", "-m", "lightningbus"]

@@ -15,7 +15,9 @@ from bus.errors import PoisonFlood
 from bus.streams import runner_tasks
 from schemas import subjects
 from schemas.codec import MAX_BYTES, encode
-from schemas.events import Alarm, DeadLetter, Task
+from schemas.dead_letters import DeadLetter
+from schemas.fleet import Alert
+from schemas.tasks import Task
 
 
 async def dead(nats_url: str, *arguments: str, code: int = 0) -> str:
@@ -96,7 +98,7 @@ async def put_letter(bus: Bus, at: str = subjects.TASKS, **changes: Any) -> int:
         ({"stream": "WEIGHTS", "subject": "lb.weights.policy"}, "there is no dead letter 1 that can be read"),
         ({"stream": "OBJ_weights", "at": "OBJ_weights"}, "letters of OBJ_weights are not sent again"),
         ({"payload": b"\x00"}, "it holds no Task"),
-        ({"stream": "EVENTS", "at": "EVENTS", "payload": b"\x00"}, "it holds no TasksPublished or TrainingStep"),
+        ({"stream": "EVENTS", "at": "EVENTS", "payload": b"\x00"}, "it holds no TaskBatchRecord or TrainingStep"),
     ],
 )
 async def test_a_letter_that_is_none_of_its_stream_is_not_sent_again(
@@ -122,7 +124,7 @@ async def test_a_letter_goes_where_its_stream_takes_it_and_nowhere_else(bus: Bus
 
 
 async def test_rollouts_and_events_are_sent_again_where_their_type_belongs(bus: Bus, nats_url: str) -> None:
-    alarm = Alarm(role="store", reason="x", raised_ns=1)
+    alarm = Alert(role="store", reason="x", raised_ns=1)
     await put_letter(bus, subjects.ALERTS, stream=subjects.ALERTS, payload=encode(alarm))
     await dead(nats_url, "replay", "1")
     assert (await bus.js.get_last_msg(subjects.ALERTS, ">")).subject == subjects.ALERT

@@ -10,7 +10,7 @@ from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
 from bus.errors import DuplicateMessage
 from schemas import subjects
-from schemas.events import Task
+from schemas.tasks import Task
 
 SUBJECT = subjects.task("train", "calc")
 

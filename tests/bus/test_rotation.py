@@ -20,7 +20,7 @@ from bus.security.credentials import Access
 from bus.security.key_rotation import begin_rotation, finish_rotation
 from bus.security.users import make_users
 from common.observability import metric_registry
-from schemas.events import Task
+from schemas.tasks import Task
 
 
 def reload(server: NatsServer) -> None:

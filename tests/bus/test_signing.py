@@ -16,19 +16,19 @@ from bus.weights.registry import Releases
 from schemas import subjects
 from schemas.codec import encode, schema_of
 from schemas.signers import may_sign
-from schemas.weights.events import Blob, Decision, WeightRelease, WeightVersion
+from schemas.weights.events import Blob, ReleaseDecision, ReleaseState, WeightManifest
 from schemas.weights.release_policy import decided
 
 SUBJECT, RELEASE = subjects.weights("policy"), subjects.release("policy")
 
 
-def manifest(version: int, model: str = "policy") -> WeightVersion:
+def manifest(version: int, model: str = "policy") -> WeightManifest:
     blob = Blob(bucket=subjects.WEIGHT_BUCKET, name=f"{model}-{version}", size=1, sha256="0" * 64)
-    return WeightVersion(run="r", model=model, version=version, blobs=(blob,), epoch=1, step=version, created_ns=1)
+    return WeightManifest(run="r", model=model, version=version, blobs=(blob,), epoch=1, step=version, created_ns=1)
 
 
-def said(what: str, version: int) -> Decision:
-    return Decision(what=what, version=version, who="me", decided_ns=1)  # type: ignore[arg-type]
+def said(what: str, version: int) -> ReleaseDecision:
+    return ReleaseDecision(what=what, version=version, who="me", decided_ns=1)  # type: ignore[arg-type]
 
 
 class Roles:
@@ -44,7 +44,7 @@ class Roles:
     async def send(self, subject: str, payload: bytes, **headers: str) -> int:
         """A message as anybody may write it who may write there at all."""
         plain = await self._exits.enter_async_context(Bus.connect(self.url, name="stranger"))
-        kind = WeightRelease if subject == RELEASE else WeightVersion
+        kind = ReleaseState if subject == RELEASE else WeightManifest
         fields = {subjects.SCHEMA_HEADER: schema_of(kind)} | {
             {"signature": HEADER, "after": AFTER}[name]: value for name, value in headers.items()
         }
@@ -119,9 +119,9 @@ async def test_a_decision_counts_only_from_who_may_decide_it(roles: Roles) -> No
     sequence = 0
     for version in range(3):
         sequence = await learner.publish(SUBJECT, manifest(version), msg_id=str(version), expect_last=sequence)
-    with pytest.raises(AccessError, match="may not sign this WeightRelease"):
+    with pytest.raises(AccessError, match="may not sign this ReleaseState"):
         await Releases(learner, "policy").decide("revoked", 2, who="me")
-    with pytest.raises(AccessError, match="may not sign this WeightRelease"):
+    with pytest.raises(AccessError, match="may not sign this ReleaseState"):
         await Releases(node, "policy").decide("pinned", 0, who="me")
     with pytest.raises(AccessError, match="has no signing key"):
         await Releases(await roles.as_("client"), "policy").decide("revoked", 2, who="me")
@@ -129,7 +129,7 @@ async def test_a_decision_counts_only_from_who_may_decide_it(roles: Roles) -> No
     assert (await served(node))[0] == 1
     await Releases(admin, "policy").decide("revoked", 1, who="me")
     assert (await served(node))[0] == 0
-    await roles.send(RELEASE, encode(WeightRelease(model="policy", pinned=2)))
+    await roles.send(RELEASE, encode(ReleaseState(model="policy", pinned=2)))
     assert (await served(node))[0] == 0
     await Releases(admin, "policy").decide("released", 1, who="me")
     assert await served(node) == (1, "")
@@ -142,7 +142,7 @@ async def test_a_node_that_leaves_a_decision_out_changes_nothing(roles: Roles) -
     await learner.publish(SUBJECT, manifest(1), msg_id="1", expect_last=first)
     releases = Releases(admin, "policy")
     await releases.decide("revoked", 1, who="me")
-    forged = decided(WeightRelease(model="policy"), said("released", 1))
+    forged = decided(ReleaseState(model="policy"), said("released", 1))
     await node.publish(RELEASE, forged, msg_id="forged", expect_last=releases._decided.sequence)
     version, problem = await served(node)
     assert version == 0 and "not the decisions before it and one more" in problem
@@ -162,8 +162,8 @@ async def test_bytes_that_cannot_be_read_are_passed_over_by_every_reader(roles: 
 
 
 def test_who_may_sign_what_is_one_table() -> None:
-    version, release = manifest(0), decided(WeightRelease(model="policy"), said("pinned", 0))
-    verdict = decided(WeightRelease(model="policy"), said("revoked", 0))
+    version, release = manifest(0), decided(ReleaseState(model="policy"), said("pinned", 0))
+    verdict = decided(ReleaseState(model="policy"), said("revoked", 0))
     table = {role: [may_sign(role, event) for event in (version, release, verdict)] for role in (*RIGHTS, "")}
     allowed = {role: row for role, row in table.items() if any(row)}
     assert allowed == {
@@ -171,7 +171,7 @@ def test_who_may_sign_what_is_one_table() -> None:
         "node": [False, False, True],
         "admin": [False, True, True],
     }
-    assert not may_sign("admin", WeightRelease(model="policy"))
+    assert not may_sign("admin", ReleaseState(model="policy"))
 
 
 def test_the_seeds_are_their_roles_own_and_the_public_keys_are_everybodys(tmp_path: Path) -> None:

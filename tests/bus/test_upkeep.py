@@ -11,7 +11,7 @@ from bus.errors import BusError
 from bus.stream_sizes import StreamSizes
 from bus.streams import LEARNER_ROLLOUTS, runner_tasks
 from schemas import subjects
-from schemas.events import Task
+from schemas.tasks import Task
 from tests.waiting import answered
 
 TASKS = runner_tasks("calc", "train")

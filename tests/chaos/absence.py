@@ -9,7 +9,7 @@ import msgpack
 
 from schemas import subjects
 from schemas.codec import schema_of
-from schemas.events import Task
+from schemas.tasks import Task
 from tests.chaos.faults import Log
 from tests.chaos.world import RUN, World
 from tests.waiting import answered

@@ -13,8 +13,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from schemas import subjects
-from schemas.events import Heartbeat, Outcome, Task
-from schemas.weights.events import WeightVersion
+from schemas.base import Outcome
+from schemas.fleet import Heartbeat
+from schemas.tasks import Task
+from schemas.weights.events import WeightManifest
 from tests.chaos.proxy import Fault
 from tests.chaos.world import LEASE_SECONDS, RUN, World
 from tests.limits import limit
@@ -164,7 +166,7 @@ async def corrupt_blobs(world: World, log: Log) -> None:
     """Bytes that are not those of their manifest: refused by digest, reported, fetched again once they are right."""
     assert world.learner is not None
     await world.learner  # from here on the versions are ours
-    found = await world.bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
+    found = await world.bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
     assert found is not None
     last, sequence = found
     whole = last.chain[0].blob if last.chain else last.blobs[0]

@@ -8,7 +8,7 @@ from typing import Any
 from bus.client import Bus
 from schemas import subjects
 from schemas.codec import decode
-from schemas.weights.events import WeightVersion
+from schemas.weights.events import WeightManifest
 from tests.chaos.tap import Tap
 from tests.chaos.tokens import flaw
 from tests.chaos.world import World
@@ -122,12 +122,12 @@ def _calls(verdict: Verdict, calls: list[tuple[Any, ...]], vocabulary: int) -> N
 async def _versions(verdict: Verdict, bus: Bus) -> None:
     """Versions only grow; a learner that takes over says the newest one again, the same bytes under its own epoch."""
     state = (await answered(lambda: bus.js.stream_info(subjects.WEIGHTS))).state
-    last: WeightVersion | None = None
+    last: WeightManifest | None = None
     for sequence in range(state.first_seq, state.last_seq + 1):
         message = await answered(partial(bus.js.get_msg, subjects.WEIGHTS, sequence))
         if message.subject != subjects.weights("policy"):
             continue
-        new = decode(WeightVersion, message.data or b"")
+        new = decode(WeightManifest, message.data or b"")
         if last is not None:
             claimed = new.version == last.version and new.epoch > last.epoch
             if not (new.version > last.version or (claimed and new.content == last.content != "")):

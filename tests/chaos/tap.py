@@ -11,7 +11,8 @@ from nats.js.errors import NotFoundError
 from bus.client import Bus
 from bus.streams import STORE_EVAL, STORE_EVENTS, STORE_TRAIN, Consumer
 from common.aio import cancel
-from schemas.events import SpanBatch, TasksPublished
+from schemas.spans import SpanBatch
+from schemas.tasks import TaskBatchRecord
 from schemas.training import TrainingStep
 from schemas.trajectory.attempt_selection import TRIED_AGAIN, standing, supersedes
 
@@ -103,7 +104,7 @@ class Tap:
         return found
 
     def _hear(self, event: object, sequence: int) -> None:
-        if isinstance(event, TasksPublished):
+        if isinstance(event, TaskBatchRecord):
             self.published |= {one.rollout for one in event.tasks}
             self.spans |= {(one.rollout, "", one.span.span_id) for one in event.tasks}
         elif isinstance(event, TrainingStep):

@@ -16,8 +16,8 @@ from aiohttp import web
 
 from bus.client import Bus
 from runners.protocol.dialects.responses import Responses
-from schemas.events import Span
 from schemas.semconv.span_kinds import kind_of
+from schemas.spans import Span
 from tests.examples.endpoint import Answer, Endpoint, Failed, talk
 from tests.examples.math_cases import NAMES_US, OURS, calls, imports_of, text
 from tests.examples.musique import RETRIEVAL, lines, make, policies

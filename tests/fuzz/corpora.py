@@ -8,24 +8,15 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from schemas import ids
+from schemas.base import Event
 from schemas.codec import encode
-from schemas.events import (
-    Alarm,
-    DeadLetter,
-    Event,
-    Heartbeat,
-    RolloutEnd,
-    Span,
-    SpanBatch,
-    Task,
-    TaskKey,
-    TaskPublished,
-    TasksPublished,
-    Usage,
-)
+from schemas.dead_letters import DeadLetter
+from schemas.fleet import Alert, Heartbeat
 from schemas.semconv import attributes
-from schemas.training import RolloutUse, TrainingStep
-from schemas.weights.events import Blob, Link, WeightApplied, WeightVersion
+from schemas.spans import AttemptResult, Span, SpanBatch, Usage
+from schemas.tasks import Task, TaskBatchRecord, TaskIdentity, TaskRecord
+from schemas.training import RolloutDisposition, TrainingStep
+from schemas.weights.events import Blob, DeltaLink, WeightManifest, WeightsActivated
 from tests.making import SECOND_NS, START_NS, model_call
 
 TASK = Task(id="q1", run="run", agent="calc", input={"question": "1+1", "more": [1, None]}, sample=2, samples=8)
@@ -45,7 +36,7 @@ def span(number: int, **fields: Any) -> Span:
     return Span(trace_id=ids.trace_id("q1.2"), span_id=f"{number:016x}", **times, **said)
 
 
-END = RolloutEnd(
+END = AttemptResult(
     outcome="ok", reward=1.0, spans=4, usage=Usage(calls=2, version_min=7, version_max=8), started_ns=START_NS,
     ended_ns=START_NS + 9 * SECOND_NS, result='{"reward": 1.0}',
 )  # fmt: skip
@@ -60,24 +51,24 @@ BATCH = SpanBatch(
     ),
 )  # fmt: skip
 BLOB = Blob(bucket="lb-weights", name="policy-1", size=10, sha256="a" * 64)
-USE = RolloutUse(
+USE = RolloutDisposition(
     rollout="q1.2", task="q1", attempt=1, execution="e1", outcome="ok", reward=1.0, advantage=0.5, trained=True,
     tokens=3, staleness_max=1, credit=(0.5, 0.25),
 )  # fmt: skip
 EVENTS: tuple[Event, ...] = (
     TASK,
-    TaskKey(id="q1", run="run", agent="calc"),
+    TaskIdentity(id="q1", run="run", agent="calc"),
     *CALLS,
     span(0),
     BATCH,
-    TasksPublished(tasks=(TaskPublished(task=TASK, rollout="q1.2", span=span(9)),)),
+    TaskBatchRecord(tasks=(TaskRecord(task=TASK, rollout="q1.2", span=span(9)),)),
     BLOB,
-    WeightVersion(run="run", model="policy", version=1, blobs=(BLOB,), epoch=1, step=1, created_ns=START_NS),
-    WeightVersion(
+    WeightManifest(run="run", model="policy", version=1, blobs=(BLOB,), epoch=1, step=1, created_ns=START_NS),
+    WeightManifest(
         run="run", model="policy", version=2, parent=1, kind="delta", blobs=(BLOB,), content="c" * 32, epoch=1, step=2,
-        chain=(Link(version=1, content="d" * 32, blob=BLOB),), created_ns=START_NS,
+        chain=(DeltaLink(version=1, content="d" * 32, blob=BLOB),), created_ns=START_NS,
     ),
-    WeightApplied(node="n", model="policy", version=2, fetch_seconds=0.5, pause_seconds=0.1, applied_ns=START_NS),
+    WeightsActivated(node="n", model="policy", version=2, fetch_seconds=0.5, pause_seconds=0.1, applied_ns=START_NS),
     TrainingStep(
         run="run", model="policy", step=1, version=2, epoch=1, started_ns=START_NS, ended_ns=START_NS + SECOND_NS,
         uses=(USE,), metrics={"loss": 0.5}, spans=(span(5, attributes={attributes.ROLLOUT: "q1.2"}),),
@@ -86,7 +77,7 @@ EVENTS: tuple[Event, ...] = (
         role="inference", id="n", state="ready", address="http://127.0.0.1:1", model="policy", version=2,
         detail={"inflight": 3, "max_model_len": 4096}, sent_ns=START_NS,
     ),
-    Alarm(role="store", reason="no rollout", raised_ns=START_NS),
+    Alert(role="store", reason="no rollout", raised_ns=START_NS),
     DeadLetter(
         stream="TASKS", subject="lb.task.train.calc", sequence=5, deliveries=3, reason="poisoned",
         headers={"Lb-Schema": "Task/2"}, payload=encode(TASK), dead_ns=START_NS,

@@ -39,8 +39,11 @@ from runners.recording import otlp, rewards
 from runners.recording.attempt import Attempt
 from runners.rollout import result_of
 from schemas import ids
+from schemas.base import Event
 from schemas.codec import DecodeError, decode, decode_as, encode, schema_of
-from schemas.events import DeadLetter, Event, Heartbeat, SpanBatch
+from schemas.dead_letters import DeadLetter
+from schemas.fleet import Heartbeat
+from schemas.spans import SpanBatch
 from schemas.trajectory.prefix_encoding import BrokenPrompt, whole
 from schemas.weights.delta import DeltaError, apply_deltas, make_delta
 from schemas.weights.safetensors_header import BadTensorFile, read_header, tensors_of

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from schemas.codec import encode
-from schemas.events import VersionRun
 from schemas.semconv import attributes
+from schemas.spans import VersionSpan
 from tests.fuzz import corpora
 from tests.fuzz.engine import Target, feed, fuzz
 from tests.fuzz.targets import all_targets
@@ -33,7 +33,7 @@ FOUND: list[tuple[str, bytes]] = [
     ),
     (
         "event SpanBatch/2",
-        spans_with(call=replace(corpora.CALLS[0], versions=(VersionRun(version=2**32, start=0, end=1),))),
+        spans_with(call=replace(corpora.CALLS[0], versions=(VersionSpan(version=2**32, start=0, end=1),))),
     ),
     ("OTLP traces in JSON", b'{"resourceSpans": [{"\\ud800": 1}]}'),
     ("OTLP traces in JSON", b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"kind": Infinity}]}]}]}'),

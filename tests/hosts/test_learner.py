@@ -9,7 +9,7 @@ import pytest
 
 from bus.client import Bus
 from schemas import subjects
-from schemas.weights.events import WeightVersion
+from schemas.weights.events import WeightManifest
 from tests.hosts.network import Host, Network, missing
 from tests.hosts.world import HEALTH, LIGHTNINGBUS, bus_as, cluster, told
 from tests.learner.conftest import tiny_model
@@ -45,7 +45,7 @@ async def trained(bus: Bus, processes: "list[asyncio.subprocess.Process]", logs:
     async with asyncio.timeout(150):
         codes = await asyncio.gather(*(process.wait() for process in processes))
     assert codes == [0] * len(codes), "\n".join(log.read_text()[-3000:] for log in logs)
-    found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
+    found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
     assert found is not None
     return found[0].version
 

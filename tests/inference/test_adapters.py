@@ -31,8 +31,8 @@ from inference.node import Node
 from inference.settings import InferenceSettings
 from schemas import subjects
 from schemas.codec import decode
-from schemas.events import Heartbeat
-from schemas.weights.events import WeightApplied, WeightVersion
+from schemas.fleet import Heartbeat
+from schemas.weights.events import WeightManifest, WeightsActivated
 from tests.runners.conftest import calls_of, ended, running, task
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -68,7 +68,7 @@ class World:
         for name, content, metadata in (("base", base, None), (str(version), tensors, {"scale": str(SCALE)})):
             save_file(content, self.directory / name, metadata)
             blobs.append(await self.bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{name}", self.directory / name))
-        manifest = WeightVersion(
+        manifest = WeightManifest(
             run="r", model="policy", version=version, kind="lora", blobs=tuple(blobs), epoch=1, step=0, created_ns=1
         )
         await self.bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
@@ -252,7 +252,7 @@ async def test_a_call_ends_on_the_version_it_began_with_and_then_that_version_go
     paused: dict[int, float] = {}
 
     async def applied(message: Msg) -> None:
-        event = decode(WeightApplied, message.data)
+        event = decode(WeightsActivated, message.data)
         paused[event.version] = event.pause_seconds
 
     listening = await world.bus.nc.subscribe(subjects.applied("n"), cb=applied)

@@ -29,9 +29,9 @@ from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from schemas.codec import encode
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 from schemas.weights.delta import fingerprint
-from schemas.weights.events import Reach, Seat, WeightVersion
+from schemas.weights.events import BroadcastCapability, RankAssignment, WeightManifest
 from tests.tensorfiles import weights, write
 
 STAND_IN = str(Path(__file__).resolve().parents[1] / "chaos" / "vllm.py")
@@ -46,9 +46,9 @@ class Learner:
         made = LearnerSettings.model_validate(settings)
         self.broadcaster = Broadcaster(made, fleet.members)
         self._publisher = WeightPublisher(bus, made, broadcaster=self.broadcaster)
-        self._directory, self.sent = directory, list[WeightVersion]()
+        self._directory, self.sent = directory, list[WeightManifest]()
 
-    async def publish(self) -> WeightVersion:
+    async def publish(self) -> WeightManifest:
         """The next version; the broadcast, if there is one, goes on."""
         version = len(self.sent)
         contents = {  # of a dtype that the stand-in can read
@@ -167,7 +167,7 @@ async def test_what_cannot_be_sent_is_not_offered_and_the_group_stays(bus: Bus, 
 
 
 async def test_who_never_comes_is_waited_for_within_a_bound_and_not_again(bus: Bus, tmp_path: Path) -> None:
-    reach = to_builtins(Reach(engine="gone", ranks=1, backends=("gloo",)))
+    reach = to_builtins(BroadcastCapability(engine="gone", ranks=1, backends=("gloo",)))
 
     async def ghost(version: int) -> None:
         beat = Heartbeat(
@@ -287,13 +287,13 @@ def test_what_is_not_what_was_published_is_known(tmp_path: Path) -> None:
 
 
 def beat(id: str, **changes: Any) -> Heartbeat:
-    reach = to_builtins(Reach(engine=f"e{id}", ranks=2, backends=("nccl", "gloo")))
+    reach = to_builtins(BroadcastCapability(engine=f"e{id}", ranks=2, backends=("nccl", "gloo")))
     fields = {"role": "inference", "state": "ready", "model": "policy", "version": 4, "detail": {"reach": reach}}
     return Heartbeat(id=id, sent_ns=1, **{**fields, **changes})  # type: ignore[arg-type]
 
 
 def test_a_seat_is_for_who_serves_the_version_before() -> None:
-    def seated(beats: Sequence[Heartbeat], **changes: Any) -> tuple[Seat, ...]:
+    def seated(beats: Sequence[Heartbeat], **changes: Any) -> tuple[RankAssignment, ...]:
         return seats_for(beats, **{"model": "policy", "backend": "nccl", "held": 4, **changes})
 
     fit = [beat("a"), beat("b")]

@@ -21,8 +21,8 @@ from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from schemas.codec import encode
-from schemas.events import Heartbeat
-from schemas.weights.events import Offer, Reach
+from schemas.fleet import Heartbeat
+from schemas.weights.events import BroadcastCapability, BroadcastPlan
 from tests.inference.test_trial import seen, tiny_model
 
 Answer = tuple[list[int], list[float]]
@@ -53,7 +53,7 @@ async def answered(at: Heartbeat) -> Answer:
     return ids, [one for choice in choices if choice["logprobs"] for one in choice["logprobs"]["token_logprobs"]]
 
 
-async def published(bus: Bus, publisher: WeightPublisher, path: Path) -> tuple[Offer | None, Heartbeat, Answer]:
+async def published(bus: Bus, publisher: WeightPublisher, path: Path) -> tuple[BroadcastPlan | None, Heartbeat, Answer]:
     """A version, the node that serves it, and what it answers."""
     last = await publisher.look()
     version, epoch = (last.version + 1, last.epoch) if last else (0, 1)
@@ -65,7 +65,7 @@ async def published(bus: Bus, publisher: WeightPublisher, path: Path) -> tuple[O
 
 async def says_it_serves(bus: Bus, nodes: Fleet, version: int | None) -> None:
     """A node that is not there says that it could take part."""
-    reach = {"reach": to_builtins(Reach(engine="gone", ranks=1, backends=("gloo",)))}
+    reach = {"reach": to_builtins(BroadcastCapability(engine="gone", ranks=1, backends=("gloo",)))}
     said = {"state": "ready", "model": "policy", "version": version, "detail": {"problem": "", **reach}, "sent_ns": 1}
     await bus.nc.publish(
         subjects.heartbeat("inference", "ghost"),

@@ -18,8 +18,8 @@ from inference.weights import updater as subscriber_module
 from inference.weights.updater import Subscriber
 from learner.publishing.publisher import BUCKET, WeightPublisher, wants_whole
 from learner.settings.learner import LearnerSettings
-from schemas.events import Heartbeat
-from schemas.weights.events import Blob, WeightVersion
+from schemas.fleet import Heartbeat
+from schemas.weights.events import Blob, WeightManifest
 from tests.inference.test_subscriber import Engine, following
 from tests.tensorfiles import stepped, weights, write
 
@@ -64,7 +64,7 @@ class Learner:
         self.settings.checkpoints.mkdir(exist_ok=True)
         self.transport = transport(bus, self.settings.weights.transport, self.settings.weights.place)
         self._bus, self._directory, self._weights, self.files = bus, directory, weights(0), list[Path]()
-        self.sent = list[WeightVersion]()
+        self.sent = list[WeightManifest]()
         self.wanted = False
         self.starts()
 

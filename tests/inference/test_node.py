@@ -22,7 +22,7 @@ from inference.engine.vllm_server import EngineFailed
 from inference.gateway.server import VERSION_HEADER
 from inference.settings import InferenceSettings
 from schemas import subjects
-from schemas.weights.events import WeightVersion
+from schemas.weights.events import WeightManifest
 from tests.chaos.tokens import logprob
 from tests.listening import child, ports_and_sockets
 
@@ -46,7 +46,7 @@ async def serving(
     (directory / "model" / "config.json").write_text(json.dumps({"vocab_size": 100}))
     save_file({"x": np.zeros(4, np.float32)}, directory / "w.safetensors")
     blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, "policy-0", directory / "w.safetensors")
-    manifest = WeightVersion(run="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_ns=1)
+    manifest = WeightManifest(run="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_ns=1)
     await bus.publish(subjects.weights("policy"), manifest, msg_id="w0")
     stop = asyncio.Event()
     given = {"model_path": directory / "model", "id": "n", "command": command, "work": directory / "work"}
@@ -103,7 +103,7 @@ async def publish_adapters(bus: Bus, directory: Path, version: int) -> None:
     names = {"policy-base": directory / "w.safetensors", f"policy-{version}": directory / "adapters"}
     blobs = tuple([await bus.blobs.put(subjects.WEIGHT_BUCKET, name, path) for name, path in names.items()])
     fields = {"run": "r", "model": "policy", "epoch": 1, "step": 0, "created_ns": 1}
-    manifest = WeightVersion(version=version, kind="lora", blobs=blobs, **fields)
+    manifest = WeightManifest(version=version, kind="lora", blobs=blobs, **fields)
     await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
 
 

@@ -23,7 +23,14 @@ from inference.weights.version_cache import VersionFiles
 from learner.publishing.delta_chain import expired
 from learner.publishing.publisher import BUCKET
 from schemas import subjects
-from schemas.weights.events import LONGEST_REASON, Case, Decision, Trial, WeightRelease, WeightVersion
+from schemas.weights.events import (
+    LONGEST_REASON,
+    CanaryPrompt,
+    CanarySpec,
+    ReleaseDecision,
+    ReleaseState,
+    WeightManifest,
+)
 from schemas.weights.release_policy import KEPT, decided, needed, verdict
 from tests.inference.test_chain import Learner
 from tests.inference.test_subscriber import Engine, publish
@@ -31,10 +38,10 @@ from tests.inference.test_subscriber import Engine, publish
 BOUNDS = {"answer_tokens": 8, "max_kl": 0.1, "min_entropy": 0.0, "max_entropy": 5.0, "max_length_ratio": 4.0}
 
 
-def trial_of(*logprobs: float, **bounds: float) -> Trial:
+def trial_of(*logprobs: float, **bounds: float) -> CanarySpec:
     """One case, whose tokens but the first the learner gives these log-probabilities."""
     ids, values = np.arange(len(logprobs) + 1, dtype="<u4"), np.array(logprobs, "<f4")
-    return Trial(cases=(Case(ids=ids.tobytes(), logprobs=values.tobytes()),), **{**BOUNDS, **bounds})  # type: ignore[arg-type]
+    return CanarySpec(cases=(CanaryPrompt(ids=ids.tobytes(), logprobs=values.tobytes()),), **{**BOUNDS, **bounds})  # type: ignore[arg-type]
 
 
 class Judge:
@@ -54,7 +61,7 @@ class Judge:
     async def withdraw(self) -> None:
         self.happened.append("withdrawn")
 
-    async def judge(self, trial: Trial, version: int, length_before: float | None) -> Judgement:
+    async def judge(self, trial: CanarySpec, version: int, length_before: float | None) -> Judgement:
         self.happened.append(f"judges {version}")
         await self.gate.wait()
         figures = {"length": 1.0 + version}
@@ -123,7 +130,7 @@ async def test_decisions_are_heeded_while_a_swap_waits_and_those_the_stream_refu
         await engine.holds(0)
         engine.gate.clear()
         await publish(bus, tmp_path, 1)
-        refused = decided(await releases.look(), Decision(what="revoked", version=1, who="x", decided_ns=1))
+        refused = decided(await releases.look(), ReleaseDecision(what="revoked", version=1, who="x", decided_ns=1))
         with pytest.raises(Fenced):
             await bus.publish(subjects.release("policy"), refused, msg_id="late", expect_last=99)
         held = await releases.decide("pinned", 1, who="me")
@@ -141,7 +148,7 @@ async def test_a_version_that_is_revoked_while_a_node_fetches_it_is_not_loaded(
     await publish(bus, tmp_path, 1)
     fetching, decided_on, get = asyncio.Event(), asyncio.Event(), VersionFiles.get
 
-    async def slow(files: VersionFiles, manifest: WeightVersion) -> list[Path]:
+    async def slow(files: VersionFiles, manifest: WeightManifest) -> list[Path]:
         if manifest.version == 1:
             fetching.set()
             await decided_on.wait()
@@ -363,9 +370,9 @@ WORDS = st.sampled_from(["released", "revoked", "pinned", "unpinned"])
 
 @given(st.lists(st.tuples(WORDS, st.integers(0, 6)), max_size=30), st.sets(st.integers(0, 6), min_size=1))
 def test_the_last_word_counts_and_nothing_revoked_is_needed(told: list[tuple[str, int]], there: set[int]) -> None:
-    release = WeightRelease(model="m")
+    release = ReleaseState(model="m")
     for at, (what, version) in enumerate(told):
-        release = decided(release, Decision(what=what, version=version, who="x", decided_ns=at))  # type: ignore[arg-type]
+        release = decided(release, ReleaseDecision(what=what, version=version, who="x", decided_ns=at))  # type: ignore[arg-type]
     words = {version: what for what, version in told if what in ("released", "revoked")}
     for version in range(7):
         said = verdict(release, version)
@@ -376,9 +383,9 @@ def test_the_last_word_counts_and_nothing_revoked_is_needed(told: list[tuple[str
 
 
 def test_decisions_are_bounded() -> None:
-    release = WeightRelease(model="m")
+    release = ReleaseState(model="m")
     for version in range(KEPT + 5):
-        release = decided(release, Decision(what="revoked", version=version, who="x", decided_ns=version))
+        release = decided(release, ReleaseDecision(what="revoked", version=version, who="x", decided_ns=version))
     assert len(release.decisions) == KEPT and release.decisions[-1].version == KEPT + 4
 
 

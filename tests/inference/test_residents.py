@@ -19,7 +19,7 @@ from inference.engine.vllm_server import EngineFailed
 from inference.gateway.server import Gateway
 from inference.lora.manager import Adapters
 from inference.version_registry import Residents, chosen, places
-from schemas.weights.events import Decision, WeightRelease
+from schemas.weights.events import ReleaseDecision, ReleaseState
 from schemas.weights.safetensors_header import BadTensorFile
 from tests import tensorfiles
 
@@ -233,8 +233,8 @@ class Engine:
 
     def heed(self, pinned: int | None = None, revoked: Sequence[int] = ()) -> None:
         """What was decided."""
-        said = [Decision(what="revoked", version=version, who="me", decided_ns=1) for version in revoked]
-        self.held.heed(WeightRelease(model="policy", pinned=pinned, decisions=tuple(said)))
+        said = [ReleaseDecision(what="revoked", version=version, who="me", decided_ns=1) for version in revoked]
+        self.held.heed(ReleaseState(model="policy", pinned=pinned, decisions=tuple(said)))
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from inference.weights import updater as module
 from inference.weights.canary import Canary
 from inference.weights.updater import Subscriber
 from schemas import subjects
-from schemas.weights.events import Blob, WeightRelease, WeightVersion
+from schemas.weights.events import Blob, ReleaseState, WeightManifest
 
 
 class Engine:
@@ -25,7 +25,7 @@ class Engine:
 
     def __init__(self, canary: Canary | None = None) -> None:
         self.canary = canary
-        self.heeded: list[WeightRelease] = []
+        self.heeded: list[ReleaseState] = []
         self.held: list[tuple[int, bytes]] = []
         self.changed = asyncio.Event()
         self.gate = asyncio.Event()
@@ -40,10 +40,10 @@ class Engine:
         self.held.append((version, b"+".join(path.read_bytes() for path in files)))
         return 0.0
 
-    async def take_part(self, manifest: WeightVersion) -> None:
+    async def take_part(self, manifest: WeightManifest) -> None:
         pass
 
-    def heed(self, release: WeightRelease) -> None:
+    def heed(self, release: ReleaseState) -> None:
         self.heeded.append(release)
 
     async def applied(self) -> None:
@@ -73,7 +73,7 @@ async def publish(bus: Bus, directory: Path, version: int, **changes: Any) -> No
     content.write_bytes(b"weights of version %d" % version * 1000)
     blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{version}", content)
     fields = {"blobs": (blob,), "epoch": 1, "step": version, "created_ns": 1, **changes}
-    manifest = WeightVersion(run="run", model="policy", version=version, **fields)
+    manifest = WeightManifest(run="run", model="policy", version=version, **fields)
     await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
 
 

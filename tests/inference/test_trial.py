@@ -23,8 +23,8 @@ from learner.publishing.canary_prompts import read_prompts
 from learner.publishing.publisher import WeightPublisher
 from learner.training.trainer import Trainer
 from schemas import subjects
-from schemas.events import Heartbeat
-from schemas.weights.events import Decision, Trial, WeightVersion
+from schemas.fleet import Heartbeat
+from schemas.weights.events import CanarySpec, ReleaseDecision, WeightManifest
 from schemas.weights.release_policy import verdict
 from tests.learner.conftest import settings_for, tiny_tokenizer
 from tests.listening import child, ports_and_sockets
@@ -57,7 +57,7 @@ async def seen(bus: Bus, state: str, version: int | None = None, problem: str = 
                     return beat
 
 
-async def decided(bus: Bus, version: int) -> Decision:
+async def decided(bus: Bus, version: int) -> ReleaseDecision:
     """Wait for a verdict."""
     releases = Releases(bus, "policy")
     async with asyncio.timeout(60):
@@ -82,12 +82,12 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
     assert trial is not None
     assert [len(case.ids) // 4 for case in trial.cases] == [len(ids) for ids in read_prompts_of(tmp_path)]
 
-    async def publish(version: int, tensors: dict[str, Any], trial: Trial | None) -> None:
+    async def publish(version: int, tensors: dict[str, Any], trial: CanarySpec | None) -> None:
         path = tmp_path / f"{version}.safetensors"
         save_file(tensors, path)
         blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{version}", path)
         fields = {"blobs": (blob,), "epoch": 1, "step": version, "created_ns": 1, "trial": trial}
-        manifest = WeightVersion(run="r", model="policy", version=version, **fields)
+        manifest = WeightManifest(run="r", model="policy", version=version, **fields)
         await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
 
     settings = InferenceSettings(

@@ -19,8 +19,8 @@ from inference.weights import swap_lock
 from inference.weights.swap_lock import Turns, free
 from inference.weights.updater import Subscriber
 from schemas import subjects
-from schemas.events import Heartbeat
-from schemas.weights.events import Turn, WeightApplied
+from schemas.fleet import Heartbeat
+from schemas.weights.events import SwapLockState, WeightsActivated
 from tests.inference.test_subscriber import Engine, publish
 
 NODES = range(4)
@@ -35,7 +35,7 @@ class World:
         self.alive, self.holds = [True] * len(NODES), [False] * len(NODES)
         self.beats = [self.beat(node, "ready") for node in NODES]
         self.heard = [self.now] * len(NODES)
-        self.turn: Turn | None = None
+        self.turn: SwapLockState | None = None
         self.changed = self.now
 
     def clock(self, node: int) -> int:
@@ -51,7 +51,10 @@ class World:
                 self.beats[node], self.heard[node] = self.beat(node, self.beats[node].state), self.now
 
     def say(self, node: int, over: bool) -> None:
-        self.turn, self.changed = Turn(model="m", node=str(node), over=over, taken_ns=self.clock(node)), self.now
+        self.turn, self.changed = (
+            SwapLockState(model="m", node=str(node), over=over, taken_ns=self.clock(node)),
+            self.now,
+        )
 
     def take(self, node: int) -> bool:
         holder = int(self.turn.node) if self.turn is not None else node
@@ -208,8 +211,8 @@ async def test_the_turn_of_a_node_that_was_killed_is_void_once_it_is_dead(
     async with nodes(bus, tmp_path, engines):
         for engine in engines.values():
             await engine.holds(0)
-        last = await bus.last(subjects.WEIGHTS, subjects.turn("policy"), Turn)
-        ghost = Turn(model="policy", node="ghost", taken_ns=1)
+        last = await bus.last(subjects.WEIGHTS, subjects.turn("policy"), SwapLockState)
+        ghost = SwapLockState(model="policy", node="ghost", taken_ns=1)
         await bus.publish(subjects.turn("policy"), ghost, msg_id="ghost", expect_last=last[1] if last else 0)
         await publish(bus, tmp_path, 1)
         for engine in engines.values():
@@ -217,12 +220,12 @@ async def test_the_turn_of_a_node_that_was_killed_is_void_once_it_is_dead(
 
 
 async def test_a_node_gives_back_what_its_earlier_life_has_left(bus: Bus) -> None:
-    left = Turn(model="policy", node="a", taken_ns=1)
+    left = SwapLockState(model="policy", node="a", taken_ns=1)
     await bus.publish(subjects.turn("policy"), left, msg_id="left", expect_last=0)
     async with Turns(bus, "a", "policy") as own, Turns(bus, "b", "policy") as other:
         await own.settle()
         async with asyncio.timeout(5), other.taken():
-            found = await bus.last(subjects.WEIGHTS, subjects.turn("policy"), Turn)
+            found = await bus.last(subjects.WEIGHTS, subjects.turn("policy"), SwapLockState)
         assert found is not None and found[0].node == "b"
 
 
@@ -232,7 +235,7 @@ async def test_every_applied_version_is_announced_with_its_seconds(bus: Bus, tmp
     async with nodes(bus, tmp_path, {"a": engine}):
         await engine.holds(0)
         async with asyncio.timeout(10):
-            while (found := await bus.last(subjects.WEIGHTS, subjects.applied("a"), WeightApplied)) is None:
+            while (found := await bus.last(subjects.WEIGHTS, subjects.applied("a"), WeightsActivated)) is None:
                 await asyncio.sleep(0.01)
     applied = found[0]
     assert applied.version == 0 and applied.fetch_seconds > 0 and 0 < applied.verify_seconds < 1
@@ -262,5 +265,5 @@ async def test_a_turn_that_was_taken_without_an_answer_is_given_back(bus: Bus) -
             async with made.taken():
                 raise AssertionError("it was not told that it is its turn")
         await made.settle()
-    last = await bus.last(subjects.WEIGHTS, subjects.turn("policy"), Turn)
+    last = await bus.last(subjects.WEIGHTS, subjects.turn("policy"), SwapLockState)
     assert last is not None and last[0].node == "n0" and last[0].over

@@ -22,7 +22,7 @@ from learner.rollouts.task_order import Passes
 from learner.settings.learner import AlgorithmSettings, LearnerSettings
 from learner.training.token_weights import row_weights
 from schemas import ids as identity
-from schemas.events import ModelCall, VersionRun
+from schemas.spans import ModelCall, VersionSpan
 from schemas.training import TrainingStep
 from tests.making import batches, group, model_call, rollout
 
@@ -78,7 +78,7 @@ def test_every_rollout_is_accounted_for_and_stale_ones_are_left_out() -> None:
 
 def test_a_token_is_as_stale_as_the_version_that_made_it() -> None:
     call = model_call(0, [1], [2, 3, 4, 5])
-    mixed = replace(call, versions=(VersionRun(version=3, start=0, end=1), VersionRun(version=4, start=1, end=4)))
+    mixed = replace(call, versions=(VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=4)))
     assert token_versions(mixed).tolist() == [3, 4, 4, 4]
     assert lags(rows(mixed), 5).tolist() == [2, 1, 1, 1]
     assert worst_lag(rows(mixed), 5) == 2
@@ -99,7 +99,7 @@ def test_staleness_policies_leave_out_rollouts_or_tokens_or_nothing(
     policies: list[str], reasons: list[str], tokens: int
 ) -> None:
     first, second = (rollout("a", sample, 1.0 - sample, version=4) for sample in (0, 1))
-    old = replace(first.calls[0], versions=(VersionRun(version=1, start=0, end=2),))
+    old = replace(first.calls[0], versions=(VersionSpan(version=1, start=0, end=2),))
     groups = [group("a", dataclasses.replace(first, calls=(old, first.calls[1])), second)]
     batch = make_batch(groups, 5, settings(max_staleness=2, off_policy=policies))
     assert [use.reason for use in batch.uses] == reasons and batch.metrics["tokens"] == tokens
@@ -107,7 +107,7 @@ def test_staleness_policies_leave_out_rollouts_or_tokens_or_nothing(
 
 
 def test_versions_that_do_not_cover_the_tokens_are_an_error() -> None:
-    broken = replace(model_call(0, [1], [2, 3]), versions=(VersionRun(version=3, start=0, end=1),))
+    broken = replace(model_call(0, [1], [2, 3]), versions=(VersionSpan(version=3, start=0, end=1),))
     with pytest.raises(ValueError, match="do not cover"):
         token_versions(broken)
 

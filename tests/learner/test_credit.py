@@ -15,7 +15,7 @@ from learner.batching.batch import BatchMaker
 from learner.batching.credit import Episode
 from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.learner import AirRule, AlgorithmSettings, CreditSettings, LearnerSettings
-from schemas.events import Span
+from schemas.spans import Span
 from tests.making import group, model_call, rollout
 
 GRPO = estimator(AlgorithmSettings())

@@ -20,7 +20,7 @@ from learner.rollouts.groups import Group, Groups
 from learner.rollouts.task_order import Passes
 from learner.settings.learner import LearnerSettings
 from learner.training.token_weights import row_weights
-from schemas.events import VersionRun
+from schemas.spans import VersionSpan
 from tests.learner.test_trainer import Start, batch_of, conversations, gradient_of, sampled_by
 from tests.making import group, model_call, rollout
 
@@ -104,7 +104,7 @@ def test_07_a_call_without_log_probabilities_takes_only_its_own_rollout_out() ->
 def test_08_the_version_is_the_engines_per_token_and_the_lag_is_bounded() -> None:
     mixed = replace(
         model_call(0, [1], [2, 3]),
-        versions=(VersionRun(version=3, start=0, end=1), VersionRun(version=4, start=1, end=2)),
+        versions=(VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=2)),
     )
     groups = group("a", rollout("a", 0, 1.0, calls=[mixed]), rollout("a", 1, 0.0, version=5))
     batch = made(groups, version=5, max_staleness=2)

@@ -17,7 +17,7 @@ from common.aio import cancel
 from learner.rollouts.dispatcher import Dispatcher
 from learner.rollouts.task_order import Passes
 from learner.settings.learner import LearnerSettings
-from schemas.events import Task
+from schemas.tasks import Task
 
 
 def settings(**changes: Any) -> LearnerSettings:

@@ -12,7 +12,8 @@ from bus.streams import STORE_EVENTS, runner_tasks
 from common.aio import cancel
 from learner.learner import run
 from schemas import subjects
-from schemas.events import Alarm, Task
+from schemas.fleet import Alert
+from schemas.tasks import Task
 from schemas.training import TrainingStep
 from tests.learner.conftest import settings_for
 from tests.making import batches
@@ -72,6 +73,6 @@ async def test_tasks_that_the_bus_lost_are_dispatched_again_and_the_gap_is_named
             while not isinstance(step := (await anext(puller)).event(), TrainingStep):
                 continue
         assert (step.metrics["bus/gaps"], step.metrics["bus/tasks_dispatched_again"]) == (1, 2)
-        alert, _ = await bus.last(subjects.ALERTS, subjects.ALERT, Alarm) or (None, 0)
+        alert, _ = await bus.last(subjects.ALERTS, subjects.ALERT, Alert) or (None, 0)
         assert alert is not None and alert.over and "TRAIN_ROLLOUTS was made anew" in alert.reason
         assert alert.reason.endswith("2 tasks are dispatched again")

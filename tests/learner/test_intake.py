@@ -19,7 +19,7 @@ from learner.rollouts.stream_position import StreamMark
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from schemas.codec import schema_of
-from schemas.events import SpanBatch
+from schemas.spans import SpanBatch
 from tests.making import batches
 
 

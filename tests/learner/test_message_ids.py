@@ -12,7 +12,7 @@ from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from schemas.training import TrainingStep
-from schemas.weights.events import WeightApplied, WeightVersion
+from schemas.weights.events import WeightManifest, WeightsActivated
 from tests import tensorfiles
 
 
@@ -35,7 +35,7 @@ async def test_a_role_that_guesses_message_ids_suppresses_no_weight_version(
             before, after = f":1:{version - 1}:", f":1:{version}:"
             guessed.append((last.headers or {})["Nats-Msg-Id"].replace(before, after))
         for msg_id in guessed:
-            applied = WeightApplied(
+            applied = WeightsActivated(
                 node="evil", model="m", version=0, fetch_seconds=0.0, pause_seconds=0.0, applied_ns=1
             )
             await bus.publish(subjects.applied("evil"), applied, msg_id=msg_id)
@@ -51,7 +51,7 @@ async def test_a_step_whose_id_was_taken_is_an_error_and_one_said_again_after_a_
         run="run", model="policy", step=1, version=1, epoch=1, started_ns=1, ended_ns=2,
         uses=(), metrics={}, digest="", settings="{}", spans=(),
     )  # fmt: skip
-    version = WeightVersion(run="r", model="m", version=0, blobs=(), epoch=1, step=0, created_ns=1)
+    version = WeightManifest(run="r", model="m", version=0, blobs=(), epoch=1, step=0, created_ns=1)
     await bus.publish(subjects.TASK_PUBLISHED, version, msg_id="step:run:1:1")
     await bus.publish(subjects.TASK_PUBLISHED, version, msg_id="step:run:1:1:taken")
     with pytest.raises(DuplicateMessage, match="step:run:1:1:taken"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bus.client import Bus
 from schemas import subjects
-from schemas.weights.events import WeightVersion
+from schemas.weights.events import WeightManifest
 from tests.making import batches
 
 STEPS, SAMPLES = 2, 4
@@ -39,7 +39,7 @@ async def test_a_learner_of_two_ranks_trains_and_publishes(bus: Bus, model_path:
     async with asyncio.timeout(120):
         _, said = await process.communicate()
     assert process.returncode == 0, said.decode()[-3000:]
-    found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
+    found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
     assert found is not None and found[0].version == STEPS
     saved = {path.name for path in (tmp_path / "checkpoints" / "latest" / "trainer").iterdir()}
     assert {f"__{rank}_0.distcp" for rank in range(2)} <= saved

@@ -14,15 +14,15 @@ from learner.errors import CannotLearn
 from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
-from schemas.weights.events import WeightVersion
+from schemas.weights.events import WeightManifest
 from tests import tensorfiles
 
 
-async def newest(bus: Bus) -> WeightVersion | None:
+async def newest(bus: Bus) -> WeightManifest | None:
     return await anext((manifest async for manifest, _ in Releases(bus, "policy").versions()), None)
 
 
-async def fetch(bus: Bus, manifest: WeightVersion, path: Path) -> bytes:
+async def fetch(bus: Bus, manifest: WeightManifest, path: Path) -> bytes:
     await bus.blobs.get(manifest.blobs[-1], path)
     return path.read_bytes()
 

@@ -9,7 +9,7 @@ from learner.checkpointing.checkpoint import CheckpointError, Checkpoints, Learn
 from learner.checkpointing.resume import resumed
 from learner.errors import CannotLearn
 from learner.settings.learner import LearnerSettings
-from schemas.weights.events import Blob, WeightVersion
+from schemas.weights.events import Blob, WeightManifest
 
 SETTINGS = LearnerSettings(model_path=Path("model"))
 
@@ -18,9 +18,9 @@ def state(**changes: Any) -> LearnerState:
     return LearnerState(**{"run": "run", "model": "policy", "step": 5, "version": 5, "epoch": 2, **changes})
 
 
-def on_the_bus(version: int, epoch: int) -> WeightVersion:
+def on_the_bus(version: int, epoch: int) -> WeightManifest:
     blob = Blob(bucket="weights", name="b", size=1, sha256="0" * 64)
-    return WeightVersion(
+    return WeightManifest(
         run="run", model="policy", version=version, blobs=(blob,), epoch=epoch, step=version, created_ns=1
     )
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from learner.batching.prefix_tree import cuts, parents
 from learner.batching.sequences import Row, Shape, rows_of
 from learner.batching.transitions import Transition, transitions_of
-from schemas.events import ModelCall
+from schemas.spans import ModelCall
 from tests.making import model_call
 
 MERGED = Shape(max_tokens=64)

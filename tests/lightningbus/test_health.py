@@ -27,8 +27,9 @@ from common.observability import logs, metric_registry
 from common.role_settings import address
 from runners.settings import RunnerSettings
 from schemas import subjects
-from schemas.events import Heartbeat, Task
-from schemas.weights.events import WeightVersion
+from schemas.fleet import Heartbeat
+from schemas.tasks import Task
+from schemas.weights.events import WeightManifest
 from tests.learner.conftest import tiny_model
 from tests.runners.conftest import AGENTS, ended
 from tests.store.conftest import prepared
@@ -124,7 +125,7 @@ async def served(bus: Bus, directory: Path) -> None:
     """A first version on the bus, where no learner publishes one."""
     save_file({"x": np.zeros(4, np.float32)}, directory / "w.safetensors")
     blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, "policy-0", directory / "w.safetensors")
-    manifest = WeightVersion(run="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_ns=1)
+    manifest = WeightManifest(run="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_ns=1)
     await bus.publish(subjects.weights("policy"), manifest, msg_id="w0")
 
 

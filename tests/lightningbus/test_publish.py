@@ -12,7 +12,7 @@ from bus.task_file import MAX_INPUT_BYTES, TaskFileError, read_problems
 from lightningbus.run.run_directory import RunDirectory
 from schemas import subjects
 from schemas.codec import decode
-from schemas.events import Task
+from schemas.tasks import Task
 from tests.lightningbus.test_cli import run, says
 
 GOOD = '{"id": "a", "input": {"n": 1}}\n'

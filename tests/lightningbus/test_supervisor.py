@@ -18,7 +18,7 @@ from lightningbus.run.supervisor import Child, Restarts, Supervisor
 from runners.settings import RunnerSettings
 from schemas import subjects
 from schemas.codec import decode
-from schemas.events import Alarm
+from schemas.fleet import Alert
 from store.settings import StoreSettings
 from tests.lightningbus.test_cli import run
 
@@ -118,10 +118,10 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIGHTNINGBUS_BUS", raising=False)
     async with stack(RunDirectory(tmp_path / "runs" / "one").create(), BusSettings(url=nats_url), "test") as made:
-        alerts: asyncio.Queue[Alarm] = asyncio.Queue()
+        alerts: asyncio.Queue[Alert] = asyncio.Queue()
 
         async def receive(message: Msg) -> None:
-            await alerts.put(decode(Alarm, message.data))
+            await alerts.put(decode(Alert, message.data))
 
         await made.bus.nc.subscribe(subjects.ALERT, cb=receive)
         settings = StoreSettings(path=tmp_path / "store", http_port=0, id="store")

@@ -95,7 +95,7 @@ async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
     monkeypatch.setattr(registry, "BEHIND_SECONDS", 2.0)
     answer = b'{"stream":"WEIGHTS","seq":1,"duplicate":true}'
     strangers = [subject("policy") for subject in (subjects.weights, subjects.release, subjects.turn)]
-    skipped = metrics.messages_skipped.labels("WeightVersion")._value.get()
+    skipped = metrics.messages_skipped.labels("WeightManifest")._value.get()
     await publish(bus, tmp_path, 0)
     async with following(bus, tmp_path) as (subscriber, engine):
         await engine.holds(0)
@@ -107,7 +107,7 @@ async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
         await engine.holds(0)
         await bus.publish_raw(strangers[0], answer, {}, 10)
         async with asyncio.timeout(30):
-            while "is passed over: this is not a WeightVersion" not in subscriber.trouble:
+            while "is passed over: this is not a WeightManifest" not in subscriber.trouble:
                 await asyncio.sleep(0.02)
         assert [row["version"] for row in await listed(nats_url)] == [1, 0]
         assert "messages removed: 4" in await weights(nats_url, "repair")
@@ -115,7 +115,7 @@ async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
             while subscriber.trouble:
                 await asyncio.sleep(0.02)
     assert "messages removed: 0" in await weights(nats_url, "repair")
-    assert metrics.messages_skipped.labels("WeightVersion")._value.get() >= skipped + 2
+    assert metrics.messages_skipped.labels("WeightManifest")._value.get() >= skipped + 2
     for subject in strangers:
         found = await bus.js.get_last_msg(subjects.WEIGHTS, subject, direct=True)
         assert found.data != answer

@@ -26,8 +26,10 @@ from learner.publishing.delta_chain import blob_name
 from schemas import ids as identity
 from schemas import subjects
 from schemas.codec import schema_of
-from schemas.events import Heartbeat, SpanBatch, Task
-from schemas.weights.events import WeightVersion
+from schemas.fleet import Heartbeat
+from schemas.spans import SpanBatch
+from schemas.tasks import Task
+from schemas.weights.events import WeightManifest
 from tests.loop.conftest import CALCULATOR, COLLECTORS_KEY, COMPILED, Loop, write_tasks
 from tests.waiting import until
 
@@ -228,13 +230,13 @@ async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **f
     save_file(tensors, path, fields.pop("metadata", None))
     access = Access.read(loop.directory / "runs" / "test" / "access", "learner")
     async with Bus.connect(loop.bus, access=access) as bus:
-        found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightVersion)
+        found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
         assert found is not None
         name = blob_name("policy", version, found[0].epoch)
         blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, name, path)
         base = [await bus.blobs.put(subjects.WEIGHT_BUCKET, "policy-base", one) for one in fields.pop("base", ())]
         of_learner = {"run": "small", "model": "policy", "epoch": found[0].epoch, "step": 6, "created_ns": 1}
-        manifest = WeightVersion(version=version, blobs=(*base, blob), **of_learner, **fields)
+        manifest = WeightManifest(version=version, blobs=(*base, blob), **of_learner, **fields)
         await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}", expect_last=found[1])
         return await node_at(bus, version)
 

@@ -12,7 +12,8 @@ from bus.lease import Lease
 from learner.rollouts.assembler import Rollout
 from learner.rollouts.dispatcher import admitted_groups
 from learner.rollouts.groups import Groups
-from schemas.events import Outcome, RolloutEnd
+from schemas.base import Outcome
+from schemas.spans import AttemptResult
 from schemas.trajectory.attempt_selection import (
     CAME_TO_NOTHING,
     OURS,
@@ -75,7 +76,7 @@ class Grouping(RuleBasedStateMachine):
 
     @rule(sample=st.integers(0, samples - 1), outcome=OUTCOMES, final=st.booleans(), again=st.booleans())
     def an_attempt_ends(self, sample: int, outcome: Outcome, final: bool, again: bool) -> None:
-        said = standing(RolloutEnd(outcome=outcome, final=final, spans=1, started_ns=0, ended_ns=0))
+        said = standing(AttemptResult(outcome=outcome, final=final, spans=1, started_ns=0, ended_ns=0))
         reward = 1.0 if outcome == "ok" else None
         made = rollout("a", sample, reward, outcome=outcome, samples=self.samples)
         changed = {"standing": said, "execution": f"e{next(self.executions)}"}
@@ -157,7 +158,7 @@ TestLeasing, TestGrouping, TestServing = Leasing.TestCase, Grouping.TestCase, Se
 @given(st.lists(st.tuples(OUTCOMES, st.booleans()), max_size=8))
 def test_the_winner_is_the_first_result_else_the_first_last_word(told: list[tuple[Outcome, bool]]) -> None:
     """Whoever hears the attempts one by one and whoever sorts them afterwards come to the same one."""
-    ends = [RolloutEnd(outcome=outcome, final=final, spans=1, started_ns=0, ended_ns=0) for outcome, final in told]
+    ends = [AttemptResult(outcome=outcome, final=final, spans=1, started_ns=0, ended_ns=0) for outcome, final in told]
     ranks = [(standing(end), place) for place, end in enumerate(ends) if standing(end) != TRIED_AGAIN]
     assert winner(ends) == (min(ranks)[1] if ranks else None)
     current: int | None = None

@@ -15,7 +15,8 @@ from bus.client import Bus
 from bus.streams import STORE_EVAL
 from runners import runner
 from runners.settings import RunnerSettings
-from schemas.events import ModelCall, Span, SpanBatch, Task
+from schemas.spans import ModelCall, Span, SpanBatch
+from schemas.tasks import Task
 from schemas.trajectory.prefix_encoding import whole
 
 PROMPT, ANSWER = [1, 2], [7, 8]

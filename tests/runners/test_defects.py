@@ -14,7 +14,7 @@ from typing import get_args
 from bus.client import Bus
 from bus.fleet.node_state import NEXT, State
 from bus.streams import runner_tasks
-from schemas.events import Outcome
+from schemas.base import Outcome
 from schemas.subjects import TASKS
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 

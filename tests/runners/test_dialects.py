@@ -18,7 +18,7 @@ from runners.protocol.dialects.anthropic_request import chat as chat_of_messages
 from runners.protocol.dialects.responses_request import chat as chat_of_response
 from runners.protocol.token_history import Turn
 from runners.recording.attempt import Attempt
-from schemas.events import ModelCall, Span
+from schemas.spans import ModelCall, Span
 from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, task
 
 TOOL = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -19,7 +19,9 @@ from runners.recording import otlp, rewards
 from runners.recording.attempt import Attempt
 from schemas import ids as identity
 from schemas.codec import encode
-from schemas.events import Heartbeat, Span, Task, VersionRun
+from schemas.fleet import Heartbeat
+from schemas.spans import Span, VersionSpan
+from schemas.tasks import Task
 
 
 def task(**changes: Any) -> Task:
@@ -199,7 +201,7 @@ def test_a_stream_over_a_swap_keeps_the_version_of_every_token() -> None:
     assert array("I", part.response_ids).tolist() == [7, 8, 9, 10]
     assert array("I", part.prompt_ids).tolist() == [1, 2, 3]
     assert array("f", part.logprobs).tolist() == [-0.5] * 4
-    assert part.versions == (VersionRun(version=4, start=0, end=3), VersionRun(version=5, start=3, end=4))
+    assert part.versions == (VersionSpan(version=4, start=0, end=3), VersionSpan(version=5, start=3, end=4))
     assert json.loads(part.response) == {"role": "assistant", "content": "abc"}
     assert part.sampling == {"temperature": 0.5}
 

@@ -20,7 +20,7 @@ from runners import runner
 from runners.agent.launcher import CannotStart
 from runners.settings import RunnerSettings
 from schemas.codec import encode, schema_of
-from schemas.events import Task, TaskPublished, TasksPublished
+from schemas.tasks import Task, TaskBatchRecord, TaskRecord
 from tests.limits import limit
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 
@@ -246,11 +246,11 @@ async def test_a_task_of_another_publisher_is_recorded_once_and_its_trace_is_lin
     await bus.publish_task(task(id="ours"))
     async with running(bus, agent="plain:asks"):
         await ended(bus, 2)
-    records: list[TaskPublished] = []
+    records: list[TaskRecord] = []
     async with bus.pull(STORE_EVENTS, slots=4) as puller, asyncio.timeout(10):
         while len(records) < 2:
             event = (await anext(puller)).event()
-            assert isinstance(event, TasksPublished)
+            assert isinstance(event, TaskBatchRecord)
             records += event.tasks
     assert (await bus.js.stream_info("EVENTS")).state.messages == 2
     links = {record.rollout: record.span.links for record in records}

@@ -30,7 +30,7 @@ from runners.agent.limits import Limits
 from runners.agent.output import AHEAD_BYTES, READ_BYTES
 from runners.agent.process import Keeper
 from runners.settings import RunnerSettings
-from schemas.events import SpanBatch
+from schemas.spans import SpanBatch
 from store.service import embedded
 from tests.listening import child, ports_and_sockets
 from tests.runners.conftest import AGENTS, ScriptedEngine, ended, running, task

@@ -24,7 +24,8 @@ from runners import retry_policy
 from runners.task_handler import TaskHandler
 from schemas import subjects
 from schemas.codec import MAX_BYTES, EncodeError, schema_of
-from schemas.events import SpanBatch, Task
+from schemas.spans import SpanBatch
+from schemas.tasks import Task
 from tests.limits import limit
 from tests.runners.conftest import ended, running, task
 

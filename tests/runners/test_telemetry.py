@@ -28,8 +28,8 @@ from runners.recording import otlp
 from runners.recording.attempt import Attempt
 from runners.recording.usage import Meter, seconds
 from schemas import ids
-from schemas.events import Span, SpanBatch
 from schemas.semconv import attributes
+from schemas.spans import Span, SpanBatch
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 
 PROTOBUF = "application/x-protobuf"

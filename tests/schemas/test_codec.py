@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.codec import MAX_BYTES, VERSION, DecodeError, EncodeError, decode, decode_as, encode, schema_of
-from schemas.events import ModelCall, Span, SpanBatch, Task, VersionRun
+from schemas.spans import ModelCall, Span, SpanBatch, VersionSpan
+from schemas.tasks import Task
 
 TASK = Task(id="q1", run="r", agent="calc", input={"question": "1+1"}, sample=2, samples=8)
 TASK_BYTES = bytes.fromhex(
@@ -22,7 +23,7 @@ CALL = ModelCall(
     prompt_ids=struct.pack("<3I", 1, 2, 3),
     response_ids=struct.pack("<2I", 4, 5),
     logprobs=struct.pack("<2f", -0.5, -0.25),
-    versions=(VersionRun(version=7, start=0, end=1), VersionRun(version=8, start=1, end=2)),
+    versions=(VersionSpan(version=7, start=0, end=1), VersionSpan(version=8, start=1, end=2)),
 )
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from schemas.events import ModelCall
+from schemas.spans import ModelCall
 from schemas.trajectory.prefix_encoding import BrokenPrompt, Prefixes, common, whole
 
 Ids = list[int]

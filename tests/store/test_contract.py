@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from clickhouse_connect.driver.client import Client
 
-from schemas.events import Span, SpanBatch
+from schemas.spans import Span, SpanBatch
 from store.clickhouse import migrations
 from store.clickhouse.client import connect
 from store.ingest import arrow

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from schemas.events import SpanBatch, TasksPublished
+from schemas.spans import SpanBatch
+from schemas.tasks import TaskBatchRecord
 from schemas.training import TrainingStep
 from store.clickhouse.client import connect
 from store.reports import REPORTS
@@ -171,7 +172,7 @@ def test_two_runs_and_two_versions_are_compared(store: StoreProcess, events: dic
 
 
 def test_nothing_is_lost_or_broken_and_prompts_are_whole(store: StoreProcess, events: dict[str, list[Any]]) -> None:
-    published = [one for event in events["small"] if isinstance(event, TasksPublished) for one in event.tasks]
+    published = [one for event in events["small"] if isinstance(event, TaskBatchRecord) for one in event.tasks]
     assert store.one("SELECT count() FROM tasks WHERE run = 'small'") == len(published)
     for empty in ("lost_rollouts", "trained_twice", "broken_prompts"):
         assert store.one(f"SELECT count() FROM {empty}") == 0

@@ -12,10 +12,12 @@ import pytest
 from bus.client import Bus
 from bus.weights.registry import Releases
 from schemas import subjects
+from schemas.base import Outcome
 from schemas.codec import schema_of
-from schemas.events import Outcome, RolloutEnd, SpanBatch, Task
+from schemas.spans import AttemptResult, SpanBatch
+from schemas.tasks import Task
 from schemas.trajectory.attempt_selection import winner
-from schemas.weights.events import Turn, WeightApplied
+from schemas.weights.events import SwapLockState, WeightsActivated
 from store.clickhouse import migrations
 from store.clickhouse.migrations import Migration, MigrationError, migrate
 from store.ingest.batch import deduplication_token
@@ -98,7 +100,7 @@ async def test_a_rollout_is_its_first_result_whatever_failed_before(
         for part in batches("a", 0, reward=float(attempt), attempt=attempt, outcome=outcome, final=final):
             await send(bus, part, f"{attempt}:{part.sequence}")
         expected = winner(
-            [RolloutEnd(outcome=o, final=f, spans=1, started_ns=0, ended_ns=0) for o, f in told[:attempt]]
+            [AttemptResult(outcome=o, final=f, spans=1, started_ns=0, ended_ns=0) for o, f in told[:attempt]]
         )
         await asyncio.to_thread(store.until, "SELECT count() FROM attempts", attempt)
         found = [attempt for (attempt,) in store.sql.query("SELECT attempt FROM rollouts").result_rows]
@@ -122,9 +124,9 @@ async def test_swaps_and_what_was_decided_of_versions_are_kept(bus: Bus, nats_ur
     releases = Releases(bus, "policy")
     await releases.decide("released", 3, who="n0", figures={"k3_kl": 0.25})
     await releases.decide("revoked", 4, who="n0", why="entropy is 8")
-    turn = Turn(model="policy", node="n0", taken_ns=1)
+    turn = SwapLockState(model="policy", node="n0", taken_ns=1)
     await bus.publish(subjects.turn("policy"), turn, msg_id="turn")
-    applied = WeightApplied(
+    applied = WeightsActivated(
         node="n0", model="policy", version=3, fetch_seconds=1, verify_seconds=0.5, pause_seconds=0.25, applied_ns=1
     )
     await bus.publish(subjects.applied("n0"), applied, msg_id="applied")

@@ -16,7 +16,7 @@ from clickhouse_connect.driver.exceptions import OperationalError
 
 from benchmarks import ui
 from bus.client import Bus
-from schemas.events import SpanBatch
+from schemas.spans import SpanBatch
 from store.clickhouse import migrations
 from store.clickhouse.client import reader
 from store.clickhouse.query_limits import PAGE, sentence, settings_for

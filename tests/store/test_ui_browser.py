@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from schemas.events import Heartbeat, SpanBatch
+from schemas.fleet import Heartbeat
+from schemas.spans import SpanBatch
 from store.clickhouse import migrations
 from store.clickhouse.client import connect
 from store.ui.client import Reader

@@ -7,7 +7,8 @@ import pytest
 
 from bus.client import Bus
 from schemas import subjects
-from schemas.events import Heartbeat, Task
+from schemas.fleet import Heartbeat
+from schemas.tasks import Task
 from store.roster import Roster
 from store.stall_detector import Facts, Limits, diagnose
 from tests.limits import limit

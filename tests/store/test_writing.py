@@ -11,7 +11,7 @@ from bus.client import Bus
 from bus.fleet.readiness import unready
 from bus.streams import runner_tasks
 from schemas import subjects
-from schemas.events import Task
+from schemas.tasks import Task
 from store.lost_rollouts import Losses
 from store.service import writer_url
 from tests.making import batches

@@ -13,7 +13,7 @@ from lightningbus.cli.options import BusOption, JsonOption, finish
 from lightningbus.cli.output import show
 from lightningbus.run.discovery import connected
 from lightningbus.run.role_process import fail
-from schemas.events import DeadLetter
+from schemas.dead_letters import DeadLetter
 
 app = typer.Typer(help="Dead letters: what nobody could use, and why.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -25,7 +25,7 @@ from lightningbus.run.role_process import fail, on_stop_signals
 from schemas import ids, subjects
 
 MAX_ROLLOUT_CHARACTERS = 200
-"""Of a rollout's id, as `schemas.events.Identifier` has it."""
+"""Of a rollout's id, as `schemas.base.Identifier` has it."""
 
 
 def publish(

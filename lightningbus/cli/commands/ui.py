@@ -13,7 +13,7 @@ from common.aio import cancel
 from lightningbus.cli.options import BusOption, DatabaseOption, SqlOption, extra, finish
 from lightningbus.run.discovery import connected
 from lightningbus.run.role_process import UserError, fail, on_stop_signals
-from schemas.events import Heartbeat
+from schemas.fleet import Heartbeat
 
 BUS_SECONDS = 5.0
 """Between two tries to reach a bus that does not answer."""

@@ -18,8 +18,8 @@ from lightningbus.cli.options import BusOption, JsonOption, check_names, finish
 from lightningbus.cli.output import show
 from lightningbus.run.discovery import connected
 from lightningbus.run.role_process import UserError
-from schemas.events import Heartbeat
-from schemas.weights.events import WeightRelease, WeightVersion
+from schemas.fleet import Heartbeat
+from schemas.weights.events import ReleaseState, WeightManifest
 from schemas.weights.release_policy import awaits, is_revoked, verdict
 
 app = typer.Typer(
@@ -151,7 +151,7 @@ def _decide(what: What, version: int | None, model: str, bus: str | None, why: s
     print(f"version {finish(work())} is {what}")
 
 
-async def _expired(at: Bus, manifest: WeightVersion) -> str:
+async def _expired(at: Bus, manifest: WeightManifest) -> str:
     """A file of a version that is not on the bus any more, if there is one; places elsewhere are not looked at."""
     if manifest.transport != "blob":
         return ""
@@ -166,7 +166,7 @@ async def _nodes(at: Bus, model: str) -> list[Heartbeat]:
         return [beat for beat in fleet.members() if beat.model == model]
 
 
-def _fields(manifest: WeightVersion, release: WeightRelease, nodes: Sequence[Heartbeat]) -> dict[str, object]:
+def _fields(manifest: WeightManifest, release: ReleaseState, nodes: Sequence[Heartbeat]) -> dict[str, object]:
     said = verdict(release, manifest.version)
     return {
         "version": manifest.version,
@@ -180,7 +180,7 @@ def _fields(manifest: WeightVersion, release: WeightRelease, nodes: Sequence[Hea
     }
 
 
-def _state(manifest: WeightVersion, release: WeightRelease) -> str:
+def _state(manifest: WeightManifest, release: ReleaseState) -> str:
     if release.pinned == manifest.version:
         return "pinned"
     if awaits(release, manifest):
@@ -189,7 +189,7 @@ def _state(manifest: WeightVersion, release: WeightRelease) -> str:
     return said.what if said is not None else "released"
 
 
-def _readable(manifest: WeightVersion) -> Mapping[str, Any]:
+def _readable(manifest: WeightManifest) -> Mapping[str, Any]:
     """Without the tokens of a trial."""
     fields: dict[str, Any] = msgspec.to_builtins(manifest)
     if manifest.trial is not None:

@@ -1,0 +1,27 @@
+"""What all events share: the base class, and the types of their fields.
+
+Events are frozen structs. On the wire each is a MessagePack map, keyed by field name. Numeric arrays are raw
+little-endian bytes, so that a reader maps them without a copy: token ids are ``u32``, log-probabilities are ``f32``.
+Times are Unix nanoseconds.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+SubjectToken = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+"""A name that is also one token of a subject: letters, digits, ``_`` and ``-``."""
+Identifier = Annotated[str, Meta(min_length=1, max_length=200)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+PositiveSeconds = Annotated[float, Meta(gt=0)]
+Mode = Literal["train", "eval"]
+Outcome = Literal["ok", "agent_error", "timeout", "infra", "poisoned", "cancelled"]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of everything that is sent; unknown fields are ignored, so newer writers may add some.
+
+    A field that has its default is left out.
+    """

@@ -1,0 +1,51 @@
+"""Events about tasks: what an agent is given to do, and the record that it was published."""
+
+from typing import Any
+
+from msgspec import field
+
+from schemas.base import Event, Identifier, Mode, NonNegativeInt, PositiveInt, PositiveSeconds, SubjectToken
+from schemas.spans import Span
+
+
+class TaskIdentity(Event, frozen=True, kw_only=True):
+    """Which rollout a task is: what can be read even of a task that cannot be used."""
+
+    id: Identifier
+    run: SubjectToken
+    agent: SubjectToken
+    sample: NonNegativeInt = 0
+    samples: PositiveInt = 1
+    mode: Mode = "train"
+
+
+class Task(TaskIdentity, frozen=True, kw_only=True):
+    """One sample of one problem for one agent; publishing ``n`` samples makes ``n`` of these.
+
+    The task is GRPO's group; a (task, sample) pair is a *rollout*; one delivery is an *attempt*.
+    """
+
+    input: Any
+    deadline: PositiveSeconds = 60.0
+    max_attempts: PositiveInt = 3
+    earlier_attempts: NonNegativeInt = 0
+    """Deliveries before it was replayed from the dead letters: attempts go on counting from here."""
+    model: SubjectToken = "policy"
+    weight_version: NonNegativeInt | None = None
+    """Serve every model call of this rollout from exactly this version; ``None``: whatever is current."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Sampling settings forced on every model call, e.g. ``{"temperature": 0}`` for greedy evaluation."""
+
+
+class TaskRecord(Event, frozen=True, kw_only=True):
+    """A task was accepted by the bus; its PRODUCER span opens the rollout's trace."""
+
+    task: Task
+    rollout: Identifier
+    span: Span
+
+
+class TaskBatchRecord(Event, frozen=True, kw_only=True):
+    """Tasks that were published together."""
+
+    tasks: tuple[TaskRecord, ...]
