@@ -39,11 +39,22 @@ def batches(run: str, count: int, size: int) -> Iterator[SpanBatch]:
     for number in range(count // PER_ATTEMPT):
         rollout = f"{run}-{number}.0"
         spans = tuple(_span(number, place, size) for place in range(PER_ATTEMPT))
-        end = AttemptResult(outcome="ok", reward=1.0, spans=PER_ATTEMPT, started_ns=START_NS, ended_ns=START_NS + 1)
+        end = AttemptResult(outcome="ok", reward=1.0, num_spans=PER_ATTEMPT, started_ns=START_NS, ended_ns=START_NS + 1)
         yield SpanBatch(
-            run=run, task=f"{run}-{number}", rollout=rollout, sample=0, samples=1, attempt=1, execution=f"e{number}",
-            agent="default", mode="eval", runner="r", sequence=0, spans=spans, end=end,
-        )  # fmt: skip
+            run_id=run,
+            task_id=f"{run}-{number}",
+            rollout_id=rollout,
+            sample_index=0,
+            group_size=1,
+            attempt=1,
+            execution_id=f"e{number}",
+            agent="default",
+            mode="eval",
+            runner="r",
+            sequence=0,
+            spans=spans,
+            end=end,
+        )
 
 
 def _span(number: int, place: int, size: int) -> Span:
@@ -59,13 +70,18 @@ def _call(place: int) -> ModelCall:
     """1,000 tokens: 800 of them new in the prompt, 200 sampled."""
     ids = array("I", os.urandom(4 * 1000))
     return ModelCall(
-        index=place, model="policy", node="n", prompt_ids=array("I", [one % 150_000 for one in ids[:800]]).tobytes(),
+        index=place,
+        model="policy",
+        node="n",
+        prompt_ids=array("I", [one % 150_000 for one in ids[:800]]).tobytes(),
         response_ids=array("I", [one % 150_000 for one in ids[800:]]).tobytes(),
         logprobs=array("f", [-1.0 / (1 + one % 97) for one in ids[800:]]).tobytes(),
-        versions=(VersionSpan(version=1, start=0, end=200),), finish_reason="stop", sampling={"temperature": 1.0},
+        weight_versions=(VersionSpan(version=1, start=0, end=200),),
+        finish_reason="stop",
+        sampling_params={"temperature": 1.0},
         request='{"model": "policy", "messages": [{"role": "user", "content": "' + os.urandom(400).hex() + '"}]}',
         response='{"role": "assistant", "content": "' + os.urandom(200).hex() + '"}',
-    )  # fmt: skip
+    )
 
 
 async def ready_made(client: Client, said: list[SpanBatch], settings: StoreSettings, insert: Insert) -> float:
@@ -105,7 +121,7 @@ async def from_the_stream(
         await asyncio.sleep(0.005)
     seconds, spent = time.monotonic() - started, _cpu() - before
     sql = "SELECT count() FROM raw_attempts WHERE run = {run:String}"
-    assert await asyncio.to_thread(first, client, sql, {"run": said[0].run}) == (len(said),)
+    assert await asyncio.to_thread(first, client, sql, {"run": said[0].run_id}) == (len(said),)
     stop.set()
     await work
     spans = len(said) * PER_ATTEMPT

@@ -117,7 +117,7 @@ async def streamed(
         for version in dict.fromkeys(versions)
     )
     call = ModelCall(
-        index=number, model="policy", node=node.id, prompt_ids=array("I", prompt).tobytes(), versions=runs,
+        index=number, model="policy", node=node.id, prompt_ids=array("I", prompt).tobytes(), weight_versions=runs,
         response_ids=array("I", ids).tobytes(), logprobs=array("f", told).tobytes(),
     )  # fmt: skip
     return call, longest
@@ -171,7 +171,13 @@ async def put(at: Stack, path: Path, weights: dict[str, Any], version: int) -> B
 async def announce(at: Stack, blob: Blob, version: int) -> Heartbeat:
     """A version; the node once it serves it."""
     said = WeightManifest(
-        run="bench", model="policy", version=version, blobs=(blob,), epoch=1, step=version, created_ns=time.time_ns()
+        run_id="bench",
+        model="policy",
+        version=version,
+        blobs=(blob,),
+        epoch=1,
+        step=version,
+        created_at_ns=time.time_ns(),
     )
     async with Bus.connect(at.url, access=at.access("learner")) as learner:
         found = await learner.last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)

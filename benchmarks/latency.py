@@ -26,7 +26,8 @@ def tasks(run: str, count: int, first: int = 0) -> list[Task]:
     """Tasks that say when they were made."""
     now = time.time_ns()
     return [
-        Task(id=f"{run}-{first + n}", run=run, agent="default", mode="eval", input={"sent": now}) for n in range(count)
+        Task(id=f"{run}-{first + n}", run_id=run, agent="default", mode="eval", input={"sent": now})
+        for n in range(count)
     ]
 
 

@@ -45,7 +45,7 @@ CODECS = {
 def conversation(number: int) -> SpanBatch:
     """One rollout as its runner records it, words and tokens as frequent as in a language (Zipf)."""
     chance = np.random.default_rng(number)
-    attempt = Attempt(Task(id=f"long-{number}", run="long", agent="default", input={}), 1, "runner")
+    attempt = Attempt(Task(id=f"long-{number}", run_id="long", agent="default", input={}), 1, "runner")
     messages: list[dict[str, str]] = []
     tokens: list[int] = []
     for turn in range(TURNS):

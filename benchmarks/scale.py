@@ -44,7 +44,12 @@ async def at_once() -> list[Result]:
         before = usage()
         tasks = (
             Task(
-                id=f"s{n}", run="at-once", agent="default", mode="eval", input={"seconds": SLEEP_SECONDS}, deadline=240
+                id=f"s{n}",
+                run_id="at-once",
+                agent="default",
+                mode="eval",
+                input={"seconds": SLEEP_SECONDS},
+                deadline=240,
             )
             for n in range(AT_ONCE)
         )
@@ -54,7 +59,7 @@ async def at_once() -> list[Result]:
         while await system.one(ENDED, run="at-once") < AT_ONCE:
             await system.at.fleet.changed()
             busy = sum(
-                int(str(beat.detail["busy"]).split("/")[0])
+                int(str(beat.status["busy"]).split("/")[0])
                 for beat in system.at.fleet.members()
                 if beat.role == "runner"
             )
@@ -97,7 +102,7 @@ async def _fill(system: System, first: int, count: int) -> None:
     """Publish without waiting for each answer; the last is waited for, and what was lost on the way sent again."""
     headers = {subjects.SCHEMA_HEADER: schema_of(Task)}
     for number in range(first, first + count):
-        task = Task(id=f"w{number}", run="waiting", agent="nobody", mode="eval", input={})
+        task = Task(id=f"w{number}", run_id="waiting", agent="nobody", mode="eval", input={})
         own = {**headers, subjects.MSG_ID_HEADER: ids.task_msg_id(f"w{number}.0")}
         await system.at.bus.nc.publish(subjects.task("eval", "nobody"), encode(task), headers=own)
         if number % 2000 == 1999:
@@ -115,7 +120,7 @@ async def _fill(system: System, first: int, count: int) -> None:
 async def _publishes(system: System, already: int) -> list[float]:
     found = []
     for number in range(200):
-        task = Task(id=f"after-{already}-{number}", run="waiting", agent="nobody", mode="eval", input={})
+        task = Task(id=f"after-{already}-{number}", run_id="waiting", agent="nobody", mode="eval", input={})
         started = time.perf_counter()
         await system.at.bus.publish_tasks([task])
         found.append(1e3 * (time.perf_counter() - started))

@@ -319,14 +319,14 @@ class Bus:
     ) -> None:
         """Publish the record of published tasks, from which the store makes its rows; raises as `publish`."""
         for batch in together(records):
-            msg_id = ids.tasks_msg_id(record.rollout for record in batch) + nonce
+            msg_id = ids.tasks_msg_id(record.rollout_id for record in batch) + nonce
             event = TaskBatchRecord(tasks=tuple(batch))
             await self.publish(subjects.TASK_PUBLISHED, event, msg_id=msg_id, timeout=timeout)
 
     async def _publish_task(self, task: Task, timeout: float, nonce: str) -> tuple[TaskRecord, bool]:
         """The record of a task, whose PRODUCER span opens the rollout's trace; False if the bus had the task."""
         started = time.time_ns()
-        rollout = ids.rollout_id(task.id, task.sample)
+        rollout = ids.rollout_id(task.id, task.sample_index)
         context = ids.task_traceparent(rollout)
         subject = subjects.task(task.mode, task.agent)
         msg_id = ids.task_msg_id(rollout) + nonce
@@ -336,7 +336,7 @@ class Bus:
         except DuplicateMessage:
             is_new = False
         span = producer_span(task, subject, started, time.time_ns())
-        return TaskRecord(task=task, rollout=rollout, span=span), is_new
+        return TaskRecord(task=task, rollout_id=rollout, span=span), is_new
 
     async def last(self, stream: str, subject: str, kind: type[E]) -> tuple[E, int] | None:
         """Last event on a subject with its stream sequence; None if there is none."""
@@ -386,11 +386,11 @@ class Bus:
             stream=delivery.stream,
             subject=delivery.subject,
             sequence=delivery.sequence,
-            deliveries=delivery.deliveries,
+            num_delivered=delivery.deliveries,
             reason=reason,
             headers=delivery.headers,
             payload=delivery.data,
-            dead_ns=time.time_ns(),
+            dead_lettered_at_ns=time.time_ns(),
         )
         try:
             encode(letter)
@@ -398,7 +398,7 @@ class Bus:
             reason = f"{reason}; its {len(delivery.data)} bytes were too many to keep"
             letter = replace(letter, reason=reason, headers={}, payload=b"")
         log.warning("dead letter %s/%d: %s", delivery.stream, delivery.sequence, reason)
-        await self.publish(subjects.dead(delivery.stream), letter, msg_id=f"dead:{delivery.stream}:{delivery.sequence}")
+        await self.publish(subjects.dlq(delivery.stream), letter, msg_id=f"dead:{delivery.stream}:{delivery.sequence}")
         metrics.dead_letters.labels(delivery.stream).inc()
         await delivery.term(sync=True)
 
@@ -410,7 +410,7 @@ class Bus:
             yield pulse
 
     def _describe(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return {**fields, "detail": {**fields.get("detail", {}), "bus": self.problem}} if self.problem else fields
+        return {**fields, "status": {**fields.get("status", {}), "bus": self.problem}} if self.problem else fields
 
     def fleet(self, role: str) -> Fleet:
         """Live view of who is alive in a role (``*``: in any); an async context manager."""

@@ -34,7 +34,7 @@ TYPES: Mapping[str, Mapping[type[Event], str]] = {
 
 
 class DeadLetters:
-    """What lies in DEAD, by its sequence there."""
+    """What lies in DLQ, by its sequence there."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -44,7 +44,7 @@ class DeadLetters:
         sequence = 1
         while True:
             try:
-                message = await self._bus.js.get_msg(subjects.DEAD, sequence, subjects.ALL_DEAD, next=True)
+                message = await self._bus.js.get_msg(subjects.DLQ, sequence, subjects.ALL_DLQ, next=True)
             except NotFoundError:
                 return
             sequence = int(message.seq or 0) + 1
@@ -79,11 +79,11 @@ class DeadLetters:
     async def drop(self, sequence: int) -> None:
         """Forget a letter; raises `BusError` if there is none of that number."""
         await self._message(sequence)
-        await self._bus.js.delete_msg(subjects.DEAD, sequence)
+        await self._bus.js.delete_msg(subjects.DLQ, sequence)
 
     async def _message(self, sequence: int) -> RawStreamMsg:
         try:
-            return await self._bus.js.get_msg(subjects.DEAD, sequence)
+            return await self._bus.js.get_msg(subjects.DLQ, sequence)
         except NotFoundError:
             raise BusError(f"there is no dead letter {sequence}: see `lightningbus dead list`") from None
 
@@ -94,7 +94,7 @@ def read_letter(message: RawStreamMsg | Msg) -> DeadLetter:
     Who may write letters of one stream may not write those of another.
     """
     letter = decode(DeadLetter, message.data or b"")
-    if message.subject != subjects.dead(letter.stream):
+    if message.subject != subjects.dlq(letter.stream):
         raise DecodeError(f"a letter of {letter.stream} does not come on {message.subject}")
     return letter
 
@@ -112,7 +112,7 @@ def build_replay(letter: DeadLetter) -> tuple[str, bytes, dict[str, str]]:
     subject, payload = types[type(event)], letter.payload
     if isinstance(event, Task):
         subject = subjects.task(event.mode, event.agent)
-        payload = encode(replace(event, earlier_attempts=event.earlier_attempts + letter.deliveries))
+        payload = encode(replace(event, prior_attempts=event.prior_attempts + letter.num_delivered))
     headers = {subjects.SCHEMA_HEADER: schema_of(event)}
     trace = letter.headers.get(subjects.TRACE_HEADER, "")
     if TRACEPARENT.fullmatch(trace):

@@ -54,12 +54,12 @@ STREAMS = (
     _stream(subjects.ALERTS, [subjects.ALERT], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 16),
     _stream(
         subjects.WEIGHTS,
-        [subjects.ALL_WEIGHTS, subjects.ALL_APPLIED, subjects.ALL_RELEASES, subjects.ALL_TURNS],
+        [subjects.ALL_WEIGHTS, subjects.ALL_ACTIVATIONS, subjects.ALL_RELEASES, subjects.ALL_SWAP_LOCKS],
         RetentionPolicy.LIMITS,
         DiscardPolicy.OLD,
         256,
     ),
-    _stream(subjects.DEAD, [subjects.ALL_DEAD], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 512),
+    _stream(subjects.DLQ, [subjects.ALL_DLQ], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 512),
     _stream(subjects.AUDIT, [subjects.API_ADVISORY], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 64),
     # A bucket, as nats-py's Object Store makes one: who writes weights then needs no right to make streams.
     StreamConfig(
@@ -107,7 +107,7 @@ STORE_EVAL = Consumer(subjects.EVAL_ROLLOUTS, subjects.STORE, subjects.EVAL_ROLL
 STORE_EVENTS = Consumer(subjects.EVENTS, subjects.STORE, subjects.ALL_EVENTS)
 STORE_ALERTS = Consumer(subjects.ALERTS, subjects.STORE, subjects.ALERT)
 STORE_WEIGHTS = Consumer(subjects.WEIGHTS, subjects.STORE, ">")
-STORE_DEAD = Consumer(subjects.DEAD, subjects.STORE, subjects.ALL_DEAD)
+STORE_DEAD = Consumer(subjects.DLQ, subjects.STORE, subjects.ALL_DLQ)
 STORE_AUDIT = Consumer(subjects.AUDIT, subjects.STORE, subjects.API_ADVISORY)
 # The learner acknowledges up to its checkpoint and is reset to it on start: redelivery by time must not interfere.
 LEARNER_ROLLOUTS = Consumer(

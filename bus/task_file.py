@@ -127,19 +127,19 @@ def foreign_record(task: Task, subject: str, traceparent: str, published_ns: int
 
     Another publisher's own trace becomes a link of the rollout's first span.
     """
-    rollout = ids.rollout_id(task.id, task.sample)
+    rollout = ids.rollout_id(task.id, task.sample_index)
     if traceparent == ids.task_traceparent(rollout):
         return None
     span = producer_span(task, subject, published_ns, published_ns)
     trace_id, span_id = ids.trace_of(traceparent), ids.span_of(traceparent)
     if span_id:
         span = replace(span, links=({"trace_id": trace_id, "span_id": span_id},))
-    return TaskRecord(task=task, rollout=rollout, span=span)
+    return TaskRecord(task=task, rollout_id=rollout, span=span)
 
 
 def producer_span(task: Task, subject: str, start_ns: int, end_ns: int) -> Span:
     """The PRODUCER span of one published sample, by OpenTelemetry's messaging conventions."""
-    rollout = ids.rollout_id(task.id, task.sample)
+    rollout = ids.rollout_id(task.id, task.sample_index)
     return Span(
         trace_id=ids.trace_id(rollout),
         span_id=ids.publish_span_id(rollout),
@@ -154,7 +154,7 @@ def producer_span(task: Task, subject: str, start_ns: int, end_ns: int) -> Span:
             attributes.MESSAGING_OPERATION: "send",
             attributes.MESSAGING_DESTINATION: subject,
             attributes.MESSAGE_ID: ids.task_msg_id(rollout),
-            attributes.RUN: task.run,
+            attributes.RUN: task.run_id,
             attributes.TASK: task.id,
             attributes.ROLLOUT: rollout,
         },

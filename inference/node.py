@@ -153,18 +153,18 @@ class Node:
 
     async def take_part(self, manifest: WeightManifest) -> float | None:
         """See `inference.weights.target.Server`; the engine stands still from when it waits for the others."""
-        offer, reach, started = manifest.offer, self._engine.reach, time.monotonic()
+        offer, reach, started = manifest.broadcast, self._engine.reach, time.monotonic()
         seat = seat_in(offer, self.id, reach) if reach is not None else None
-        if offer is None or seat is None or offer.meeting == self._meeting or self._adapters is not None:
+        if offer is None or seat is None or offer.rendezvous_key == self._meeting or self._adapters is not None:
             return None
-        self._meeting = offer.meeting
+        self._meeting = offer.rendezvous_key
         try:
             await self._engine.tell("/init_weight_transfer_engine", {"init_info": meeting(offer, seat)})
         except EngineRefused as error:
             log.warning("version %d is to be had by its files: %s", manifest.version, error)
             return None
         met = time.monotonic() - started
-        paused = met + await self._load({"content": manifest.content, "size": offer.size}, manifest.version)
+        paused = met + await self._load({"content": manifest.fingerprint, "size": offer.size}, manifest.version)
         self._swaps += 1
         return paused
 
@@ -207,7 +207,7 @@ class Node:
             "address": self._settings.advertise or self._gateway.address,
             "model": self._settings.model,
             "version": self._gateway.newest,
-            "detail": {
+            "status": {
                 "inflight": self._gateway.inflight,
                 "swaps": self._swaps,
                 "max_model_len": self._engine.max_model_len,

@@ -201,7 +201,7 @@ class Learner:
         uses = self._account.take()
         if self._event is not None:
             state = replace(state, event=encode(self._event))
-            await self._announce(replace(self._event, uses=tuple(uses), spans=()), f"-{state.position}")
+            await self._announce(replace(self._event, rollouts=tuple(uses), spans=()), f"-{state.position}")
         else:
             self._account.add(uses, [])  # the first step will say it
         await self._saver.checkpoint(state)
@@ -220,7 +220,7 @@ class Learner:
         self._account.close()
         uses = tuple(self._account.take())
         if uses and self._event is not None:
-            await self._announce(replace(self._event, uses=uses, spans=()), "rest")
+            await self._announce(replace(self._event, rollouts=uses, spans=()), "rest")
 
     def _drop(self, tasks: Sequence[str]) -> None:
         """The groups of these tasks came to nothing: as many more are dispatched."""
@@ -250,9 +250,11 @@ class Learner:
         except ValueError as error:  # what a credit function of the user's own gave
             raise CannotLearn(str(error)) from error
         if not batch.rows:
-            log.warning("%d groups gave nothing to train on: %s", len(groups), {use.reason for use in batch.uses})
+            log.warning(
+                "%d groups gave nothing to train on: %s", len(groups), {use.exclusion_reason for use in batch.uses}
+            )
             self._account.add(batch.uses, rollouts.values())
-            if {use.reason for use in batch.uses} == {STALE}:
+            if {use.exclusion_reason for use in batch.uses} == {STALE}:
                 await self._caught_up()  # else as many more would come from the same old weights, without end
             self._drop([group.task for group in groups])
             return
@@ -261,16 +263,16 @@ class Learner:
         step, version, nonce = self._state.step + 1, self._state.version + 1, secrets.token_hex(NONCE_BYTES)
         state = replace(self._state, step=step, version=version, nonce=nonce)
         event = TrainingStep(
-            run=state.run,
+            run_id=state.run,
             model=state.model,
             step=state.step,
             version=state.version,
             epoch=state.epoch,
             started_ns=started_ns,
             ended_ns=time.time_ns(),
-            uses=(*batch.uses, *self._account.take()),
+            rollouts=(*batch.uses, *self._account.take()),
             metrics={**batch.metrics, **said, **self._mender.figures(), "seconds/idle": idle},
-            digest=await self._in_thread(batch.digest),
+            batch_sha256=await self._in_thread(batch.digest),
             settings=self._settings.model_dump_json(),
             spans=(),
         )
@@ -311,7 +313,7 @@ class Learner:
         )
 
     async def _announce(self, event: TrainingStep, part: str = "", unique: bool = False) -> None:
-        msg_id = ids.step_msg_id(event.run, event.epoch, event.step, self._state.nonce) + part
+        msg_id = ids.step_msg_id(event.run_id, event.epoch, event.step, self._state.nonce) + part
         await self._bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf, unique=unique)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -339,11 +341,11 @@ class Learner:
         if self._phase == "waiting":
             detail["groups"] = f"{len(self._intake.groups.ready)}/{self._settings.groups_per_step}"
         return {
-            "run": self._settings.run,
+            "run_id": self._settings.run,
             "state": self._phase,
             "model": self._settings.model,
             "version": self._state.version,
-            "detail": detail,
+            "status": detail,
         }
 
 
@@ -356,5 +358,5 @@ def _moved(event: TrainingStep) -> None:
     metrics.reward_mean.set(event.metrics["reward/mean"])
     metrics.staleness.set(event.metrics["staleness/mean"])
     metrics.tokens_trained.inc(event.metrics["tokens"])
-    for use in event.uses:
+    for use in event.rollouts:
         metrics.rollouts_used.labels("trained" if use.trained else "left out").inc()

@@ -152,7 +152,7 @@ class Runner:
             detail["waits_for_room"] = self._bus.full
         if problem := self._gateway.upstream.problem() or self._handler.problem:
             detail["last_problem"] = problem[:120]
-        return {"state": self._state, "detail": detail}
+        return {"state": self._state, "status": detail}
 
 
 async def _then(event: asyncio.Event, act: Callable[[], None]) -> None:

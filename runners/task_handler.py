@@ -116,7 +116,7 @@ class TaskHandler:
         parent = delivery.headers.get(subjects.TRACE_HEADER, "")
         if foreign := foreign_record(task, delivery.subject, parent, delivery.timestamp_ns):
             await self._bus.record_tasks([foreign])
-        attempt = Attempt(task, task.earlier_attempts + delivery.deliveries, self._runner, delivery.timestamp_ns)
+        attempt = Attempt(task, task.prior_attempts + delivery.deliveries, self._runner, delivery.timestamp_ns)
         reason = retry_policy.unusable(task)
         if not reason and retry_policy.exhausted(task, delivery.deliveries):
             reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
@@ -125,7 +125,7 @@ class TaskHandler:
             await self._bus.bury(delivery, f"poisoned: {reason}")
             return
         said: tracing.Said = {
-            attributes.RUN: task.run,
+            attributes.RUN: task.run_id,
             attributes.ROLLOUT: attempt.rollout,
             attributes.ATTEMPT: attempt.number,
         }

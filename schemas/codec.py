@@ -52,7 +52,7 @@ class EncodeError(ValueError):
 
 
 def schema_of(event: Event | type[Event]) -> str:
-    """Name and version as they stand in the ``Lb-Schema`` header, e.g. ``Task/2``."""
+    """Name and version as they stand in the ``Lightningbus-Schema`` header, e.g. ``Task/1``."""
     kind = event if isinstance(event, type) else type(event)
     return f"{kind.__name__}/{VERSION}"
 
@@ -96,7 +96,7 @@ def check_schema(kind: type[Event], schema: str) -> None:
 
 
 def decode_as(schema: str, data: bytes) -> Event:
-    """Checked event of the type its ``Lb-Schema`` header names; raises `DecodeError`."""
+    """Checked event of the type its ``Lightningbus-Schema`` header names; raises `DecodeError`."""
     kind = _TYPES.get(name := schema.partition("/")[0])
     if kind is None:
         raise DecodeError(f"no event is called {shorten(name, MAX_REASON)!r}")

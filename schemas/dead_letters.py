@@ -9,8 +9,8 @@ class DeadLetter(Event, frozen=True, kw_only=True):
     stream: SubjectToken
     subject: str
     sequence: NonNegativeInt
-    deliveries: NonNegativeInt
+    num_delivered: NonNegativeInt
     reason: str
     headers: dict[str, str]
     payload: bytes
-    dead_ns: NonNegativeInt
+    dead_lettered_at_ns: NonNegativeInt

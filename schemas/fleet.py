@@ -12,7 +12,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
 
     role: Literal["store", "learner", "inference", "runner", "publisher", "supervisor"]
     id: str
-    run: str = ""
+    run_id: str = ""
     state: str
     """Inference nodes: a state of `bus.fleet.node_state`; others: what they do now."""
     pid: NonNegativeInt = 0
@@ -20,8 +20,8 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     """Where an inference node can be reached: ``http://host:port``."""
     model: str = ""
     version: NonNegativeInt | None = None
-    detail: dict[str, Any] = field(default_factory=dict)
-    sent_ns: NonNegativeInt
+    status: dict[str, Any] = field(default_factory=dict)
+    sent_at_ns: NonNegativeInt
 
 
 class Alert(Event, frozen=True, kw_only=True):
@@ -30,6 +30,6 @@ class Alert(Event, frozen=True, kw_only=True):
     role: Literal["store", "learner", "inference", "runner", "publisher"]
     """Who starves, or what is missing."""
     reason: str
-    over: bool = False
+    resolved: bool = False
     """The alarm before it is no longer true."""
-    raised_ns: NonNegativeInt
+    fired_at_ns: NonNegativeInt

@@ -22,7 +22,7 @@ def may_sign(role: str, event: Event) -> bool:
     if isinstance(event, WeightManifest):
         return role == LEARNER
     if isinstance(event, ReleaseState) and event.decisions:
-        return role == ADMIN or (role == NODE and event.decisions[-1].what in VERDICTS)
+        return role == ADMIN or (role == NODE and event.decisions[-1].action in VERDICTS)
     return False
 
 

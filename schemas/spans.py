@@ -27,7 +27,7 @@ class ModelCall(Event, frozen=True, kw_only=True):
     role: str = ""
     """The agent's part that asked, from a model name such as ``policy:writer``."""
     node: str
-    prompt_prefix: tuple[PrefixRef, ...] = ()
+    prompt_prefix_refs: tuple[PrefixRef, ...] = ()
     """What the prompt repeats of earlier calls, in tokens; their own parts are new prompt tokens and response."""
     prompt_ids: bytes
     """``u32[P]``: the prompt's tokens after the prefix."""
@@ -37,12 +37,12 @@ class ModelCall(Event, frozen=True, kw_only=True):
     """``u32[T]``"""
     logprobs: bytes
     """``f32[T]``: natural log of the probability each response token was sampled with."""
-    pieces: tuple[str, ...] = ()
+    token_texts: tuple[str, ...] = ()
     """The text of each response token, as the engine wrote it; empty if it did not."""
-    versions: tuple[VersionSpan, ...]
+    weight_versions: tuple[VersionSpan, ...]
     finish_reason: str = ""
-    sampling: dict[str, Any] = field(default_factory=dict)
-    request_prefix: tuple[PrefixRef, ...] = ()
+    sampling_params: dict[str, Any] = field(default_factory=dict)
+    request_prefix_refs: tuple[PrefixRef, ...] = ()
     """What the request repeats of earlier calls' ``request``, in bytes of UTF-8."""
     request: str = ""
     """The agent's request body, JSON, after the prefix."""
@@ -73,15 +73,15 @@ class Span(Event, frozen=True, kw_only=True):
 class Usage(Event, frozen=True, kw_only=True):
     """What an attempt took."""
 
-    calls: NonNegativeInt = 0
+    num_calls: NonNegativeInt = 0
     """Model calls."""
     prompt_tokens: NonNegativeInt = 0
     """Of all calls, a history that is repeated counting each time."""
     response_tokens: NonNegativeInt = 0
-    truncated: NonNegativeInt = 0
+    num_truncated: NonNegativeInt = 0
     """Calls that ended at a length."""
-    version_min: NonNegativeInt | None = None
-    version_max: NonNegativeInt | None = None
+    min_weight_version: NonNegativeInt | None = None
+    max_weight_version: NonNegativeInt | None = None
     """The oldest and the newest weight version that made a token."""
     model_seconds: float = 0.0
     """Time in which a model call was open."""
@@ -93,16 +93,16 @@ class AttemptResult(Event, frozen=True, kw_only=True):
     """How an attempt ended: the last thing said about it."""
 
     outcome: Outcome
-    final: bool = True
+    is_final: bool = True
     """False: the task was given back, and another attempt follows."""
     reward: float | None = None
     reward_span: str = ""
     """The span the reward was read from, where the agent gave it by none but a span."""
     error: str = ""
-    spans: NonNegativeInt
+    num_spans: NonNegativeInt
     """How many spans the attempt had over all its batches."""
     usage: Usage = Usage()
-    published_ns: NonNegativeInt = 0
+    enqueued_ns: NonNegativeInt = 0
     """When the bus had the task."""
     started_ns: NonNegativeInt
     ended_ns: NonNegativeInt
@@ -113,14 +113,14 @@ class AttemptResult(Event, frozen=True, kw_only=True):
 class SpanBatch(Event, frozen=True, kw_only=True):
     """Spans of one attempt in order; ``end`` is set on the last batch only."""
 
-    run: SubjectToken
-    task: Identifier
-    rollout: Identifier
-    sample: NonNegativeInt
-    samples: PositiveInt
+    run_id: SubjectToken
+    task_id: Identifier
+    rollout_id: Identifier
+    sample_index: NonNegativeInt
+    group_size: PositiveInt
     attempt: PositiveInt
     """Which delivery of the task this was, by the broker's count."""
-    execution: Identifier
+    execution_id: Identifier
     """Which run of the agent: unique, where a broker that came back from a crash may count a delivery twice."""
     agent: SubjectToken
     mode: Mode

@@ -6,18 +6,18 @@ EVAL_ROLLOUTS = "EVAL_ROLLOUTS"
 EVENTS = "EVENTS"
 ALERTS = "ALERTS"
 WEIGHTS = "WEIGHTS"
-DEAD = "DEAD"
+DLQ = "DLQ"
 AUDIT = "AUDIT"
 WEIGHT_BUCKET = "weights"
 
 ALL_TASKS = "lb.task.>"
 ALL_ROLLOUTS = "lb.rollout.*"
 ALL_EVENTS = "lb.event.*"
-ALL_WEIGHTS = "lb.weights.*"
-ALL_APPLIED = "lb.applied.*"
-ALL_RELEASES = "lb.release.*"
-ALL_TURNS = "lb.turn.*"
-ALL_DEAD = "lb.dead.*"
+ALL_WEIGHTS = "lb.weights.version.*"
+ALL_ACTIVATIONS = "lb.weights.activated.*"
+ALL_RELEASES = "lb.weights.release.*"
+ALL_SWAP_LOCKS = "lb.weights.swap_lock.*"
+ALL_DLQ = "lb.dlq.*"
 ALL_HEARTBEATS = "lb.heartbeat.>"
 
 TRAIN_ROLLOUT = "lb.rollout.train"
@@ -32,7 +32,7 @@ STORE = "store"
 LEARNER = "learner"
 """Names of durable consumers are the roles that read them."""
 
-SCHEMA_HEADER = "Lb-Schema"
+SCHEMA_HEADER = "Lightningbus-Schema"
 TRACE_HEADER = "traceparent"
 MSG_ID_HEADER = "Nats-Msg-Id"
 
@@ -49,27 +49,27 @@ def rollout(mode: str) -> str:
 
 def weights(model: str) -> str:
     """Where the versions of a model are published."""
-    return f"lb.weights.{model}"
+    return f"lb.weights.version.{model}"
 
 
-def applied(node: str) -> str:
+def activated(node: str) -> str:
     """Where a node announces that it serves a version."""
-    return f"lb.applied.{node}"
+    return f"lb.weights.activated.{node}"
 
 
 def release(model: str) -> str:
     """Where it is decided which versions of a model are served; the last message is what holds."""
-    return f"lb.release.{model}"
+    return f"lb.weights.release.{model}"
 
 
-def turn(model: str) -> str:
+def swap_lock(model: str) -> str:
     """Where the nodes of a model tell whose turn it is to swap; the last message is what holds."""
-    return f"lb.turn.{model}"
+    return f"lb.weights.swap_lock.{model}"
 
 
-def dead(stream: str) -> str:
+def dlq(stream: str) -> str:
     """Where the dead letters of a stream go."""
-    return f"lb.dead.{stream}"
+    return f"lb.dlq.{stream}"
 
 
 def heartbeat(role: str, id: str) -> str:

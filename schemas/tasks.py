@@ -12,10 +12,10 @@ class TaskIdentity(Event, frozen=True, kw_only=True):
     """Which rollout a task is: what can be read even of a task that cannot be used."""
 
     id: Identifier
-    run: SubjectToken
+    run_id: SubjectToken
     agent: SubjectToken
-    sample: NonNegativeInt = 0
-    samples: PositiveInt = 1
+    sample_index: NonNegativeInt = 0
+    group_size: PositiveInt = 1
     mode: Mode = "train"
 
 
@@ -28,12 +28,12 @@ class Task(TaskIdentity, frozen=True, kw_only=True):
     input: Any
     deadline: PositiveSeconds = 60.0
     max_attempts: PositiveInt = 3
-    earlier_attempts: NonNegativeInt = 0
+    prior_attempts: NonNegativeInt = 0
     """Deliveries before it was replayed from the dead letters: attempts go on counting from here."""
     model: SubjectToken = "policy"
     weight_version: NonNegativeInt | None = None
     """Serve every model call of this rollout from exactly this version; ``None``: whatever is current."""
-    sampling: dict[str, Any] = field(default_factory=dict)
+    sampling_params: dict[str, Any] = field(default_factory=dict)
     """Sampling settings forced on every model call, e.g. ``{"temperature": 0}`` for greedy evaluation."""
 
 
@@ -41,7 +41,7 @@ class TaskRecord(Event, frozen=True, kw_only=True):
     """A task was accepted by the bus; its PRODUCER span opens the rollout's trace."""
 
     task: Task
-    rollout: Identifier
+    rollout_id: Identifier
     span: Span
 
 

@@ -9,30 +9,30 @@ from schemas.spans import Span
 class RolloutDisposition(Event, frozen=True, kw_only=True):
     """What one training step did with one rollout."""
 
-    rollout: Identifier
-    task: Identifier
+    rollout_id: Identifier
+    task_id: Identifier
     attempt: NonNegativeInt
     """0 and no execution: it had not ended."""
-    execution: str
+    execution_id: str
     outcome: Outcome | Literal[""]
     reward: float | None
     advantage: float
     trained: bool
-    reason: str = ""
+    exclusion_reason: str = ""
     """Why it was not trained on; empty if it was."""
     tokens: NonNegativeInt
-    staleness_max: NonNegativeInt
+    max_staleness: NonNegativeInt
     """Versions between the one trained and the oldest that made a token of it."""
-    place: int = -1
+    batch_index: int = -1
     """Where it stood in the batch; -1: it came into none."""
-    credit: tuple[float, ...] = ()
+    call_advantages: tuple[float, ...] = ()
     """Advantage of each of its calls."""
 
 
 class TrainingStep(Event, frozen=True, kw_only=True):
     """One optimiser step: what went in, what came out."""
 
-    run: SubjectToken
+    run_id: SubjectToken
     model: SubjectToken
     step: PositiveInt
     version: NonNegativeInt
@@ -40,9 +40,9 @@ class TrainingStep(Event, frozen=True, kw_only=True):
     epoch: NonNegativeInt
     started_ns: NonNegativeInt
     ended_ns: NonNegativeInt
-    uses: tuple[RolloutDisposition, ...]
+    rollouts: tuple[RolloutDisposition, ...]
     metrics: dict[str, float]
-    digest: str = ""
+    batch_sha256: str = ""
     """SHA-256 of the batch: rows and advantages, to the bit."""
     settings: str = ""
     """The learner's settings, JSON: with them the batch can be made again."""

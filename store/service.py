@@ -157,7 +157,7 @@ async def _ingest(
         return {
             "state": "inserting" if not problem else "waiting",
             "address": without_secrets(url),
-            "detail": detail,
+            "status": detail,
         }
 
     name = own_id(settings.id)

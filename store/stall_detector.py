@@ -81,8 +81,8 @@ def diagnose(facts: Facts, limits: Limits) -> list[Finding]:
 
 def _disks(facts: Facts) -> Iterator[Finding]:
     for beat in (*facts.of("store"), *facts.of("learner")):
-        if beat.detail.get("disk"):
-            yield Finding(beat.role, f"{beat.role} {beat.id}: {beat.detail['disk']}")
+        if beat.status.get("disk"):
+            yield Finding(beat.role, f"{beat.role} {beat.id}: {beat.status['disk']}")
 
 
 def _missing(facts: Facts, limits: Limits) -> Iterator[Finding]:
@@ -117,10 +117,10 @@ def _why_no_rollout(facts: Facts) -> Finding:
     if not [beat for beat in nodes if serves(beat.state)]:
         states = ", ".join(f"{beat.id} is {beat.state}" for beat in nodes) or "there is none"
         return Finding("runner", f"{still}: no inference node is ready ({states})")
-    if full := next((beat.detail["waits_for_room"] for beat in runners if beat.detail.get("waits_for_room")), ""):
+    if full := next((beat.status["waits_for_room"] for beat in runners if beat.status.get("waits_for_room")), ""):
         return _who_lags(f"{still}: {full} is full", facts.lags.get(str(full).split(", ")[0], {}), facts.backlog)
-    if not any(str(beat.detail.get("busy", "0")).split("/")[0] != "0" for beat in runners):
-        agents = ", ".join(sorted({str(beat.detail.get("agent")) for beat in runners}))
+    if not any(str(beat.status.get("busy", "0")).split("/")[0] != "0" for beat in runners):
+        agents = ", ".join(sorted({str(beat.status.get("agent")) for beat in runners}))
         return Finding(
             "runner", f"{still}: the runners, of agent {agents}, get none of them; are they another agent's?"
         )
@@ -137,7 +137,7 @@ def _who_lags(full: str, lags: Mapping[str, int], backlog: int) -> Finding:
 
 
 def _said(beat: Heartbeat) -> str:
-    return ", ".join(f"{key} {value}" for key, value in beat.detail.items())
+    return ", ".join(f"{key} {value}" for key, value in beat.status.items())
 
 
 class Watchdog:
@@ -176,7 +176,7 @@ class Watchdog:
 
     async def _lags(self) -> Mapping[str, Mapping[str, int]]:
         """What each reader of a full stream has not acknowledged; asked only where somebody waits for room."""
-        if not any(beat.detail.get("waits_for_room") for beat in self._fleet.members()):
+        if not any(beat.status.get("waits_for_room") for beat in self._fleet.members()):
             return {}
         lags: dict[str, dict[str, int]] = {}
         for reader in ROLLOUT_READERS:
@@ -208,5 +208,5 @@ class Watchdog:
         else:
             log.warning("ALARM: %s", finding.reason)
         metrics.alarm.labels(finding.role).set(not over)
-        alarm = Alert(role=finding.role, reason=finding.reason, over=over, raised_ns=time.time_ns())  # type: ignore[arg-type]
-        await self._bus.publish(subjects.ALERT, alarm, msg_id=f"alarm:{alarm.role}:{alarm.raised_ns}")
+        alarm = Alert(role=finding.role, reason=finding.reason, resolved=over, fired_at_ns=time.time_ns())  # type: ignore[arg-type]
+        await self._bus.publish(subjects.ALERT, alarm, msg_id=f"alarm:{alarm.role}:{alarm.fired_at_ns}")

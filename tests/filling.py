@@ -58,12 +58,17 @@ def run(
         for group in range(groups):
             for sample in range(samples):
                 task = Task(
-                    id=f"t{group}@p{step}", run=name, agent="default", input=group, sample=sample, samples=samples
+                    id=f"t{group}@p{step}",
+                    run_id=name,
+                    agent="default",
+                    input=group,
+                    sample_index=sample,
+                    group_size=samples,
                 )
                 rollout = identity.rollout_id(task.id, sample)
                 subject = subjects.task("train", "default")
                 record = TaskRecord(
-                    task=task, rollout=rollout, span=producer_span(task, subject, begun, begun + 10_000)
+                    task=task, rollout_id=rollout, span=producer_span(task, subject, begun, begun + 10_000)
                 )
                 yield TaskBatchRecord(tasks=(record,))
                 *batches, last = attempt(task, step - 1, begun + SECOND_NS, turns, chance)
@@ -78,13 +83,13 @@ def run(
             version=step,
             fetch_seconds=0.02,
             pause_seconds=0.05,
-            applied_ns=begun + 16 * SECOND_NS,
+            activated_at_ns=begun + 16 * SECOND_NS,
         )
 
 
 def attempt(task: Task, version: int, started_ns: int, turns: int, chance: random.Random) -> list[SpanBatch]:
     """One attempt at a task: a chat with a tool between the turns."""
-    made = Attempt(task, 1, f"runner-{task.sample % 2}", started_ns - SECOND_NS // 4, started_ns)
+    made = Attempt(task, 1, f"runner-{task.sample_index % 2}", started_ns - SECOND_NS // 4, started_ns)
     messages: list[dict[str, str]] = [{"role": "system", "content": "You add numbers."}]
     tokens: list[int] = list(range(40))
     now = started_ns + 20_000_000
@@ -122,7 +127,7 @@ def instrumented(name: str) -> list[SpanBatch]:
     """A run of one attempt: a graph as openinference-instrumentation-langchain 0.1.80 has it, and Agent Lightning."""
     chance = random.Random(5)
     made = Attempt(
-        Task(id="t", run=name, agent="default", input={}), 1, "runner-0", START_NS, START_NS + SECOND_NS // 5
+        Task(id="t", run_id=name, agent="default", input={}), 1, "runner-0", START_NS, START_NS + SECOND_NS // 5
     )
 
     def at(milliseconds: int) -> int:
@@ -217,35 +222,35 @@ def _use(last: SpanBatch, step: int, chance: random.Random) -> RolloutDispositio
     assert last.end is not None
     reward = last.end.reward
     advantage = 0.0 if reward is None else reward - 0.5 + chance.uniform(-0.1, 0.1)
-    calls = last.end.usage.calls
+    calls = last.end.usage.num_calls
     return RolloutDisposition(
-        rollout=last.rollout,
-        task=last.task,
+        rollout_id=last.rollout_id,
+        task_id=last.task_id,
         attempt=last.attempt,
-        execution=last.execution,
+        execution_id=last.execution_id,
         outcome=last.end.outcome,
         reward=reward,
         advantage=advantage,
         trained=reward is not None,
-        reason="" if reward is not None else "no reward",
+        exclusion_reason="" if reward is not None else "no reward",
         tokens=last.end.usage.response_tokens,
-        staleness_max=min(step - 1, 1),
-        place=0,
-        credit=(advantage,) * calls,
+        max_staleness=min(step - 1, 1),
+        batch_index=0,
+        call_advantages=(advantage,) * calls,
     )
 
 
 def _step(name: str, step: int, ended_ns: int, uses: list[RolloutDisposition]) -> TrainingStep:
     metrics = {"rollout_corr/k3_kl": 1e-4 * step, "actor/grad_norm": 1.0 / step, "off_policy/ess": 1 - 0.01 * step}
     return TrainingStep(
-        run=name,
+        run_id=name,
         model="policy",
         step=step,
         version=step,
         epoch=1,
         started_ns=ended_ns - 3 * SECOND_NS,
         ended_ns=ended_ns,
-        uses=tuple(uses),
+        rollouts=tuple(uses),
         metrics={**metrics, "actor/ppo_kl": 1e-5 * step, "actor/pg_clipfrac": 0.01},
         spans=tuple(_trained(use, step, ended_ns) for use in uses if use.trained),
     )
@@ -253,19 +258,19 @@ def _step(name: str, step: int, ended_ns: int, uses: list[RolloutDisposition]) -
 
 def _trained(use: RolloutDisposition, step: int, ended_ns: int) -> Span:
     return Span(
-        trace_id=identity.trace_id(use.rollout),
-        span_id=identity.span_id(use.rollout, "train", step),
-        parent_span_id=identity.root_span_id(use.rollout, use.execution),
+        trace_id=identity.trace_id(use.rollout_id),
+        span_id=identity.span_id(use.rollout_id, "train", step),
+        parent_span_id=identity.root_span_id(use.rollout_id, use.execution_id),
         name="train policy",
         kind="consumer",
         start_ns=ended_ns - 3 * SECOND_NS,
         end_ns=ended_ns,
         scope="lightningbus.learner",
-        attributes={attributes.ROLLOUT: use.rollout, attributes.STEP: step, attributes.ADVANTAGE: use.advantage},
+        attributes={attributes.ROLLOUT: use.rollout_id, attributes.STEP: step, attributes.ADVANTAGE: use.advantage},
     )
 
 
 def _version(name: str, version: int, created_ns: int) -> WeightManifest:
     blob = Blob(bucket="weights", name=f"{name}-{version}", size=1000, sha256="0" * 64)
-    fields = {"run": name, "model": "policy", "version": version, "blobs": (blob,), "epoch": 1, "step": version}
-    return WeightManifest(**fields, created_ns=created_ns)  # type: ignore[arg-type]
+    fields = {"run_id": name, "model": "policy", "version": version, "blobs": (blob,), "epoch": 1, "step": version}
+    return WeightManifest(**fields, created_at_ns=created_ns)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ def model_call(
         prompt_ids=array("I", prompt).tobytes(),
         response_ids=array("I", response).tobytes(),
         logprobs=array("f", [-1.0] * len(response)).tobytes(),
-        versions=(VersionSpan(version=version, start=0, end=len(response)),),
+        weight_versions=(VersionSpan(version=version, start=0, end=len(response)),),
         **said,
     )
 
@@ -55,7 +55,7 @@ def rollout(
         attempt=1,
         execution=f"{task}.{sample}-1",
         outcome=outcome,
-        standing=standing(AttemptResult(outcome=outcome, spans=0, started_ns=0, ended_ns=0)),
+        standing=standing(AttemptResult(outcome=outcome, num_spans=0, started_ns=0, ended_ns=0)),
         reward=reward,
         calls=tuple(calls),
         rewards=tuple(rewards) or (0.0,) * len(calls),
@@ -88,16 +88,16 @@ def batches(
         call = model_call(part, [5, 6], [7, 8, 9])
         span = Span(trace_id="t", span_id=f"{part}", name="chat", call=call, **times)
         ended = {"started_ns": START_NS, "ended_ns": START_NS + SECOND_NS}
-        end = AttemptResult(outcome=outcome, final=final, reward=reward, spans=parts, **ended)
+        end = AttemptResult(outcome=outcome, is_final=final, reward=reward, num_spans=parts, **ended)
         made.append(
             SpanBatch(
-                run=run,
-                task=task,
-                rollout=f"{task}.{sample}",
-                sample=sample,
-                samples=samples,
+                run_id=run,
+                task_id=task,
+                rollout_id=f"{task}.{sample}",
+                sample_index=sample,
+                group_size=samples,
                 attempt=attempt,
-                execution=f"{task}.{sample}-{attempt}",
+                execution_id=f"{task}.{sample}-{attempt}",
                 agent="default",
                 mode="train",
                 runner="r",

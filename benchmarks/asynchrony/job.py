@@ -38,7 +38,7 @@ HELD_OUT, EVERY = 32, 2
 TARGET = 0.9
 RUNNERS, SLOTS = 2, 16
 GREEDY = {"temperature": 0.0}
-EVALUATED: dict[str, Any] = {"agent": "default", "sampling": GREEDY}
+EVALUATED: dict[str, Any] = {"agent": "default", "sampling_params": GREEDY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +132,11 @@ class Bench:
         """Greedy held-out problems at every second version, while training goes on; nobody waits for them."""
         asked: int | None = None
         while True:
-            learns = any(beat.role == "learner" and beat.run == run for beat in self._at.fleet.members())
+            learns = any(beat.role == "learner" and beat.run_id == run for beat in self._at.fleet.members())
             serving = [beat.version for beat in self._at.fleet.members() if beat.role == "inference"]
             if learns and serving and serving[0] is not None and (asked is None or serving[0] >= asked + EVERY):
                 asked = serving[0]
-                tasks = samples_of(self._held_out, 1, f"@{run}-v{asked}", run=run, mode="eval", **EVALUATED)
+                tasks = samples_of(self._held_out, 1, f"@{run}-v{asked}", run_id=run, mode="eval", **EVALUATED)
                 await publish_all(self._at.bus, tasks, timeout=120, on_done=lambda: None)
             await self._at.fleet.changed()
 

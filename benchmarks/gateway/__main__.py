@@ -32,7 +32,8 @@ async def added(system: System, direct: str, at_once: int, thousands: int, strea
     given = {"calls": calls, "stream": stream, "characters": 4000 * thousands, "direct": direct}
     given["spread"] = DELAY_SECONDS if at_once > 1 else 0.0
     tasks = [
-        Task(id=f"{run}-{n}", run=run, agent="default", mode="eval", input=given, deadline=300) for n in range(at_once)
+        Task(id=f"{run}-{n}", run_id=run, agent="default", mode="eval", input=given, deadline=300)
+        for n in range(at_once)
     ]
     await publish_all(system.at.bus, tasks, 60, lambda: None)
     await system.until(ENDED, at_once, run=run)
@@ -51,7 +52,7 @@ async def memory(system: System) -> Result:
     before = usage()["runners"][1]
     given = {"turns": TURNS, "characters": 4 * TURN_TOKENS - 4}
     await system.at.bus.publish_task(
-        Task(id="long", run="long", agent="default", mode="eval", input=given, deadline=300)
+        Task(id="long", run_id="long", agent="default", mode="eval", input=given, deadline=300)
     )
     most = before
     while not await system.one(ENDED, run="long"):
@@ -74,7 +75,7 @@ async def measure() -> list[Result]:
         try:
             node = await system.at.member(lambda beat: beat.role == "inference", "engine", 60)
             await system.runners([runner(0, AGENT, 256)])
-            direct = str(node.detail["engine"])
+            direct = str(node.status["engine"])
             await added(system, direct, 1, 1, False)  # connections, imports
             results = [one for case in CASES for one in await added(system, direct, *case)]
             results.append(await memory(system))

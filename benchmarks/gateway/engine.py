@@ -77,7 +77,7 @@ async def serve(bus_url: str, access: Path) -> None:
         gateway.version, gateway.state = 1, "ready"
         said = {"state": "ready", "address": gateway.address, "model": "policy", "version": 1}
         async with bus.beat(
-            "inference", "scripted", lambda: {**said, "detail": {"max_model_len": 10**6, "engine": engine}}
+            "inference", "scripted", lambda: {**said, "status": {"max_model_len": 10**6, "engine": engine}}
         ):
             await asyncio.Event().wait()
 

@@ -37,8 +37,8 @@ async def work(bus: Bus, puller: Puller) -> int:
         task = delivery.as_(Task)
         async with leased(delivery):
             await asyncio.sleep(AGENT_SECONDS)
-            batch = replace(SAID, rollout=f"{task.id}.0", task=task.id, execution=task.id)
-            msg_id = ids.batch_msg_id(batch.execution, batch.sequence)
+            batch = replace(SAID, rollout_id=f"{task.id}.0", task_id=task.id, execution_id=task.id)
+            msg_id = ids.batch_msg_id(batch.execution_id, batch.sequence)
             await bus.publish(subjects.rollout("train"), batch, msg_id=msg_id, timeout=60)
         await delivery.ack()
         done += 1
@@ -61,7 +61,7 @@ async def main(url: str, first: int, count: int) -> None:
             async with gate:
                 bus = await stack.enter_async_context(Bus.connect(url, name=f"crowd-{number}"))
                 await stack.enter_async_context(bus.fleet("inference"))
-                described = {"state": "running", "detail": {"agent": "default", "busy": f"0/{SLOTS}", "done": 0}}
+                described = {"state": "running", "status": {"agent": "default", "busy": f"0/{SLOTS}", "done": 0}}
                 await stack.enter_async_context(bus.beat("runner", f"crowd-{number}", lambda: described))
                 pullers.append(
                     (bus, await stack.enter_async_context(bus.pull(runner_tasks("default", "train"), SLOTS)))

@@ -52,7 +52,7 @@ def rollout(run: str, shape: tuple[int, int], number: int) -> list[SpanBatch]:
     turns, tokens = shape
     chance = np.random.default_rng((turns, tokens, number))
     name, sampled = f"{run}-{turns}-{tokens}-{number}", tokens * 2 // 5
-    attempt = Attempt(Task(id=name, run=run, agent="default", input={"n": number}), 1, "runner-0")
+    attempt = Attempt(Task(id=name, run_id=run, agent="default", input={"n": number}), 1, "runner-0")
     messages: list[dict[str, str]] = []
     held: list[int] = []
     for turn in range(turns):
@@ -181,7 +181,7 @@ async def publish(bus: Bus, batches: Sequence[SpanBatch]) -> None:
 
     async def one(batch: SpanBatch) -> None:
         async with gate:
-            msg_id = ids.batch_msg_id(batch.execution, batch.sequence)
+            msg_id = ids.batch_msg_id(batch.execution_id, batch.sequence)
             await bus.publish(subjects.rollout(batch.mode), batch, msg_id=msg_id, timeout=300)
 
     await asyncio.gather(*map(one, batches))
@@ -217,7 +217,7 @@ async def settle() -> None:
 def heartbeat(number: int) -> Heartbeat:
     """As a runner says it."""
     detail = {"agent": "default", "busy": "3/4", "done": 1234, "rollouts_per_s": 0.5}
-    return Heartbeat(role="runner", id=f"r{number}", state="running", pid=os.getpid(), sent_ns=1, detail=detail)
+    return Heartbeat(role="runner", id=f"r{number}", state="running", pid=os.getpid(), sent_at_ns=1, status=detail)
 
 
 async def read(members: int) -> float:

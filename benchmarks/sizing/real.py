@@ -64,7 +64,7 @@ async def crowd(count: int, nodes: int, tasks: int) -> Crowd:
         idle = meter.since() / (time.monotonic() - started)
         waiting = (await bus.js.consumer_info("TASKS", runner_tasks("default", "train").durable)).num_waiting
         started = time.monotonic()
-        made = [Task(id=f"c{n}", run="crowd", agent="default", input={"n": n}) for n in range(tasks)]
+        made = [Task(id=f"c{n}", run_id="crowd", agent="default", input={"n": n}) for n in range(tasks)]
         for at in range(0, tasks, 200):
             await bus.publish_tasks(made[at : at + 200])
         async with asyncio.timeout(120):
@@ -144,7 +144,7 @@ def _busy() -> float:
 async def _batch(system: System, run: str, count: int) -> None:
     given = {"turns": TURNS, "characters": 400}
     tasks = (
-        Task(id=f"{run}-{n}", run=run, agent="default", mode="eval", input=given, deadline=120) for n in range(count)
+        Task(id=f"{run}-{n}", run_id=run, agent="default", mode="eval", input=given, deadline=120) for n in range(count)
     )
     await publish_all(system.at.bus, tasks, 60, lambda: None)
     await system.until(ENDED, count, run=run)

@@ -100,7 +100,7 @@ async def drive(system: System, load: Workload) -> None:
             size = min(size, load.batch - published + await system.one(ENDED, runs=runs))
         runs.append(f"{load.name.replace(' ', '-')}-{published}")
         tasks = [
-            Task(id=id, run=runs[-1], agent="default", mode="eval", input=_input(id, load))
+            Task(id=id, run_id=runs[-1], agent="default", mode="eval", input=_input(id, load))
             for id in (f"{load.name}-{published + number}" for number in range(size))
         ]
         await publish_all(system.at.bus, tasks, timeout=120, on_done=lambda: None)

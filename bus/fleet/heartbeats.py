@@ -35,7 +35,7 @@ class Pulse:
 
     def said(self) -> Heartbeat:
         """What the heartbeat says now."""
-        said = {"pid": os.getpid(), "sent_ns": time.time_ns(), **self._describe()}
+        said = {"pid": os.getpid(), "sent_at_ns": time.time_ns(), **self._describe()}
         return Heartbeat(role=self._role, id=self._id, **said)  # type: ignore[arg-type]
 
     async def now(self) -> None:

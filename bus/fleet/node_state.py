@@ -45,7 +45,7 @@ def serves(state: str) -> bool:
 
 def answers_with(node: Heartbeat, version: int) -> bool:
     """Whether a node holds a version for new calls: the only one it has, or one of several of adapters."""
-    held = node.detail.get("versions")
+    held = node.status.get("versions")
     return version in held if isinstance(held, list) else version == node.version
 
 

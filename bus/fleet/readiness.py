@@ -18,8 +18,8 @@ MEANING = {
 def unready(beat: Heartbeat) -> str:
     """Why a role cannot do its work now, as a sentence; empty: it can. Pure."""
     if beat.state in WORKING.get(beat.role, {beat.state}):
-        short = beat.detail.get("disk")
+        short = beat.status.get("disk")
         return f"{beat.role} is {beat.state}: {short}" if short else ""
     meaning = MEANING.get((beat.role, beat.state))
-    problem = beat.detail.get("problem")
+    problem = beat.status.get("problem")
     return ": ".join(str(part) for part in (f"{beat.role} is {beat.state}", meaning, problem) if part)

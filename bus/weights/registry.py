@@ -134,8 +134,10 @@ class Releases:
         Raises as `Bus.publish`, `Fenced` if others have been quicker for a minute.
         """
         deadline = time.monotonic() + 2 * BEHIND_SECONDS
-        words = {"who": who[:LONGEST_NAME], "why": why[:LONGEST_REASON]}
-        said = ReleaseDecision(what=what, version=version, **words, figures=figures or {}, decided_ns=time.time_ns())
+        words = {"actor": who[:LONGEST_NAME], "reason": why[:LONGEST_REASON]}
+        said = ReleaseDecision(
+            action=what, version=version, **words, metrics=figures or {}, decided_at_ns=time.time_ns()
+        )
         while True:
             before = await self.look()
             if first_only and verdict(before, version) is not None:
@@ -190,7 +192,7 @@ class Releases:
 
     async def repair(self) -> list[str]:
         """Remove the messages that every reader passes over; returns why, one sentence each. Only an admin may."""
-        turns = Verified(self._bus, subjects.turn(self._model), self._model, SwapLockState)
+        turns = Verified(self._bus, subjects.swap_lock(self._model), self._model, SwapLockState)
         removed: dict[int, str] = {}
         while True:
             await self.look()
@@ -229,7 +231,7 @@ class Releases:
         """Who went over to a version, in order; ``since`` is the sequence of its oldest manifest."""
         found: list[WeightsActivated] = []
         while True:
-            asked = {"batch": BATCH, "seq": since + 1, "next_by_subj": subjects.ALL_APPLIED}
+            asked = {"batch": BATCH, "seq": since + 1, "next_by_subj": subjects.ALL_ACTIVATIONS}
             some = await _collected(self._bus, asked, WeightsActivated)
             found += [one for one, _ in some if (one.model, one.version) == (self._model, version)]
             if len(some) < BATCH:

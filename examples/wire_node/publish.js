@@ -10,8 +10,8 @@ const js = jetstream(nats);
 for await (const line of createInterface({ input: process.stdin })) {
   const { id, input } = JSON.parse(line);
   const event = headers();
-  event.set("Lb-Schema", "Task/2");
-  const task = { id, run, agent, input, mode: "eval" };
+  event.set("Lightningbus-Schema", "Task/2");
+  const task = { id, run_id: run, agent, input, mode: "eval" };
   const ack = await js.publish(`lb.task.${task.mode}.${agent}`, encode(task), { msgID: `task:${id}.0`, headers: event });
   console.log(ack.duplicate ? `${id} was there already` : `${id} is message ${ack.seq} of ${ack.stream}`);
 }

@@ -13,7 +13,7 @@ def backends(has_gpu: bool) -> tuple[str, ...]:
 def seat_in(offer: BroadcastPlan | None, node: str, reach: BroadcastCapability) -> RankAssignment | None:
     """The seat of an engine as it is now: one that was started again since is in no group."""
     here = (node, reach.engine, reach.ranks)
-    seats = offer.seats if offer is not None and offer.backend in reach.backends else ()
+    seats = offer.participants if offer is not None and offer.backend in reach.backends else ()
     return next((seat for seat in seats if (seat.node, seat.engine, seat.ranks) == here), None)
 
 
@@ -23,8 +23,8 @@ def meeting(offer: BroadcastPlan, seat: RankAssignment) -> dict[str, Any]:
         "address": offer.address,
         "group": offer.group,
         "backend": offer.backend,
-        "meeting": offer.meeting,
+        "meeting": offer.rendezvous_key,
         "rank": seat.rank,
-        "world": offer.world,
-        "seconds": offer.seconds,
+        "world": offer.world_size,
+        "seconds": offer.rendezvous_timeout_seconds,
     }

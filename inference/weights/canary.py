@@ -41,7 +41,7 @@ def judged(trial: CanarySpec, prompts: Logprobs, answers: Logprobs, length_befor
     being the learner's log-probability less the engine's) in nats per token; ``entropy``, the mean of -log p over the
     sampled tokens, in nats; ``length``, their mean number per answer; ``tokens``, how many were compared.
     """
-    learners = np.concatenate([np.frombuffer(case.logprobs, "<f4").astype(np.float64) for case in trial.cases])
+    learners = np.concatenate([np.frombuffer(case.logprobs, "<f4").astype(np.float64) for case in trial.prompts])
     engines = np.array([value for one in prompts for value in one])
     sampled = np.array([value for one in answers for value in one])
     for whose, values in (("the learner", learners), ("the engine", engines), ("a sampled token", sampled)):
@@ -83,13 +83,13 @@ def fitted(trial: CanarySpec, context: int | None) -> CanarySpec:
     """The trial with its prompts cut to what fits an engine's context beside the answers."""
     if context is None:
         return trial
-    answer = min(trial.answer_tokens, max(context // 2, 1))
+    answer = min(trial.max_tokens, max(context // 2, 1))
     most = context - answer
     cases = tuple(
         CanaryPrompt(ids=case.ids[: 4 * most], logprobs=case.logprobs[: 4 * (min(len(case.ids) // 4, most) - 1)])
-        for case in trial.cases
+        for case in trial.prompts
     )
-    return replace(trial, cases=cases, answer_tokens=answer)
+    return replace(trial, prompts=cases, max_tokens=answer)
 
 
 class Canary(Protocol):
@@ -141,7 +141,7 @@ class EngineCanary:
     async def judge(self, trial: CanarySpec, version: int, length_before: float | None) -> Judgement:
         """Ask the engine and judge; raises `EngineFailed` if it does not answer at all, which says nothing."""
         trial = fitted(trial, self._engine.max_model_len)
-        prompts = [np.frombuffer(case.ids, "<u4").tolist() for case in trial.cases]
+        prompts = [np.frombuffer(case.ids, "<u4").tolist() for case in trial.prompts]
         model = self._gateway.inside(version) or self._model
         asked = {"model": model, "prompt": prompts, "temperature": 1.0, "cache_salt": f"v{version}"}
         try:
@@ -149,7 +149,7 @@ class EngineCanary:
             told = [[_of(place, token) for place, token in zip(*pair, strict=True)] for pair in _told(read, prompts)]
             if not np.isfinite([value for one in told for value in one]).all():
                 return judged(trial, told, [], None)
-            said = await self._ask({**asked, "max_tokens": trial.answer_tokens, "logprobs": 0})
+            said = await self._ask({**asked, "max_tokens": trial.max_tokens, "logprobs": 0})
             answers = [[_number(one) for one in choice["logprobs"]["token_logprobs"]] for choice in said]
         except EngineRefused as error:
             spoiled = NO_WORD_FOR_NAN in str(error)

@@ -39,11 +39,11 @@ def free(turn: SwapLockState | None, me: str, holder: Heartbeat | None, known: f
     ``turn`` is the last one, ``holder`` the last heartbeat of the node that took it, None if it is dead or was never
     heard of, and ``known`` for how many seconds this node has known of the turn, by its own clock.
     """
-    if turn is None or turn.over or turn.node == me:
+    if turn is None or turn.released or turn.node == me:
         return True
     if holder is None:
         return known >= DEAD_SECONDS
-    return known >= LONGEST_SECONDS or (holder.state in BEGUN_ANEW and holder.sent_ns > turn.taken_ns)
+    return known >= LONGEST_SECONDS or (holder.state in BEGUN_ANEW and holder.sent_at_ns > turn.acquired_at_ns)
 
 
 class Turns:
@@ -51,7 +51,7 @@ class Turns:
 
     def __init__(self, bus: Bus, node: str, model: str) -> None:
         self._bus, self._node, self._model = bus, node, model
-        self._subject = subjects.turn(model)
+        self._subject = subjects.swap_lock(model)
         self._turns = Verified(bus, self._subject, model, SwapLockState)
         self._fleet: Fleet = bus.fleet("inference")
         self._news = asyncio.Event()
@@ -73,7 +73,7 @@ class Turns:
         """Give back what an earlier life of this node, or a bus that did not answer, has left taken."""
         if self._owed:
             turn, sequence = await self._last()
-            self._owed = turn is not None and turn.node == self._node and not turn.over
+            self._owed = turn is not None and turn.node == self._node and not turn.released
             if self._owed:
                 await self._give_back(sequence)
 
@@ -125,8 +125,8 @@ class Turns:
         return entry.event if entry is not None else None, last.sequence if last is not None else 0
 
     async def _say(self, *, over: bool, last: int) -> int:
-        turn = SwapLockState(model=self._model, node=self._node, over=over, taken_ns=time.time_ns())
-        msg_id = f"turn:{self._model}:{self._node}:{turn.taken_ns}:{last}"
+        turn = SwapLockState(model=self._model, node=self._node, released=over, acquired_at_ns=time.time_ns())
+        msg_id = f"turn:{self._model}:{self._node}:{turn.acquired_at_ns}:{last}"
         return await self._bus.publish(self._subject, turn, msg_id=msg_id, expect_last=last, timeout=GIVE_BACK_SECONDS)
 
     async def _on_news(self, message: Msg) -> None:

@@ -201,7 +201,7 @@ class Subscriber:
 
     async def _took_part(self, step: Step) -> bool:
         """Whether a broadcast has brought what follows what is served: to all who have a seat, at once."""
-        if step.on_trial or step.manifest.offer is None or step.manifest.parent != self.version:
+        if step.on_trial or step.manifest.broadcast is None or step.manifest.parent != self.version:
             return False
         with tracing.span("broadcast"):
             paused = await self._server.take_part(step.manifest)
@@ -250,14 +250,14 @@ class Subscriber:
     async def _try(self, step: Step) -> None:
         """Hold a version that nobody serves, judge it, and tell; what does not stand then is gone back from."""
         canary, manifest = self._server.canary, step.manifest
-        assert canary is not None and manifest.trial is not None
+        assert canary is not None and manifest.canary is not None
         version, spoiled = manifest.version, False
         self._left_alone = (version, time.monotonic() + TRY_AGAIN_SECONDS)
         await canary.withdraw()
         try:
             paused = await self._swapped(step)
             with tracing.span("trial"):
-                judgement = await canary.judge(manifest.trial, version, length_released(self._releases.state))
+                judgement = await canary.judge(manifest.canary, version, length_released(self._releases.state))
             spoiled = judgement.spoiled
             await self._say_verdict(version, judgement)
         except EngineRefused as error:  # its weights: this engine is given up
@@ -300,10 +300,10 @@ class Subscriber:
             fetch_seconds=step.fetched,
             verify_seconds=step.verified,
             pause_seconds=paused,
-            applied_ns=time.time_ns(),
+            activated_at_ns=time.time_ns(),
         )
-        msg_id = f"applied:{self._node}:{applied.version}:{applied.applied_ns}"
+        msg_id = f"applied:{self._node}:{applied.version}:{applied.activated_at_ns}"
         try:
-            await self._bus.publish(subjects.applied(self._node), applied, msg_id=msg_id)
+            await self._bus.publish(subjects.activated(self._node), applied, msg_id=msg_id)
         except BusError as error:
             log.warning("version %d is served but was not announced: %s", applied.version, error)

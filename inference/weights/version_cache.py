@@ -36,17 +36,17 @@ class VersionFiles:
             manifest.chain
         ):
             raise ValueError(f"version {manifest.version} is of a kind this node cannot read")
-        source = self._source(manifest.transport, manifest.place)
+        source = self._source(manifest.transport, manifest.location)
         path = self._directory / f"{self._model}-{manifest.version:08d}.safetensors"
         *base, own = manifest.blobs
         files = [await self._base(source, blob) for blob in base]
         if manifest.kind == "delta":
-            links = (*manifest.chain, DeltaLink(version=manifest.version, content=manifest.content, blob=own))
+            links = (*manifest.chain, DeltaLink(version=manifest.version, fingerprint=manifest.fingerprint, blob=own))
             await self._follow(source, links, path)
         else:
             await source.get(own, path)
-        if manifest.content:
-            self._held = (manifest.content, path)
+        if manifest.fingerprint:
+            self._held = (manifest.fingerprint, path)
         return [*files, path]
 
     def clear(self) -> None:
@@ -71,7 +71,7 @@ class VersionFiles:
     async def _follow(self, source: Transport, links: Sequence[DeltaLink], path: Path) -> None:
         """From the version held if the chain leads over it; else, or if that fails, from the chain's whole one."""
         content, held = self._held or ("", path)
-        since = [place for place, link in enumerate(links) if link.content == content]
+        since = [place for place, link in enumerate(links) if link.fingerprint == content]
         if since:
             try:
                 return await self._put_together(source, held, links[since[-1] + 1 :], path)
@@ -92,7 +92,7 @@ class VersionFiles:
                 await source.get(link.blob, delta)
             with verifying():
                 content = await asyncio.to_thread(apply_deltas, base, deltas, unproven)
-            if links and content != links[-1].content:
+            if links and content != links[-1].fingerprint:
                 raise DeltaError(f"version {links[-1].version} was put together and is not what was published")
             unproven.replace(path)
         finally:

@@ -33,19 +33,19 @@ def use_of(
 ) -> RolloutDisposition:
     """What a step did with a rollout; ``given`` is the advantage of each of its calls."""
     return RolloutDisposition(
-        rollout=rollout.id,
-        task=rollout.task,
+        rollout_id=rollout.id,
+        task_id=rollout.task,
         attempt=rollout.attempt,
-        execution=rollout.execution,
+        execution_id=rollout.execution,
         outcome=rollout.outcome,
         reward=reward,
         advantage=float(np.mean(given)) if given else 0.0,
         trained=not reason,
-        reason=reason,
+        exclusion_reason=reason,
         tokens=0 if reason else sum(row.tokens for row in rows),
-        staleness_max=lag,
-        place=place,
-        credit=tuple(given),
+        max_staleness=lag,
+        batch_index=place,
+        call_advantages=tuple(given),
     )
 
 
@@ -63,17 +63,17 @@ def missing(rollouts: Iterable[tuple[str, int]]) -> list[RolloutDisposition]:
     """Account of rollouts, as (task, sample), that had not ended when their group was closed."""
     return [
         RolloutDisposition(
-            rollout=ids.rollout_id(task, sample),
-            task=task,
+            rollout_id=ids.rollout_id(task, sample),
+            task_id=task,
             attempt=0,
-            execution="",
+            execution_id="",
             outcome="",
             reward=None,
             advantage=0.0,
             trained=False,
-            reason="not ended in time",
+            exclusion_reason="not ended in time",
             tokens=0,
-            staleness_max=0,
+            max_staleness=0,
         )
         for task, sample in rollouts
     ]
@@ -83,9 +83,9 @@ def spans_of(step: TrainingStep, attempts: dict[str, Rollout]) -> tuple[Span, ..
     """A span per rollout trained on, in that rollout's own trace: the last thing that happens to it."""
     return tuple(
         Span(
-            trace_id=ids.trace_id(use.rollout),
-            span_id=ids.span_id(use.rollout, "step", step.epoch, step.step),
-            parent_span_id=attempts[use.rollout].root_span_id,
+            trace_id=ids.trace_id(use.rollout_id),
+            span_id=ids.span_id(use.rollout_id, "step", step.epoch, step.step),
+            parent_span_id=attempts[use.rollout_id].root_span_id,
             name=f"train {step.model}",
             kind="consumer",
             start_ns=step.started_ns,
@@ -93,13 +93,13 @@ def spans_of(step: TrainingStep, attempts: dict[str, Rollout]) -> tuple[Span, ..
             status="ok",
             scope=SCOPE,
             attributes={
-                attributes.RUN: step.run,
-                attributes.ROLLOUT: use.rollout,
+                attributes.RUN: step.run_id,
+                attributes.ROLLOUT: use.rollout_id,
                 attributes.STEP: step.step,
                 attributes.WEIGHT_VERSION: step.version,
                 attributes.ADVANTAGE: use.advantage,
             },
         )
-        for use in step.uses
+        for use in step.rollouts
         if use.trained
     )

@@ -46,9 +46,9 @@ def token_versions(call: ModelCall) -> Ids:
     """``int64[T]`` from the runs; raises ValueError unless they cover every token once."""
     tokens = len(call.response_ids) // 4
     versions = np.full(tokens, -1, dtype=np.int64)
-    for run in call.versions:
+    for run in call.weight_versions:
         versions[run.start : run.end] = run.version
-    if sum(run.end - run.start for run in call.versions) != tokens or (versions < 0).any():
+    if sum(run.end - run.start for run in call.weight_versions) != tokens or (versions < 0).any():
         raise ValueError(f"the version runs of call {call.index} do not cover its {tokens} tokens")
     return versions
 
@@ -56,7 +56,7 @@ def token_versions(call: ModelCall) -> Ids:
 def _transition(call: ModelCall) -> Transition:
     if len(call.logprobs) != len(call.response_ids):
         raise ValueError(f"call {call.index} has not one log-probability per token")
-    temperature = call.sampling.get("temperature", 1.0)
+    temperature = call.sampling_params.get("temperature", 1.0)
     if not isinstance(temperature, int | float) or not math.isfinite(temperature):
         raise ValueError(f"call {call.index} was sampled at temperature {temperature!r}")
     logprobs = np.frombuffer(call.logprobs, dtype="<f4")

@@ -45,7 +45,7 @@ def seats_for(
     rank = 1
     for beat in beats:
         try:
-            reach = msgspec.convert(beat.detail.get("reach"), BroadcastCapability)
+            reach = msgspec.convert(beat.status.get("reach"), BroadcastCapability)
         except msgspec.ValidationError:
             continue
         ready = beat.model == model and beat.version == held and serves(beat.state)
@@ -183,16 +183,16 @@ class Broadcaster:
             backend=backend,
             address=f"{self._settings.host}:{self._process.port}",
             group=self._group,
-            meeting=f"{self._group}/{version}-{epoch}",
-            seats=seats,
+            rendezvous_key=f"{self._group}/{version}-{epoch}",
+            participants=seats,
             size=path.stat().st_size,
-            seconds=self._settings.seconds,
+            rendezvous_timeout_seconds=self._settings.seconds,
         )
 
     def begin(self, manifest: WeightManifest) -> None:
         """What a manifest offers is done from now on."""
-        if manifest.offer is not None:
-            self._sending = asyncio.create_task(self._send(manifest.version, manifest.offer))
+        if manifest.broadcast is not None:
+            self._sending = asyncio.create_task(self._send(manifest.version, manifest.broadcast))
 
     def _start_again(self) -> None:
         if self._starting is None or self._starting.done():
@@ -206,16 +206,18 @@ class Broadcaster:
 
     async def _send(self, version: int, offer: BroadcastPlan) -> None:
         assert self._process is not None
-        order = Order(offer.group, offer.meeting, offer.world, offer.seconds, str(self._file))
+        order = Order(
+            offer.group, offer.rendezvous_key, offer.world_size, offer.rendezvous_timeout_seconds, str(self._file)
+        )
         try:
-            async with asyncio.timeout(offer.seconds + LONGEST_SECONDS):
+            async with asyncio.timeout(offer.rendezvous_timeout_seconds + LONGEST_SECONDS):
                 await self._process.send(order)
         except (SenderFailed, TimeoutError, OSError) as error:
             metrics.broadcasts.labels("given_up").inc()
             why = str(error) or "it did not end in time"
             log.warning("version %d is to be had by its files: the broadcast was given up: %s", version, why)
             absent = getattr(error, "absent", ())
-            self._rest(offer.seats, absent, version)
+            self._rest(offer.participants, absent, version)
             if not absent:  # it broke off amid the weights, which costs every engine a start: it may do so again
                 self._rests_until = version + RESTS
             await self._process.end()
@@ -224,7 +226,7 @@ class Broadcaster:
         else:
             metrics.broadcasts.labels("sent").inc()
             self.sent += 1
-            log.info("version %d was broadcast to %d engines", version, len(offer.seats))
+            log.info("version %d was broadcast to %d engines", version, len(offer.participants))
 
     def _rest(self, seats: Sequence[RankAssignment], absent: Sequence[int], version: int) -> None:
         for seat in seats:

@@ -1,4 +1,4 @@
-"""Fixed prompts for every version's canary, with the learner's own log-probabilities: `CanarySpec`."""
+"""Canary prompts: what every version is tried on, with the learner's own log-probabilities."""
 
 import json
 from pathlib import Path
@@ -28,11 +28,11 @@ class Cases:
         found = trainer.log_probs(self._rows)
         settings = self._settings
         return CanarySpec(
-            cases=tuple(
+            prompts=tuple(
                 CanaryPrompt(ids=row.ids.astype("<u4").tobytes(), logprobs=values[1:].astype("<f4").tobytes())
                 for row, values in zip(self._rows, found, strict=True)
             ),
-            answer_tokens=settings.answer_tokens,
+            max_tokens=settings.answer_tokens,
             max_kl=settings.max_kl,
             min_entropy=settings.min_entropy,
             max_entropy=settings.max_entropy,

@@ -152,14 +152,14 @@ class WeightPublisher:
         name = blob_name(lost.model, lost.version, lost.epoch)
         blob = await self._transport.put(BUCKET, name, self._file)
         manifest = replace(
-            lost, kind="lora" if self._base else "full", blobs=(*self._base, blob), chain=(), offer=None,
-            created_ns=time.time_ns(),
+            lost, kind="lora" if self._base else "full", blobs=(*self._base, blob), chain=(), broadcast=None,
+            created_at_ns=time.time_ns(),
         )  # fmt: skip
         await self._replace_last(manifest)
         self.last = manifest
         self._kept = of_model(lost.model, await self._transport.names(BUCKET))
         if not self._base:
-            link = DeltaLink(version=lost.version, content=lost.content, blob=blob)
+            link = DeltaLink(version=lost.version, fingerprint=lost.fingerprint, blob=blob)
             await self._chain.published(link, self._file, whole=True)
         log.warning("the bus lost version %d: it is published again", lost.version)
 
@@ -172,21 +172,21 @@ class WeightPublisher:
         parent = self.last.version if self.last is not None and self.last.version < version else None
         offer = await self._broadcaster.offer(path, version, epoch, parent) if self._broadcaster else None
         manifest = WeightManifest(
-            run=self._settings.run,
+            run_id=self._settings.run,
             model=model,
             version=version,
             parent=parent,
             kind="lora" if self._base else "delta" if delta else "full",
             transport=weights.transport,
-            place=weights.place,
+            location=weights.place,
             blobs=(*self._base, blob),
             chain=self._chain.links if delta else (),
-            content=content,
-            offer=offer,
+            fingerprint=content,
+            broadcast=offer,
             epoch=epoch,
             step=step,
-            created_ns=time.time_ns(),
-            trial=trial,
+            created_at_ns=time.time_ns(),
+            canary=trial,
         )
         await self._replace_last(manifest)
         self.last = manifest
@@ -195,7 +195,7 @@ class WeightPublisher:
             self._broadcaster.begin(manifest)
         if not self._base:
             await self._chain.published(
-                DeltaLink(version=version, content=content, blob=blob), path, whole=delta is None
+                DeltaLink(version=version, fingerprint=content, blob=blob), path, whole=delta is None
             )
         try:
             await self._expire(blob.name)
@@ -231,8 +231,8 @@ class WeightPublisher:
         self._kept = [*(name for name in self._kept if name != newest), newest]
         model, release = self._settings.model, await self._releases.look()
         before = self.last.parent if self.last is not None else None
-        if before is not None and (said := verdict(release, before)) is not None and said.what == "revoked":
-            log.warning("version %d was revoked: %s; training goes on from its weights", before, said.why)
+        if before is not None and (said := verdict(release, before)) is not None and said.action == "revoked":
+            log.warning("version %d was revoked: %s; training goes on from its weights", before, said.reason)
         fallback = needed(release, (version_of(model, name) for name in self._kept[:-1]))
         gone = expired(
             self._kept,
@@ -251,4 +251,4 @@ def another_learner(model: str, epoch: int) -> CannotLearn:
 
 def wants_whole(beat: Heartbeat, model: str) -> bool:
     """Whether a node can make nothing of the deltas of a model it was offered."""
-    return beat.role == "inference" and beat.model == model and bool(beat.detail.get("wants_whole"))
+    return beat.role == "inference" and beat.model == model and bool(beat.status.get("wants_whole"))

@@ -57,7 +57,7 @@ class Assembler:
 
     def add(self, batch: SpanBatch, sequence: int) -> Rollout | None:
         """Take a batch at its stream sequence; the attempt if this makes it whole."""
-        parts = self._parts.setdefault(batch.execution, _Parts(batch.task, first_sequence=sequence))
+        parts = self._parts.setdefault(batch.execution_id, _Parts(batch.task_id, first_sequence=sequence))
         parts.batches[batch.sequence] = batch
         parts.first_sequence = min(parts.first_sequence, sequence)
         parts.last_sequence = max(parts.last_sequence, sequence)
@@ -65,7 +65,7 @@ class Assembler:
             parts.last = batch.sequence
         if parts.last is None or len(parts.batches) <= parts.last:
             return None
-        whole = self._parts.pop(batch.execution)
+        whole = self._parts.pop(batch.execution_id)
         ordered = [whole.batches[number] for number in range(parts.last + 1)]
         return rollout_of(ordered, whole.first_sequence, whole.last_sequence, self._rules)
 
@@ -87,12 +87,12 @@ def rollout_of(
     spans = [span for part in batches for span in part.spans]
     calls = [span.call for span in spans if span.call is not None]
     return Rollout(
-        id=batch.rollout,
-        task=batch.task,
-        sample=batch.sample,
-        samples=batch.samples,
+        id=batch.rollout_id,
+        task=batch.task_id,
+        sample=batch.sample_index,
+        samples=batch.group_size,
         attempt=batch.attempt,
-        execution=batch.execution,
+        execution=batch.execution_id,
         outcome=end.outcome,
         standing=standing(end),
         reward=end.reward if end.reward is not None and math.isfinite(end.reward) else None,

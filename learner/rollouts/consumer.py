@@ -229,11 +229,11 @@ class Intake:
         metrics.batches_left_out.inc()
 
     def _add(self, batch: SpanBatch, position: int) -> None:
-        if not batch.sample < batch.samples <= MOST_SAMPLES:
-            raise DecodeError(f"sample {batch.sample} of {batch.samples} is none of a group")
-        if batch.run != self._settings.run or batch.execution in self._handed_out:
+        if not batch.sample_index < batch.group_size <= MOST_SAMPLES:
+            raise DecodeError(f"sample {batch.sample_index} of {batch.group_size} is none of a group")
+        if batch.run_id != self._settings.run or batch.execution_id in self._handed_out:
             return
-        if batch.task in self.groups.closed:  # too late to be used, so only its end is of interest
+        if batch.task_id in self.groups.closed:  # too late to be used, so only its end is of interest
             rollout = rollout_of([batch], position, position, self._rules) if batch.end else None
         else:
             rollout = self._assembler.add(batch, position)

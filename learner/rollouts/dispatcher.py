@@ -25,15 +25,15 @@ def group_of(problem: Problem, number: int, settings: LearnerSettings) -> list[T
     return [
         Task(
             id=task_id(problem, number, settings),
-            run=settings.run,
+            run_id=settings.run,
             agent=settings.agent,
             input=problem.input,
-            sample=sample,
-            samples=settings.samples,
+            sample_index=sample,
+            group_size=settings.samples,
             deadline=settings.deadline,
             max_attempts=settings.max_attempts,
             model=settings.model,
-            sampling=settings.sampling,
+            sampling_params=settings.sampling,
         )
         for sample in range(settings.samples)
     ]

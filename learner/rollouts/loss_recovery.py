@@ -36,7 +36,7 @@ class Mender:
             metrics.bus_gaps.inc()
             reason = f"the bus lost messages: {gap.reason}; {tasks} tasks are dispatched again"
             log.error("%s", reason)
-            self._alert = Alert(role="learner", reason=reason, raised_ns=time.time_ns())
+            self._alert = Alert(role="learner", reason=reason, fired_at_ns=time.time_ns())
             await self._publish(self._alert)
 
     @property
@@ -54,10 +54,10 @@ class Mender:
         """A training step is made: training goes on."""
         alert, self._alert = self._alert, None
         if alert is not None:
-            await self._publish(Alert(role=alert.role, reason=alert.reason, over=True, raised_ns=time.time_ns()))
+            await self._publish(Alert(role=alert.role, reason=alert.reason, resolved=True, fired_at_ns=time.time_ns()))
 
     async def _publish(self, alert: Alert) -> None:
-        msg_id = f"alarm:{alert.role}:{alert.raised_ns}"
+        msg_id = f"alarm:{alert.role}:{alert.fired_at_ns}"
         try:
             await self._bus.publish(subjects.ALERT, alert, msg_id=msg_id)
         except (BusError, NatsError) as error:  # the log has it

@@ -152,7 +152,7 @@ class Trainer:
 
     def _mini_batches(self, batch: Batch) -> list[list[int]]:
         """Places of the rows of each optimiser step: whole groups, as verl's ``ppo_mini_batch_size`` counts them."""
-        tasks = {use.rollout: use.task for use in batch.uses}
+        tasks = {use.rollout_id: use.task_id for use in batch.uses}
         names = list(dict.fromkeys(tasks.get(row.rollout, row.rollout) for row in batch.rows))
         size = self._settings.actor.ppo_mini_batch_size or len(names)
         at = {name: number // size for number, name in enumerate(names)}

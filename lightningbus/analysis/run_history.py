@@ -180,9 +180,9 @@ def _call_span(row: Found) -> Span:
         prompt_ids=array("I", row["prompt_ids"]).tobytes(),
         response_ids=array("I", row["response_ids"]).tobytes(),
         logprobs=array("f", row["logprobs"]).tobytes(),
-        versions=tuple(_runs(row["token_versions"])),
+        weight_versions=tuple(_runs(row["token_versions"])),
         finish_reason=row["finish_reason"],
-        sampling=json.loads(row["sampling"]),
+        sampling_params=json.loads(row["sampling"]),
         request=row["request"],
         response=row["response"],
     )

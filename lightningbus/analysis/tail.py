@@ -31,11 +31,11 @@ async def follow(given: str | None, run: str, outcome: str, as_json: bool, count
             batch = decode(SpanBatch, message.data)
         except DecodeError:
             return  # not an attempt's: a task, a training step, an alarm
-        if batch.end is None or batch.execution in seen or stop.is_set():
+        if batch.end is None or batch.execution_id in seen or stop.is_set():
             return
-        if (run and batch.run != run) or (outcome and batch.end.outcome != outcome):
+        if (run and batch.run_id != run) or (outcome and batch.end.outcome != outcome):
             return
-        seen.add(batch.execution)
+        seen.add(batch.execution_id)
         said = said_of(batch)
         if as_json:
             print(printable_json(said), flush=True)
@@ -58,17 +58,17 @@ def said_of(batch: SpanBatch) -> dict[str, Any]:
     end, usage = batch.end, batch.end.usage
     return {
         "ended": datetime.fromtimestamp(end.ended_ns / 1e9, UTC).isoformat(timespec="milliseconds"),
-        "run": batch.run,
-        "rollout": batch.rollout,
+        "run": batch.run_id,
+        "rollout": batch.rollout_id,
         "attempt": batch.attempt,
         "mode": batch.mode,
         "runner": batch.runner,
         "outcome": end.outcome,
         "reward": end.reward,
         "seconds": (end.ended_ns - end.started_ns) / 1e9,
-        "calls": usage.calls,
+        "calls": usage.num_calls,
         "tokens": usage.response_tokens,
-        "versions": [usage.version_min, usage.version_max],
+        "versions": [usage.min_weight_version, usage.max_weight_version],
         "error": end.error,
     }
 

@@ -67,7 +67,7 @@ class AttendanceWatch:
         detail: dict[str, Any] = {"expects": ", ".join(self._supervisor.expected())}
         if self._absent:
             detail["alarm"] = "; ".join(self._absent.values())
-        return {"state": "watching", "detail": detail}
+        return {"state": "watching", "status": detail}
 
     async def run(self) -> None:
         """Watch for ever."""
@@ -87,5 +87,5 @@ class AttendanceWatch:
                 await self._publish(name, absent[name], over=False)
 
     async def _publish(self, name: str, reason: str, over: bool) -> None:
-        alarm = Alert(role=self._roles[name], reason=reason, over=over, raised_ns=time.time_ns())  # type: ignore[arg-type]
-        await self._bus.publish(subjects.ALERT, alarm, msg_id=f"absent:{name}:{alarm.raised_ns}", timeout=math.inf)
+        alarm = Alert(role=self._roles[name], reason=reason, resolved=over, fired_at_ns=time.time_ns())  # type: ignore[arg-type]
+        await self._bus.publish(subjects.ALERT, alarm, msg_id=f"absent:{name}:{alarm.fired_at_ns}", timeout=math.inf)

@@ -56,11 +56,11 @@ async def evaluate(
         problems,
         samples,
         suffix,
-        run=run,
+        run_id=run,
         agent=agent,
         mode="eval",
         weight_version=version,
-        sampling=sampling,
+        sampling_params=sampling,
         deadline=deadline,
     )
     published = sum(await publish_all(bus, tasks, timeout=deadline, on_done=lambda: None))

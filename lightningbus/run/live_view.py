@@ -31,7 +31,7 @@ def describe(beat: Heartbeat) -> str:
     """What a member says of itself, in a few words."""
     parts = [
         f"{key.replace('_', ' ')} {_short(value)}"
-        for key, value in beat.detail.items()
+        for key, value in beat.status.items()
         if value not in (None, "") and key != "alarm"
     ]
     return ", ".join(parts)
@@ -60,7 +60,7 @@ def members_table(members: Iterable[Heartbeat]) -> Table:
 
 def alarms(members: Iterable[Heartbeat]) -> list[str]:
     """What the watchdogs have found and is not over."""
-    return [str(beat.detail["alarm"]) for beat in members if beat.detail.get("alarm")]
+    return [str(beat.status["alarm"]) for beat in members if beat.status.get("alarm")]
 
 
 class View:
@@ -106,7 +106,7 @@ class View:
 
     def _remember(self) -> None:
         for beat in self._fleet.members():
-            step, reward = beat.detail.get("step"), beat.detail.get("reward")
+            step, reward = beat.status.get("step"), beat.status.get("reward")
             if beat.role == "learner" and isinstance(step, int) and isinstance(reward, int | float):
                 self._rewards[step] = float(reward)
 

@@ -44,8 +44,8 @@ class Answering:
         """Raises `UnknownModel`, `Refused` or `NoAnswer` when there is none, unless a stream has begun."""
         task, attempt, call = running.task, running.attempt, dialect.call
         errand = Errand(attempt, call.model, task.model, task.weight_version, running.deadline)
-        prompt = await self._prompt(errand, call, task.sampling)
-        completion = Completion(call, task.sampling, task.weight_version, prompt)
+        prompt = await self._prompt(errand, call, task.sampling_params)
+        completion = Completion(call, task.sampling_params, task.weight_version, prompt)
         stream = AgentStream(request, dialect, live=completion.continuable) if call.streams else None
         started_ns = time.time_ns()
         served_by: list[str] = []
@@ -113,5 +113,5 @@ async def _to_the_end(chunks: AsyncIterator[dict[str, Any]], completion: Complet
 
 
 def _max_model_len(node: Heartbeat) -> int:
-    said = node.detail.get("max_model_len")
+    said = node.status.get("max_model_len")
     return said if isinstance(said, int) else MAX_MODEL_LEN

@@ -41,14 +41,14 @@ def missing_version(nodes: Iterable[Heartbeat], model: str, pinned: int | None) 
         return ""
     versions: set[int] = set()
     for node in ready:
-        several = node.detail.get("versions")
+        several = node.status.get("versions")
         versions.update(several if isinstance(several, list) else [] if node.version is None else [node.version])
     served = ", ".join(map(str, sorted(versions))) or "none"
     return f"no inference node serves version {pinned} of {model!r}, to which the task is pinned (served: {served})"
 
 
 def _load(node: Heartbeat, open_calls: Callable[[str], int]) -> tuple[int, int]:
-    said = node.detail.get("inflight")
+    said = node.status.get("inflight")
     return open_calls(node.id), said if isinstance(said, int) else 0
 
 

@@ -145,7 +145,7 @@ class Gateway:
         body = await read_body(request)
         with well_formed():
             dialect = api.parse(json.loads(body), running.attempt.history)
-        if problem := unsendable(running.task.sampling):
+        if problem := unsendable(running.task.sampling_params):
             raise TurnedAway(400, "invalid_request_error", problem)
         try:
             with _answerable(running):

@@ -64,7 +64,7 @@ class Attempt:
     """Why a model call of the agent's cannot be recorded; empty while all are."""
 
     def __post_init__(self) -> None:
-        self.rollout = ids.rollout_id(self.task.id, self.task.sample)
+        self.rollout = ids.rollout_id(self.task.id, self.task.sample_index)
         self.execution = ids.execution_id(self.rollout, self.number, self.runner, self.started_ns)
         self.trace_id = ids.trace_id(self.rollout)
         self.root_id = ids.root_span_id(self.rollout, self.execution)
@@ -83,7 +83,7 @@ class Attempt:
     @property
     def named(self) -> dict[str, str]:
         """What log lines about this attempt say beside their words."""
-        return {"run": self.task.run, "rollout": self.rollout}
+        return {"run": self.task.run_id, "rollout": self.rollout}
 
     def add(self, span: Span) -> bool:
         """Keep a span, if there is room for it; one that an exporter sends again is kept once."""
@@ -125,16 +125,16 @@ class Attempt:
             model=part.model,
             role=role,
             node=node,
-            prompt_prefix=prompt.prefix,
+            prompt_prefix_refs=prompt.prefix,
             prompt_ids=prompt.new,
             prompt_sha256=digest,
             response_ids=part.response_ids,
             logprobs=part.logprobs,
-            pieces=part.pieces,
-            versions=part.versions,
+            token_texts=part.pieces,
+            weight_versions=part.versions,
             finish_reason=part.finish_reason,
-            sampling=part.sampling,
-            request_prefix=asked.prefix,
+            sampling_params=part.sampling,
+            request_prefix_refs=asked.prefix,
             request=asked.new.decode() + (f"… ({asked.left_out} bytes more)" if asked.left_out else ""),
             response=_kept(part.response),
         )
@@ -200,13 +200,13 @@ class Attempt:
         self._batch(
             AttemptResult(
                 outcome=outcome,
-                final=final,
+                is_final=final,
                 reward=reward,
                 reward_span=reward_span,
                 error=shorten(error, MAX_ERROR),
-                spans=len(self._ids) + 1,
+                num_spans=len(self._ids) + 1,
                 usage=self._meter.usage(),
-                published_ns=self.published_ns,
+                enqueued_ns=self.published_ns,
                 started_ns=self.started_ns,
                 ended_ns=ended_ns,
                 result=_kept(result),
@@ -215,13 +215,13 @@ class Attempt:
 
     def _batch(self, end: AttemptResult | None = None) -> None:
         batch = SpanBatch(
-            run=self.task.run,
-            task=self.task.id,
-            rollout=self.rollout,
-            sample=self.task.sample,
-            samples=self.task.samples,
+            run_id=self.task.run_id,
+            task_id=self.task.id,
+            rollout_id=self.rollout,
+            sample_index=self.task.sample_index,
+            group_size=self.task.group_size,
             attempt=self.number,
-            execution=self.execution,
+            execution_id=self.execution,
             agent=self.task.agent,
             mode=self.task.mode,
             runner=self.runner,
@@ -237,7 +237,7 @@ class Attempt:
         said: dict[str, object] = {
             attributes.OPERATION: "invoke_agent",
             attributes.AGENT_NAME: self.task.agent,
-            attributes.RUN: self.task.run,
+            attributes.RUN: self.task.run_id,
             attributes.TASK: self.task.id,
             attributes.ROLLOUT: self.rollout,
             attributes.ATTEMPT: self.number,

@@ -18,7 +18,7 @@ async def send(bus: Bus, attempt: Attempt, seconds: float = math.inf) -> None:
             await bus.publish(
                 subjects.rollout(batch.mode),
                 batch,
-                msg_id=ids.batch_msg_id(batch.execution, batch.sequence),
+                msg_id=ids.batch_msg_id(batch.execution_id, batch.sequence),
                 traceparent=ids.traceparent(attempt.trace_id, attempt.root_id),
                 timeout=seconds,
             )

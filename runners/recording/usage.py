@@ -28,7 +28,7 @@ class Meter:
         self.prompt_tokens += prompt_tokens
         self.response_tokens += len(call.response_ids) // 4
         self.truncated += call.finish_reason == "length"
-        self.versions |= {run.version for run in call.versions}
+        self.versions |= {run.version for run in call.weight_versions}
         self._model.append((span.start_ns, span.end_ns))
 
     def add(self, span: Span) -> None:
@@ -40,12 +40,12 @@ class Meter:
         """What all of it comes to."""
         model, both = seconds(self._model), seconds([*self._model, *self._tool])
         return Usage(
-            calls=self.calls,
+            num_calls=self.calls,
             prompt_tokens=self.prompt_tokens,
             response_tokens=self.response_tokens,
-            truncated=self.truncated,
-            version_min=min(self.versions, default=None),
-            version_max=max(self.versions, default=None),
+            num_truncated=self.truncated,
+            min_weight_version=min(self.versions, default=None),
+            max_weight_version=max(self.versions, default=None),
             model_seconds=model,
             tool_seconds=both - model,
         )

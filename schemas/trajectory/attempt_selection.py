@@ -17,7 +17,7 @@ def standing(end: AttemptResult) -> int:
     `RESULT`: what became of it. `CAME_TO_NOTHING`: it was given up, which a replay may still better.
     `TRIED_AGAIN`: nothing, another attempt follows.
     """
-    if not end.final:
+    if not end.is_final:
         return TRIED_AGAIN
     return CAME_TO_NOTHING if end.outcome in OURS else RESULT
 

@@ -128,13 +128,13 @@ def whole(calls: Sequence[ModelCall]) -> list[ModelCall]:
     texts: dict[int, bytes] = {}
     found = []
     for call in calls:
-        prompt = _joined(call, call.prompt_prefix, call.prompt_ids, tokens, TOKEN_BYTES)
+        prompt = _joined(call, call.prompt_prefix_refs, call.prompt_ids, tokens, TOKEN_BYTES)
         if call.prompt_sha256 and sha256(prompt).digest() != call.prompt_sha256:
             raise BrokenPrompt(f"the prompt of call {call.index} is not what it was")
-        request = _joined(call, call.request_prefix, call.request.encode(), texts, 1)
+        request = _joined(call, call.request_prefix_refs, call.request.encode(), texts, 1)
         tokens[call.index] = call.prompt_ids + call.response_ids
         texts[call.index] = call.request.encode()
-        parts = {"prompt_ids": prompt, "request": request.decode(), "prompt_prefix": (), "request_prefix": ()}
+        parts = {"prompt_ids": prompt, "request": request.decode(), "prompt_prefix_refs": (), "request_prefix_refs": ()}
         found.append(replace(call, **parts))
     return found
 

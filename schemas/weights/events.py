@@ -25,7 +25,7 @@ class DeltaLink(Event, frozen=True, kw_only=True):
     """One version of a chain: the whole file it begins with, or what changed since the version before."""
 
     version: NonNegativeInt
-    content: Fingerprint
+    fingerprint: Fingerprint
     blob: Blob
 
 
@@ -41,8 +41,8 @@ class CanaryPrompt(Event, frozen=True, kw_only=True):
 class CanarySpec(Event, frozen=True, kw_only=True):
     """What a version has to show on one node before it is released to all."""
 
-    cases: tuple[CanaryPrompt, ...]
-    answer_tokens: PositiveInt
+    prompts: tuple[CanaryPrompt, ...]
+    max_tokens: PositiveInt
     """Longest answer that is sampled to each prompt."""
     max_kl: float
     """k3 estimate of the divergence of engine and learner on the prompts' tokens, in nats per token."""
@@ -80,18 +80,18 @@ class BroadcastPlan(Event, frozen=True, kw_only=True):
     """``host:port`` of the store on the learner where all meet."""
     group: SubjectToken
     """The same for the same seats: a group is made once and kept over versions."""
-    meeting: Identifier
+    rendezvous_key: Identifier
     """Of this version, in the store."""
-    seats: tuple[RankAssignment, ...]
+    participants: tuple[RankAssignment, ...]
     size: NonNegativeInt
     """Bytes of the whole file."""
-    seconds: PositiveSeconds
+    rendezvous_timeout_seconds: PositiveSeconds
     """How long who has come waits for the others."""
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """Ranks of the group."""
-        return 1 + sum(seat.ranks for seat in self.seats)
+        return 1 + sum(seat.ranks for seat in self.participants)
 
 
 class WeightManifest(Event, frozen=True, kw_only=True):
@@ -101,26 +101,26 @@ class WeightManifest(Event, frozen=True, kw_only=True):
     come, or missed some versions, can put this one together.
     """
 
-    run: SubjectToken
+    run_id: SubjectToken
     model: SubjectToken
     version: NonNegativeInt
     parent: NonNegativeInt | None = None
     kind: Literal["full", "delta", "lora"] = "full"
     transport: TransportName = "blob"
-    place: str = ""
+    location: str = ""
     """Where the blobs are, unless on the bus: a directory, or ``s3://bucket/prefix``."""
     blobs: tuple[Blob, ...]
     chain: tuple[DeltaLink, ...] = ()
     """Of a delta: the versions before it, oldest first, from a whole one on."""
-    content: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$")] = ""
+    fingerprint: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$")] = ""
     """`schemas.weights.delta.fingerprint` of the whole file: the same, however it was sent."""
-    offer: BroadcastPlan | None = None
+    broadcast: BroadcastPlan | None = None
     """Beside the blobs, a way for those who were ready: whoever cannot take it, or not now, has the blobs."""
     epoch: NonNegativeInt
     """Which life of the learner wrote it; a learner of an older epoch is fenced off."""
     step: NonNegativeInt
-    created_ns: NonNegativeInt
-    trial: CanarySpec | None = None
+    created_at_ns: NonNegativeInt
+    canary: CanarySpec | None = None
     """It is served by nobody before a decision has released it; None: at once."""
 
 
@@ -131,13 +131,13 @@ LONGEST_NAME, LONGEST_REASON = 200, 1000
 class ReleaseDecision(Event, frozen=True, kw_only=True):
     """A word about which versions are served: by the node that tried one, or by a person."""
 
-    what: Literal["released", "revoked", "pinned", "unpinned"]
+    action: Literal["released", "revoked", "pinned", "unpinned"]
     version: NonNegativeInt
-    who: Annotated[str, Meta(max_length=LONGEST_NAME)]
-    why: Annotated[str, Meta(max_length=LONGEST_REASON)] = ""
-    figures: dict[str, float] = field(default_factory=dict)
+    actor: Annotated[str, Meta(max_length=LONGEST_NAME)]
+    reason: Annotated[str, Meta(max_length=LONGEST_REASON)] = ""
+    metrics: dict[str, float] = field(default_factory=dict)
     """Of a trial; see `inference.weights.canary`."""
-    decided_ns: NonNegativeInt
+    decided_at_ns: NonNegativeInt
 
 
 class ReleaseState(Event, frozen=True, kw_only=True):
@@ -155,8 +155,8 @@ class SwapLockState(Event, frozen=True, kw_only=True):
 
     model: SubjectToken
     node: str
-    over: bool = False
-    taken_ns: NonNegativeInt
+    released: bool = False
+    acquired_at_ns: NonNegativeInt
 
 
 class WeightsActivated(Event, frozen=True, kw_only=True):
@@ -171,4 +171,4 @@ class WeightsActivated(Event, frozen=True, kw_only=True):
     """Beside that: hashing them, putting the file together, and holding it to the manifest."""
     pause_seconds: float
     """How long generation stood still."""
-    applied_ns: NonNegativeInt
+    activated_at_ns: NonNegativeInt

@@ -64,7 +64,7 @@ def rows_of(event: Event, received: Received) -> Iterator[tuple[str, Row]]:
                     "fetch_seconds": event.fetch_seconds,
                     "verify_seconds": event.verify_seconds,
                     "pause_seconds": event.pause_seconds,
-                    "applied": event.applied_ns,
+                    "applied": event.activated_at_ns,
                 },
             )
         case ReleaseState():
@@ -74,7 +74,7 @@ def rows_of(event: Event, received: Received) -> Iterator[tuple[str, Row]]:
         case Alert():
             yield (
                 "raw_alarms",
-                {"role": event.role, "reason": event.reason, "over": event.over, "raised": event.raised_ns},
+                {"role": event.role, "reason": event.reason, "over": event.resolved, "raised": event.fired_at_ns},
             )
         case DeadLetter():
             yield (
@@ -83,11 +83,11 @@ def rows_of(event: Event, received: Received) -> Iterator[tuple[str, Row]]:
                     "stream": event.stream,
                     "sequence": event.sequence,
                     "subject": event.subject,
-                    "deliveries": event.deliveries,
+                    "deliveries": event.num_delivered,
                     "reason": event.reason,
                     "headers": event.headers,
                     "payload": event.payload,
-                    "dead": event.dead_ns,
+                    "dead": event.dead_lettered_at_ns,
                 },
             )
         case _:
@@ -95,13 +95,13 @@ def rows_of(event: Event, received: Received) -> Iterator[tuple[str, Row]]:
 
 
 def _of_batch(batch: SpanBatch, received: Received) -> Iterator[tuple[str, Row]]:
-    whose: Row = {"run": batch.run, "task": batch.task, "rollout": batch.rollout}
-    whose |= {"attempt": batch.attempt, "execution": batch.execution}
-    keep_days = received.keep_days(batch.run)
+    whose: Row = {"run": batch.run_id, "task": batch.task_id, "rollout": batch.rollout_id}
+    whose |= {"attempt": batch.attempt, "execution": batch.execution_id}
+    keep_days = received.keep_days(batch.run_id)
     for span in batch.spans:
         yield (
             "raw_spans",
-            _of_span(batch.run, batch.task, batch.rollout, batch.attempt, batch.execution, span, keep_days),
+            _of_span(batch.run_id, batch.task_id, batch.rollout_id, batch.attempt, batch.execution_id, span, keep_days),
         )
         if span.call is not None:
             which = {**whose, "call": span.call.index, "start": span.start_ns, "keep_days": keep_days}
@@ -113,9 +113,9 @@ def _of_batch(batch: SpanBatch, received: Received) -> Iterator[tuple[str, Row]]
             "raw_attempts",
             {
                 **whose,
-                "trace_id": batch.spans[-1].trace_id if batch.spans else ids.trace_id(batch.rollout),
-                "sample": batch.sample,
-                "samples": batch.samples,
+                "trace_id": batch.spans[-1].trace_id if batch.spans else ids.trace_id(batch.rollout_id),
+                "sample": batch.sample_index,
+                "samples": batch.group_size,
                 "mode": batch.mode,
                 "agent": batch.agent,
                 "runner": batch.runner,
@@ -125,16 +125,16 @@ def _of_batch(batch: SpanBatch, received: Received) -> Iterator[tuple[str, Row]]
                 "reward_span": batch.end.reward_span,
                 "error": batch.end.error,
                 "result": batch.end.result,
-                "spans": batch.end.spans,
-                "calls": usage.calls,
+                "spans": batch.end.num_spans,
+                "calls": usage.num_calls,
                 "prompt_tokens": usage.prompt_tokens,
                 "response_tokens": usage.response_tokens,
-                "truncated": usage.truncated,
-                "version_min": usage.version_min,
-                "version_max": usage.version_max,
+                "truncated": usage.num_truncated,
+                "version_min": usage.min_weight_version,
+                "version_max": usage.max_weight_version,
                 "model_seconds": usage.model_seconds,
                 "tool_seconds": usage.tool_seconds,
-                "published": batch.end.published_ns,
+                "published": batch.end.enqueued_ns,
                 "started": batch.end.started_ns,
                 "ended": batch.end.ended_ns,
                 "stored": received.stored_ns,
@@ -146,21 +146,21 @@ def _of_batch(batch: SpanBatch, received: Received) -> Iterator[tuple[str, Row]]
 
 def _of_task(published: TaskRecord, received: Received) -> Iterator[tuple[str, Row]]:
     task, span = published.task, published.span
-    whose = {"run": task.run, "task": task.id, "rollout": published.rollout}
-    keep_days = received.keep_days(task.run)
-    yield "raw_spans", _of_span(task.run, task.id, published.rollout, 0, "", span, keep_days)
+    whose = {"run": task.run_id, "task": task.id, "rollout": published.rollout_id}
+    keep_days = received.keep_days(task.run_id)
+    yield "raw_spans", _of_span(task.run_id, task.id, published.rollout_id, 0, "", span, keep_days)
     yield (
         "raw_tasks",
         {
             **whose,
-            "sample": task.sample,
-            "samples": task.samples,
+            "sample": task.sample_index,
+            "samples": task.group_size,
             "mode": task.mode,
             "agent": task.agent,
             "model": task.model,
             "weight_version": task.weight_version,
             "input": _json(task.input),
-            "sampling": _json(task.sampling),
+            "sampling": _json(task.sampling_params),
             "deadline": task.deadline,
             "max_attempts": task.max_attempts,
             "published": span.start_ns,
@@ -170,7 +170,7 @@ def _of_task(published: TaskRecord, received: Received) -> Iterator[tuple[str, R
 
 
 def _of_step(step: TrainingStep, received: Received) -> Iterator[tuple[str, Row]]:
-    which = {"run": step.run, "model": step.model, "step": step.step, "epoch": step.epoch, "version": step.version}
+    which = {"run": step.run_id, "model": step.model, "step": step.step, "epoch": step.epoch, "version": step.version}
     yield (
         "raw_training_steps",
         {
@@ -178,41 +178,44 @@ def _of_step(step: TrainingStep, received: Received) -> Iterator[tuple[str, Row]
             "started": step.started_ns,
             "ended": step.ended_ns,
             "metrics": step.metrics,
-            "digest": step.digest,
+            "digest": step.batch_sha256,
             "settings": step.settings,
         },
     )
     attempts: dict[str, tuple[str, int, str]] = {}
-    for use in step.uses:
-        attempts[use.rollout] = (use.task, use.attempt, use.execution)
+    for use in step.rollouts:
+        attempts[use.rollout_id] = (use.task_id, use.attempt, use.execution_id)
         yield (
             "raw_training_uses",
             {
                 **which,
-                "rollout": use.rollout,
-                "task": use.task,
+                "rollout": use.rollout_id,
+                "task": use.task_id,
                 "attempt": use.attempt,
-                "execution": use.execution,
+                "execution": use.execution_id,
                 "outcome": use.outcome,
                 "reward": use.reward,
                 "advantage": use.advantage,
                 "trained": use.trained,
-                "reason": use.reason,
+                "reason": use.exclusion_reason,
                 "tokens": use.tokens,
-                "staleness_max": use.staleness_max,
-                "place": use.place,
-                "credit": list(use.credit),
+                "staleness_max": use.max_staleness,
+                "place": use.batch_index,
+                "credit": list(use.call_advantages),
             },
         )
     for span in step.spans:
         rollout = str(span.attributes.get(attributes.ROLLOUT, ""))
         task, attempt, execution = attempts.get(rollout, ("", 0, ""))
-        yield "raw_spans", _of_span(step.run, task, rollout, attempt, execution, span, received.keep_days(step.run))
+        yield (
+            "raw_spans",
+            _of_span(step.run_id, task, rollout, attempt, execution, span, received.keep_days(step.run_id)),
+        )
 
 
 def _of_version(version: WeightManifest) -> Row:
     return {
-        "run": version.run,
+        "run": version.run_id,
         "model": version.model,
         "version": version.version,
         "epoch": version.epoch,
@@ -221,7 +224,7 @@ def _of_version(version: WeightManifest) -> Row:
         "transport": version.transport,
         "step": version.step,
         "bytes": sum(blob.size for blob in version.blobs),
-        "created": version.created_ns,
+        "created": version.created_at_ns,
     }
 
 
@@ -233,11 +236,11 @@ def _of_release(release: ReleaseState) -> Iterator[tuple[str, Row]]:
             {
                 "model": release.model,
                 "version": decision.version,
-                "what": decision.what,
-                "who": decision.who,
-                "why": decision.why,
-                "figures": decision.figures,
-                "decided": decision.decided_ns,
+                "what": decision.action,
+                "who": decision.actor,
+                "why": decision.reason,
+                "figures": decision.metrics,
+                "decided": decision.decided_at_ns,
             },
         )
 
@@ -268,7 +271,7 @@ def _of_span(run: str, task: str, rollout: str, attempt: int, execution: str, sp
 
 
 def _of_call(call: ModelCall, span: Span) -> Row:
-    versions = [run.version for run in call.versions]
+    versions = [run.version for run in call.weight_versions]
     logprobs = np.frombuffer(call.logprobs[: len(call.logprobs) // 4 * 4], "<f4")
     new_tokens = len(call.prompt_ids) // 4
     return {
@@ -276,14 +279,14 @@ def _of_call(call: ModelCall, span: Span) -> Row:
         "role": call.role,
         "model": call.model,
         "node": call.node,
-        "prompt_tokens": new_tokens + sum(length for _, length in call.prompt_prefix),
+        "prompt_tokens": new_tokens + sum(length for _, length in call.prompt_prefix_refs),
         "new_tokens": new_tokens,
         "response_tokens": len(call.response_ids) // 4,
         "version_min": min(versions, default=None),
         "version_max": max(versions, default=None),
         "mean_logprob": float(np.add.reduce(logprobs, dtype=np.float64)) / max(len(logprobs), 1),
         "finish_reason": call.finish_reason,
-        "sampling": _json(call.sampling),
+        "sampling": _json(call.sampling_params),
         "asked": _last_said(call.request),
         "answered": _last_said(call.response),
         "end": span.end_ns,
@@ -292,14 +295,14 @@ def _of_call(call: ModelCall, span: Span) -> Row:
 
 def _contents_of(call: ModelCall) -> Row:
     return {
-        "prompt_prefix": call.prompt_prefix,
+        "prompt_prefix": call.prompt_prefix_refs,
         "prompt_ids": call.prompt_ids,
         "prompt_sha256": call.prompt_sha256,
         "response_ids": call.response_ids,
         "logprobs": call.logprobs,
         "token_versions": _versions(call),
-        "pieces": call.pieces,
-        "request_prefix": call.request_prefix,
+        "pieces": call.token_texts,
+        "request_prefix": call.request_prefix_refs,
         "request": call.request,
         "response": call.response,
     }
@@ -308,7 +311,7 @@ def _contents_of(call: ModelCall) -> Row:
 def _versions(call: ModelCall) -> bytes:
     """``u32[T]``: the version of each response token, 0 where none is said."""
     found = bytearray(len(call.response_ids))
-    for run in call.versions:
+    for run in call.weight_versions:
         if run.version > MOST_VERSION:
             raise DecodeError(f"a token of version {run.version}: they are counted to {MOST_VERSION}")
         end = min(run.end * 4, len(found))

@@ -98,7 +98,7 @@ class Pages:
         members = self._members()
         if isinstance(members, str):
             return _json({"members": [], "problem": members})
-        said = ("role", "id", "run", "state", "version", "model", "detail")
+        said = ("role", "id", "run_id", "state", "version", "model", "status")
         return _json({"members": [{name: getattr(one, name) for name in said} for one in members], "problem": ""})
 
     async def _of_a_run(self, request: web.Request) -> web.Response:

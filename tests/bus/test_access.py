@@ -131,7 +131,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         await roles["admin"].provision(more=[tasks])
         await runner.ensure(tasks)
         runner.denied.clear()
-        await client.publish_tasks([Task(id=name, run="r", agent="calc", input=1) for name in ("good", "bad")])
+        await client.publish_tasks([Task(id=name, run_id="r", agent="calc", input=1) for name in ("good", "bad")])
         assert (await store.js.stream_info(subjects.TASKS)).state.messages == 2
         async with runner.pull(tasks, slots=2) as puller, asyncio.timeout(20):
             good, bad = await anext(puller), await anext(puller)
@@ -150,7 +150,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         await learner.reset(LEARNER_ROLLOUTS, 1)
         assert (await learner.stream(subjects.TRAIN_ROLLOUTS)).last == 1
         assert (await learner.stream(subjects.TASKS)).created
-        alert = Alert(role="learner", reason="the bus lost messages", raised_ns=1)
+        alert = Alert(role="learner", reason="the bus lost messages", fired_at_ns=1)
         await learner.publish(subjects.ALERT, alert, msg_id="alert")
 
         ((number, letter),) = [each async for each in DeadLetters(client).all()]
@@ -209,34 +209,35 @@ ADMINISTRATION = [
 STORES = (f"{API}.CONSUMER.MSG.NEXT.TRAIN_ROLLOUTS.store", "$JS.ACK.TRAIN_ROLLOUTS.store.1.1.1.1.1")
 LEARNERS = (f"{API}.CONSUMER.MSG.NEXT.TRAIN_ROLLOUTS.learner", f"{API}.CONSUMER.RESET.TRAIN_ROLLOUTS.learner")
 TASK_READERS = (f"{API}.CONSUMER.MSG.NEXT.TASKS.runner-calc", "$JS.ACK.TASKS.runner-calc.1.1.1.1.1")
-WEIGHT_WRITERS = ("lb.weights.policy", "$O.weights.C.x", "$O.weights.M.x", f"{API}.STREAM.PURGE.OBJ_weights")
-DECISIONS = ("lb.release.policy", "lb.turn.policy")
+WEIGHT_WRITERS = ("lb.weights.version.policy", "$O.weights.C.x", "$O.weights.M.x", f"{API}.STREAM.PURGE.OBJ_weights")
+DECISIONS = ("lb.weights.release.policy", "lb.weights.swap_lock.policy")
 LOOKING_BACK = (f"{API}.DIRECT.GET.WEIGHTS",)
 ROLLOUTS, TASKS = ("lb.rollout.train", "lb.rollout.eval"), ("lb.task.train.calc",)
 TASK_RECORDS = ("lb.event.task_published",)
-STEPS, ALERTS, NODES = ("lb.event.training_step",), ("lb.alert",), ("lb.applied.node", "lb.heartbeat.inference.evil")
+STEPS, ALERTS = ("lb.event.training_step",), ("lb.alert",)
+NODES = ("lb.weights.activated.node", "lb.heartbeat.inference.evil")
 HEARTBEATS = ("lb.heartbeat.store.evil", "lb.heartbeat.learner.evil", "lb.heartbeat.runner.evil")
 MAY_NOT_SAY = {
     "runner": (
-        *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASKS, *STEPS, *ALERTS, *NODES, *HEARTBEATS[:2], "lb.dead.TRAIN_ROLLOUTS",
+        *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASKS, *STEPS, *ALERTS, *NODES, *HEARTBEATS[:2], "lb.dlq.TRAIN_ROLLOUTS",
         *DECISIONS, *LOOKING_BACK,
-        f"{API}.DIRECT.GET.WEIGHTS.lb.weights.policy", f"{API}.DIRECT.GET.OBJ_weights",
+        f"{API}.DIRECT.GET.WEIGHTS.lb.weights.version.policy", f"{API}.DIRECT.GET.OBJ_weights",
     ),
     "store": (
         *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *NODES,
         *HEARTBEATS[1:], *DECISIONS, *LOOKING_BACK,
     ),
     "learner": (
-        *STORES, *TASK_READERS, *ROLLOUTS, *NODES, HEARTBEATS[0], HEARTBEATS[2], "lb.dead.TRAIN_ROLLOUTS",
+        *STORES, *TASK_READERS, *ROLLOUTS, *NODES, HEARTBEATS[0], HEARTBEATS[2], "lb.dlq.TRAIN_ROLLOUTS",
         f"{API}.CONSUMER.CREATE.TRAIN_ROLLOUTS.learner.lb.rollout.train", *DECISIONS,
     ),
     "node": (
         *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *ALERTS,
-        *HEARTBEATS, "lb.dead.TASKS",
+        *HEARTBEATS, "lb.dlq.TASKS",
     ),
     "client": (
         *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *STEPS, *ALERTS, *NODES, *HEARTBEATS,
-        "lb.dead.TASKS", f"{API}.STREAM.MSG.DELETE.DEAD", f"{API}.CONSUMER.CREATE.DEAD", *DECISIONS,
+        "lb.dlq.TASKS", f"{API}.STREAM.MSG.DELETE.DLQ", f"{API}.CONSUMER.CREATE.DLQ", *DECISIONS,
     ),
 }  # fmt: skip
 for leaf, role in LEAVES.items():
@@ -245,10 +246,10 @@ HEARD = (
     "lb.task.>",
     "lb.rollout.train",
     "lb.event.*",
-    "lb.weights.policy",
-    "lb.release.policy",
-    "lb.turn.policy",
-    "lb.dead.*",
+    "lb.weights.version.policy",
+    "lb.weights.release.policy",
+    "lb.weights.swap_lock.policy",
+    "lb.dlq.*",
     "lb.heartbeat.inference.*",
     "lb.heartbeat.*.*",
     "$JS.API.>",
@@ -257,8 +258,8 @@ HEARD = (
 BEATS_OF_NODES = "lb.heartbeat.inference.*"
 MAY_HEAR = {
     "runner": {BEATS_OF_NODES},
-    "learner": {"lb.weights.policy", BEATS_OF_NODES},
-    "node": {"lb.weights.policy", "lb.release.policy", "lb.turn.policy", BEATS_OF_NODES},
+    "learner": {"lb.weights.version.policy", BEATS_OF_NODES},
+    "node": {"lb.weights.version.policy", "lb.weights.release.policy", "lb.weights.swap_lock.policy", BEATS_OF_NODES},
     "store": {"lb.heartbeat.*.*", BEATS_OF_NODES},
     "client": {"lb.heartbeat.*.*", BEATS_OF_NODES, "lb.rollout.train"},
 }
@@ -290,7 +291,7 @@ async def test_a_word_that_is_refused_is_an_error_at_once(secured: Secured) -> N
     """No publisher waits for the acknowledgement of what the server will not take; provisioning neither."""
     async with secured.as_("runner") as bus, asyncio.timeout(4):
         with pytest.raises(AccessError, match=r"lb\.task\.train\.calc: this user has no right"):
-            await bus.publish_task(Task(id="mine", run="r", agent="calc", input=1))
+            await bus.publish_task(Task(id="mine", run_id="r", agent="calc", input=1))
         with pytest.raises(AccessError, match=r"no right to do that: .*stream\.info\.tasks"):
             await bus.provision()
 
@@ -300,7 +301,7 @@ async def test_no_role_speaks_for_another_on_its_own_subject(secured: Secured) -
     own = subjects.heartbeat("runner", "one")
     async with secured.as_("runner") as runner, secured.as_("client") as client, client.fleet("*") as fleet:
         for role in ("inference", "runner"):
-            beat = Heartbeat(role=role, id="one", state="ready", pid=1, sent_ns=1)
+            beat = Heartbeat(role=role, id="one", state="ready", pid=1, sent_at_ns=1)
             await runner.nc.publish(own, encode(beat))
         async with asyncio.timeout(10):
             while not fleet.members():

@@ -29,7 +29,7 @@ from schemas.weights.events import Blob
 
 
 def task(number: int, **fields: object) -> Task:
-    return Task(id=f"t{number}", run="test", agent="calc", input={"n": number}, **fields)  # type: ignore[arg-type]
+    return Task(id=f"t{number}", run_id="test", agent="calc", input={"n": number}, **fields)  # type: ignore[arg-type]
 
 
 async def test_a_published_task_reaches_a_runner_with_its_trace_and_its_record_reaches_the_store(bus: Bus) -> None:
@@ -198,14 +198,14 @@ async def test_a_message_that_does_not_decode_is_buried_with_its_reason(bus: Bus
     """A dead letter keeps payload, headers and reason, and the message leaves its stream."""
     await bus.ensure(runner_tasks("calc", "train"))
     await bus.js.publish(
-        subjects.task("train", "calc"), b"not msgpack", headers={"who": "me", "Lb-Schema": schema_of(Task)}
+        subjects.task("train", "calc"), b"not msgpack", headers={"who": "me", "Lightningbus-Schema": schema_of(Task)}
     )
     async with bus.pull(runner_tasks("calc", "train"), slots=1) as puller:
         delivery = await asyncio.wait_for(anext(puller), 5)
         with pytest.raises(DecodeError) as caught:
             delivery.as_(Task)
         await bus.bury(delivery, str(caught.value))
-    found = await bus.last(subjects.DEAD, subjects.dead("TASKS"), DeadLetter)
+    found = await bus.last(subjects.DLQ, subjects.dlq("TASKS"), DeadLetter)
     assert found is not None
     assert found[0].payload == b"not msgpack"
     assert found[0].headers["who"] == "me"
@@ -317,7 +317,7 @@ async def test_listening_to_ten_times_as_many_costs_no_more_for_each_of_them() -
 
     async def measure(members: int) -> float:
         fleet = Fleet(Client(), "*")
-        beats = [Heartbeat(role="runner", id=f"r{n}", state="running", pid=1, sent_ns=1) for n in range(members)]
+        beats = [Heartbeat(role="runner", id=f"r{n}", state="running", pid=1, sent_at_ns=1) for n in range(members)]
         said = [Msg(Client(), subjects.heartbeat("runner", beat.id), "", encode(beat)) for beat in beats]
         for message in said:
             await fleet._on_beat(message)

@@ -35,7 +35,7 @@ async def test_tls_address_of_a_plaintext_server_is_refused_and_nothing_is_publi
         await plain.provision()
         with pytest.raises(AccessError, match="speaks no TLS"):
             async with Bus.connect(server.url.replace("nats://", "tls://"), wait=5) as bus:
-                await bus.publish_task(Task(id="t", run="r", agent="a", input=1))
+                await bus.publish_task(Task(id="t", run_id="r", agent="a", input=1))
         assert (await plain.js.stream_info("TASKS")).state.messages == 0
 
 

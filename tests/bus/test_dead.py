@@ -36,7 +36,7 @@ async def bury(bus: Bus, count: int) -> None:
     """Tasks delivered twice, then given up."""
     await bus.ensure(runner_tasks("calc", "train"))
     for number in range(count):
-        await bus.publish_task(Task(id=f"t{number}", run="r", agent="calc", input={"n": number}))
+        await bus.publish_task(Task(id=f"t{number}", run_id="r", agent="calc", input={"n": number}))
     async with bus.pull(runner_tasks("calc", "train"), slots=count) as puller:
         for _ in range(count):
             await (await asyncio.wait_for(anext(puller), 5)).nak()
@@ -63,7 +63,7 @@ async def test_a_letter_sent_again_is_a_task_that_goes_on_counting(bus: Bus, nat
     assert "1 sent again" in await dead(nats_url, "replay", str(first))
     async with bus.pull(runner_tasks("calc", "train"), slots=1) as puller:
         again = await asyncio.wait_for(anext(puller), 5)
-        assert again.as_(Task).earlier_attempts == 2 and again.deliveries == 1
+        assert again.as_(Task).prior_attempts == 2 and again.deliveries == 1
         await again.ack(sync=True)
     assert [number async for number, _ in DeadLetters(bus).all()] == [second]
 
@@ -78,24 +78,24 @@ async def test_letters_are_dropped_and_a_wrong_number_is_one_sentence(bus: Bus, 
 
 async def put_letter(bus: Bus, at: str = subjects.TASKS, **changes: Any) -> int:
     """A letter as a role may write it, by its own words; its number."""
-    task = Task(id="evil", run="r", agent="calc", input=1)
+    task = Task(id="evil", run_id="r", agent="calc", input=1)
     letter = DeadLetter(
         **{
-            "stream": subjects.TASKS, "subject": "lb.task.train.calc", "sequence": 1, "deliveries": 1, "reason": "x",
-            "headers": {}, "payload": encode(task), "dead_ns": 1, **changes,
+            "stream": subjects.TASKS, "subject": "lb.task.train.calc", "sequence": 1, "num_delivered": 1, "reason": "x",
+            "headers": {}, "payload": encode(task), "dead_lettered_at_ns": 1, **changes,
         }
     )  # fmt: skip
-    return await bus.publish(subjects.dead(at), letter, msg_id=uuid4().hex)
+    return await bus.publish(subjects.dlq(at), letter, msg_id=uuid4().hex)
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         (
-            {"stream": "WEIGHTS", "subject": "lb.weights.policy", "at": "WEIGHTS"},
+            {"stream": "WEIGHTS", "subject": "lb.weights.version.policy", "at": "WEIGHTS"},
             "letters of WEIGHTS are not sent again",
         ),
-        ({"stream": "WEIGHTS", "subject": "lb.weights.policy"}, "there is no dead letter 1 that can be read"),
+        ({"stream": "WEIGHTS", "subject": "lb.weights.version.policy"}, "there is no dead letter 1 that can be read"),
         ({"stream": "OBJ_weights", "at": "OBJ_weights"}, "letters of OBJ_weights are not sent again"),
         ({"payload": b"\x00"}, "it holds no Task"),
         ({"stream": "EVENTS", "at": "EVENTS", "payload": b"\x00"}, "it holds no TaskBatchRecord or TrainingStep"),
@@ -109,7 +109,9 @@ async def test_a_letter_that_is_none_of_its_stream_is_not_sent_again(
     assert sum([(await bus.js.stream_info(name)).state.messages for name in (subjects.TASKS, subjects.WEIGHTS)]) == 0
 
 
-@pytest.mark.parametrize("subject", ["$JS.API.STREAM.DELETE.TASKS", "lb.weights.policy", "lb.release.policy", "x.y"])
+@pytest.mark.parametrize(
+    "subject", ["$JS.API.STREAM.DELETE.TASKS", "lb.weights.version.policy", "lb.weights.release.policy", "x.y"]
+)
 async def test_a_letter_goes_where_its_stream_takes_it_and_nowhere_else(bus: Bus, nats_url: str, subject: str) -> None:
     """Its subject and headers are whoever's who wrote it; replay runs as admin."""
     headers = {"Nats-Rollup": "all", "nats-expected-stream": "X", "Nats-Msg-Id": "other", "a": "b", "traceparent": "x"}
@@ -120,18 +122,18 @@ async def test_a_letter_goes_where_its_stream_takes_it_and_nowhere_else(bus: Bus
     await dead(nats_url, "replay", str(number))
     sent = await bus.js.get_last_msg(subjects.TASKS, ">")
     assert sent.subject == "lb.task.train.calc"
-    assert sent.headers == {"Nats-Msg-Id": f"replay:{number}", "Lb-Schema": "Task/2"}
+    assert sent.headers == {"Nats-Msg-Id": f"replay:{number}", "Lightningbus-Schema": "Task/2"}
 
 
 async def test_rollouts_and_events_are_sent_again_where_their_type_belongs(bus: Bus, nats_url: str) -> None:
-    alarm = Alert(role="store", reason="x", raised_ns=1)
+    alarm = Alert(role="store", reason="x", fired_at_ns=1)
     await put_letter(bus, subjects.ALERTS, stream=subjects.ALERTS, payload=encode(alarm))
     await dead(nats_url, "replay", "1")
     assert (await bus.js.get_last_msg(subjects.ALERTS, ">")).subject == subjects.ALERT
 
 
 async def test_a_letter_that_cannot_be_read_hides_no_other(bus: Bus, nats_url: str) -> None:
-    await bus.publish_raw(subjects.dead("TASKS"), b"\x00", {}, 5)
+    await bus.publish_raw(subjects.dlq("TASKS"), b"\x00", {}, 5)
     number = await put_letter(bus)
     assert [letter["number"] for letter in json.loads(await dead(nats_url, "list", "--json"))] == [number]
     assert "there is no dead letter 1 that can be read" in await dead(nats_url, "show", "1", code=2)

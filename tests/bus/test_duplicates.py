@@ -16,7 +16,7 @@ SUBJECT = subjects.task("train", "calc")
 
 
 def task() -> Task:
-    return Task(id="t1", run="test", agent="calc", input={})
+    return Task(id="t1", run_id="test", agent="calc", input={})
 
 
 async def test_a_duplicate_on_the_first_try_is_an_error_for_a_unique_message(bus: Bus) -> None:

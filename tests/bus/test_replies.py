@@ -24,7 +24,7 @@ REQUESTS = (
     "INFO", "STREAM.CREATE.*", "STREAM.UPDATE.*", "STREAM.NAMES", "STREAM.LIST", "STREAM.INFO.*", "STREAM.DELETE.*",
     "STREAM.PURGE.*", "STREAM.SNAPSHOT.*", "STREAM.RESTORE.*", "STREAM.MSG.DELETE.*", "STREAM.MSG.GET.*",
     "STREAM.PEER.REMOVE.*", "STREAM.PEER.EVACUATE.*", "STREAM.CANCEL_MOVE.*", "STREAM.LEADER.STEPDOWN.*",
-    "DIRECT.GET.*", "DIRECT.GET.*.lb.weights.policy",
+    "DIRECT.GET.*", "DIRECT.GET.*.lb.weights.version.policy",
     "CONSUMER.CREATE.*", "CONSUMER.CREATE.*.mine", "CONSUMER.CREATE.*.mine.lb.task.train.calc",
     "CONSUMER.DURABLE.CREATE.*.*", "CONSUMER.NAMES.*", "CONSUMER.LIST.*", "CONSUMER.INFO.*.*", "CONSUMER.DELETE.*.*",
     "CONSUMER.PAUSE.*.*", "CONSUMER.MSG.NEXT.*.*", "CONSUMER.RESET.*.*", "CONSUMER.UNPIN.*.*",
@@ -47,8 +47,9 @@ BODIES: dict[str, tuple[bytes, ...]] = {
 }
 WORDS = (
     "lb.task.train.calc", "lb.rollout.train", "lb.rollout.eval", "lb.event.training_step", "lb.alert",
-    "lb.weights.policy", "lb.applied.node", "lb.release.policy", "lb.turn.policy", "lb.dead.TASKS",
-    "lb.dead.TRAIN_ROLLOUTS", "$O.weights.C.evil", "$O.weights.M.evil", "lb.heartbeat.inference.evil",
+    "lb.weights.version.policy", "lb.weights.activated.node", "lb.weights.release.policy",
+    "lb.weights.swap_lock.policy", "lb.dlq.TASKS",
+    "lb.dlq.TRAIN_ROLLOUTS", "$O.weights.C.evil", "$O.weights.M.evil", "lb.heartbeat.inference.evil",
     "lb.heartbeat.store.evil",
 )  # fmt: skip
 
@@ -74,7 +75,7 @@ def literal(subject: str) -> str:
         return subject.replace("*", AGENTS.durable).replace(">", "1.999.999.1.0")
     known = {
         f"{API}.CONSUMER": AGENTS.durable, "lb.task": "train", "lb.rollout": "eval", "lb.event": "training_step",
-        "lb.dead": "EVENTS",
+        "lb.dlq": "EVENTS",
     }  # fmt: skip
     token = next((token for start, token in known.items() if subject.startswith(start)), "policy")
     return re.sub(r">$", "train.calc", subject).replace("*", token)

@@ -102,7 +102,7 @@ async def test_rotation_cuts_nobody_off(tmp_path: Path, tls: bool) -> None:
                 async def publish() -> None:
                     nonlocal published
                     while True:
-                        await client.publish_task(Task(id=str(published), run="r", agent="a", input=1))
+                        await client.publish_task(Task(id=str(published), run_id="r", agent="a", input=1))
                         published += 1
 
                 publishing = asyncio.create_task(publish())

@@ -24,11 +24,13 @@ SUBJECT, RELEASE = subjects.weights("policy"), subjects.release("policy")
 
 def manifest(version: int, model: str = "policy") -> WeightManifest:
     blob = Blob(bucket=subjects.WEIGHT_BUCKET, name=f"{model}-{version}", size=1, sha256="0" * 64)
-    return WeightManifest(run="r", model=model, version=version, blobs=(blob,), epoch=1, step=version, created_ns=1)
+    return WeightManifest(
+        run_id="r", model=model, version=version, blobs=(blob,), epoch=1, step=version, created_at_ns=1
+    )
 
 
 def said(what: str, version: int) -> ReleaseDecision:
-    return ReleaseDecision(what=what, version=version, who="me", decided_ns=1)  # type: ignore[arg-type]
+    return ReleaseDecision(action=what, version=version, actor="me", decided_at_ns=1)  # type: ignore[arg-type]
 
 
 class Roles:

@@ -27,7 +27,7 @@ async def empty(nats: NatsServer, bus: Bus) -> None:
 
 
 def task(number: int) -> Task:
-    return Task(id=f"t{number}", run="test", agent="calc", input=number)
+    return Task(id=f"t{number}", run_id="test", agent="calc", input=number)
 
 
 async def test_a_runner_makes_its_durable_again_when_the_bus_comes_back_empty(bus: Bus, nats: NatsServer) -> None:
@@ -64,7 +64,7 @@ async def test_a_role_whose_streams_stay_away_is_not_healthy_and_ends_with_a_sen
         bus.beat("runner", "r", lambda: {"state": "running"}),
     ):
         await empty(nats, bus)
-        while not any("run `lightningbus provision`" in str(beat.detail.get("bus")) for beat in fleet.members()):
+        while not any("run `lightningbus provision`" in str(beat.status.get("bus")) for beat in fleet.members()):
             await fleet.changed()
         assert "is missing" in bus.problem
         await bus.failed.wait()

@@ -39,7 +39,7 @@ MALFORMED: tuple[dict[str, Any], ...] = (
     {"input": b"\x00\xff"},
     {"input": {"at": b"bytes within"}},
     {"input": 1, "deadline": "soon"},
-    {"input": 1, "samples": 0},
+    {"input": 1, "group_size": 0},
 )
 """Fields of tasks that no runner can run, packed by MessagePack as they are."""
 
@@ -47,12 +47,12 @@ MALFORMED: tuple[dict[str, Any], ...] = (
 async def malformed_tasks(world: World, log: Log) -> None:
     """As many bad tasks as there are slots, of each kind in turn: each is a dead letter, and good ones go on."""
     runners = [beat for beat in world.fleet.members() if beat.role == "runner"]
-    slots = sum(int(str(beat.detail["busy"]).partition("/")[2]) for beat in runners)
+    slots = sum(int(str(beat.status["busy"]).partition("/")[2]) for beat in runners)
     headers = {subjects.SCHEMA_HEADER: schema_of(Task)}
     for kind, fields in enumerate((*MALFORMED, {"input": msgpack.Timestamp(1)})):
         letters = await _num_dead_letters(world)
         for number in range(slots):
-            task = {"id": f"bad-{kind}-{number}", "run": RUN, "agent": "default", "mode": "eval", **fields}
+            task = {"id": f"bad-{kind}-{number}", "run_id": RUN, "agent": "default", "mode": "eval", **fields}
             await world.bus.js.publish(subjects.task("eval", "default"), msgpack.packb(task), headers=headers)
         async with log.timed("tasks malformed"):
             while await _num_dead_letters(world) < letters + slots:
@@ -61,4 +61,4 @@ async def malformed_tasks(world: World, log: Log) -> None:
 
 
 async def _num_dead_letters(world: World) -> int:
-    return int((await answered(lambda: world.bus.js.stream_info(subjects.DEAD))).state.messages)
+    return int((await answered(lambda: world.bus.js.stream_info(subjects.DLQ))).state.messages)

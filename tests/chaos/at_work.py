@@ -70,7 +70,7 @@ class Busy:
             await task
 
     async def _publish(self, stop: asyncio.Event) -> None:
-        fields = {"run": RUN, "agent": "default", "mode": "eval", "deadline": 120.0, "max_attempts": 30}
+        fields = {"run_id": RUN, "agent": "default", "mode": "eval", "deadline": 120.0, "max_attempts": 30}
         while not stop.is_set():
             first = len(self.rollouts) // TOGETHER
             problems = [Problem(f"eval{first}-{n}", {"question": f"what is {first} {n}?"}) for n in range(TOGETHER)]

@@ -142,7 +142,7 @@ async def full_streams(world: World, log: Log) -> list[str]:
     async with asyncio.timeout(60):
         while not waiting:
             await world.fleet.changed()
-            waiting = {beat.id for beat in world.fleet.members() if beat.detail.get("waits_for_room")}
+            waiting = {beat.id for beat in world.fleet.members() if beat.status.get("waits_for_room")}
     await asyncio.sleep(DOWN_SECONDS)  # the fault itself
     world.proxies["clickhouse"].inject("none")
     for stream in ROLLOUT_STREAMS:
@@ -180,13 +180,13 @@ async def corrupt_blobs(world: World, log: Log) -> None:
         version = last.version + number
         name = f"policy-{version:06d}-{last.epoch}"
         await world.bus.blobs.put(subjects.WEIGHT_BUCKET, name, bad)
-        fields = {"kind": "full", "chain": (), "content": "", "blobs": (replace(whole, name=name),)}
+        fields = {"kind": "full", "chain": (), "fingerprint": "", "blobs": (replace(whole, name=name),)}
         manifest = replace(last, version=version, parent=version - 1, **fields)
         sequence = await world.bus.publish(
             subjects.weights("policy"), manifest, msg_id=f"chaos:{version}", expect_last=sequence
         )
         async with asyncio.timeout(RECOVERY_SECONDS):
-            while not all("not fetched" in str(node.detail["problem"]) for node in _nodes(world)):
+            while not all("not fetched" in str(node.status["problem"]) for node in _nodes(world)):
                 await world.fleet.changed()
         assert {(node.state, node.version) for node in _nodes(world)} == {("ready", version - 1)}, "the old one serves"
         await world.bus.blobs.put(subjects.WEIGHT_BUCKET, name, good)
@@ -222,7 +222,7 @@ async def bad_agent(world: World, log: Log, name: str) -> None:
     """A bad agent, then a good rollout of the same runner."""
     outcome, settings = NASTY[name]
     await world.runner(name, agent=f"nasty:{name}", **settings)
-    fields = {"run": RUN, "agent": name, "mode": "eval", "deadline": 15.0}
+    fields = {"run_id": RUN, "agent": name, "mode": "eval", "deadline": 15.0}
     bad = [Task(id=f"{name}-{n}", input={}, **fields) for n in range(2)]
     for task in bad:
         await world.bus.publish_task(task)

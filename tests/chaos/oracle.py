@@ -130,7 +130,7 @@ async def _versions(verdict: Verdict, bus: Bus) -> None:
         new = decode(WeightManifest, message.data or b"")
         if last is not None:
             claimed = new.version == last.version and new.epoch > last.epoch
-            if not (new.version > last.version or (claimed and new.content == last.content != "")):
+            if not (new.version > last.version or (claimed and new.fingerprint == last.fingerprint != "")):
                 verdict.wrong.append(
                     f"version {new.version} of epoch {new.epoch} came after {last.version} of {last.epoch}"
                 )

@@ -129,7 +129,7 @@ async def absences(place: Path, report: Report, rng: random.Random, kills: int, 
 
 async def soak(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """20,000 rollouts in one run: nothing is lost, and nothing grows without end."""
-    fields = {"run": RUN, "agent": "default", "mode": "eval", "deadline": 300.0, "max_attempts": 30}
+    fields = {"run_id": RUN, "agent": "default", "mode": "eval", "deadline": 300.0, "max_attempts": 30}
     problems = [Problem(f"soak{number}", {"question": f"what follows {number}?"}) for number in range(SOAK_ROLLOUTS)]
     async with world(place, steps=SOAK_STEPS, token_seconds=0.0) as made, Resources(made).watched() as resources:
         await publish_all(made.bus, samples_of(problems, 1, **fields), timeout=3600, on_done=lambda: None)

@@ -105,20 +105,20 @@ class Tap:
 
     def _hear(self, event: object, sequence: int) -> None:
         if isinstance(event, TaskBatchRecord):
-            self.published |= {one.rollout for one in event.tasks}
-            self.spans |= {(one.rollout, "", one.span.span_id) for one in event.tasks}
+            self.published |= {one.rollout_id for one in event.tasks}
+            self.spans |= {(one.rollout_id, "", one.span.span_id) for one in event.tasks}
         elif isinstance(event, TrainingStep):
             self.steps = max(self.steps, event.step)
-            by_rollout = {use.rollout: use.execution for use in event.uses}
+            by_rollout = {use.rollout_id: use.execution_id for use in event.rollouts}
             for span in event.spans:
                 rollout = str(span.attributes["lightningbus.rollout.id"])
                 self.spans.add((rollout, by_rollout[rollout], span.span_id))
         elif isinstance(event, SpanBatch):
-            self.spans |= {(event.rollout, event.execution, span.span_id) for span in event.spans}
+            self.spans |= {(event.rollout_id, event.execution_id, span.span_id) for span in event.spans}
             if event.end is not None:
                 said = standing(event.end)
                 outcome, mode, agent = event.end.outcome, event.mode, event.agent
-                self.ends.append(End(event.rollout, event.execution, outcome, said, mode, agent, sequence))
+                self.ends.append(End(event.rollout_id, event.execution_id, outcome, said, mode, agent, sequence))
                 if said != TRIED_AGAIN:
-                    self.ended.setdefault(event.rollout, time.monotonic())
+                    self.ended.setdefault(event.rollout_id, time.monotonic())
         self._news.set()

@@ -82,13 +82,13 @@ async def test_a_learner_whose_versions_nobody_serves_waits_and_goes_on_when_som
 
 async def _says(made: World, waits_for: str) -> None:
     while not any(
-        beat.role == "learner" and beat.detail.get("waits for") == waits_for for beat in made.fleet.members()
+        beat.role == "learner" and beat.status.get("waits for") == waits_for for beat in made.fleet.members()
     ):
         await made.fleet.changed()
 
 
 async def _step(made: World, number: int) -> None:
-    while not any(beat.role == "learner" and beat.detail.get("step", 0) >= number for beat in made.fleet.members()):
+    while not any(beat.role == "learner" and beat.status.get("step", 0) >= number for beat in made.fleet.members()):
         await made.fleet.changed()
 
 

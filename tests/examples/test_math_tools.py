@@ -239,7 +239,7 @@ async def test_rollouts_are_recorded_with_their_tool_spans(bus: Bus, environment
     async with Endpoint(scripted).as_node(bus), running(bus, **agent):
         for case in ("right", "broken expression"):
             await bus.publish_task(task(id=case, input=problem(case), deadline=60.0))
-        found = {batch.task: batch for batch in await ended(bus, 2)}
+        found = {batch.task_id: batch for batch in await ended(bus, 2)}
     ends = {case: (batch.end.outcome, batch.end.reward) for case, batch in found.items() if batch.end}
     assert ends == {"right": ("ok", 1.0), "broken expression": ("ok", 0.0)}, found
     steps = Policy(records)._steps_of([{"role": "user", "content": problem("right")["question"]}])

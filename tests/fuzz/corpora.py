@@ -19,14 +19,25 @@ from schemas.training import RolloutDisposition, TrainingStep
 from schemas.weights.events import Blob, DeltaLink, WeightManifest, WeightsActivated
 from tests.making import SECOND_NS, START_NS, model_call
 
-TASK = Task(id="q1", run="run", agent="calc", input={"question": "1+1", "more": [1, None]}, sample=2, samples=8)
+TASK = Task(
+    id="q1", run_id="run", agent="calc", input={"question": "1+1", "more": [1, None]}, sample_index=2, group_size=8
+)
 CALLS = (
     model_call(0, [1, 2, 3], [4, 5], 7, request='{"model": "policy", "messages": [{"content": "1"}]}', response='"2"'),
     model_call(
-        1, [6], [7], 8, prompt_prefix=((0, 5),), request_prefix=((0, 20),), request='é"]}', response='{"content": "3"}',
-        sampling={"temperature": 0.5}, pieces=("x",), finish_reason="stop",
+        1,
+        [6],
+        [7],
+        8,
+        prompt_prefix_refs=((0, 5),),
+        request_prefix_refs=((0, 20),),
+        request='é"]}',
+        response='{"content": "3"}',
+        sampling_params={"temperature": 0.5},
+        token_texts=("x",),
+        finish_reason="stop",
     ),
-)  # fmt: skip
+)
 
 
 def span(number: int, **fields: Any) -> Span:
@@ -37,52 +48,111 @@ def span(number: int, **fields: Any) -> Span:
 
 
 END = AttemptResult(
-    outcome="ok", reward=1.0, spans=4, usage=Usage(calls=2, version_min=7, version_max=8), started_ns=START_NS,
-    ended_ns=START_NS + 9 * SECOND_NS, result='{"reward": 1.0}',
-)  # fmt: skip
+    outcome="ok",
+    reward=1.0,
+    num_spans=4,
+    usage=Usage(num_calls=2, min_weight_version=7, max_weight_version=8),
+    started_ns=START_NS,
+    ended_ns=START_NS + 9 * SECOND_NS,
+    result='{"reward": 1.0}',
+)
 BATCH = SpanBatch(
-    run="run", task="q1", rollout="q1.2", sample=2, samples=8, attempt=1, execution="e1", agent="calc", mode="train",
-    runner="me", sequence=0, end=END,
+    run_id="run",
+    task_id="q1",
+    rollout_id="q1.2",
+    sample_index=2,
+    group_size=8,
+    attempt=1,
+    execution_id="e1",
+    agent="calc",
+    mode="train",
+    runner="me",
+    sequence=0,
+    end=END,
     spans=(
-        span(0, call=CALLS[0]), span(1, call=CALLS[1]),
-        span(2, events=({"name": attributes.EVALUATION_EVENT, "attributes": {attributes.EVALUATION_SCORE: 1}},),
-             links=({"trace_id": "a" * 32, "span_id": "b" * 16, "attributes": {}},)),
+        span(0, call=CALLS[0]),
+        span(1, call=CALLS[1]),
+        span(
+            2,
+            events=({"name": attributes.EVALUATION_EVENT, "attributes": {attributes.EVALUATION_SCORE: 1}},),
+            links=({"trace_id": "a" * 32, "span_id": "b" * 16, "attributes": {}},),
+        ),
         span(3, attributes={attributes.OUTCOME: "ok"}),
     ),
-)  # fmt: skip
+)
 BLOB = Blob(bucket="lb-weights", name="policy-1", size=10, sha256="a" * 64)
 USE = RolloutDisposition(
-    rollout="q1.2", task="q1", attempt=1, execution="e1", outcome="ok", reward=1.0, advantage=0.5, trained=True,
-    tokens=3, staleness_max=1, credit=(0.5, 0.25),
-)  # fmt: skip
+    rollout_id="q1.2",
+    task_id="q1",
+    attempt=1,
+    execution_id="e1",
+    outcome="ok",
+    reward=1.0,
+    advantage=0.5,
+    trained=True,
+    tokens=3,
+    max_staleness=1,
+    call_advantages=(0.5, 0.25),
+)
 EVENTS: tuple[Event, ...] = (
     TASK,
-    TaskIdentity(id="q1", run="run", agent="calc"),
+    TaskIdentity(id="q1", run_id="run", agent="calc"),
     *CALLS,
     span(0),
     BATCH,
-    TaskBatchRecord(tasks=(TaskRecord(task=TASK, rollout="q1.2", span=span(9)),)),
+    TaskBatchRecord(tasks=(TaskRecord(task=TASK, rollout_id="q1.2", span=span(9)),)),
     BLOB,
-    WeightManifest(run="run", model="policy", version=1, blobs=(BLOB,), epoch=1, step=1, created_ns=START_NS),
+    WeightManifest(run_id="run", model="policy", version=1, blobs=(BLOB,), epoch=1, step=1, created_at_ns=START_NS),
     WeightManifest(
-        run="run", model="policy", version=2, parent=1, kind="delta", blobs=(BLOB,), content="c" * 32, epoch=1, step=2,
-        chain=(DeltaLink(version=1, content="d" * 32, blob=BLOB),), created_ns=START_NS,
+        run_id="run",
+        model="policy",
+        version=2,
+        parent=1,
+        kind="delta",
+        blobs=(BLOB,),
+        fingerprint="c" * 32,
+        epoch=1,
+        step=2,
+        chain=(DeltaLink(version=1, fingerprint="d" * 32, blob=BLOB),),
+        created_at_ns=START_NS,
     ),
-    WeightsActivated(node="n", model="policy", version=2, fetch_seconds=0.5, pause_seconds=0.1, applied_ns=START_NS),
+    WeightsActivated(
+        node="n", model="policy", version=2, fetch_seconds=0.5, pause_seconds=0.1, activated_at_ns=START_NS
+    ),
     TrainingStep(
-        run="run", model="policy", step=1, version=2, epoch=1, started_ns=START_NS, ended_ns=START_NS + SECOND_NS,
-        uses=(USE,), metrics={"loss": 0.5}, spans=(span(5, attributes={attributes.ROLLOUT: "q1.2"}),),
+        run_id="run",
+        model="policy",
+        step=1,
+        version=2,
+        epoch=1,
+        started_ns=START_NS,
+        ended_ns=START_NS + SECOND_NS,
+        rollouts=(USE,),
+        metrics={"loss": 0.5},
+        spans=(span(5, attributes={attributes.ROLLOUT: "q1.2"}),),
     ),
     Heartbeat(
-        role="inference", id="n", state="ready", address="http://127.0.0.1:1", model="policy", version=2,
-        detail={"inflight": 3, "max_model_len": 4096}, sent_ns=START_NS,
+        role="inference",
+        id="n",
+        state="ready",
+        address="http://127.0.0.1:1",
+        model="policy",
+        version=2,
+        status={"inflight": 3, "max_model_len": 4096},
+        sent_at_ns=START_NS,
     ),
-    Alert(role="store", reason="no rollout", raised_ns=START_NS),
+    Alert(role="store", reason="no rollout", fired_at_ns=START_NS),
     DeadLetter(
-        stream="TASKS", subject="lb.task.train.calc", sequence=5, deliveries=3, reason="poisoned",
-        headers={"Lb-Schema": "Task/2"}, payload=encode(TASK), dead_ns=START_NS,
+        stream="TASKS",
+        subject="lb.task.train.calc",
+        sequence=5,
+        num_delivered=3,
+        reason="poisoned",
+        headers={"Lightningbus-Schema": "Task/2"},
+        payload=encode(TASK),
+        dead_lettered_at_ns=START_NS,
     ),
-)  # fmt: skip
+)
 
 
 def json_lines(*values: Any) -> list[bytes]:
@@ -93,15 +163,22 @@ def json_lines(*values: Any) -> list[bytes]:
 TOOL = {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {}}}
 CALLED = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 CHAT: dict[str, Any] = {
-    "model": "policy:writer", "temperature": 0.5, "max_tokens": 20, "n": 1, "stop": ["x"], "logprobs": True,
-    "stream": True, "stream_options": {"include_usage": True}, "include_reasoning": False,
+    "model": "policy:writer",
+    "temperature": 0.5,
+    "max_tokens": 20,
+    "n": 1,
+    "stop": ["x"],
+    "logprobs": True,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "include_reasoning": False,
     "messages": [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "1+1"}]},
         {"role": "assistant", "content": None, "tool_calls": [CALLED]},
         {"role": "tool", "tool_call_id": "c1", "content": "2"},
     ],
-}  # fmt: skip
+}
 CHATS = json_lines(
     CHAT,
     {"model": "policy", "messages": [{"role": "user", "content": "hello"}]},
@@ -110,9 +187,14 @@ CHATS = json_lines(
 COMPLETIONS = json_lines({"model": "policy", "prompt": "once", "max_tokens": 5, "echo": False, "logprobs": 2})
 RESPONSES = json_lines(
     {
-        "model": "policy", "instructions": "be brief", "stream": True, "reasoning": {"effort": "low"},
-        "text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}, "max_output_tokens": 9,
-        "tools": [{"type": "function", **TOOL}], "tool_choice": {"type": "function", "name": "add"},
+        "model": "policy",
+        "instructions": "be brief",
+        "stream": True,
+        "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": {}}},
+        "max_output_tokens": 9,
+        "tools": [{"type": "function", **TOOL}],
+        "tool_choice": {"type": "function", "name": "add"},
         "input": [
             {"role": "user", "content": [{"type": "input_text", "text": "1+1"}]},
             {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
@@ -122,26 +204,36 @@ RESPONSES = json_lines(
         ],
     },
     {"model": "policy", "input": "hello", "previous_response_id": "resp_1"},
-)  # fmt: skip
+)
 MESSAGES = json_lines(
     {
-        "model": "policy", "max_tokens": 9, "system": [{"type": "text", "text": "be brief"}], "stream": True,
-        "stop_sequences": ["x"], "tool_choice": {"type": "tool", "name": "add", "disable_parallel_tool_use": True},
+        "model": "policy",
+        "max_tokens": 9,
+        "system": [{"type": "text", "text": "be brief"}],
+        "stream": True,
+        "stop_sequences": ["x"],
+        "tool_choice": {"type": "tool", "name": "add", "disable_parallel_tool_use": True},
         "tools": [{"name": "add", "description": "adds", "input_schema": {"type": "object"}}],
         "output_config": {"format": {"type": "json_schema", "schema": {}}},
         "messages": [
             {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]},
-            {"role": "assistant", "content": [
-                {"type": "thinking", "thinking": "hm", "signature": ""},
-                {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}},
-            ]},
-            {"role": "user", "content": [
-                {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}]},
-            ]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": ""},
+                    {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}]},
+                ],
+            },
         ],
     },
     {"model": "policy", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]},
-)  # fmt: skip
+)
 
 
 def _choice(token: int, **more: Any) -> dict[str, Any]:
@@ -171,7 +263,7 @@ CHUNKS: list[list[dict[str, Any]]] = [
         _chunk({**_choice(8), "text": "y", "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": "length"}),
     ],
     [{"error": {"message": "the engine failed", "code": 500}}],
-]  # fmt: skip
+]
 
 
 def streamed(chunks: list[dict[str, Any]]) -> bytes:
@@ -251,11 +343,18 @@ def nested(levels: int) -> bytes:
 
 TRACES, LOGS = _traces().SerializeToString(), _logs().SerializeToString()
 SPAN_IN_JSON = {
-    "traceId": "01" * 16, "spanId": "02" * 8, "parentSpanId": "", "name": "tool", "kind": 3, "status": {"code": 2},
-    "startTimeUnixNano": "5", "endTimeUnixNano": "9", "new": {"a": 1},
+    "traceId": "01" * 16,
+    "spanId": "02" * 8,
+    "parentSpanId": "",
+    "name": "tool",
+    "kind": 3,
+    "status": {"code": 2},
+    "startTimeUnixNano": "5",
+    "endTimeUnixNano": "9",
+    "new": {"a": 1},
     "links": [{"traceId": "01" * 16, "spanId": "02" * 8}],
     "attributes": [{"key": "list", "value": {"arrayValue": {"values": [{"intValue": "3"}, {"bytesValue": "AA=="}]}}}],
-}  # fmt: skip
+}
 SCOPE_IN_JSON = {"scope": {"name": "agent", "version": "1"}, "spans": [SPAN_IN_JSON]}
 RESOURCE_IN_JSON = {"attributes": [{"key": "service.name", "value": {"stringValue": "agent"}}]}
 TRACES_IN_JSON = json_lines({"resourceSpans": [{"resource": RESOURCE_IN_JSON, "scopeSpans": [SCOPE_IN_JSON]}]})

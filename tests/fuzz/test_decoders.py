@@ -33,7 +33,7 @@ FOUND: list[tuple[str, bytes]] = [
     ),
     (
         "event SpanBatch/2",
-        spans_with(call=replace(corpora.CALLS[0], versions=(VersionSpan(version=2**32, start=0, end=1),))),
+        spans_with(call=replace(corpora.CALLS[0], weight_versions=(VersionSpan(version=2**32, start=0, end=1),))),
     ),
     ("OTLP traces in JSON", b'{"resourceSpans": [{"\\ud800": 1}]}'),
     ("OTLP traces in JSON", b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"kind": Infinity}]}]}]}'),

@@ -49,7 +49,7 @@ def runner(directory: Path, host: Host) -> Child:
 async def publish(bus: Bus, first: int) -> list[str]:
     """Tasks for whoever runs agents; the rollouts there will be."""
     problems = [Problem(f"q{first + n}", {"question": f"what follows {first + n}?"}) for n in range(TASKS)]
-    fields = {"run": "site", "agent": "default", "mode": "eval", "deadline": 120.0, "max_attempts": 30}
+    fields = {"run_id": "site", "agent": "default", "mode": "eval", "deadline": 120.0, "max_attempts": 30}
     await publish_all(bus, samples_of(problems, 1, **fields), timeout=60, on_done=lambda: None)
     return [ids.rollout_id(problem.id, 0) for problem in problems]
 

@@ -69,7 +69,14 @@ class World:
             save_file(content, self.directory / name, metadata)
             blobs.append(await self.bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{name}", self.directory / name))
         manifest = WeightManifest(
-            run="r", model="policy", version=version, kind="lora", blobs=tuple(blobs), epoch=1, step=0, created_ns=1
+            run_id="r",
+            model="policy",
+            version=version,
+            kind="lora",
+            blobs=tuple(blobs),
+            epoch=1,
+            step=0,
+            created_at_ns=1,
         )
         await self.bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
         return version
@@ -255,7 +262,7 @@ async def test_a_call_ends_on_the_version_it_began_with_and_then_that_version_go
         event = decode(WeightsActivated, message.data)
         paused[event.version] = event.pause_seconds
 
-    listening = await world.bus.nc.subscribe(subjects.applied("n"), cb=applied)
+    listening = await world.bus.nc.subscribe(subjects.activated("n"), cb=applied)
     async with await world.asked(LONG) as answer:
         second, third = await world.serve(base, 2)
         world.check(await world.ask(), third)
@@ -264,11 +271,11 @@ async def test_a_call_ends_on_the_version_it_began_with_and_then_that_version_go
             assert refused.status == 409
             assert f"serves version {second}, {third}, not {first}" in await refused.text()
         last = await world.publish(base)  # has no place before the long call has ended
-        assert world.fleet.members()[0].detail["inflight"] >= 1, "or this test shows nothing"
+        assert world.fleet.members()[0].status["inflight"] >= 1, "or this test shows nothing"
         whole = await read(answer)
     world.check(whole, first)
     assert len(whole.tokens) == LONG
-    assert (await world.serves(last)).detail["versions"] == [third, last]
+    assert (await world.serves(last)).status["versions"] == [third, last]
     await world.holds(third, last)
     await listening.unsubscribe()
     assert paused.keys() == {second, third, last}
@@ -281,8 +288,8 @@ async def test_a_version_that_is_revoked_gives_its_place_to_one_that_waits(world
         last = await world.publish(base)  # has no place
         await Releases(world.bus, "policy").decide("revoked", third, who="me")
         beat = await world.serves(last)
-        assert beat.detail["versions"] == [second, last]
-        assert beat.detail["inflight"] >= 1, "or this test shows nothing"
+        assert beat.status["versions"] == [second, last]
+        assert beat.status["inflight"] >= 1, "or this test shows nothing"
         world.check(await read(answer), first)
     world.check(await world.ask(), last)
     await world.holds(second, last)
@@ -292,7 +299,7 @@ async def test_where_nothing_may_be_served_the_base_by_itself_answers_nobody(wor
     *_, new = await world.serve(base, 2)
     releases = Releases(world.bus, "policy")
     await releases.decide("pinned", 999, who="me")  # is not to be had
-    assert (await world.beat(lambda beat: beat.detail["versions"] == [])).version is None
+    assert (await world.beat(lambda beat: beat.status["versions"] == [])).version is None
     async with await world.asked(8) as refused:
         assert refused.status == 503 and "taking weights" in await refused.text()
     await world.holds(new)
@@ -316,9 +323,9 @@ async def test_adapters_that_cannot_be_loaded_leave_the_old_ones_serving(world: 
     (old,) = await world.serve(base)
     sentence = f"adapters of rank {2 * RANK} do not fit: set lora.rank"
     await world.publish(base, rank=2 * RANK)
-    await world.beat(lambda beat: sentence in beat.detail["problem"])
+    await world.beat(lambda beat: sentence in beat.status["problem"])
     await world.publish(base, **{"base_model.model.model.nowhere.lora_A.weight": torch.zeros(RANK, 8)})
-    await world.beat(lambda beat: "adapters are not taken" in beat.detail["problem"])
+    await world.beat(lambda beat: "adapters are not taken" in beat.status["problem"])
     world.check(await world.ask(), old)
     (new,) = await world.serve(base)
     world.check(await world.ask(**{VERSION_HEADER: old}), old)
@@ -343,7 +350,7 @@ async def test_a_rollout_ends_on_the_version_it_began_with_where_that_is_wished(
             go_on.set()
         (batch,) = await ended(world.bus)
     assert batch.end is not None and batch.end.outcome == "ok"
-    calls = [run.version for call in calls_of(batch) for run in call.versions]
+    calls = [run.version for call in calls_of(batch) for run in call.weight_versions]
     assert calls == ([first, first, newest] if one_version else [first, first + 1, newest])
 
 
@@ -353,11 +360,11 @@ async def test_a_pinned_rollout_finds_its_version_while_it_is_held(world: World,
         for version, seconds in ((held, 60.0), (gone, 1.0)):
             pinned = task(id=f"pinned-{version}", weight_version=version, deadline=seconds, max_attempts=1)
             await world.bus.publish_task(pinned)
-        found = {batch.task: batch for batch in await ended(world.bus, 2)}
+        found = {batch.task_id: batch for batch in await ended(world.bus, 2)}
     ends = {name: batch.end.outcome for name, batch in found.items() if batch.end is not None}
     assert ends == {f"pinned-{gone}": "infra", f"pinned-{held}": "ok"}
     (call,) = calls_of(found[f"pinned-{held}"])
-    assert [run.version for run in call.versions] == [held]
+    assert [run.version for run in call.weight_versions] == [held]
 
 
 @asynccontextmanager

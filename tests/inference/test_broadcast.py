@@ -110,7 +110,7 @@ async def until(fleet: Fleet, met: Callable[[dict[str, Heartbeat]], bool]) -> di
 async def served(fleet: Fleet, version: int, ids: str) -> dict[str, str]:
     """Wait until nodes serve a version; the life of each one's engine."""
     said = await until(fleet, lambda said: all(id in said and said[id].version == version for id in ids))
-    return {id: said[id].detail["reach"]["engine"] for id in ids}
+    return {id: said[id].status["reach"]["engine"] for id in ids}
 
 
 def fetched(directory: Path) -> list[int]:
@@ -138,9 +138,11 @@ async def test_versions_go_to_all_who_are_ready_over_one_group_and_who_comes_lat
             await served(fleet, 3, "c")
             assert (fetched(a), fetched(b), fetched(c)) == ([0], [0], [2]), "nobody wrote what was sent"
             await learner.broadcaster.settled()
-    offers = [manifest.offer for manifest in learner.sent]
+    offers = [manifest.broadcast for manifest in learner.sent]
     assert learner.broadcaster.sent == 3 and offers[0] is None
-    assert [[seat.node for seat in offer.seats] for offer in offers if offer] == [["a", "b"]] * 2 + [["a", "b", "c"]]
+    assert [[seat.node for seat in offer.participants] for offer in offers if offer] == [["a", "b"]] * 2 + [
+        ["a", "b", "c"]
+    ]
     assert [offer.address.rpartition(":")[0] for offer in offers if offer] == ["127.0.0.1"] * 3
     first, second, third = (offer.group for offer in offers if offer)
     assert first == second != third
@@ -157,7 +159,7 @@ async def test_what_cannot_be_sent_is_not_offered_and_the_group_stays(bus: Bus, 
         file = tmp_path / "learner" / FILE
         file.unlink()
         file.mkdir()  # in the way of the next one, as a full disk would be
-        assert (await learner.publish()).offer is None
+        assert (await learner.publish()).broadcast is None
         await served(fleet, 2, "a")
         file.rmdir()
         await learner.publish()
@@ -171,7 +173,13 @@ async def test_who_never_comes_is_waited_for_within_a_bound_and_not_again(bus: B
 
     async def ghost(version: int) -> None:
         beat = Heartbeat(
-            role="inference", id="g", state="ready", model="policy", version=version, detail={"reach": reach}, sent_ns=1
+            role="inference",
+            id="g",
+            state="ready",
+            model="policy",
+            version=version,
+            status={"reach": reach},
+            sent_at_ns=1,
         )
         await bus.nc.publish(subjects.heartbeat("inference", "g"), encode(beat))
         await served(fleet, version, "g")
@@ -182,14 +190,14 @@ async def test_who_never_comes_is_waited_for_within_a_bound_and_not_again(bus: B
         await ghost(0)
         started = time.monotonic()
         manifest = await learner.publish()
-        assert manifest.offer is not None and [seat.node for seat in manifest.offer.seats] == ["a", "g"]
+        assert manifest.broadcast is not None and [seat.node for seat in manifest.broadcast.participants] == ["a", "g"]
         assert await served(fleet, 1, "a") == lives, "nothing was wrong with this engine"
         assert 2 <= time.monotonic() - started < 8 and fetched(a) == [1]
         await learner.broadcaster.settled()
         assert learner.broadcaster.sent == 0
         await ghost(1)
         manifest = await learner.publish()
-        assert manifest.offer is not None and [seat.node for seat in manifest.offer.seats] == ["a"]
+        assert manifest.broadcast is not None and [seat.node for seat in manifest.broadcast.participants] == ["a"]
         assert await served(fleet, 2, "a") == lives and fetched(a) == [1]
 
 
@@ -202,7 +210,7 @@ async def test_of_half_a_broadcast_nothing_is_served_and_the_version_is_fetched(
         await learner.publish()
         lives = await served(fleet, 0, "ab")
         manifest = await learner.publish()
-        assert manifest.offer is not None and len(manifest.offer.seats) == 2
+        assert manifest.broadcast is not None and len(manifest.broadcast.participants) == 2
         said = await until(fleet, lambda said: all(said[id].version is None for id in "ab"))
         assert {said[id].state for id in "ab"} <= {"starting", "stale"}
         again = await served(fleet, 1, "ab")
@@ -225,7 +233,7 @@ async def test_without_what_a_broadcast_needs_versions_are_fetched(
         for version in range(2):
             path = write(tmp_path / "made.safetensors", weights(version))
             await publisher.publish(path, version=version, epoch=1, step=version)
-            assert publisher.last is not None and publisher.last.offer is None
+            assert publisher.last is not None and publisher.last.broadcast is None
     assert "weights go by their files only: nccl needs a GPU, and torch finds none" in caplog.text
 
 
@@ -288,8 +296,8 @@ def test_what_is_not_what_was_published_is_known(tmp_path: Path) -> None:
 
 def beat(id: str, **changes: Any) -> Heartbeat:
     reach = to_builtins(BroadcastCapability(engine=f"e{id}", ranks=2, backends=("nccl", "gloo")))
-    fields = {"role": "inference", "state": "ready", "model": "policy", "version": 4, "detail": {"reach": reach}}
-    return Heartbeat(id=id, sent_ns=1, **{**fields, **changes})  # type: ignore[arg-type]
+    fields = {"role": "inference", "state": "ready", "model": "policy", "version": 4, "status": {"reach": reach}}
+    return Heartbeat(id=id, sent_at_ns=1, **{**fields, **changes})  # type: ignore[arg-type]
 
 
 def test_a_seat_is_for_who_serves_the_version_before() -> None:
@@ -307,9 +315,9 @@ def test_a_seat_is_for_who_serves_the_version_before() -> None:
         {"state": "suspect"},
         {"state": "stale"},
         {"model": "other"},
-        {"detail": {}},
-        {"detail": {"reach": {"engine": "e", "ranks": 1, "backends": ["gloo"]}}},
-        {"detail": {"reach": {"engine": "e", "ranks": 0, "backends": ["nccl"]}}},
+        {"status": {}},
+        {"status": {"reach": {"engine": "e", "ranks": 1, "backends": ["gloo"]}}},
+        {"status": {"reach": {"engine": "e", "ranks": 0, "backends": ["nccl"]}}},
     )
     for changes in others:
         assert seated([beat("x", **changes), *fit]) == seated(fit), changes

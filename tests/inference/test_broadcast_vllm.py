@@ -60,13 +60,19 @@ async def published(bus: Bus, publisher: WeightPublisher, path: Path) -> tuple[B
     await publisher.publish(path, version=version, epoch=epoch, step=version)
     at = await seen(bus, "ready", version)
     assert publisher.last is not None
-    return publisher.last.offer, at, await answered(at)
+    return publisher.last.broadcast, at, await answered(at)
 
 
 async def says_it_serves(bus: Bus, nodes: Fleet, version: int | None) -> None:
     """A node that is not there says that it could take part."""
     reach = {"reach": to_builtins(BroadcastCapability(engine="gone", ranks=1, backends=("gloo",)))}
-    said = {"state": "ready", "model": "policy", "version": version, "detail": {"problem": "", **reach}, "sent_ns": 1}
+    said = {
+        "state": "ready",
+        "model": "policy",
+        "version": version,
+        "sent_at_ns": 1,
+        "status": {"problem": "", **reach},
+    }
     await bus.nc.publish(
         subjects.heartbeat("inference", "ghost"),
         encode(Heartbeat(role="inference", id="ghost", **said)),  # type: ignore[arg-type]
@@ -106,15 +112,15 @@ async def test_what_is_broadcast_answers_as_what_is_fetched(bus: Bus, tmp_path: 
             offer, at, answer = await published(bus, by_broadcast, paths[0])
             await broadcaster.settled()
             assert broadcaster.sent == 2
-            assert offer is not None and len(offer.seats) == 2 and files(at), "who waited in vain has fetched it"
+            assert offer is not None and len(offer.participants) == 2 and files(at), "who waited in vain has fetched it"
     finally:
         await cancel(running)
     offers = [one for one, _, _ in received]
     assert [one for one, _, _ in fetched] == [None, None] and offers[0] and offers[1]
-    assert offers[0].group == offers[1].group and offers[0].meeting != offers[1].meeting
+    assert offers[0].group == offers[1].group and offers[0].rendezvous_key != offers[1].rendezvous_key
     for (_, _, (ids, told)), (_, _, (same, logprobs)) in zip(received, fetched, strict=True):
         assert ids == same
         np.testing.assert_allclose(told, logprobs, atol=1e-6)
     assert fetched[0][2] != fetched[1][2]
-    assert at.detail["reach"] == received[0][1].detail["reach"], "with the engine it had"
+    assert at.status["reach"] == received[0][1].status["reach"], "with the engine it had"
     assert answer[0] == fetched[0][2][0]

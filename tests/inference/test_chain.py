@@ -184,7 +184,7 @@ async def test_of_a_broken_chain_nothing_is_served_and_a_whole_version_is_asked_
         assert engine.held == [] and node.wants_whole and node.version is None
         detail = {"wants_whole": node.wants_whole}
         learner.wanted = wants_whole(
-            Heartbeat(role="inference", id="node", state="stale", model="policy", detail=detail, sent_ns=1), "policy"
+            Heartbeat(role="inference", id="node", state="stale", model="policy", status=detail, sent_at_ns=1), "policy"
         )
         await learner.publish()
         await engine.holds(3)

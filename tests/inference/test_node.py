@@ -46,7 +46,7 @@ async def serving(
     (directory / "model" / "config.json").write_text(json.dumps({"vocab_size": 100}))
     save_file({"x": np.zeros(4, np.float32)}, directory / "w.safetensors")
     blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, "policy-0", directory / "w.safetensors")
-    manifest = WeightManifest(run="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_ns=1)
+    manifest = WeightManifest(run_id="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_at_ns=1)
     await bus.publish(subjects.weights("policy"), manifest, msg_id="w0")
     stop = asyncio.Event()
     given = {"model_path": directory / "model", "id": "n", "command": command, "work": directory / "work"}
@@ -102,7 +102,7 @@ async def publish_adapters(bus: Bus, directory: Path, version: int) -> None:
     save_file(arrays, directory / "adapters", {"scale": "1"})
     names = {"policy-base": directory / "w.safetensors", f"policy-{version}": directory / "adapters"}
     blobs = tuple([await bus.blobs.put(subjects.WEIGHT_BUCKET, name, path) for name, path in names.items()])
-    fields = {"run": "r", "model": "policy", "epoch": 1, "step": 0, "created_ns": 1}
+    fields = {"run_id": "r", "model": "policy", "epoch": 1, "step": 0, "created_at_ns": 1}
     manifest = WeightManifest(version=version, kind="lora", blobs=blobs, **fields)
     await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
 
@@ -118,7 +118,7 @@ async def test_an_engine_that_dies_is_given_again_the_adapters_it_held(bus: Bus,
             async with asyncio.timeout(40):
                 while True:
                     for beat in fleet.members():
-                        if beat.state == "ready" and beat.detail["versions"] == list(versions):
+                        if beat.state == "ready" and beat.status["versions"] == list(versions):
                             return beat.address
                     await fleet.changed()
 

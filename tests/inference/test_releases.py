@@ -35,13 +35,13 @@ from schemas.weights.release_policy import KEPT, decided, needed, verdict
 from tests.inference.test_chain import Learner
 from tests.inference.test_subscriber import Engine, publish
 
-BOUNDS = {"answer_tokens": 8, "max_kl": 0.1, "min_entropy": 0.0, "max_entropy": 5.0, "max_length_ratio": 4.0}
+BOUNDS = {"max_tokens": 8, "max_kl": 0.1, "min_entropy": 0.0, "max_entropy": 5.0, "max_length_ratio": 4.0}
 
 
 def trial_of(*logprobs: float, **bounds: float) -> CanarySpec:
     """One case, whose tokens but the first the learner gives these log-probabilities."""
     ids, values = np.arange(len(logprobs) + 1, dtype="<u4"), np.array(logprobs, "<f4")
-    return CanarySpec(cases=(CanaryPrompt(ids=ids.tobytes(), logprobs=values.tobytes()),), **{**BOUNDS, **bounds})  # type: ignore[arg-type]
+    return CanarySpec(prompts=(CanaryPrompt(ids=ids.tobytes(), logprobs=values.tobytes()),), **{**BOUNDS, **bounds})  # type: ignore[arg-type]
 
 
 class Judge:
@@ -130,7 +130,9 @@ async def test_decisions_are_heeded_while_a_swap_waits_and_those_the_stream_refu
         await engine.holds(0)
         engine.gate.clear()
         await publish(bus, tmp_path, 1)
-        refused = decided(await releases.look(), ReleaseDecision(what="revoked", version=1, who="x", decided_ns=1))
+        refused = decided(
+            await releases.look(), ReleaseDecision(action="revoked", version=1, actor="x", decided_at_ns=1)
+        )
         with pytest.raises(Fenced):
             await bus.publish(subjects.release("policy"), refused, msg_id="late", expect_last=99)
         held = await releases.decide("pinned", 1, who="me")
@@ -207,7 +209,7 @@ async def test_nodes_follow_a_stream_that_was_made_anew(
         await engine.holds(5)
         async with asyncio.timeout(10):
             after = await releases.decide("pinned", 5, who="me")
-        assert [one.what for one in after.decisions] == ["pinned"], "what was decided of the old ones went with them"
+        assert [one.action for one in after.decisions] == ["pinned"], "what was decided of the old ones went with them"
 
 
 async def test_a_pinned_version_is_served_whatever_comes_until_it_is_unpinned(bus: Bus, tmp_path: Path) -> None:
@@ -242,7 +244,7 @@ async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(
                     await asyncio.sleep(0.01)
             await all_hold(engines, 0)
         revoked = verdict(releases.state, 1)
-        assert revoked is not None and (revoked.what, revoked.why) == ("revoked", "it is bad")
+        assert revoked is not None and (revoked.action, revoked.reason) == ("revoked", "it is bad")
         async with asyncio.timeout(10):
             while not any("version 2 was revoked: it is bad" in node.problem for node in made):
                 await asyncio.sleep(0.01)  # said by who tried it
@@ -255,7 +257,7 @@ async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(
         own = {int(one.split()[1]) for one in judge.happened if one.startswith("judges")}
         assert {version for version, _ in engine.held} == {0, 3} | own
     passed = verdict(releases.state, 3) or verdict(await releases.look(), 3)
-    assert passed is not None and passed.what == "released" and passed.figures == {"length": 4.0}
+    assert passed is not None and passed.action == "released" and passed.metrics == {"length": 4.0}
 
 
 async def test_the_first_version_is_tried_too_and_nobody_serves_what_is_revoked(bus: Bus, tmp_path: Path) -> None:
@@ -309,7 +311,7 @@ async def test_a_version_that_an_engine_refuses_is_revoked(bus: Bus, tmp_path: P
         async with asyncio.timeout(10):
             while (said := verdict(await releases.look(), 1)) is None:
                 await asyncio.sleep(0.01)
-        assert said.what == "revoked" and "another shape" in said.why
+        assert said.action == "revoked" and "another shape" in said.reason
 
 
 async def test_if_the_node_that_tries_is_lost_another_one_does(bus: Bus, tmp_path: Path) -> None:
@@ -333,7 +335,7 @@ async def test_what_is_decided_at_once_is_all_kept(bus: Bus) -> None:
     assert {one.version for one in state.decisions} == set(range(8))
     await each[0].decide("revoked", 9, who="me", why="because " * 5000)
     said = verdict(await Releases(bus, "policy").look(), 9)
-    assert said is not None and len(said.why) == LONGEST_REASON, "whatever is said can be read by all"
+    assert said is not None and len(said.reason) == LONGEST_REASON, "whatever is said can be read by all"
     with pytest.raises(BusError, match="has no version 3 on this bus"):
         await each[0].published(3)
 
@@ -372,11 +374,11 @@ WORDS = st.sampled_from(["released", "revoked", "pinned", "unpinned"])
 def test_the_last_word_counts_and_nothing_revoked_is_needed(told: list[tuple[str, int]], there: set[int]) -> None:
     release = ReleaseState(model="m")
     for at, (what, version) in enumerate(told):
-        release = decided(release, ReleaseDecision(what=what, version=version, who="x", decided_ns=at))  # type: ignore[arg-type]
+        release = decided(release, ReleaseDecision(action=what, version=version, actor="x", decided_at_ns=at))  # type: ignore[arg-type]
     words = {version: what for what, version in told if what in ("released", "revoked")}
     for version in range(7):
         said = verdict(release, version)
-        assert (said.what if said else None) == words.get(version)
+        assert (said.action if said else None) == words.get(version)
     keeps = needed(release, there)
     assert keeps <= there and not any(words.get(version) == "revoked" for version in keeps - {release.pinned})
     assert bool(keeps) >= any(words.get(version) != "revoked" for version in there)
@@ -385,7 +387,7 @@ def test_the_last_word_counts_and_nothing_revoked_is_needed(told: list[tuple[str
 def test_decisions_are_bounded() -> None:
     release = ReleaseState(model="m")
     for version in range(KEPT + 5):
-        release = decided(release, ReleaseDecision(what="revoked", version=version, who="x", decided_ns=version))
+        release = decided(release, ReleaseDecision(action="revoked", version=version, actor="x", decided_at_ns=version))
     assert len(release.decisions) == KEPT and release.decisions[-1].version == KEPT + 4
 
 
@@ -423,5 +425,5 @@ def test_the_figures_are_what_they_are_called() -> None:
 
 def test_prompts_are_cut_to_an_engines_context() -> None:
     cut = fitted(trial_of(*[-1.0] * 99), 20)
-    assert cut.answer_tokens == 8 and len(cut.cases[0].ids) == 4 * 12 and len(cut.cases[0].logprobs) == 4 * 11
-    assert fitted(trial_of(-1.0), 20).cases == trial_of(-1.0).cases
+    assert cut.max_tokens == 8 and len(cut.prompts[0].ids) == 4 * 12 and len(cut.prompts[0].logprobs) == 4 * 11
+    assert fitted(trial_of(-1.0), 20).prompts == trial_of(-1.0).prompts

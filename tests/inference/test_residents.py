@@ -233,7 +233,7 @@ class Engine:
 
     def heed(self, pinned: int | None = None, revoked: Sequence[int] = ()) -> None:
         """What was decided."""
-        said = [ReleaseDecision(what="revoked", version=version, who="me", decided_ns=1) for version in revoked]
+        said = [ReleaseDecision(action="revoked", version=version, actor="me", decided_at_ns=1) for version in revoked]
         self.held.heed(ReleaseState(model="policy", pinned=pinned, decisions=tuple(said)))
 
 

@@ -72,8 +72,8 @@ async def publish(bus: Bus, directory: Path, version: int, **changes: Any) -> No
     content = directory / f"{version}.safetensors"
     content.write_bytes(b"weights of version %d" % version * 1000)
     blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{version}", content)
-    fields = {"blobs": (blob,), "epoch": 1, "step": version, "created_ns": 1, **changes}
-    manifest = WeightManifest(run="run", model="policy", version=version, **fields)
+    fields = {"blobs": (blob,), "epoch": 1, "step": version, "created_at_ns": 1, **changes}
+    manifest = WeightManifest(run_id="run", model="policy", version=version, **fields)
     await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
 
 

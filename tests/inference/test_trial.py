@@ -52,7 +52,7 @@ async def seen(bus: Bus, state: str, version: int | None = None, problem: str = 
         while True:
             await fleet.changed()
             for beat in fleet.members():
-                said = str(beat.detail["problem"])
+                said = str(beat.status["problem"])
                 if beat.state == state and version in (None, beat.version) and said.startswith(problem):
                     return beat
 
@@ -78,16 +78,16 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
     state = LearnerState(run="run", model="policy")
     await saver.claim(await saver.first(state), None, state)
     weights = trainer.weights()
-    trial = publisher.last.trial if publisher.last is not None else None
+    trial = publisher.last.canary if publisher.last is not None else None
     assert trial is not None
-    assert [len(case.ids) // 4 for case in trial.cases] == [len(ids) for ids in read_prompts_of(tmp_path)]
+    assert [len(case.ids) // 4 for case in trial.prompts] == [len(ids) for ids in read_prompts_of(tmp_path)]
 
     async def publish(version: int, tensors: dict[str, Any], trial: CanarySpec | None) -> None:
         path = tmp_path / f"{version}.safetensors"
         save_file(tensors, path)
         blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{version}", path)
-        fields = {"blobs": (blob,), "epoch": 1, "step": version, "created_ns": 1, "trial": trial}
-        manifest = WeightManifest(run="r", model="policy", version=version, **fields)
+        fields = {"blobs": (blob,), "epoch": 1, "step": version, "created_at_ns": 1, "canary": trial}
+        manifest = WeightManifest(run_id="r", model="policy", version=version, **fields)
         await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
 
     settings = InferenceSettings(
@@ -104,21 +104,21 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
         (directory,) = {path.parent for path in sockets}
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700, "its control routes ask nobody who they are"
         good = await decided(bus, 0)
-        assert good.what == "released" and 0 <= good.figures["k3_kl"] < 1e-6, good
-        assert 0 < good.figures["entropy"] < 7 and good.figures["length"] > 1
+        assert good.action == "released" and 0 <= good.metrics["k3_kl"] < 1e-6, good
+        assert 0 < good.metrics["entropy"] < 7 and good.metrics["length"] > 1
         await publish(1, {name: LOUD * tensor for name, tensor in weights.items()}, trial)
         bad = await decided(bus, 1)
-        assert bad.what == "revoked" and "k3-KL to the learner is" in bad.why, bad
+        assert bad.action == "revoked" and "k3-KL to the learner is" in bad.reason, bad
         await seen(bus, "ready", 0, "version 1 was revoked: k3-KL")
         await publish(2, {name: tensor.clone() for name, tensor in weights.items()}, trial)
-        assert (await decided(bus, 2)).what == "released"
+        assert (await decided(bus, 2)).action == "released"
         await seen(bus, "ready", 2)
         broken = dict(weights)
         name = next(name for name in weights if name.endswith("mlp.up_proj.weight"))
         broken[name] = torch.full_like(weights[name], float("nan"))
         await publish(3, broken, trial)
         bad = await decided(bus, 3)
-        assert (bad.what, bad.why) == ("revoked", NOT_FINITE)
+        assert (bad.action, bad.reason) == ("revoked", NOT_FINITE)
         await seen(bus, "starting")  # another engine: what was computed stays in the KV cache of this one
     finally:
         stop.set()

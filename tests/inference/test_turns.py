@@ -42,7 +42,7 @@ class World:
         return int((self.now + self.skews[node]) * 1e9)
 
     def beat(self, node: int, state: str) -> Heartbeat:
-        return Heartbeat(role="inference", id=str(node), state=state, sent_ns=self.clock(node))
+        return Heartbeat(role="inference", id=str(node), state=state, sent_at_ns=self.clock(node))
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -52,7 +52,7 @@ class World:
 
     def say(self, node: int, over: bool) -> None:
         self.turn, self.changed = (
-            SwapLockState(model="m", node=str(node), over=over, taken_ns=self.clock(node)),
+            SwapLockState(model="m", node=str(node), released=over, acquired_at_ns=self.clock(node)),
             self.now,
         )
 
@@ -81,7 +81,7 @@ class World:
 
     def be_up(self, node: int) -> None:
         self.beats[node] = self.beat(node, "ready")
-        if self.turn is not None and self.turn.node == str(node) and not self.turn.over:
+        if self.turn is not None and self.turn.node == str(node) and not self.turn.released:
             self.say(node, over=True)
 
 
@@ -211,21 +211,21 @@ async def test_the_turn_of_a_node_that_was_killed_is_void_once_it_is_dead(
     async with nodes(bus, tmp_path, engines):
         for engine in engines.values():
             await engine.holds(0)
-        last = await bus.last(subjects.WEIGHTS, subjects.turn("policy"), SwapLockState)
-        ghost = SwapLockState(model="policy", node="ghost", taken_ns=1)
-        await bus.publish(subjects.turn("policy"), ghost, msg_id="ghost", expect_last=last[1] if last else 0)
+        last = await bus.last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
+        ghost = SwapLockState(model="policy", node="ghost", acquired_at_ns=1)
+        await bus.publish(subjects.swap_lock("policy"), ghost, msg_id="ghost", expect_last=last[1] if last else 0)
         await publish(bus, tmp_path, 1)
         for engine in engines.values():
             await engine.holds(1)
 
 
 async def test_a_node_gives_back_what_its_earlier_life_has_left(bus: Bus) -> None:
-    left = SwapLockState(model="policy", node="a", taken_ns=1)
-    await bus.publish(subjects.turn("policy"), left, msg_id="left", expect_last=0)
+    left = SwapLockState(model="policy", node="a", acquired_at_ns=1)
+    await bus.publish(subjects.swap_lock("policy"), left, msg_id="left", expect_last=0)
     async with Turns(bus, "a", "policy") as own, Turns(bus, "b", "policy") as other:
         await own.settle()
         async with asyncio.timeout(5), other.taken():
-            found = await bus.last(subjects.WEIGHTS, subjects.turn("policy"), SwapLockState)
+            found = await bus.last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
         assert found is not None and found[0].node == "b"
 
 
@@ -235,7 +235,7 @@ async def test_every_applied_version_is_announced_with_its_seconds(bus: Bus, tmp
     async with nodes(bus, tmp_path, {"a": engine}):
         await engine.holds(0)
         async with asyncio.timeout(10):
-            while (found := await bus.last(subjects.WEIGHTS, subjects.applied("a"), WeightsActivated)) is None:
+            while (found := await bus.last(subjects.WEIGHTS, subjects.activated("a"), WeightsActivated)) is None:
                 await asyncio.sleep(0.01)
     applied = found[0]
     assert applied.version == 0 and applied.fetch_seconds > 0 and 0 < applied.verify_seconds < 1
@@ -265,5 +265,5 @@ async def test_a_turn_that_was_taken_without_an_answer_is_given_back(bus: Bus) -
             async with made.taken():
                 raise AssertionError("it was not told that it is its turn")
         await made.settle()
-    last = await bus.last(subjects.WEIGHTS, subjects.turn("policy"), SwapLockState)
-    assert last is not None and last[0].node == "n0" and last[0].over
+    last = await bus.last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
+    assert last is not None and last[0].node == "n0" and last[0].released

@@ -67,7 +67,7 @@ def test_a_group_of_one_valid_rollout_has_no_advantage(others: list[None]) -> No
 def test_every_rollout_is_accounted_for_and_stale_ones_are_left_out() -> None:
     groups = [rewarded("a", 1.0, 0.0, None, 0.0, version=5), rewarded("b", 1.0, 0.0, version=2)]
     batch = make_batch(groups, 5, settings(max_staleness=2))
-    reasons = {use.rollout: use.reason for use in batch.uses}
+    reasons = {use.rollout_id: use.exclusion_reason for use in batch.uses}
     assert reasons == {"a.0": "", "a.1": "", "a.2": "infra", "a.3": "", "b.0": "stale", "b.1": "stale"}
     assert {row.rollout for row in batch.rows} == {"a.0", "a.1", "a.3"}
     assert len(batch.rows) == 3 and len(batch.advantages) == 6, "two calls in one row"
@@ -102,7 +102,7 @@ def test_staleness_policies_leave_out_rollouts_or_tokens_or_nothing(
     old = replace(first.calls[0], versions=(VersionSpan(version=1, start=0, end=2),))
     groups = [group("a", dataclasses.replace(first, calls=(old, first.calls[1])), second)]
     batch = make_batch(groups, 5, settings(max_staleness=2, off_policy=policies))
-    assert [use.reason for use in batch.uses] == reasons and batch.metrics["tokens"] == tokens
+    assert [use.exclusion_reason for use in batch.uses] == reasons and batch.metrics["tokens"] == tokens
     assert batch.metrics["coverage"] == 1.0
 
 
@@ -120,13 +120,13 @@ def test_a_malformed_call_leaves_its_rollout_out_and_the_batch_goes_on(change: d
     bad = dataclasses.replace(bad, calls=(bad.calls[0], replace(bad.calls[1], **change)))
     batch = make_batch([Group("a", 2, 0.0, {good.id: good, bad.id: bad})], 0, settings())
     assert {row.rollout for row in batch.rows} == {good.id}
-    assert [use.reason for use in batch.uses] == ["", "no row: malformed"]
+    assert [use.exclusion_reason for use in batch.uses] == ["", "no row: malformed"]
 
 
 def test_over_long_calls_and_other_roles_are_left_out_and_counted() -> None:
     groups = [group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))]
     batch = make_batch(groups, 0, settings(train_roles=["writer"]))
-    assert [use.reason for use in batch.uses] == ["no row: 2 role"] * 2
+    assert [use.exclusion_reason for use in batch.uses] == ["no row: 2 role"] * 2
     batch = make_batch(groups, 0, settings(max_row_tokens=16))
     assert batch.metrics["calls"] == 4 and batch.metrics["coverage"] == 1.0
     long = model_call(2, list(range(1, 20)), [3])
@@ -150,14 +150,14 @@ def test_spans_of_a_step_belong_to_the_rollouts_traces() -> None:
     groups = [rewarded("a", 1.0, 0.0)]
     batch = make_batch(groups, 0, settings())
     step = TrainingStep(
-        run="run",
+        run_id="run",
         model="policy",
         step=1,
         version=1,
         epoch=1,
         started_ns=1,
         ended_ns=2,
-        uses=tuple(batch.uses),
+        rollouts=tuple(batch.uses),
         metrics={},
         spans=(),
     )
@@ -168,7 +168,7 @@ def test_spans_of_a_step_belong_to_the_rollouts_traces() -> None:
 
 def test_what_never_came_into_a_batch_keeps_its_own_reason() -> None:
     uses = unused([rollout("a", 0, 1.0), rollout("a", 1, None, outcome="timeout")], "late", settings())
-    assert [use.reason for use in uses] == ["late", "timeout"]
+    assert [use.exclusion_reason for use in uses] == ["late", "timeout"]
     assert not any(use.trained for use in uses)
 
 
@@ -193,7 +193,7 @@ def test_dispatch_covers_every_problem_once_per_pass() -> None:
     for number in (0, 1):
         one_pass = first[5 * number : 5 * number + 5]
         assert sorted(tasks[0].input for tasks in one_pass) == [0, 1, 2, 3, 4]
-    ids = [identity.rollout_id(task.id, task.sample) for tasks in first for task in tasks]
+    ids = [identity.rollout_id(task.id, task.sample_index) for tasks in first for task in tasks]
     assert len(set(ids)) == 20
 
 
@@ -209,10 +209,10 @@ def test_dispatch_covers_every_problem_once_per_pass() -> None:
 def test_a_rollout_that_would_break_the_trainer_is_left_out(changes: dict[str, Any]) -> None:
     """Tokens that the model does not have, a temperature that is no number: only its own rollout is not trained on."""
     said = {"temperature": 1.0, "prompt": [5], "response": [6], **changes}
-    odd = model_call(0, said["prompt"], said["response"], sampling={"temperature": said["temperature"]})
+    odd = model_call(0, said["prompt"], said["response"], sampling_params={"temperature": said["temperature"]})
     members = [rollout("a", 0, 1.0, calls=[odd]), rollout("a", 1, 0.0), rollout("a", 2, 1.0)]
     batch = BatchMaker(settings(), vocabulary=64).make([group("a", *members)], 0)
-    assert [use.reason for use in batch.uses] == ["no row: malformed", "", ""]
+    assert [use.exclusion_reason for use in batch.uses] == ["no row: malformed", "", ""]
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])

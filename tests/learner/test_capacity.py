@@ -108,7 +108,7 @@ async def test_groups_that_come_to_nothing_do_not_fill_the_stream(bus: Bus, mode
         for task in range(20):
             for sample in range(2):
                 for part in batches(f"bad{task}", sample, samples=2, outcome="agent_error"):
-                    await bus.publish(subjects.TRAIN_ROLLOUT, part, msg_id=f"{part.execution}:{part.sequence}")
+                    await bus.publish(subjects.TRAIN_ROLLOUT, part, msg_id=f"{part.execution_id}:{part.sequence}")
         await publish(bus, ("good", 0), ("good", 1))
         await running
 

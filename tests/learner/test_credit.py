@@ -116,7 +116,7 @@ def test_a_users_own_credit_is_found_by_its_import_path(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "mine", module)
     settings = LearnerSettings.model_validate({"model_path": Path("m"), "credit": "mine:first"})
     batch = BatchMaker(settings).make([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
-    assert batch.uses[0].credit == (1.0, 0.0)
+    assert batch.uses[0].call_advantages == (1.0, 0.0)
     wrong = LearnerSettings.model_validate({"model_path": Path("m"), "credit": "mine:wrong"})
     with pytest.raises(ValueError, match=r"'mine:wrong' gave .* for a rollout of 2 calls"):
         BatchMaker(wrong).make([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)

@@ -38,7 +38,7 @@ def test_01_advantages_are_taken_over_whole_groups_before_anything_is_dropped() 
     stale = rollout("a", 0, 0.0, version=0)
     fresh = [rollout("a", sample, float(sample == 1), version=9) for sample in (1, 2)]
     batch = made(group("a", stale, *fresh), version=9, max_staleness=1)
-    assert [use.reason for use in batch.uses] == ["stale", "", ""]
+    assert [use.exclusion_reason for use in batch.uses] == ["stale", "", ""]
     assert batch.uses[1].advantage == pytest.approx((1 - 1 / 3) / np.std([0, 1, 0], ddof=1), rel=1e-4)
     pair = made(group("a", stale, dataclasses.replace(fresh[0], reward=5.0)), version=9, max_staleness=1)
     assert pair.uses[1].advantage == pytest.approx(2.5 / np.std([0, 5], ddof=1), rel=1e-4)
@@ -97,7 +97,7 @@ def test_07_a_call_without_log_probabilities_takes_only_its_own_rollout_out() ->
     bad = rollout("a", 1, 0.0)
     bad = dataclasses.replace(bad, calls=(replace(bad.calls[0], logprobs=b""), bad.calls[1]))
     batch = made(group("a", rollout("a", 0, 1.0), bad, rollout("a", 2, 0.0)))
-    assert [use.reason for use in batch.uses] == ["", "no row: malformed", ""]
+    assert [use.exclusion_reason for use in batch.uses] == ["", "no row: malformed", ""]
     assert all((row.logprobs[row.trained] == -1.0).all() for row in batch.rows), "importance weights stay possible"
 
 
@@ -110,7 +110,7 @@ def test_08_the_version_is_the_engines_per_token_and_the_lag_is_bounded() -> Non
     batch = made(groups, version=5, max_staleness=2)
     assert batch.rows[0].versions[batch.rows[0].trained].tolist() == [3, 4]
     assert batch.metrics["staleness/max"] == 2 and batch.uses[0].trained
-    assert made(groups, version=6, max_staleness=2).uses[0].reason == "stale"
+    assert made(groups, version=6, max_staleness=2).uses[0].exclusion_reason == "stale"
 
 
 def test_10_a_learner_that_starts_again_dispatches_what_it_would_have() -> None:

@@ -55,7 +55,7 @@ async def test_a_pass_is_shuffled_once_and_off_the_event_loop(bus: Bus, monkeypa
     dispatcher.admit(398, 8)
     dispatching = asyncio.create_task(dispatcher.run())
     try:
-        assert [task.sample for task in await tasks_of(bus, 16)] == [0, 1] * 8
+        assert [task.sample_index for task in await tasks_of(bus, 16)] == [0, 1] * 8
     finally:
         await cancel(dispatching)
     assert len(shuffles) == 1 and threading.get_ident() not in shuffles
@@ -97,8 +97,8 @@ async def test_what_the_bus_lost_is_dispatched_again_and_what_has_ended_is_not(b
         one, two, three = dict.fromkeys(task.id for task in first)
         assert dispatcher.dispatch_again({one: {0}}, {two}, "gap") == 3
         again = await tasks_of(bus, 3)
-        assert [(task.id, task.sample) for task in again] == [(one, 1), (three, 0), (three, 1)]
-        assert again == [task for task in first if (task.id, task.sample) in {(one, 1), (three, 0), (three, 1)}]
+        assert [(task.id, task.sample_index) for task in again] == [(one, 1), (three, 0), (three, 1)]
+        assert again == [task for task in first if (task.id, task.sample_index) in {(one, 1), (three, 0), (three, 1)}]
         assert dispatcher.outstanding == [0, 1, 2]
     finally:
         await cancel(dispatching)

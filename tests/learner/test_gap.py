@@ -49,8 +49,8 @@ async def take(bus: Bus, count: int) -> list[Task]:
 async def finish(bus: Bus, tasks: list[Task]) -> None:
     """What a runner says of tasks it has done."""
     for task in tasks:
-        for part in batches(task.id, task.sample, float(task.sample), samples=2):
-            await bus.publish(subjects.TRAIN_ROLLOUT, part, msg_id=f"{part.execution}:{part.sequence}")
+        for part in batches(task.id, task.sample_index, float(task.sample_index), samples=2):
+            await bus.publish(subjects.TRAIN_ROLLOUT, part, msg_id=f"{part.execution_id}:{part.sequence}")
 
 
 async def test_tasks_that_the_bus_lost_are_dispatched_again_and_the_gap_is_named(
@@ -74,5 +74,5 @@ async def test_tasks_that_the_bus_lost_are_dispatched_again_and_the_gap_is_named
                 continue
         assert (step.metrics["bus/gaps"], step.metrics["bus/tasks_dispatched_again"]) == (1, 2)
         alert, _ = await bus.last(subjects.ALERTS, subjects.ALERT, Alert) or (None, 0)
-        assert alert is not None and alert.over and "TRAIN_ROLLOUTS was made anew" in alert.reason
+        assert alert is not None and alert.resolved and "TRAIN_ROLLOUTS was made anew" in alert.reason
         assert alert.reason.endswith("2 tasks are dispatched again")

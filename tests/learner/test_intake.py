@@ -85,7 +85,7 @@ async def test_a_replay_gives_what_was_left_and_nothing_that_was_used(bus: Bus) 
 
 async def test_what_cannot_be_read_and_what_is_of_another_run_is_passed_over(bus: Bus) -> None:
     async with reading(bus) as intake:
-        await bus.js.publish(subjects.rollout("train"), b"\xc1", headers={"Lb-Schema": schema_of(SpanBatch)})
+        await bus.js.publish(subjects.rollout("train"), b"\xc1", headers={"Lightningbus-Schema": schema_of(SpanBatch)})
         for part in batches("other", 0, run="elsewhere", samples=2):
             await bus.publish(subjects.rollout("train"), part, msg_id=f"other:{part.sequence}")
         await publish(bus, ("a", 0), ("a", 1))
@@ -229,7 +229,7 @@ async def test_the_same_batches_come_of_the_same_stream_position_to_the_bit(bus:
             await until_read(intake, 13)
             batches_of = [maker.make(intake.groups.take(1), 0) for _ in range(3)]
             digests.append([batch.digest() for batch in batches_of])
-            assert [batch.uses[0].task for batch in batches_of] == ["b", "c", "a"], "in the order they became whole"
+            assert [batch.uses[0].task_id for batch in batches_of] == ["b", "c", "a"], "in the order they became whole"
     assert digests[0] == digests[1] and len(set(digests[0])) == 3
 
 
@@ -237,8 +237,8 @@ async def test_no_message_ends_the_reading_of_the_others(bus: Bus) -> None:
     """Events that decode and make no sense: each costs its own attempt, at most."""
     (early,) = batches("odd", 0, parts=1, samples=2)
     numbers = [replace(early, sequence=5, end=None), replace(early, sequence=1)]
-    endless = [replace(early, rollout="x.0", task="x", execution="x", samples=2**62)]
-    nowhere = [replace(early, rollout="y.9", task="y", execution="y", sample=9)]
+    endless = [replace(early, rollout_id="x.0", task_id="x", execution_id="x", group_size=2**62)]
+    nowhere = [replace(early, rollout_id="y.9", task_id="y", execution_id="y", sample_index=9)]
     async with reading(bus) as intake:
         for number, batch in enumerate([*numbers, *endless, *nowhere]):
             await bus.publish(subjects.TRAIN_ROLLOUT, batch, msg_id=f"odd:{number}")

@@ -36,9 +36,9 @@ async def test_a_role_that_guesses_message_ids_suppresses_no_weight_version(
             guessed.append((last.headers or {})["Nats-Msg-Id"].replace(before, after))
         for msg_id in guessed:
             applied = WeightsActivated(
-                node="evil", model="m", version=0, fetch_seconds=0.0, pause_seconds=0.0, applied_ns=1
+                node="evil", model="m", version=0, fetch_seconds=0.0, pause_seconds=0.0, activated_at_ns=1
             )
-            await bus.publish(subjects.applied("evil"), applied, msg_id=msg_id)
+            await bus.publish(subjects.activated("evil"), applied, msg_id=msg_id)
         await publisher.publish(weights, version=version, epoch=1, step=version)
     assert [manifest.version async for manifest, _ in Releases(bus, "policy").versions()] == [2, 1, 0]
 
@@ -48,10 +48,10 @@ async def test_a_step_whose_id_was_taken_is_an_error_and_one_said_again_after_a_
 ) -> None:
     learner = Learner(bus, settings)
     step = TrainingStep(
-        run="run", model="policy", step=1, version=1, epoch=1, started_ns=1, ended_ns=2,
-        uses=(), metrics={}, digest="", settings="{}", spans=(),
+        run_id="run", model="policy", step=1, version=1, epoch=1, started_ns=1, ended_ns=2,
+        rollouts=(), metrics={}, batch_sha256="", settings="{}", spans=(),
     )  # fmt: skip
-    version = WeightManifest(run="r", model="m", version=0, blobs=(), epoch=1, step=0, created_ns=1)
+    version = WeightManifest(run_id="r", model="m", version=0, blobs=(), epoch=1, step=0, created_at_ns=1)
     await bus.publish(subjects.TASK_PUBLISHED, version, msg_id="step:run:1:1")
     await bus.publish(subjects.TASK_PUBLISHED, version, msg_id="step:run:1:1:taken")
     with pytest.raises(DuplicateMessage, match="step:run:1:1:taken"):

@@ -21,7 +21,7 @@ def state(**changes: Any) -> LearnerState:
 def on_the_bus(version: int, epoch: int) -> WeightManifest:
     blob = Blob(bucket="weights", name="b", size=1, sha256="0" * 64)
     return WeightManifest(
-        run="run", model="policy", version=version, blobs=(blob,), epoch=epoch, step=version, created_ns=1
+        run_id="run", model="policy", version=version, blobs=(blob,), epoch=epoch, step=version, created_at_ns=1
     )
 
 

@@ -86,7 +86,9 @@ def agents(draw: st.DrawFn) -> list[ModelCall]:
         cut = draw(st.one_of(st.just(len(base)), st.integers(0, len(base))))
         prompt, response = base[:cut] + draw(tokens), draw(tokens)
         role, warm = draw(st.sampled_from(["", "judge"])), draw(st.sampled_from([1.0, 1.0, 0.7]))
-        calls.append(model_call(index, prompt, response, version=index, role=role, sampling={"temperature": warm}))
+        calls.append(
+            model_call(index, prompt, response, version=index, role=role, sampling_params={"temperature": warm})
+        )
         contexts.append(prompt + response)
     return calls
 

@@ -125,7 +125,7 @@ async def served(bus: Bus, directory: Path) -> None:
     """A first version on the bus, where no learner publishes one."""
     save_file({"x": np.zeros(4, np.float32)}, directory / "w.safetensors")
     blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, "policy-0", directory / "w.safetensors")
-    manifest = WeightManifest(run="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_ns=1)
+    manifest = WeightManifest(run_id="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_at_ns=1)
     await bus.publish(subjects.weights("policy"), manifest, msg_id="w0")
 
 
@@ -189,7 +189,7 @@ async def test_a_runner_asked_to_stop_is_not_ready_and_finishes_what_it_has(
     program = "while [ ! -e go ]; do sleep 0.05; done; echo '{\"reward\": 1}'"
     runner = await start("runner", command=["sh", "-c", program], path=tmp_path, concurrency=1, drain_seconds=50)
     await runner.becomes(200)
-    await bus.publish_task(Task(id="t", run="run", agent="default", input=1, mode="eval"))
+    await bus.publish_task(Task(id="t", run_id="run", agent="default", input=1, mode="eval"))
     await runner.moves("lightningbus_slots_busy")
     runner.ask_to_stop()
     assert await runner.becomes(503) == "runner is draining"
@@ -261,6 +261,6 @@ def test_a_role_whose_disk_is_nearly_full_is_not_ready_and_says_so(tmp_path: Pat
     free = disk_space.free_bytes(tmp_path / "not" / "made" / "yet")
     assert disk_space.note_free("checkpoints", free, least_mib=0) == ""
     short = disk_space.note_free("checkpoints", 5 * disk_space.MIB, least_mib=1024)
-    beat = Heartbeat(role=role, id="x", state=state, detail={"disk": short}, sent_ns=1)  # type: ignore[arg-type]
+    beat = Heartbeat(role=role, id="x", state=state, status={"disk": short}, sent_at_ns=1)  # type: ignore[arg-type]
     assert unready(beat) == f"{role} is {state}: {short}"
     assert short == "the disk of the checkpoints has 5 MiB free, and 1024 are wanted: make room"

@@ -46,7 +46,7 @@ async def test_its_runner_takes_work(bus: Bus, nats_url: str, environment: Path,
     command = [environment / "bin" / "lightningbus", "runner", "--bus", nats_url, "--agent", "small:solve", "-n", "1"]
     runner = await asyncio.create_subprocess_exec(*command, cwd=tmp_path)
     try:
-        await bus.publish_task(Task(id="a", run="run", agent="default", input={"n": 1}))
+        await bus.publish_task(Task(id="a", run_id="run", agent="default", input={"n": 1}))
         async with asyncio.timeout(60), bus.pull(STORE_TRAIN, slots=8) as puller:
             async for delivery in puller:
                 event = delivery.event()

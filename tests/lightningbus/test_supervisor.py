@@ -33,7 +33,7 @@ def runner(**changes: object) -> Child:
 async def alive(bus: Bus, after: int = 0) -> None:
     """Wait until a runner takes tasks that has said so after a moment, in Unix nanoseconds."""
     async with bus.fleet("runner") as fleet, asyncio.timeout(60):
-        while not any(beat.state == "running" and beat.sent_ns > after for beat in fleet.members()):
+        while not any(beat.state == "running" and beat.sent_at_ns > after for beat in fleet.members()):
             await fleet.changed()
 
 
@@ -132,13 +132,13 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
         try:
             alert = await asyncio.wait_for(alerts.get(), 60)
             reason = f"store is gone: its process {pid} runs, but is silent"
-            assert (alert.role, alert.reason, alert.over) == ("store", reason, False)
+            assert (alert.role, alert.reason, alert.resolved) == ("store", reason, False)
             done = await asyncio.to_thread(run, "status", "--bus", nats_url)
             assert f"ALARM  {reason}" in done.stdout and "expects store" in done.stdout
         finally:
             os.kill(pid, signal.SIGCONT)
         alert = await asyncio.wait_for(alerts.get(), 60)
-        assert (alert.role, alert.over) == ("store", True)
+        assert (alert.role, alert.resolved) == ("store", True)
 
 
 def test_an_expected_role_is_absent_once_it_has_been_silent_or_never_came() -> None:

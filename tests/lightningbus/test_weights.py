@@ -38,7 +38,7 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, n
     async with following(bus, tmp_path) as (subscriber, engine):
         await engine.holds(2)
         said = {"state": "ready", "model": "policy", "address": "http://x"}
-        beside = {**said, "version": 2, "detail": {"versions": [1, 2]}}
+        beside = {**said, "version": 2, "status": {"versions": [1, 2]}}
         async with (
             bus.beat("inference", "node", lambda: {**said, "version": subscriber.version}),
             bus.beat("inference", "adapters", lambda: beside),
@@ -85,7 +85,7 @@ async def test_a_trial_is_shown_with_its_figures(bus: Bus, nats_url: str, tmp_pa
     )
     shown = json.loads(await weights(nats_url, "show", 0))
     assert shown["state"] == "released" and shown["decisions"][0]["figures"] == {"length": 1.0}
-    assert shown["manifest"]["trial"]["cases"] == 1 and shown["manifest"]["trial"]["max_kl"] == 0.1
+    assert shown["manifest"]["canary"]["prompts"] == 1 and shown["manifest"]["canary"]["max_kl"] == 0.1
 
 
 async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
@@ -94,7 +94,7 @@ async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
     """What the server answers a publisher, stored where versions, decisions and turns are."""
     monkeypatch.setattr(registry, "BEHIND_SECONDS", 2.0)
     answer = b'{"stream":"WEIGHTS","seq":1,"duplicate":true}'
-    strangers = [subject("policy") for subject in (subjects.weights, subjects.release, subjects.turn)]
+    strangers = [subject("policy") for subject in (subjects.weights, subjects.release, subjects.swap_lock)]
     skipped = metrics.messages_skipped.labels("WeightManifest")._value.get()
     await publish(bus, tmp_path, 0)
     async with following(bus, tmp_path) as (subscriber, engine):

@@ -235,7 +235,7 @@ async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **f
         name = blob_name("policy", version, found[0].epoch)
         blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, name, path)
         base = [await bus.blobs.put(subjects.WEIGHT_BUCKET, "policy-base", one) for one in fields.pop("base", ())]
-        of_learner = {"run": "small", "model": "policy", "epoch": found[0].epoch, "step": 6, "created_ns": 1}
+        of_learner = {"run_id": "small", "model": "policy", "epoch": found[0].epoch, "step": 6, "created_at_ns": 1}
         manifest = WeightManifest(version=version, blobs=(*base, blob), **of_learner, **fields)
         await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}", expect_last=found[1])
         return await node_at(bus, version)
@@ -307,7 +307,7 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
             assert versions == {version} and len(ids) == len(told) > 0
             warm = body["temperature"] or 1.0  # a greedy answer's probabilities are those at temperature 1
             call = replace(
-                model_call(0, prompt, ids, sampling={"temperature": warm}), logprobs=array("f", told).tobytes()
+                model_call(0, prompt, ids, sampling_params={"temperature": warm}), logprobs=array("f", told).tobytes()
             )
             (row,), _ = rows_of("r", transitions_of([call]), Shape())
             (found,) = trainer.log_probs([row])
@@ -421,9 +421,10 @@ def test_a_second_runner_joins_and_leaves_without_loss(loop: Loop) -> None:
 
 async def test_messages_nobody_can_read_become_dead_letters(loop: Loop) -> None:
     async with loop.connected() as bus:
-        await bus.js.publish(subjects.rollout("eval"), b"\xc1 not msgpack", headers={"Lb-Schema": schema_of(SpanBatch)})
+        headers = {"Lightningbus-Schema": schema_of(SpanBatch)}
+        await bus.js.publish(subjects.rollout("eval"), b"\xc1 not msgpack", headers=headers)
         task = subjects.task("eval", "default")
-        await bus.js.publish(task, msgpack.packb({"id": "x"}), headers={"Lb-Schema": schema_of(Task)})
+        await bus.js.publish(task, msgpack.packb({"id": "x"}), headers={"Lightningbus-Schema": schema_of(Task)})
     await asyncio.to_thread(loop.until, "SELECT count() FROM dead_letters", 2)
     reasons = dict(loop.rows("SELECT stream, reason FROM dead_letters"))
     assert "not MessagePack" in reasons["EVAL_ROLLOUTS"]

@@ -76,7 +76,7 @@ class Grouping(RuleBasedStateMachine):
 
     @rule(sample=st.integers(0, samples - 1), outcome=OUTCOMES, final=st.booleans(), again=st.booleans())
     def an_attempt_ends(self, sample: int, outcome: Outcome, final: bool, again: bool) -> None:
-        said = standing(AttemptResult(outcome=outcome, final=final, spans=1, started_ns=0, ended_ns=0))
+        said = standing(AttemptResult(outcome=outcome, is_final=final, num_spans=1, started_ns=0, ended_ns=0))
         reward = 1.0 if outcome == "ok" else None
         made = rollout("a", sample, reward, outcome=outcome, samples=self.samples)
         changed = {"standing": said, "execution": f"e{next(self.executions)}"}
@@ -158,7 +158,9 @@ TestLeasing, TestGrouping, TestServing = Leasing.TestCase, Grouping.TestCase, Se
 @given(st.lists(st.tuples(OUTCOMES, st.booleans()), max_size=8))
 def test_the_winner_is_the_first_result_else_the_first_last_word(told: list[tuple[Outcome, bool]]) -> None:
     """Whoever hears the attempts one by one and whoever sorts them afterwards come to the same one."""
-    ends = [AttemptResult(outcome=outcome, final=final, spans=1, started_ns=0, ended_ns=0) for outcome, final in told]
+    ends = [
+        AttemptResult(outcome=outcome, is_final=final, num_spans=1, started_ns=0, ended_ns=0) for outcome, final in told
+    ]
     ranks = [(standing(end), place) for place, end in enumerate(ends) if standing(end) != TRIED_AGAIN]
     assert winner(ends) == (min(ranks)[1] if ranks else None)
     current: int | None = None
@@ -167,7 +169,7 @@ def test_the_winner_is_the_first_result_else_the_first_last_word(told: list[tupl
             current = place
     assert current == winner(ends)
     if current is not None:
-        assert ends[current].final
+        assert ends[current].is_final
         results = [end for end in ends if standing(end) == RESULT]
         assert not results or ends[current].outcome not in OURS, "what failed by our doing never beats a result"
         assert results or standing(ends[current]) == CAME_TO_NOTHING

@@ -140,8 +140,8 @@ async def ended(bus: Bus, count: int = 1, final: bool | None = True) -> list[Spa
             event = delivery.event()
             await delivery.ack()
             if isinstance(event, SpanBatch):
-                spans = before[event.execution] = (*before.get(event.execution, ()), *event.spans)
-                if event.end is not None and final in (None, event.end.final):
+                spans = before[event.execution_id] = (*before.get(event.execution_id, ()), *event.spans)
+                if event.end is not None and final in (None, event.end.is_final):
                     found.append(replace(event, spans=spans))
             if len(found) == count:
                 return found
@@ -155,5 +155,5 @@ def calls_of(batch: SpanBatch) -> list[ModelCall]:
 
 def task(**changes: Any) -> Task:
     return Task(
-        **{"id": "t", "run": "run", "agent": "default", "input": {}, "mode": "eval", "deadline": 20.0, **changes}
+        **{"id": "t", "run_id": "run", "agent": "default", "input": {}, "mode": "eval", "deadline": 20.0, **changes}
     )

@@ -254,7 +254,7 @@ async def test_an_attack_on_the_gateway_is_its_own_rollouts_affair(bus: Bus, eng
     async with running(bus, agent="nasty:attacks_the_gateway", concurrency=2, requests_at_once=8):
         await bus.publish_task(task(id="bad", input={"victim": "good.0"}))
         await bus.publish_task(task(id="good", input={"calm": True}))
-        found = {batch.task: batch for batch in await ended(bus, 2)}
+        found = {batch.task_id: batch for batch in await ended(bus, 2)}
     bad, good = found["bad"], found["good"]
     assert bad.end is not None and (bad.end.outcome, bad.end.reward) == ("ok", 1.0), bad.end
     assert good.end is not None and (good.end.outcome, good.end.reward) == ("ok", 0.25), good.end

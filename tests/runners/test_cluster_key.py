@@ -74,7 +74,7 @@ async def test_a_runner_whose_cluster_key_is_refused_reports_it_at_once_in_its_l
     ):
         await bus.publish_task(task(model="behind", deadline=60.0))
         async with asyncio.timeout(30):
-            while not [beat for beat in fleet.members() if sentence in str(beat.detail.get("last_problem"))]:
+            while not [beat for beat in fleet.members() if sentence in str(beat.status.get("last_problem"))]:
                 await fleet.changed()
         for _ in range(4):  # it asks again meanwhile
             await fleet.changed()

@@ -95,7 +95,7 @@ def recorded(call: ModelCall, script: list[dict[str, Any]]) -> None:
     assert call.prompt_ids == array("I", PROMPT).tobytes()
     assert call.response_ids == array("I", range(10, 10 + len(script))).tobytes()
     assert array("f", call.logprobs).tolist() == [-0.5] * len(script)
-    assert [(run.version, run.start, run.end) for run in call.versions] == [(3, 0, len(script))]
+    assert [(run.version, run.start, run.end) for run in call.weight_versions] == [(3, 0, len(script))]
 
 
 async def asked_for_a_response(desk: Desk, streamed: bool, **more: Any) -> Any:

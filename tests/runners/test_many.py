@@ -23,7 +23,7 @@ async def test_rollouts_share_a_process_and_their_calls_are_their_own(bus: Bus, 
     assert len({json.loads(batch.end.result)["pid"] for batch in found if batch.end}) == 1
     for batch in found:
         (call,) = calls_of(batch)
-        assert f"name {batch.task[1:]}" in call.request
+        assert f"name {batch.task_id[1:]}" in call.request
 
 
 async def test_they_run_at_the_same_time(bus: Bus) -> None:
@@ -38,7 +38,7 @@ async def test_a_deadline_ends_one_and_not_the_others(bus: Bus) -> None:
     async with running(bus, agent="many:sleeps", **MANY):
         await bus.publish_task(task(id="slow", input={"seconds": 60.0}, deadline=0.5, max_attempts=1))
         await bus.publish_task(task(id="long", input={"seconds": 1.5}))
-        found = {batch.task: batch.end for batch in await ended(bus, 2)}
+        found = {batch.task_id: batch.end for batch in await ended(bus, 2)}
     assert found["slow"] and found["slow"].outcome == "timeout"
     assert found["long"] and (found["long"].outcome, found["long"].reward) == ("ok", 1.0)
 
@@ -47,7 +47,7 @@ async def test_one_that_does_not_end_takes_its_process_with_it_and_the_others_ar
     async with running(bus, agent="many:deaf", **MANY):
         await bus.publish_task(task(id="other", input={"seconds": 8.0}))
         await bus.publish_task(task(id="deaf", input={"seconds": 60.0}, deadline=0.5, max_attempts=1))
-        found = [(batch.task, batch.end.outcome) for batch in await ended(bus, 3, final=None) if batch.end]
+        found = [(batch.task_id, batch.end.outcome) for batch in await ended(bus, 3, final=None) if batch.end]
     assert sorted(found[:2]) == [("deaf", "timeout"), ("other", "infra")]
     assert found[2] == ("other", "ok")
 

@@ -44,7 +44,9 @@ async def test_what_a_forked_child_answers_is_not_taken_for_the_next_rollouts(bu
         for number in range(4):
             await bus.publish_task(task(id=f"t{number}", input={"n": number}))
         batches = await ended(bus, 4)
-    assert [(batch.task, batch.end.reward) for batch in batches if batch.end] == [(f"t{n}", float(n)) for n in range(4)]
+    assert [(batch.task_id, batch.end.reward) for batch in batches if batch.end] == [
+        (f"t{n}", float(n)) for n in range(4)
+    ]
 
 
 async def test_memory_is_limited_and_the_next_rollout_starts_fresh(bus: Bus, engine: ScriptedEngine) -> None:
@@ -61,7 +63,7 @@ async def test_spans_without_end_are_dropped_and_counted(bus: Bus, engine: Scrip
     async with running(bus, agent="nasty:floods"):
         await bus.publish_task(task(deadline=60.0))
         (batch,) = await ended(bus)
-    assert batch.end is not None and (batch.end.outcome, batch.end.spans) == ("ok", 20_001)
+    assert batch.end is not None and (batch.end.outcome, batch.end.num_spans) == ("ok", 20_001)
     async with running(bus, agent="plain:asks"):
         await bus.publish_task(task(id="u"))
         (after,) = await ended(bus)

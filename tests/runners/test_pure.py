@@ -25,7 +25,7 @@ from schemas.tasks import Task
 
 
 def task(**changes: Any) -> Task:
-    return Task(**{"id": "t", "run": "run", "agent": "default", "input": {}, **changes})
+    return Task(**{"id": "t", "run_id": "run", "agent": "default", "input": {}, **changes})
 
 
 def span(reward: Any, end_ns: int, name: str = "lightningbus.reward") -> Span:
@@ -78,8 +78,8 @@ def node(id: str, state: str = "ready", version: int = 1, inflight: int = 0, **d
         address=f"http://{id}",
         model="policy",
         version=version,
-        detail={"inflight": inflight, **detail},
-        sent_ns=1,
+        status={"inflight": inflight, **detail},
+        sent_at_ns=1,
     )
 
 

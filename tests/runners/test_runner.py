@@ -51,7 +51,7 @@ async def test_an_answer_that_breaks_off_goes_on_from_the_tokens_already_made(
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
     (call,) = calls_of(batch)
     assert call.prompt_ids == b"\1\0\0\0\2\0\0\0" and call.response_ids == b"\7\0\0\0\x08\0\0\0"
-    assert [(run.version, run.start, run.end) for run in call.versions] == [(3, 0, 1), (4, 1, 2)]
+    assert [(run.version, run.start, run.end) for run in call.weight_versions] == [(3, 0, 1), (4, 1, 2)]
     assert np.frombuffer(call.logprobs, "<f4").tolist() == [-0.5, -0.25]
     assert engine.requests[-1]["prompt"] == [1, 2, 7] and engine.requests[-1]["temperature"] == 0.9
 
@@ -77,7 +77,7 @@ async def test_an_answer_that_only_the_whole_engine_can_make_begins_anew(bus: Bu
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
     (call,) = calls_of(batch)
-    assert [(run.version, run.start, run.end) for run in call.versions] == [(4, 0, 2)]
+    assert [(run.version, run.start, run.end) for run in call.weight_versions] == [(4, 0, 2)]
     assert [request["tools"] for request in engine.requests] == [engine.requests[0]["tools"]] * 2
 
 
@@ -95,7 +95,9 @@ async def test_no_node_until_the_deadline_is_infra_and_tried_again(bus: Bus) -> 
     async with running(bus, agent="plain:asks"):
         await bus.publish_task(task(deadline=3.0, max_attempts=2))
         first, batch = await ended(bus, 2, final=None)
-    assert first.end is not None and (first.end.outcome, first.end.final) == ("infra", False), "each try is on record"
+    assert first.end is not None and (first.end.outcome, first.end.is_final) == ("infra", False), (
+        "each try is on record"
+    )
     assert (first.attempt, batch.attempt) == (1, 2)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("infra", None)
     assert "no inference node is ready until the rollout's deadline" in batch.end.error or "no model" in batch.end.error
@@ -112,11 +114,11 @@ async def test_a_pin_nobody_serves_names_the_version_and_what_is_served(bus: Bus
 
 async def test_the_sampling_of_a_task_wins_over_the_agents(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, agent="plain:asks"):
-        await bus.publish_task(task(sampling={"temperature": 0.0, "seed": 7}))
+        await bus.publish_task(task(sampling_params={"temperature": 0.0, "seed": 7}))
         (batch,) = await ended(bus)
     assert engine.requests[0]["temperature"] == 0.0 and engine.requests[0]["seed"] == 7
     (call,) = calls_of(batch)
-    assert call.sampling["temperature"] == 0.0
+    assert call.sampling_params["temperature"] == 0.0
 
 
 async def test_an_agent_is_told_nothing_of_ours_and_keeps_its_client(
@@ -167,7 +169,7 @@ async def test_an_agent_that_dies_is_an_agent_error_and_the_next_rollout_works(
         await bus.publish_task(task(id="a", input={"die": True}))
         await bus.publish_task(task(id="b", input={}))
         batches = await ended(bus, 2)
-    outcomes = {batch.task: batch.end.outcome for batch in batches if batch.end}
+    outcomes = {batch.task_id: batch.end.outcome for batch in batches if batch.end}
     assert outcomes == {"a": "agent_error", "b": "ok"}
 
 
@@ -186,7 +188,7 @@ async def test_stopping_gives_back_what_is_not_finished_and_says_so(
     assert "0 rollouts done, 1 given back" in caplog.text
     async with running(bus, agent="plain:asks"):
         first, batch = await ended(bus, 2, final=None)
-    assert first.end is not None and (first.end.outcome, first.end.final) == ("cancelled", False)
+    assert first.end is not None and (first.end.outcome, first.end.is_final) == ("cancelled", False)
     assert batch.attempt == 2 and batch.end is not None and batch.end.outcome == "ok"
 
 
@@ -205,26 +207,26 @@ async def test_a_task_that_kills_every_runner_is_poisoned_a_dead_letter_and_its_
             while (await bus.js.stream_info("TASKS")).state.messages:
                 await asyncio.sleep(0.02)
         ((number, letter),) = [found async for found in DeadLetters(bus).all()]
-        assert letter.deliveries == 3 and "2 runners took this task" in letter.reason
+        assert letter.num_delivered == 3 and "2 runners took this task" in letter.reason
         await DeadLetters(bus).replay(number)
         (again,) = await ended(bus)
     assert again.attempt == 4 and again.end is not None and again.end.outcome == "ok"
 
 
 async def test_the_group_of_an_unreadable_task_learns_of_it(bus: Bus, engine: ScriptedEngine) -> None:
-    unreadable = msgpack.packb({"id": "t", "run": "run", "agent": "default", "sample": 3, "mode": "eval"})
-    await bus.js.publish("lb.task.eval.default", unreadable, headers={"Lb-Schema": schema_of(Task)})
+    unreadable = msgpack.packb({"id": "t", "run_id": "run", "agent": "default", "sample_index": 3, "mode": "eval"})
+    await bus.js.publish("lb.task.eval.default", unreadable, headers={"Lightningbus-Schema": schema_of(Task)})
     async with running(bus, agent="plain:asks"):
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "poisoned" and "`input`" in batch.end.error
-    assert (batch.rollout, batch.sample) == ("t.3", 3)
+    assert (batch.rollout_id, batch.sample_index) == ("t.3", 3)
 
 
 async def test_a_task_of_another_schema_version_is_refused_and_its_dead_letter_says_why(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
     for number, schema in enumerate(("Task/1", "Heartbeat/2", "")):
-        headers = {"Lb-Schema": schema} if schema else {}
+        headers = {"Lightningbus-Schema": schema} if schema else {}
         await bus.js.publish("lb.task.eval.default", encode(task(id=f"t{number}")), headers=headers)
     async with running(bus, agent="plain:asks"):
         batches = await ended(bus, 3)
@@ -232,8 +234,8 @@ async def test_a_task_of_another_schema_version_is_refused_and_its_dead_letter_s
     reasons = [letter.reason async for _, letter in DeadLetters(bus).all()]
     assert reasons == [
         "Task has schema version 1; this reader knows 2",
-        "this is not a Task: its Lb-Schema header says 'Heartbeat/2'",
-        "this is not a Task: its Lb-Schema header says 'nothing'",
+        "this is not a Task: its Lightningbus-Schema header says 'Heartbeat/2'",
+        "this is not a Task: its Lightningbus-Schema header says 'nothing'",
     ]
 
 
@@ -241,7 +243,7 @@ async def test_a_task_of_another_publisher_is_recorded_once_and_its_trace_is_lin
     bus: Bus, engine: ScriptedEngine
 ) -> None:
     trace, span = 32 * "a", 16 * "b"
-    headers = {"Lb-Schema": schema_of(Task), "traceparent": f"00-{trace}-{span}-01"}
+    headers = {"Lightningbus-Schema": schema_of(Task), "traceparent": f"00-{trace}-{span}-01"}
     await bus.js.publish("lb.task.eval.default", encode(task(id="foreign")), headers=headers)
     await bus.publish_task(task(id="ours"))
     async with running(bus, agent="plain:asks"):
@@ -253,7 +255,7 @@ async def test_a_task_of_another_publisher_is_recorded_once_and_its_trace_is_lin
             assert isinstance(event, TaskBatchRecord)
             records += event.tasks
     assert (await bus.js.stream_info("EVENTS")).state.messages == 2
-    links = {record.rollout: record.span.links for record in records}
+    links = {record.rollout_id: record.span.links for record in records}
     assert links == {"ours.0": (), "foreign.0": ({"trace_id": trace, "span_id": span},)}
 
 
@@ -276,13 +278,15 @@ async def test_a_finished_rollout_waits_for_room_and_meanwhile_no_other_is_begun
     await limit(bus, "EVAL_ROLLOUTS", 1)
     async with running(bus, agent="plain:asks", ack_wait=2.0), bus.fleet("runner") as fleet:
         async with asyncio.timeout(30):
-            while not any(beat.detail.get("waits_for_room") == "lb.rollout.eval" for beat in fleet.members()):
+            while not any(beat.status.get("waits_for_room") == "lb.rollout.eval" for beat in fleet.members()):
                 await fleet.changed()
         assert len(engine.requests) == 2
         assert (await bus.js.consumer_info("TASKS", "runner-default-eval")).num_ack_pending == 1
         await limit(bus, "EVAL_ROLLOUTS", None)
         batches = await ended(bus, 3)
-    assert sorted((batch.task, batch.attempt) for batch in batches) == [("a", 1), ("b", 1), ("c", 1)], "leases are kept"
+    assert sorted((batch.task_id, batch.attempt) for batch in batches) == [("a", 1), ("b", 1), ("c", 1)], (
+        "leases are kept"
+    )
 
 
 @pytest.mark.parametrize(

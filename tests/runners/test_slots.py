@@ -40,7 +40,7 @@ NO_JSON = {
 
 async def publish_input(bus: Bus, id: str, value: Any, mode: str = "eval") -> None:
     """A task as another language's client would write it."""
-    fields = {"id": id, "run": "run", "agent": "default", "mode": mode, "deadline": 20.0, "input": value}
+    fields = {"id": id, "run_id": "run", "agent": "default", "mode": mode, "deadline": 20.0, "input": value}
     await bus.js.publish(
         subjects.task(mode, "default"), msgpack.packb(fields), headers={subjects.SCHEMA_HEADER: schema_of(Task)}
     )
@@ -63,7 +63,7 @@ async def test_a_task_whose_input_is_no_json_is_a_dead_letter_at_once_and_costs_
         for number in range(3):
             await publish_input(bus, f"bad{number}", NO_JSON[kind])
         await bus.publish_task(task(id="good"))
-        batches = {batch.task: batch for batch in await ended(bus, 4)}
+        batches = {batch.task_id: batch for batch in await ended(bus, 4)}
         await queue_is_empty(bus)
     assert (end := batches.pop("good").end) is not None and end.outcome == "ok"
     for batch in batches.values():
@@ -85,13 +85,13 @@ async def test_an_evaluation_is_not_held_up_by_a_full_training_stream(bus: Bus) 
         for number in range(5):
             await bus.publish_task(task(id=f"eval{number}"))
         batches = await ended(bus, 5)
-        assert sorted(batch.task for batch in batches) == [f"eval{number}" for number in range(5)]
+        assert sorted(batch.task_id for batch in batches) == [f"eval{number}" for number in range(5)]
         assert (await waiting(bus, "train")).num_ack_pending == 2, "the rest is left to other runners"
         await limit(bus, subjects.TRAIN_ROLLOUTS, None)
         await queue_is_empty(bus)
     async with asyncio.timeout(30), bus.pull(STORE_TRAIN, slots=8) as puller:
         trained = [(await anext(puller)).as_(SpanBatch) for _ in range(5)]
-    assert sorted((batch.task, batch.attempt) for batch in trained) == [(f"train{n}", 1) for n in range(5)], "leased"
+    assert sorted((batch.task_id, batch.attempt) for batch in trained) == [(f"train{n}", 1) for n in range(5)], "leased"
 
 
 async def test_a_training_task_that_cannot_be_used_holds_up_no_evaluation_either(bus: Bus) -> None:
@@ -104,7 +104,7 @@ async def test_a_training_task_that_cannot_be_used_holds_up_no_evaluation_either
                 await asyncio.sleep(0.02)
         await bus.publish_task(task(id="good"))
         (batch,) = await ended(bus)
-        assert batch.task == "good"
+        assert batch.task_id == "good"
         await limit(bus, subjects.TRAIN_ROLLOUTS, None)
         await queue_is_empty(bus)
 
@@ -116,7 +116,7 @@ async def waiting(bus: Bus, mode: str) -> Any:
 
 def is_waiting_for_room(fleet: Fleet) -> bool:
     """Whether a runner says that it waits for room for a training rollout, and has no agent at work."""
-    said = [beat.detail for beat in fleet.members()]
+    said = [beat.status for beat in fleet.members()]
     return any((one.get("waits_for_room"), one["busy"]) == (subjects.TRAIN_ROLLOUT, "0/2") for one in said)
 
 
@@ -199,4 +199,4 @@ async def test_a_task_that_fails_its_runner_every_time_is_a_dead_letter_in_the_e
         await bus.publish_task(task(id="next"))
         await queue_is_empty(bus)
     (letter,) = [letter async for _, letter in DeadLetters(bus).all()]
-    assert letter.deliveries == retry_policy.MOST_DELIVERIES and "the limit is" in letter.reason
+    assert letter.num_delivered == retry_policy.MOST_DELIVERIES and "the limit is" in letter.reason

@@ -205,8 +205,8 @@ async def test_an_attempts_spans_come_in_batches_and_its_end_counts_them(bus: Bu
         await bus.publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "ok", batch.end
-    assert batch.sequence >= 1 and batch.end.spans == len(batch.spans)
-    assert 0 < batch.end.published_ns <= batch.end.started_ns
+    assert batch.sequence >= 1 and batch.end.num_spans == len(batch.spans)
+    assert 0 < batch.end.enqueued_ns <= batch.end.started_ns
 
 
 def test_time_is_counted_once_where_calls_overlap() -> None:

@@ -11,10 +11,10 @@ from schemas.codec import MAX_BYTES, VERSION, DecodeError, EncodeError, decode, 
 from schemas.spans import ModelCall, Span, SpanBatch, VersionSpan
 from schemas.tasks import Task
 
-TASK = Task(id="q1", run="r", agent="calc", input={"question": "1+1"}, sample=2, samples=8)
+TASK = Task(id="q1", run_id="r", agent="calc", input={"question": "1+1"}, sample_index=2, group_size=8)
 TASK_BYTES = bytes.fromhex(
-    "86a26964a27131a372756ea172a56167656e74a463616c63a673616d706c6502a773616d706c657308a5696e70757481a871"
-    "75657374696f6ea3312b31"
+    "86a26964a27131a672756e5f6964a172a56167656e74a463616c63ac73616d706c655f696e64657802aa67726f75705f7369"
+    "7a6508a5696e70757481a87175657374696f6ea3312b31"
 )
 CALL = ModelCall(
     index=0,
@@ -23,7 +23,7 @@ CALL = ModelCall(
     prompt_ids=struct.pack("<3I", 1, 2, 3),
     response_ids=struct.pack("<2I", 4, 5),
     logprobs=struct.pack("<2f", -0.5, -0.25),
-    versions=(VersionSpan(version=7, start=0, end=1), VersionSpan(version=8, start=1, end=2)),
+    weight_versions=(VersionSpan(version=7, start=0, end=1), VersionSpan(version=8, start=1, end=2)),
 )
 
 
@@ -37,7 +37,8 @@ def test_an_event_is_a_plain_msgpack_map_keyed_by_field_name() -> None:
 
 def test_an_event_written_by_plain_msgpack_is_read() -> None:
     """Another language writes the required fields and leaves the rest to their defaults."""
-    fields = {"id": "q1", "run": "r", "agent": "calc", "input": {"question": "1+1"}, "sample": 2, "samples": 8}
+    fields = {"id": "q1", "run_id": "r", "agent": "calc", "input": {"question": "1+1"}}
+    fields |= {"sample_index": 2, "group_size": 8}
     data = msgpack.packb(fields)
     assert decode(Task, data) == TASK
 
@@ -49,7 +50,7 @@ def test_a_golden_model_call_does_not_change_by_accident() -> None:
         b"\xaaprompt_ids\xc4\x0c\x01\x00\x00\x00\x02\x00\x00\x00\x03\x00\x00\x00"
         b"\xacresponse_ids\xc4\x08\x04\x00\x00\x00\x05\x00\x00\x00"
         b"\xa8logprobs\xc4\x08\x00\x00\x00\xbf\x00\x00\x80\xbe"
-        b"\xa8versions\x92\x83\xa7version\x07\xa5start\x00\xa3end\x01\x83\xa7version\x08\xa5start\x01\xa3end\x02"
+        b"\xafweight_versions\x92\x83\xa7version\x07\xa5start\x00\xa3end\x01\x83\xa7version\x08\xa5start\x01\xa3end\x02"
     )
     assert encode(CALL) == golden
     assert decode(ModelCall, golden) == CALL
@@ -64,7 +65,7 @@ def test_unknown_fields_of_a_newer_writer_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"samples": 0}, r"`\$.samples`"),
+        ({"group_size": 0}, r"`\$.group_size`"),
         ({"agent": "no spaces"}, r"`\$.agent`"),
         ({"mode": "test"}, r"`\$.mode`"),
         ({"deadline": -1.0}, r"`\$.deadline`"),
@@ -87,7 +88,7 @@ def test_garbage_is_a_decode_error_and_nothing_else(data: bytes) -> None:
 
 def test_a_missing_field_a_deep_nest_and_a_wrong_name_are_decode_errors() -> None:
     """Each is told apart."""
-    with pytest.raises(DecodeError, match="missing required field `run`"):
+    with pytest.raises(DecodeError, match="missing required field `run_id`"):
         decode(Task, msgpack.packb({"id": "q", "agent": "calc", "input": 1}))
     with pytest.raises(DecodeError, match="Task is not"):
         decode(Task, b"\x91" * 5000)
@@ -99,7 +100,7 @@ def test_a_missing_field_a_deep_nest_and_a_wrong_name_are_decode_errors() -> Non
 
 def test_size_limits_hold_both_ways() -> None:
     """Nothing larger than the limit is written or read."""
-    big = Task(id="q", run="r", agent="a", input="x" * MAX_BYTES)
+    big = Task(id="q", run_id="r", agent="a", input="x" * MAX_BYTES)
     with pytest.raises(EncodeError, match="the limit is"):
         encode(big)
     with pytest.raises(DecodeError, match="the limit is"):
@@ -109,7 +110,7 @@ def test_size_limits_hold_both_ways() -> None:
 def test_a_value_messagepack_has_no_form_for_is_an_encode_error() -> None:
     """The publisher is told, not the reader."""
     with pytest.raises(EncodeError, match="Task cannot be written"):
-        encode(Task(id="q", run="r", agent="a", input=2**70))
+        encode(Task(id="q", run_id="r", agent="a", input=2**70))
 
 
 def test_schema_names_carry_the_version() -> None:
@@ -122,7 +123,17 @@ def test_a_span_batch_survives_the_round_trip_with_its_arrays_untouched() -> Non
     """Arrays stay raw bytes through both steps of decoding."""
     span = Span(trace_id="a" * 32, span_id="b" * 16, name="chat policy", start_ns=1, end_ns=2, call=CALL)
     batch = SpanBatch(
-        run="r", task="q1", rollout="q1.0", sample=0, samples=1, attempt=1, execution="e", agent="calc",
-        mode="train", runner="me", sequence=0, spans=(span,),
-    )  # fmt: skip
+        run_id="r",
+        task_id="q1",
+        rollout_id="q1.0",
+        sample_index=0,
+        group_size=1,
+        attempt=1,
+        execution_id="e",
+        agent="calc",
+        mode="train",
+        runner="me",
+        sequence=0,
+        spans=(span,),
+    )
     assert decode(SpanBatch, encode(batch)) == batch

@@ -30,13 +30,13 @@ def shortened(calls: list[tuple[Ids, Ids, str]]) -> list[ModelCall]:
                 index=index,
                 model="policy",
                 node="n",
-                prompt_prefix=kept.prefix,
+                prompt_prefix_refs=kept.prefix,
                 prompt_ids=kept.new,
                 prompt_sha256=digest,
                 response_ids=tokens(response),
                 logprobs=b"",
-                versions=(),
-                request_prefix=asked.prefix,
+                weight_versions=(),
+                request_prefix_refs=asked.prefix,
                 request=asked.new.decode(),
             )
         )
@@ -68,7 +68,7 @@ def test_whatever_the_agent_did_with_its_history_every_prompt_comes_back(calls: 
     assert [one.prompt_ids for one in found] == [tokens(prompt) for prompt, *_ in calls]
     assert [one.request for one in found] == [request for *_, request in calls]
     assert [one.prompt_sha256 for one in found] == [sha256(tokens(prompt)).digest() for prompt, *_ in calls]
-    assert all(one.prompt_prefix == one.request_prefix == () for one in found)
+    assert all(one.prompt_prefix_refs == one.request_prefix_refs == () for one in found)
 
 
 def test_a_conversation_keeps_each_token_once() -> None:
@@ -80,7 +80,7 @@ def test_a_conversation_keeps_each_token_once() -> None:
         prompt = [*prompt, turn, turn]
     made = shortened(calls)
     assert sum(len(call.prompt_ids) // 4 for call in made) == 100 * 50
-    assert len(made[-1].prompt_prefix) == 99
+    assert len(made[-1].prompt_prefix_refs) == 99
 
 
 def test_a_prompt_whose_beginning_is_gone_or_another_is_told() -> None:

@@ -46,7 +46,7 @@ def test_what_is_no_advisory_is_told_from_one() -> None:
     [
         ("$JS.API.INFO", ("INFO", "")),
         ("$JS.API.STREAM.DELETE.TASKS", ("STREAM.DELETE", "TASKS")),
-        ("$JS.API.STREAM.MSG.GET.DEAD", ("STREAM.MSG.GET", "DEAD")),
+        ("$JS.API.STREAM.MSG.GET.DLQ", ("STREAM.MSG.GET", "DLQ")),
         ("$JS.API.CONSUMER.CREATE.TASKS.x.lb.task.*.x", ("CONSUMER.CREATE", "TASKS.x.lb.task.*.x")),
     ],
 )

@@ -92,9 +92,19 @@ def _batch(first: int) -> SpanBatch:
         for n in range(PER_BATCH)
     )
     return SpanBatch(
-        run="million", task=f"t{first}", rollout=f"t{first}.0", sample=0, samples=1, attempt=1, execution=f"e{first}",
-        agent="default", mode="eval", runner="r", sequence=0, spans=spans,
-    )  # fmt: skip
+        run_id="million",
+        task_id=f"t{first}",
+        rollout_id=f"t{first}.0",
+        sample_index=0,
+        group_size=1,
+        attempt=1,
+        execution_id=f"e{first}",
+        agent="default",
+        mode="eval",
+        runner="r",
+        sequence=0,
+        spans=spans,
+    )
 
 
 def test_a_run_delivered_twice_is_one_run(sql: Client) -> None:

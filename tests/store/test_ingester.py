@@ -101,7 +101,7 @@ async def test_a_message_the_store_stumbles_over_is_a_dead_letter_and_the_store_
         await publish(bus, 0, 2)
         await until(store, 1)
         async with asyncio.timeout(30):
-            while (await bus.js.stream_info(subjects.DEAD)).state.messages < 2:
+            while (await bus.js.stream_info(subjects.DLQ)).state.messages < 2:
                 await asyncio.sleep(0.02)
     assert store.one("SELECT any(task) FROM rollouts") == "t1"
 
@@ -149,7 +149,7 @@ async def test_rows_that_clickhouse_does_not_count_as_written_are_not_acknowledg
 
 
 async def test_poison_that_cannot_be_buried_now_does_not_end_the_ingester(bus: Bus, store: StoreProcess) -> None:
-    await bus.js.delete_stream(subjects.DEAD)
+    await bus.js.delete_stream(subjects.DLQ)
     async with ingesting(bus, store):
         await bus.js.publish(subjects.rollout("eval"), b"\xc1 no event")
         await publish(bus, 0, 2)
@@ -168,5 +168,5 @@ async def test_thirty_rows_no_column_holds_are_dead_letters_and_the_rest_is_writ
     async with ingesting(bus, store):
         await until(store, 3)
         async with asyncio.timeout(60):
-            while (await bus.js.stream_info(subjects.DEAD)).state.messages < 30:
+            while (await bus.js.stream_info(subjects.DLQ)).state.messages < 30:
                 await asyncio.sleep(0.05)

@@ -58,8 +58,8 @@ def rewards(events: Sequence[Any]) -> dict[int, list[float]]:
     found: dict[int, list[float]] = defaultdict(list)
     for batch in ends(events):
         assert batch.end is not None
-        if batch.end.reward is not None and batch.end.usage.version_max is not None:
-            found[batch.end.usage.version_max].append(batch.end.reward)
+        if batch.end.reward is not None and batch.end.usage.max_weight_version is not None:
+            found[batch.end.usage.max_weight_version].append(batch.end.reward)
     return found
 
 
@@ -94,11 +94,11 @@ def test_pass_at_k_is_the_share_of_samples_that_hold_a_success(
     for batch in ends(events["small"]):
         assert batch.end is not None
         if batch.end.reward is not None:
-            version[batch.task] = max(version.get(batch.task, 0), batch.end.usage.version_max or 0)
+            version[batch.task_id] = max(version.get(batch.task_id, 0), batch.end.usage.max_weight_version or 0)
     for batch in ends(events["small"]):
         assert batch.end is not None
         if batch.end.reward is not None:
-            groups[(version[batch.task], batch.task)].append(batch.end.reward)
+            groups[(version[batch.task_id], batch.task_id)].append(batch.end.reward)
     for row in ask(store, "groups"):
         own = [found for (of, _), found in groups.items() if of == row["version"]]
         for k in (1, 2, 4):
@@ -138,14 +138,14 @@ def test_a_token_has_the_advantage_of_its_call_and_the_lag_of_its_version(
     store: StoreProcess, events: dict[str, list[Any]]
 ) -> None:
     (step,) = [event for event in events["small"] if isinstance(event, TrainingStep) and event.step == 3]
-    use = next(use for use in step.uses if use.trained)
-    rows = ask(store, "tokens", rollout=use.rollout)
+    use = next(use for use in step.rollouts if use.trained)
+    rows = ask(store, "tokens", rollout=use.rollout_id)
     assert len(rows) == use.tokens
     assert {row["advantage"] for row in rows} == {use.advantage}
     assert all(row["staleness"] == 2 - row["version"] for row in rows)
     spoken = "".join(row["piece"] for row in rows if row["call"] == 0).strip()
     answer = store.one(
-        f"SELECT answered FROM model_calls WHERE run = 'small' AND rollout = '{use.rollout}' AND call = 0"
+        f"SELECT answered FROM model_calls WHERE run = 'small' AND rollout = '{use.rollout_id}' AND call = 0"
     )
     assert spoken == answer
 

@@ -26,4 +26,4 @@ async def test_the_store_has_no_row_of_a_version_that_nobody_signed(
     store = start_store(nats_url)
     await asyncio.to_thread(store.until, "SELECT groupArray(version) FROM weight_versions", [8])
     await asyncio.to_thread(store.until, "SELECT groupArray(reason) FROM dead_letters", ["it is not signed"])
-    assert (await bus.js.stream_info(subjects.DEAD)).state.messages == 1
+    assert (await bus.js.stream_info(subjects.DLQ)).state.messages == 1

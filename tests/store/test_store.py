@@ -80,7 +80,7 @@ async def test_an_event_delivered_three_times_is_one_row(bus: Bus, nats_url: str
     for turn in range(3):
         for part in batches("a", 0, reward=0.5):
             await send(bus, part, f"{turn}:{part.sequence}")
-        await bus.publish_task(Task(id="a", run="run", agent="default", input={"turn": 1}))
+        await bus.publish_task(Task(id="a", run_id="run", agent="default", input={"turn": 1}))
     await drained(bus)
     counted = {
         view: store.one(f"SELECT count() FROM {view}") for view in ("attempts", "rollouts", "model_calls", "tasks")
@@ -100,7 +100,7 @@ async def test_a_rollout_is_its_first_result_whatever_failed_before(
         for part in batches("a", 0, reward=float(attempt), attempt=attempt, outcome=outcome, final=final):
             await send(bus, part, f"{attempt}:{part.sequence}")
         expected = winner(
-            [AttemptResult(outcome=o, final=f, spans=1, started_ns=0, ended_ns=0) for o, f in told[:attempt]]
+            [AttemptResult(outcome=o, is_final=f, num_spans=1, started_ns=0, ended_ns=0) for o, f in told[:attempt]]
         )
         await asyncio.to_thread(store.until, "SELECT count() FROM attempts", attempt)
         found = [attempt for (attempt,) in store.sql.query("SELECT attempt FROM rollouts").result_rows]
@@ -124,12 +124,12 @@ async def test_swaps_and_what_was_decided_of_versions_are_kept(bus: Bus, nats_ur
     releases = Releases(bus, "policy")
     await releases.decide("released", 3, who="n0", figures={"k3_kl": 0.25})
     await releases.decide("revoked", 4, who="n0", why="entropy is 8")
-    turn = SwapLockState(model="policy", node="n0", taken_ns=1)
-    await bus.publish(subjects.turn("policy"), turn, msg_id="turn")
+    turn = SwapLockState(model="policy", node="n0", acquired_at_ns=1)
+    await bus.publish(subjects.swap_lock("policy"), turn, msg_id="turn")
     applied = WeightsActivated(
-        node="n0", model="policy", version=3, fetch_seconds=1, verify_seconds=0.5, pause_seconds=0.25, applied_ns=1
+        node="n0", model="policy", version=3, fetch_seconds=1, verify_seconds=0.5, pause_seconds=0.25, activated_at_ns=1
     )
-    await bus.publish(subjects.applied("n0"), applied, msg_id="applied")
+    await bus.publish(subjects.activated("n0"), applied, msg_id="applied")
     await asyncio.to_thread(store.until, "SELECT count() FROM weight_applied", 1)
     assert store.one("SELECT (fetch_seconds, verify_seconds, pause_seconds) FROM weight_applied") == (1.0, 0.5, 0.25)
     said = "SELECT version, what, who, why, figures['k3_kl'] FROM weight_decisions ORDER BY version"
@@ -137,7 +137,7 @@ async def test_swaps_and_what_was_decided_of_versions_are_kept(bus: Bus, nats_ur
         (3, "released", "n0", "", 0.25),
         (4, "revoked", "n0", "entropy is 8", 0.0),
     ]
-    assert (await bus.js.stream_info(subjects.DEAD)).state.messages == 0, "a turn is of no use to the store"
+    assert (await bus.js.stream_info(subjects.DLQ)).state.messages == 0, "a turn is of no use to the store"
 
 
 async def test_poison_goes_to_dead_and_its_neighbours_into_the_tables(
@@ -150,7 +150,9 @@ async def test_poison_goes_to_dead_and_its_neighbours_into_the_tables(
             unfit = msgspec.structs.replace(batch, attempt=70_000)  # decodes, but no column holds it
             await send(bus, unfit, "unfit")
             await bus.js.publish(
-                subjects.rollout("train"), b"\xc1 not MessagePack", headers={"Lb-Schema": schema_of(SpanBatch)}
+                subjects.rollout("train"),
+                b"\xc1 not MessagePack",
+                headers={subjects.SCHEMA_HEADER: schema_of(SpanBatch)},
             )
             await bus.js.publish(subjects.rollout("train"), b"\x80")
     store = await asyncio.to_thread(start_store, nats_url)

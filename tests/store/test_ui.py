@@ -140,7 +140,7 @@ async def test_the_pulse_changes_when_a_rollout_ends(ask: Ask, store: StoreProce
 )
 async def test_filters(ask: Ask, ends: list[SpanBatch], filters: dict[str, str], fits: Callable[[Any], bool]) -> None:
     found = await ask("run/rollouts", run=RUN, **filters)
-    expected = {batch.rollout for batch in ends if fits(batch.end)}
+    expected = {batch.rollout_id for batch in ends if fits(batch.end)}
     assert found["count"] == len(expected)
     assert {row["rollout"] for row in found["rollouts"]} <= expected
     assert len(found["rollouts"]) == min(len(expected), finding.PAGE)
@@ -295,7 +295,7 @@ async def test_the_command_shows_who_is_alive_and_serves_until_it_is_told_to_sto
     store: StoreProcess, bus: Bus
 ) -> None:
     line = [sys.executable, "-m", "lightningbus", "ui", "--port", "0", "--sql", store.url]
-    async with bus.beat("runner", "runner-7", lambda: {"state": "running", "detail": {"busy": 3}}):
+    async with bus.beat("runner", "runner-7", lambda: {"state": "running", "status": {"busy": 3}}):
         process = await asyncio.create_subprocess_exec(*line, "--bus", bus.nc.connected_url.geturl(), stderr=PIPE)
         assert process.stderr is not None
         said = ""
@@ -307,7 +307,7 @@ async def test_the_command_shows_who_is_alive_and_serves_until_it_is_told_to_sto
                 await asyncio.sleep(0.2)
                 async with session.get("/api/fleet") as answer:
                     members = (await answer.json())["members"]
-    assert (members[0]["id"], members[0]["detail"]) == ("runner-7", {"busy": 3})
+    assert (members[0]["id"], members[0]["status"]) == ("runner-7", {"busy": 3})
     process.terminate()
     assert await process.wait() == 0
 

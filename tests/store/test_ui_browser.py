@@ -44,10 +44,12 @@ def alive() -> list[Heartbeat]:
     """A fleet as its heartbeats say it."""
     detail = {"step": 12, "reward": 0.81, "waiting": "rollouts", "queue": 34}
     return [
-        Heartbeat(role="learner", id="learner-1", run=RUN, state="training", version=12, detail=detail, sent_ns=0),
-        Heartbeat(role="inference", id="node-0", state="ready", version=12, detail={"inflight": 7}, sent_ns=0),
-        Heartbeat(role="runner", id="runner-0", state="running", detail={"busy": 4, "free": 0}, sent_ns=0),
-        Heartbeat(role="store", id="store-1", state="inserting", detail={"rows_per_s": 812.0}, sent_ns=0),
+        Heartbeat(
+            role="learner", id="learner-1", run_id=RUN, state="training", version=12, status=detail, sent_at_ns=0
+        ),
+        Heartbeat(role="inference", id="node-0", state="ready", version=12, status={"inflight": 7}, sent_at_ns=0),
+        Heartbeat(role="runner", id="runner-0", state="running", status={"busy": 4, "free": 0}, sent_at_ns=0),
+        Heartbeat(role="store", id="store-1", state="inserting", status={"rows_per_s": 812.0}, sent_at_ns=0),
     ]
 
 
@@ -55,7 +57,7 @@ def evaluations() -> Iterator[SpanBatch]:
     """Rollouts of the same run that are not trained on."""
     for event in filling.run(RUN, steps=12, groups=2, samples=2, seed=7):
         if isinstance(event, SpanBatch):
-            yield replace(event, mode="eval", task=f"held-out-{event.task}", rollout=f"held-out-{event.rollout}")
+            yield replace(event, mode="eval", task=f"held-out-{event.task_id}", rollout=f"held-out-{event.rollout_id}")
 
 
 @contextmanager

@@ -15,11 +15,11 @@ from tests.limits import limit
 from tests.making import batches
 from tests.store.conftest import Start
 
-RUNNER = Heartbeat(role="runner", id="r", state="running", detail={"busy": "4/4", "agent": "a"}, sent_ns=1)
-NODE = Heartbeat(role="inference", id="n", state="ready", sent_ns=1)
+RUNNER = Heartbeat(role="runner", id="r", state="running", status={"busy": "4/4", "agent": "a"}, sent_at_ns=1)
+NODE = Heartbeat(role="inference", id="n", state="ready", sent_at_ns=1)
 TRAIN = subjects.TRAIN_ROLLOUT
-ROOMLESS = Heartbeat(role="runner", id="r", state="running", detail={"waits_for_room": TRAIN}, sent_ns=1)
-LEARNER = Heartbeat(role="learner", id="l", state="waiting", detail={"groups": "3/8"}, sent_ns=1)
+ROOMLESS = Heartbeat(role="runner", id="r", state="running", status={"waits_for_room": TRAIN}, sent_at_ns=1)
+LEARNER = Heartbeat(role="learner", id="l", state="waiting", status={"groups": "3/8"}, sent_at_ns=1)
 
 
 def other(beat: Heartbeat, **changes: Any) -> Heartbeat:
@@ -85,12 +85,12 @@ def test_a_learner_that_starts_again_and_again_without_a_step_is_counted() -> No
 
 async def test_an_alarm_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats_url: str, start_store: Start) -> None:
     store = await asyncio.to_thread(start_store, nats_url, stall_seconds=1.0)
-    await bus.publish_task(Task(id="t", run="r", agent="calc", input=1))
+    await bus.publish_task(Task(id="t", run_id="r", agent="calc", input=1))
     await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE NOT over", 1)
     ((role, reason),) = store.sql.query("SELECT role, reason FROM alarms").result_rows
     assert role == "runner" and "no runner is there to take them" in reason
     async with bus.fleet("store") as fleet, asyncio.timeout(10):
-        while not any("no runner" in str(beat.detail.get("alarm")) for beat in fleet.members()):
+        while not any("no runner" in str(beat.status.get("alarm")) for beat in fleet.members()):
             await fleet.changed()
     await bus.js.purge_stream(subjects.TASKS)
     await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE over", 1)
@@ -110,6 +110,6 @@ async def test_a_learner_that_is_gone_is_an_alarm_also_when_its_stream_is_full(
                 await fleet.changed()
             for _ in range(5):
                 await fleet.changed()
-        while not any("no learner has been there" in str(beat.detail.get("alarm")) for beat in fleet.members()):
+        while not any("no learner has been there" in str(beat.status.get("alarm")) for beat in fleet.members()):
             await fleet.changed()
     await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE role = 'learner' AND NOT over", 1)

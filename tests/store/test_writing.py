@@ -28,7 +28,7 @@ async def publish(bus: Bus, name: str, count: int) -> None:
 async def beat_of(bus: Bus, state: str) -> dict[str, Any]:
     """What the store says of itself once it is in a state."""
     async with asyncio.timeout(60), bus.fleet("store") as stores:
-        while not (found := [beat.detail for beat in stores.members() if beat.state == state]):
+        while not (found := [beat.status for beat in stores.members() if beat.state == state]):
             await stores.changed()
         return found[0]
 
@@ -105,7 +105,7 @@ async def test_little_free_space_is_an_alert_and_the_store_is_not_ready(
 async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
     bus: Bus, nats_url: str, start_store: Start, tmp_path: Path
 ) -> None:
-    tasks = [Task(id=f"t{number}", run="run", agent="default", input=1) for number in range(4)]
+    tasks = [Task(id=f"t{number}", run_id="run", agent="default", input=1) for number in range(4)]
     for task in tasks:
         await bus.publish_task(task)
     runners = runner_tasks("default", "train")
@@ -115,7 +115,7 @@ async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
             delivery = await anext(puller)
             task = delivery.as_(Task)
             for part in batches(task.id, 0):
-                end = part.end and msgspec.structs.replace(part.end, published_ns=delivery.timestamp_ns)
+                end = part.end and msgspec.structs.replace(part.end, enqueued_ns=delivery.timestamp_ns)
                 await send(bus, msgspec.structs.replace(part, end=end), f"{task.id}:{part.sequence}")
             await delivery.ack(sync=True)
     store = await asyncio.to_thread(start_store, nats_url)
@@ -132,5 +132,5 @@ async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
         await losses.look(waiting=0)
     assert losses.missing == 2
     async with asyncio.timeout(60), bus.fleet("store") as stores:
-        while not any(beat.detail.get("missing") == 2 for beat in stores.members()):
+        while not any(beat.status.get("missing") == 2 for beat in stores.members()):
             await stores.changed()

@@ -98,10 +98,10 @@ def _fields(number: int, letter: DeadLetter) -> dict[str, object]:
         "stream": letter.stream,
         "subject": letter.subject,
         "sequence": letter.sequence,
-        "deliveries": letter.deliveries,
+        "deliveries": letter.num_delivered,
         "reason": letter.reason,
     }
 
 
 def _moment(letter: DeadLetter) -> str:
-    return datetime.fromtimestamp(letter.dead_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(letter.dead_lettered_at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")

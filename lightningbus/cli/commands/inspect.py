@@ -54,13 +54,13 @@ def publish(
         fail(f"--mode: {mode!r} is neither train nor eval")
     problems = or_fail(read_problems, tasks)
     sampling = {} if temperature is None else {"temperature": temperature}
-    fields: dict[str, Any] = {"run": run, "agent": agent, "mode": mode, "weight_version": version}
+    fields: dict[str, Any] = {"run_id": run, "agent": agent, "mode": mode, "weight_version": version}
     check_names(run=run, agent=agent, **({"pass": pass_} if pass_ else {}))
     suffix = f"@{run}-{pass_}" if pass_ else f"@{run}"
     longest = max((problem.id for problem in problems), key=len)
     if (length := len(ids.rollout_id(longest + suffix, samples - 1))) > MAX_ROLLOUT_CHARACTERS:
         fail(f"id {longest!r} with --run and --pass has {length} characters; the limit is {MAX_ROLLOUT_CHARACTERS}")
-    tasks_of = samples_of(problems, samples, suffix, **fields, sampling=sampling, deadline=deadline)
+    tasks_of = samples_of(problems, samples, suffix, **fields, sampling_params=sampling, deadline=deadline)
 
     async def send() -> tuple[int, int]:
         from rich.progress import Progress

@@ -173,9 +173,9 @@ def _fields(manifest: WeightManifest, release: ReleaseState, nodes: Sequence[Hea
         "step": manifest.step,
         "kind": manifest.kind,
         "bytes": sum(blob.size for blob in manifest.blobs),
-        "published": datetime.fromtimestamp(manifest.created_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        "published": datetime.fromtimestamp(manifest.created_at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         "state": _state(manifest, release),
-        "why": said.why if said is not None else "",
+        "why": said.reason if said is not None else "",
         "nodes": [beat.id for beat in nodes if serves(beat.state) and answers_with(beat, manifest.version)],
     }
 
@@ -186,12 +186,12 @@ def _state(manifest: WeightManifest, release: ReleaseState) -> str:
     if awaits(release, manifest):
         return "awaits its trial"
     said = verdict(release, manifest.version)
-    return said.what if said is not None else "released"
+    return said.action if said is not None else "released"
 
 
 def _readable(manifest: WeightManifest) -> Mapping[str, Any]:
     """Without the tokens of a trial."""
     fields: dict[str, Any] = msgspec.to_builtins(manifest)
-    if manifest.trial is not None:
-        fields["trial"] = {**fields["trial"], "cases": len(manifest.trial.cases)}
+    if manifest.canary is not None:
+        fields["canary"] = {**fields["canary"], "prompts": len(manifest.canary.prompts)}
     return fields

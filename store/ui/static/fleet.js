@@ -27,13 +27,13 @@ function members({ members: all, problem }) {
   if (problem) return empty(`Nobody can be seen at work: ${problem}. Where it is can be said with`, "lightningbus ui --bus nats://…");
   if (!all.length) return empty("Nobody is alive on this bus. Start all of a run with", "lightningbus up -c run.yaml");
   const sorted = [...all].sort((a, b) => RANK.indexOf(a.role) - RANK.indexOf(b.role) || a.id.localeCompare(b.id));
-  const alarms = sorted.filter((one) => one.detail.alarm).map((one) => h("p", { class: "problem" }, String(one.detail.alarm)));
+  const alarms = sorted.filter((one) => one.status.alarm).map((one) => h("p", { class: "problem" }, String(one.status.alarm)));
   return h("div", {}, alarms, table([
     { title: "role", cell: (one) => one.role },
     { title: "name", cell: (one) => one.id },
     { title: "state", cell: (one) => h("span", { class: `state ${one.state}` }, one.state) },
     { title: "version", number: true, cell: (one) => one.version ?? "–" },
-    { title: "doing", class: "doing", cell: (one) => doing(one.detail) },
+    { title: "doing", class: "doing", cell: (one) => doing(one.status) },
   ], sorted));
 }
 
