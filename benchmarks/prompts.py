@@ -20,7 +20,7 @@ from runners.recording.attempt import Attempt
 from schemas.codec import encode
 from schemas.spans import SpanBatch, VersionSpan
 from schemas.tasks import Task
-from schemas.trajectory.prefix_encoding import whole
+from schemas.trajectory.prefix_encoding import expand_calls
 from store.clickhouse import migrations
 from store.clickhouse.client import connect, first
 from store.ingest import arrow
@@ -80,7 +80,7 @@ def _text(ids: list[int]) -> str:
 
 def plain(batch: SpanBatch) -> SpanBatch:
     """The same with every prompt whole."""
-    calls = iter(whole([span.call for span in batch.spans if span.call is not None]))
+    calls = iter(expand_calls([span.call for span in batch.spans if span.call is not None]))
     return replace(batch, spans=tuple(replace(s, call=next(calls)) if s.call is not None else s for s in batch.spans))
 
 

@@ -21,7 +21,7 @@ from bus.embedded.nats_server import free_port, nats_server
 from bus.weights.transports.base import Transport
 from bus.weights.transports.factory import transport
 from schemas import subjects
-from schemas.weights.delta import apply_deltas, make_delta
+from schemas.weights.delta import apply_deltas, encode_delta
 
 SIZES = {"0.5M": 500_000, "5M": 5_000_000, "50M": 50_000_000, "0.5B": 494_000_000}
 """Parameters, in bf16."""
@@ -130,7 +130,7 @@ async def measure(name: str, place: Path) -> list[Result]:
     delta, out = place / "delta", place / "out.safetensors"
 
     async def made() -> None:
-        assert await asyncio.to_thread(make_delta, first, second, delta, size)
+        assert await asyncio.to_thread(encode_delta, first, second, delta, size)
 
     async def applied() -> None:
         await asyncio.to_thread(apply_deltas, first, [delta], out)

@@ -39,7 +39,7 @@ from schemas import ids, subjects
 from schemas.base import Event
 from schemas.codec import EncodeError, decode, encode, schema_of
 from schemas.dead_letters import DeadLetter
-from schemas.signers import SIGNED
+from schemas.signers import SIGNED_EVENTS
 from schemas.tasks import Task, TaskBatchRecord, TaskRecord
 from schemas.text import shorten
 
@@ -284,7 +284,7 @@ class Bus:
         if expect_last is not None:
             headers[AFTER] = str(expect_last)
         payload = encode(event)
-        if isinstance(event, SIGNED):
+        if isinstance(event, SIGNED_EVENTS):
             headers |= self.signing.headers(subject, event, payload, expect_last or 0)
         return await self.publish_raw(subject, payload, headers, timeout, unique)
 

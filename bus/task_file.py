@@ -131,7 +131,7 @@ def foreign_record(task: Task, subject: str, traceparent: str, published_ns: int
     if traceparent == ids.task_traceparent(rollout):
         return None
     span = producer_span(task, subject, published_ns, published_ns)
-    trace_id, span_id = ids.trace_of(traceparent), ids.span_of(traceparent)
+    trace_id, span_id = ids.parse_trace_id(traceparent), ids.parse_span_id(traceparent)
     if span_id:
         span = replace(span, links=({"trace_id": trace_id, "span_id": span_id},))
     return TaskRecord(task=task, rollout_id=rollout, span=span)

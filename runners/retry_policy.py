@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from schemas.base import Outcome
 from schemas.tasks import Task
-from schemas.trajectory.attempt_selection import OURS
+from schemas.trajectory.attempt_selection import INFRA_OUTCOMES
 
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 30.0
@@ -47,7 +47,7 @@ def decide(task: Task, delivery: int, outcome: Outcome) -> Decision:
     """Deliveries count from 1. What is cancelled goes to another at once."""
     if outcome == "cancelled":
         return Decision(retry_after=0.0)
-    if outcome not in OURS:
+    if outcome not in INFRA_OUTCOMES:
         return Decision()
     if delivery < task.max_attempts:
         return Decision(retry_after=retry_after(delivery))

@@ -15,7 +15,7 @@ from runners.recording import rewards
 from runners.recording.attempt import MAX_ERROR, Attempt
 from schemas.base import Outcome
 from schemas.tasks import Task
-from schemas.text import shorten, writable
+from schemas.text import replace_surrogates, shorten
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,6 @@ async def _run(host: Host, slot: Slot, task: Task, attempt: Attempt) -> Ending:
 def result_of(answer: Mapping[str, Any]) -> str:
     """What the agent returned, as JSON; raises `AgentFault` when that nests more deeply than it was read."""
     try:
-        return writable(json.dumps(answer.get("value"), ensure_ascii=False))
+        return replace_surrogates(json.dumps(answer.get("value"), ensure_ascii=False))
     except RecursionError:
         raise AgentFault("the agent's result is nested too deeply") from None

@@ -51,13 +51,13 @@ def task_traceparent(rollout: str) -> str:
     return traceparent(trace_id(rollout), publish_span_id(rollout))
 
 
-def span_of(traceparent: str) -> str:
+def parse_span_id(traceparent: str) -> str:
     """The span that a W3C Trace Context header names; empty where it is none."""
     found = TRACEPARENT.fullmatch(traceparent.strip())
     return found[2] if found else ""
 
 
-def trace_of(traceparent: str) -> str:
+def parse_trace_id(traceparent: str) -> str:
     """The trace that a W3C Trace Context header names; empty where it is none."""
     match = TRACEPARENT.fullmatch(traceparent.strip())
     return match[1] if match else ""

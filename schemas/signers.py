@@ -1,6 +1,6 @@
-"""Which messages are signed, by whom, and over which bytes. Pure.
+"""Which messages are signed, by which role, and over which bytes. Pure.
 
-The bus may be anybody's, so whoever serves weights believes the key of who wrote them, and not the bus.
+The bus is not trusted: a node that serves weights trusts the key of their author instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from schemas.weights.events import ReleaseState, WeightManifest
 from schemas.weights.release_policy import VERDICTS
 
 LEARNER, NODE, ADMIN = "learner", "node", "admin"
-SIGNERS: Final = (LEARNER, NODE, ADMIN)
+SIGNER_ROLES: Final = (LEARNER, NODE, ADMIN)
 """Roles with a signing key."""
-SIGNED: Final = (WeightManifest, ReleaseState)
+SIGNED_EVENTS: Final = (WeightManifest, ReleaseState)
 _CONTEXT = b"lightningbus signature 1"
 
 
-def may_sign(role: str, event: Event) -> bool:
-    """Whether a role may write an event: the learner versions, a node verdicts of its trials, an admin any decision."""
+def can_sign(role: str, event: Event) -> bool:
+    """Whether a role may write an event: the learner manifests, a node canary verdicts, an admin any decision."""
     if isinstance(event, WeightManifest):
         return role == LEARNER
     if isinstance(event, ReleaseState) and event.decisions:
@@ -26,14 +26,14 @@ def may_sign(role: str, event: Event) -> bool:
     return False
 
 
-def signed_bytes(subject: str, after: int, payload: bytes) -> bytes:
-    """What a signature is over: a message on exactly this subject, which follows the message of sequence ``after``.
+def bytes_to_sign(subject: str, after: int, payload: bytes) -> bytes:
+    """The bytes that a signature covers: a message on exactly this subject that follows sequence ``after``.
 
-    So it holds on no other subject, nor when the same message is sent once more.
+    So the signature is invalid on any other subject, and for the same message sent once more.
     """
     return b"\n".join((_CONTEXT, subject.encode(), str(after).encode(), payload))
 
 
 def role_of(key: str, signers: Mapping[str, Sequence[str]]) -> str:
-    """Whose public key it is; empty: nobody's."""
+    """The role that a public key belongs to; empty if none."""
     return next((role for role, keys in signers.items() if key in keys), "")

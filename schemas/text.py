@@ -1,15 +1,15 @@
-"""Text of strangers, of which a reader is shown a bounded part."""
+"""Functions on untrusted text."""
 
 
-def writable(text: str) -> str:
-    """With a question mark for each half of a surrogate pair, which JSON lets through and UTF-8 has no form for."""
+def replace_surrogates(text: str) -> str:
+    """Replace each half of a surrogate pair, which JSON allows and UTF-8 cannot encode, by a question mark."""
     return text.encode(errors="replace").decode()
 
 
 def shorten(text: str, limit: int) -> str:
-    """`writable` text of at most ``limit`` characters: its beginning, how much of it there was, and its end."""
+    """At most ``limit`` characters of a text: its beginning, its full length, and its end; UTF-8 can encode them."""
     if len(text) > limit:
         mark = f"… ({len(text)} characters) …"
         half = (limit - len(mark)) // 2
         text = text[:half] + mark + text[-half:]
-    return writable(text)
+    return replace_surrogates(text)

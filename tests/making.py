@@ -8,7 +8,7 @@ from learner.rollouts.assembler import Rollout
 from learner.rollouts.groups import Group
 from schemas.base import Outcome
 from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, VersionSpan
-from schemas.trajectory.attempt_selection import standing
+from schemas.trajectory.attempt_selection import resolution_of
 
 START_NS = 1_790_000_000_000_000_000
 SECOND_NS = 1_000_000_000
@@ -55,7 +55,7 @@ def rollout(
         attempt=1,
         execution=f"{task}.{sample}-1",
         outcome=outcome,
-        standing=standing(AttemptResult(outcome=outcome, num_spans=0, started_ns=0, ended_ns=0)),
+        resolution=resolution_of(AttemptResult(outcome=outcome, num_spans=0, started_ns=0, ended_ns=0)),
         reward=reward,
         calls=tuple(calls),
         rewards=tuple(rewards) or (0.0,) * len(calls),

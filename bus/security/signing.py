@@ -20,7 +20,7 @@ import nkeys
 from bus.errors import AccessError
 from bus.security.secrets import read_secret, write_secret
 from schemas.base import Event
-from schemas.signers import SIGNERS, may_sign, role_of, signed_bytes
+from schemas.signers import SIGNER_ROLES, bytes_to_sign, can_sign, role_of
 
 HEADER = "Lightningbus-Signature"
 """The public key and the base64 signature, with a space between them."""
@@ -57,9 +57,9 @@ class Signing:
             raise AccessError(f"this role has no signing key, so nobody would believe its {kind}")
         pair = _key(self.seed)
         public = pair.public_key.decode()
-        if not may_sign(role_of(public, public_keys(self.signers)), event):
+        if not can_sign(role_of(public, public_keys(self.signers)), event):
             raise AccessError(f"the key in {self.seed} may not sign this {kind}: nobody would believe it")
-        signature = base64.b64encode(pair.sign(signed_bytes(subject, after, payload))).decode()
+        signature = base64.b64encode(pair.sign(bytes_to_sign(subject, after, payload))).decode()
         return {HEADER: f"{public} {signature}", AFTER: str(after)}
 
     def check(self, subject: str, event: Event, payload: bytes, headers: Mapping[str, str], previous: int) -> str:
@@ -77,11 +77,11 @@ class Signing:
         if not role:
             raise NotSigned(f"it is signed by a key nobody here knows: {public[:8]}…")
         after = headers.get(AFTER, "")
-        if not after.isdecimal() or not _is_signature(public, signature, signed_bytes(subject, int(after), payload)):
+        if not after.isdecimal() or not _is_signature(public, signature, bytes_to_sign(subject, int(after), payload)):
             raise NotSigned(f"its signature is not by the key of role {role} over these bytes on {subject}")
         if previous > int(after):
             raise NotSigned(f"it is an older message of role {role}, sent once more")
-        if not may_sign(role, event):
+        if not can_sign(role, event):
             raise NotSigned(f"role {role} may not decide that")
         return role
 
@@ -96,7 +96,7 @@ class Keys:
     @classmethod
     def new(cls) -> "Keys":
         """Fresh ones for all roles that sign."""
-        seeds = {role: nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER) for role in SIGNERS}
+        seeds = {role: nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER) for role in SIGNER_ROLES}
         return cls({role: [nkeys.from_seed(seed).public_key.decode()] for role, seed in seeds.items()}, seeds)
 
     @classmethod

@@ -22,15 +22,15 @@ from schemas.base import Event
 from schemas.codec import DecodeError, decode
 from schemas.signers import ADMIN
 from schemas.weights.events import (
-    LONGEST_NAME,
-    LONGEST_REASON,
+    MAX_ACTOR_CHARS,
+    MAX_REASON_CHARS,
     ReleaseDecision,
     ReleaseState,
     SwapLockState,
     WeightManifest,
     WeightsActivated,
 )
-from schemas.weights.release_policy import awaits, decided, follows, stands, verdict
+from schemas.weights.release_policy import apply_decision, is_pending_canary, is_servable, is_successor, latest_verdict
 
 E = TypeVar("E", bound=Event)
 
@@ -106,7 +106,7 @@ class Releases:
         while self._through < sequence:
             entries, self._through = await self._decisions.after(self._through)
             for entry in entries:
-                if entry.signer and not self._anchors(entry) and not follows(self.state, entry.event):
+                if entry.signer and not self._anchors(entry) and not is_successor(self.state, entry.event):
                     self._decisions.skip(entry.sequence, "it is not the decisions before it and one more")
                 else:
                     self.state = entry.event
@@ -134,15 +134,15 @@ class Releases:
         Raises as `Bus.publish`, `Fenced` if others have been quicker for a minute.
         """
         deadline = time.monotonic() + 2 * BEHIND_SECONDS
-        words = {"actor": who[:LONGEST_NAME], "reason": why[:LONGEST_REASON]}
+        words = {"actor": who[:MAX_ACTOR_CHARS], "reason": why[:MAX_REASON_CHARS]}
         said = ReleaseDecision(
             action=what, version=version, **words, metrics=figures or {}, decided_at_ns=time.time_ns()
         )
         while True:
             before = await self.look()
-            if first_only and verdict(before, version) is not None:
+            if first_only and latest_verdict(before, version) is not None:
                 return before
-            after = decided(before, said)
+            after = apply_decision(before, said)
             last = self._decided.sequence
             msg_id = f"release:{self._model}:{version}:{last}:{secrets.token_hex(16)}"
             try:
@@ -170,8 +170,8 @@ class Releases:
         async for entry in self._manifests.newest_first(last):
             manifest = entry.event
             if release.pinned is None:
-                found = stands(release, manifest)
-                to_try = manifest if first and awaits(release, manifest) else to_try
+                found = is_servable(release, manifest)
+                to_try = manifest if first and is_pending_canary(release, manifest) else to_try
             elif manifest.version < release.pinned:
                 break
             else:

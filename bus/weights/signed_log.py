@@ -13,7 +13,7 @@ from bus.security.signing import NotSigned
 from common.observability import metrics
 from schemas import subjects
 from schemas.codec import DecodeError, check_schema, decode
-from schemas.signers import SIGNED
+from schemas.signers import SIGNED_EVENTS
 from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Verified(Generic[E]):
             if event.model != self._model:
                 raise DecodeError(f"it is of model {event.model!r}")
             signer = ""
-            if issubclass(self._kind, SIGNED):
+            if issubclass(self._kind, SIGNED_EVENTS):
                 signer = self._bus.signing.check(self._subject, event, raw.data, raw.headers, previous)
             entry = Entry(event, raw.sequence, signer)
         except (DecodeError, NotSigned) as error:

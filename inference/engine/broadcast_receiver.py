@@ -9,7 +9,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from xxhash import xxh3_128
 
 from bus.weights.collective import Group, Load, Wanted, join, meet, own_address, visit
-from schemas.weights.safetensors_header import Tensor, tensors_of
+from schemas.weights.safetensors_header import Tensor, parse_tensors
 
 DTYPES = {
     "F64": torch.float64,
@@ -84,7 +84,7 @@ class Receiver:
             load(batch)
 
         try:
-            self._group.receive([_wanted(name, one) for name, one in tensors_of(header, size).items()], known)
+            self._group.receive([_wanted(name, one) for name, one in parse_tensors(header, size).items()], known)
             if digest.hexdigest() != content:
                 raise ValueError("the weights that arrived are not those that were published")
         except Exception:

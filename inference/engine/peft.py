@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from schemas.weights.safetensors_header import METADATA, BadTensorFile, read_header, tensors_of
+from schemas.weights.safetensors_header import METADATA, InvalidSafetensors, parse_tensors, read_header
 
 A_SUFFIX, B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -34,15 +34,15 @@ def write_directory(adapters: Path, directory: Path, most: int) -> None:
 def described(adapters: Path) -> tuple[int, float, list[str]]:
     """Rank, the factor of the product, and the adapted modules' last names; raises `ValueError`."""
     header = read_header(adapters)
-    tensors = tensors_of(header, adapters.stat().st_size)
+    tensors = parse_tensors(header, adapters.stat().st_size)
     ranks = {tensor.shape[0] for name, tensor in tensors.items() if name.endswith(A_SUFFIX)}
     if len(ranks) != 1 or not all(name.endswith((A_SUFFIX, B_SUFFIX)) for name in tensors):
-        raise BadTensorFile(f"{adapters.name} does not hold LoRA adapters of one rank: {sorted(ranks)}")
+        raise InvalidSafetensors(f"{adapters.name} does not hold LoRA adapters of one rank: {sorted(ranks)}")
     said = msgspec.json.decode(header[8:], type=dict[str, msgspec.Raw])
     try:
         scale = float(msgspec.json.decode(said[METADATA], type=dict[str, str])["scale"])
     except (KeyError, msgspec.DecodeError, ValueError) as error:
-        raise BadTensorFile(f"{adapters.name} does not say the scale of its adapters") from error
+        raise InvalidSafetensors(f"{adapters.name} does not say the scale of its adapters") from error
     modules = {name.removesuffix(A_SUFFIX).rpartition(".")[2] for name in tensors if name.endswith(A_SUFFIX)}
     (rank,) = ranks
     return rank, scale, sorted(modules)

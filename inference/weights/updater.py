@@ -33,7 +33,7 @@ from schemas import subjects
 from schemas.codec import encode
 from schemas.semconv import attributes
 from schemas.weights.events import WeightManifest, WeightsActivated
-from schemas.weights.release_policy import is_revoked, length_released, stands
+from schemas.weights.release_policy import is_revoked, is_servable, last_approved_length
 
 log = logging.getLogger(__name__)
 
@@ -226,7 +226,7 @@ class Subscriber:
         """Versions may come quicker than turns: who began anew for each would never swap."""
         release, version = self._releases.state, step.manifest.version
         follows = (-1 if self.version is None else self.version) < version < now.manifest.version
-        return follows and not step.on_trial and release.pinned is None and stands(release, step.manifest)
+        return follows and not step.on_trial and release.pinned is None and is_servable(release, step.manifest)
 
     async def _apply(self, step: Step) -> None:
         await self._serves(step, await self._swapped(step))
@@ -257,7 +257,7 @@ class Subscriber:
         try:
             paused = await self._swapped(step)
             with tracing.span("trial"):
-                judgement = await canary.judge(manifest.canary, version, length_released(self._releases.state))
+                judgement = await canary.judge(manifest.canary, version, last_approved_length(self._releases.state))
             spoiled = judgement.spoiled
             await self._say_verdict(version, judgement)
         except EngineRefused as error:  # its weights: this engine is given up
@@ -267,11 +267,11 @@ class Subscriber:
             await self._go_back(canary, spoiled)
             raise
         release = self._releases.state
-        if not judgement.spoiled and stands(release, manifest) and release.pinned in (None, version):
+        if not judgement.spoiled and is_servable(release, manifest) and release.pinned in (None, version):
             await self._serves(step, paused)
             return
         await self._go_back(canary, judgement.spoiled)
-        if not stands(release, manifest):
+        if not is_servable(release, manifest):
             self.problem = f"version {version} was revoked: {judgement.reason or 'by somebody else'}"[:200]
 
     async def _say_verdict(self, version: int, judgement: Judgement) -> None:

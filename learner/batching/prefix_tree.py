@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from learner.batching.transitions import Transition
 from schemas.spans import ModelCall
-from schemas.trajectory.chat_messages import alike, goes_on
+from schemas.trajectory.chat_messages import extends, same_message
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text."""
@@ -44,7 +44,7 @@ def cuts(calls: Sequence[ModelCall], extended: Sequence[int | None], decode: Dec
             continue
         for earlier in reversed(range(place)):
             before = messages[earlier]
-            if before and goes_on(said, [*before, answers[earlier]]):
+            if before and extends(said, [*before, answers[earlier]]):
                 text = decode(_ids(calls[earlier].prompt_ids) + _ids(calls[earlier].response_ids))
                 unchanged = decode(_ids(calls[place].prompt_ids)).startswith(text)
                 found[place] = "re-tokenised" if unchanged else "template"
@@ -59,7 +59,7 @@ def _begins_alike(said: list[Any], before: list[Any]) -> bool:
     """Whether both conversations share more than a system prompt."""
     shared = 0
     for one, other in zip(said, before, strict=False):
-        if not alike(one, other):
+        if not same_message(one, other):
             break
         shared += 1
     told = [message for message in said[:shared] if not (isinstance(message, dict) and message.get("role") == "system")]

@@ -11,14 +11,14 @@ from schemas import ids
 from schemas.semconv import attributes
 from schemas.spans import Span
 from schemas.training import RolloutDisposition, TrainingStep
-from schemas.trajectory.attempt_selection import OURS
+from schemas.trajectory.attempt_selection import INFRA_OUTCOMES
 
 SCOPE = "lightningbus.learner"
 
 
 def masked(rollout: Rollout, settings: LearnerSettings) -> str:
     """Why a rollout that failed has no reward to train on; empty if it has one, or should have."""
-    failed = rollout.outcome != "ok" and (rollout.outcome in OURS or settings.failed_rollouts == "mask")
+    failed = rollout.outcome != "ok" and (rollout.outcome in INFRA_OUTCOMES or settings.failed_rollouts == "mask")
     return rollout.outcome if failed else ""
 
 

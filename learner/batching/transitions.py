@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.spans import ModelCall
-from schemas.trajectory.prefix_encoding import whole
+from schemas.trajectory.prefix_encoding import expand_calls
 
 Ids = NDArray[np.int64]
 
@@ -39,7 +39,7 @@ class Transition:
 
 def transitions_of(calls: Sequence[ModelCall]) -> list[Transition]:
     """Every call, in order; raises ValueError for one that is malformed: a rollout is not trained on in part."""
-    return [_transition(call) for call in whole(calls)]
+    return [_transition(call) for call in expand_calls(calls)]
 
 
 def token_versions(call: ModelCall) -> Ids:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import msgspec
 
 from schemas.weights.events import Backend
-from schemas.weights.safetensors_header import read_header, tensors_of
+from schemas.weights.safetensors_header import parse_tensors, read_header
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ def bytes_of(path: Path) -> tuple[bytes, Iterator[tuple[str, Any]]]:
     with path.open("rb") as file:
         held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # of torch nothing can be had that is read-only
     whole = torch.frombuffer(held, dtype=torch.uint8)[len(header) :]
-    return header, ((name, whole[slice(*one.data_offsets)]) for name, one in tensors_of(header, size).items())
+    return header, ((name, whole[slice(*one.data_offsets)]) for name, one in parse_tensors(header, size).items())
 
 
 class Sender:

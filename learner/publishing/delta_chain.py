@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from schemas.weights.delta import make_delta
+from schemas.weights.delta import encode_delta
 from schemas.weights.events import DeltaLink
-from schemas.weights.safetensors_header import BadTensorFile
+from schemas.weights.safetensors_header import InvalidSafetensors
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ class Chain:
             return None
         at_most = int(WORTH * path.stat().st_size)
         try:
-            worth = await asyncio.to_thread(make_delta, self._parent, path, self._delta, at_most)
-        except (OSError, BadTensorFile) as error:
+            worth = await asyncio.to_thread(encode_delta, self._parent, path, self._delta, at_most)
+        except (OSError, InvalidSafetensors) as error:
             log.warning("the next version goes out whole: %s", error)
             return None
         return self._delta if worth else None

@@ -24,7 +24,7 @@ from schemas import ids, subjects
 from schemas.fleet import Heartbeat
 from schemas.weights.delta import fingerprint
 from schemas.weights.events import Blob, CanarySpec, DeltaLink, WeightManifest
-from schemas.weights.release_policy import needed, verdict
+from schemas.weights.release_policy import latest_verdict, versions_to_retain
 
 log = logging.getLogger(__name__)
 
@@ -231,9 +231,9 @@ class WeightPublisher:
         self._kept = [*(name for name in self._kept if name != newest), newest]
         model, release = self._settings.model, await self._releases.look()
         before = self.last.parent if self.last is not None else None
-        if before is not None and (said := verdict(release, before)) is not None and said.action == "revoked":
+        if before is not None and (said := latest_verdict(release, before)) is not None and said.action == "revoked":
             log.warning("version %d was revoked: %s; training goes on from its weights", before, said.reason)
-        fallback = needed(release, (version_of(model, name) for name in self._kept[:-1]))
+        fallback = versions_to_retain(release, (version_of(model, name) for name in self._kept[:-1]))
         gone = expired(
             self._kept,
             self._settings.keep_versions,

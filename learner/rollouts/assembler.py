@@ -9,7 +9,7 @@ from learner.settings.learner import AirRule
 from schemas import ids
 from schemas.base import Outcome
 from schemas.spans import ModelCall, SpanBatch
-from schemas.trajectory.attempt_selection import OURS, standing
+from schemas.trajectory.attempt_selection import INFRA_OUTCOMES, Resolution, resolution_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,7 @@ class Rollout:
     attempt: int
     execution: str
     outcome: Outcome
-    standing: int
-    """What it says of the rollout, see `schemas.trajectory.attempt_selection`."""
+    resolution: Resolution
     reward: float | None
     calls: tuple[ModelCall, ...]
     rewards: tuple[float, ...]
@@ -94,7 +93,7 @@ def rollout_of(
         attempt=batch.attempt,
         execution=batch.execution_id,
         outcome=end.outcome,
-        standing=standing(end),
+        resolution=resolution_of(end),
         reward=end.reward if end.reward is not None and math.isfinite(end.reward) else None,
         calls=tuple(sorted(calls, key=lambda call: call.index)),
         rewards=intermediate_rewards(spans, end.reward_span, rules),
@@ -107,6 +106,6 @@ def reward_of(rollout: Rollout, failed: str) -> float | None:
     """Reward for training, or None: masked. ``failed`` is the setting for rollouts the agent failed."""
     if rollout.outcome == "ok":
         return rollout.reward
-    if rollout.outcome in OURS or failed == "mask":
+    if rollout.outcome in INFRA_OUTCOMES or failed == "mask":
         return None
     return 0.0

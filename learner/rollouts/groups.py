@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from learner.rollouts.assembler import Rollout
-from schemas.trajectory.attempt_selection import TRIED_AGAIN, supersedes
+from schemas.trajectory.attempt_selection import Resolution, supersedes
 
 SMALLEST_GROUP = 2
 """Valid rollouts a group needs: below it GRPO has nothing to compare."""
@@ -55,7 +55,7 @@ class Groups:
 
     def add(self, rollout: Rollout, now: float) -> None:
         """An attempt has ended."""
-        if rollout.standing == TRIED_AGAIN or any(rollout.execution == one.execution for one in self.late):
+        if rollout.resolution == Resolution.RETRIED or any(rollout.execution == one.execution for one in self.late):
             return
         if rollout.task in self.closed:
             if all(rollout.execution != one.execution for one in self.held()):  # else delivered twice
@@ -65,7 +65,7 @@ class Groups:
         before = group.members.get(rollout.id)
         if before is not None and before.execution == rollout.execution:
             return  # delivered twice
-        if supersedes(rollout.standing, before.standing if before else None):
+        if supersedes(rollout.resolution, before.resolution if before else None):
             group.members[rollout.id] = rollout
             self.late += [before] if before else []
         else:

@@ -8,8 +8,8 @@ from typing import Any
 
 from learner.settings.learner import AirRule
 from schemas.semconv import attributes
-from schemas.semconv.call_attribution import Asked, Asking
-from schemas.semconv.rewards import rewards_of
+from schemas.semconv.call_attribution import CallIndex, RecordedCall
+from schemas.semconv.rewards import extract_rewards
 from schemas.semconv.span_kinds import kind_of
 from schemas.spans import ModelCall, Span
 
@@ -22,17 +22,19 @@ def intermediate_rewards(spans: Sequence[Span], outcome_span: str, rules: Sequen
     read from.
     """
     order = sorted((span for span in spans if span.call is not None), key=lambda span: _call(span).index)
-    asking = Asking([Asked(span.span_id, span.attributes, span.end_ns, _call(span).response) for span in order])
+    call_index = CallIndex(
+        [RecordedCall(span.span_id, span.attributes, span.end_ns, _call(span).response) for span in order]
+    )
     totals = [0.0] * len(order)
     for span in sorted(spans, key=lambda span: (span.start_ns, span.span_id)):  # one order, so one sum
         if span.call is not None or attributes.OUTCOME in span.attributes:  # the root span repeats the outcome
             continue
         reward = sum(rule.reward for rule in rules if _fits(rule, span))
         if span.span_id != outcome_span:
-            reward += sum(map(_finite, rewards_of(span)))
+            reward += sum(map(_finite, extract_rewards(span)))
         if reward:
-            named = asking.named(span.attributes)
-            place = named if named is not None else asking.before(span.start_ns)
+            named = call_index.find_referenced(span.attributes)
+            place = named if named is not None else call_index.find_preceding(span.start_ns)
             if place is not None:
                 totals[place] += reward
     return tuple(totals)
@@ -44,7 +46,7 @@ def _fits(rule: AirRule, span: Span) -> bool:
         and rule.kind in (None, kind_of(span.name, span.attributes))
         and rule.status in (None, span.status)
         and all(
-            key in span.attributes and fnmatchcase(attributes.as_text(span.attributes[key]), pattern)
+            key in span.attributes and fnmatchcase(attributes.to_text(span.attributes[key]), pattern)
             for key, pattern in rule.attributes.items()
         )
     )
@@ -53,7 +55,7 @@ def _fits(rule: AirRule, span: Span) -> bool:
 def _finite(value: Any) -> float:
     """A reward span that says something else than a number says nothing; text is what the store makes of a number."""
     try:
-        number = float(json.loads(attributes.as_text(value)))
+        number = float(json.loads(attributes.to_text(value)))
     except (TypeError, ValueError):
         return 0.0
     return number if math.isfinite(number) else 0.0

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from common.role_settings import RoleSettings
 from learner.settings.weights import WeightSettings
-from schemas.semconv.span_kinds import Kind
+from schemas.semconv.span_kinds import SpanKind
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
 OffPolicy = Literal["wait", "drop", "mask_tokens", "ready_first"]
@@ -20,7 +20,9 @@ class AirRule(BaseModel):
 
     name: str = Field("*", description="pattern of the span's name, with * and ?")
     attributes: dict[str, str] = Field({}, description="attributes it has, as text; a value may be a pattern")
-    kind: Kind | None = Field(None, description="what it is, whoever instrumented the agent: tool, agent, …; none: any")
+    kind: SpanKind | None = Field(
+        None, description="what it is, whoever instrumented the agent: tool, agent, …; none: any"
+    )
     status: Literal["unset", "ok", "error"] | None = Field(None, description="its status; none: any")
     reward: float = Field(description="what the call before it gets")
 

@@ -19,7 +19,7 @@ from learner.training.trainer import Trainer
 from lightningbus.analysis.run_history import History, Step
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import checked
-from schemas.trajectory.prefix_encoding import whole
+from schemas.trajectory.prefix_encoding import expand_calls
 
 
 def replayed(client: Client, run: str | None, number: int, checkpoints: Path | None) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _batch(history: History, step: Step, settings: LearnerSettings) -> Batch:
 
 def _conversations(rollout: Rollout) -> Iterator[dict[str, Any]]:
     extended = set(parents(transitions_of(rollout.calls)))
-    for place, call in enumerate(whole(rollout.calls)):
+    for place, call in enumerate(expand_calls(rollout.calls)):
         if place in extended:
             continue  # an earlier turn of one that follows
         request, answer = json.loads(call.request), json.loads(call.response)

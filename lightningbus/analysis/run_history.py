@@ -16,6 +16,7 @@ from learner.settings.learner import AirRule, LearnerSettings
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import checked
 from schemas.spans import ModelCall, Span, VersionSpan
+from schemas.trajectory.attempt_selection import Resolution
 
 STEPS = """
 SELECT step, version, settings, digest, metrics FROM training_steps
@@ -149,7 +150,7 @@ def _rollout(row: Found, spans: Sequence[Span], rules: Sequence[AirRule]) -> Rol
         attempt=row["attempt"],
         execution=row["execution"],
         outcome=row["outcome"],
-        standing=row["standing"],
+        resolution=Resolution(row["standing"]),
         reward=row["reward"],
         calls=tuple(calls),
         rewards=intermediate_rewards(spans, row["reward_span"], rules),

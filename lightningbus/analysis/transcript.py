@@ -12,7 +12,7 @@ from rich.text import Text
 from common.printable import printable_json
 from lightningbus.run.role_process import UserError
 from lightningbus.run.terminal import Terminal
-from schemas.semconv.span_kinds import gist, kind_of, own_name
+from schemas.semconv.span_kinds import entity_name, kind_of, summarize
 
 ROLLOUT = """
 SELECT run, rollout, execution, attempt, mode, outcome, reward, error, calls, response_tokens, version_min, version_max,
@@ -144,8 +144,8 @@ def _style(token: Mapping[str, Any], color: str) -> str:
 def _span(span: Mapping[str, Any]) -> Text:
     bad = span["status"] == "error"
     name, said = span["name"], span["attributes"]
-    kind, own = kind_of(name, said), own_name(name, said)
+    kind, own = kind_of(name, said), entity_name(name, said)
     called = [kind if kind != "other" else "", name, own if own not in name else ""]
     shown = Text(f"  [{' '.join(filter(None, called))} {span['seconds']:.3f} s", "red" if bad else "yellow")
     shown.append(f": {span['status_message']}]" if bad else "]")
-    return shown.append(f" {gist(name, said)}".rstrip(), "dim")
+    return shown.append(f" {summarize(name, said)}".rstrip(), "dim")

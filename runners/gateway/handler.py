@@ -78,7 +78,7 @@ class Answering:
             attempt.infra = attempt.infra or str(error)
             return await stream.fail(str(error))
         asked = call.recorded()
-        parent = ids.span_of(request.headers.get(subjects.TRACE_HEADER, ""))
+        parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
         times = {"started_ns": started_ns, "ended_ns": max(time.time_ns(), started_ns)}
         if call.chat and completion.ended_by_itself:
             attempt.history.add(call, json.loads(parts[0].response), parts[0].tokens)

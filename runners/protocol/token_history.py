@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runners.protocol.request import Call
-from schemas.trajectory.chat_messages import goes_on
+from schemas.trajectory.chat_messages import extends
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class History:
     def before(self, call: Call) -> Turn | None:
         """The longest conversation that this call goes on with; None: it begins one, or changes what was said."""
         asked = call.body["messages"]
-        fitting = [turn for turn in self.turns if turn.model == call.model and goes_on(asked, turn.messages)]
+        fitting = [turn for turn in self.turns if turn.model == call.model and extends(asked, turn.messages)]
         return max(fitting, key=lambda turn: len(turn.tokens), default=None)
 
 

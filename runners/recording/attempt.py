@@ -13,11 +13,11 @@ from schemas import ids
 from schemas.base import Outcome
 from schemas.codec import MAX_BYTES, EncodeError, encode
 from schemas.semconv import attributes
-from schemas.semconv.rewards import rewards_of
+from schemas.semconv.rewards import extract_rewards
 from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch
 from schemas.tasks import TaskIdentity
 from schemas.text import shorten
-from schemas.trajectory.prefix_encoding import Prefixes
+from schemas.trajectory.prefix_encoding import PrefixEncoder
 
 BATCH_BYTES = 1_000_000
 MAX_SPAN_BYTES = MAX_BYTES - BATCH_BYTES
@@ -69,7 +69,7 @@ class Attempt:
         self.trace_id = ids.trace_id(self.rollout)
         self.root_id = ids.root_span_id(self.rollout, self.execution)
         self._meter = Meter()
-        self._prompts, self._requests = Prefixes(), Prefixes(unit=1, limit=MAX_TEXT)
+        self._prompts, self._requests = PrefixEncoder(), PrefixEncoder(unit=1, limit=MAX_TEXT)
         self._pending: list[Span] = []
         self._pending_bytes = self._bytes = 0
         self._sequence = 0
@@ -92,7 +92,7 @@ class Attempt:
         if not self._keep(span):
             return False
         self._meter.add(span)
-        if any(True for _ in rewards_of(span)):
+        if any(True for _ in extract_rewards(span)):
             self.rewarding.append(span)
         return True
 
@@ -118,24 +118,25 @@ class Attempt:
     ) -> None:
         """One sampled choice of one model call, as the engine made it; ``parent`` is the agent's span that asked."""
         index = self.calls
-        prompt, digest = self._prompts.add(part.prompt_ids, part.response_ids)
-        asked, _ = self._requests.add(request.encode(errors="replace"))
+        prompt = self._prompts.encode(part.prompt_ids, part.response_ids)
+        encoded_request = self._requests.encode(request.encode(errors="replace"))
         call = ModelCall(
             index=index,
             model=part.model,
             role=role,
             node=node,
-            prompt_prefix_refs=prompt.prefix,
-            prompt_ids=prompt.new,
-            prompt_sha256=digest,
+            prompt_prefix_refs=prompt.prefix_refs,
+            prompt_ids=prompt.suffix,
+            prompt_sha256=prompt.sha256,
             response_ids=part.response_ids,
             logprobs=part.logprobs,
             token_texts=part.pieces,
             weight_versions=part.versions,
             finish_reason=part.finish_reason,
             sampling_params=part.sampling,
-            request_prefix_refs=asked.prefix,
-            request=asked.new.decode() + (f"… ({asked.left_out} bytes more)" if asked.left_out else ""),
+            request_prefix_refs=encoded_request.prefix_refs,
+            request=encoded_request.suffix.decode()
+            + (f"… ({encoded_request.truncated_bytes} bytes more)" if encoded_request.truncated_bytes else ""),
             response=_kept(part.response),
         )
         prompt_tokens, response_tokens = len(part.prompt_ids) // 4, len(part.response_ids) // 4
@@ -246,7 +247,7 @@ class Attempt:
         if reward is not None:
             said[attributes.REWARD] = reward
         if self.dropped:
-            said[attributes.DROPPED] = self.dropped
+            said[attributes.DROPPED_SPANS] = self.dropped
         if outcome != "ok":
             said[attributes.ERROR_TYPE] = outcome
         return Span(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from schemas.semconv import attributes
-from schemas.semconv.rewards import rewards_of
+from schemas.semconv.rewards import extract_rewards
 from schemas.spans import Span
 
 NO_REWARD = (
@@ -43,7 +43,7 @@ def resolve(answer: Mapping[str, Any], spans: Iterable[Span]) -> tuple[float, st
         return as_reward(value["reward"]), ""
     if isinstance(value, int | float):
         return as_reward(value), ""
-    found = [(said, span) for span in sorted(spans, key=lambda span: span.end_ns) for said in rewards_of(span)]
+    found = [(said, span) for span in sorted(spans, key=lambda span: span.end_ns) for said in extract_rewards(span)]
     if not found:
         raise NotAReward(NO_REWARD)
     said, span = found[-1]

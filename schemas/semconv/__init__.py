@@ -1,1 +1,1 @@
-"""What spans say, by the names of OpenTelemetry, of other instrumentations and of ours. Pure."""
+"""The meaning of spans, by the attribute names of OpenTelemetry, of other instrumentations and of ours. Pure."""

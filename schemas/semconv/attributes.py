@@ -20,7 +20,7 @@ TOOL_NAME = "gen_ai.tool.name"
 TOOL_CALL = "gen_ai.tool.call.id"
 ERROR_TYPE = "error.type"
 LOG_BODY = "log.body"
-"""Of a span that was a log record."""
+"""Marks a span that was converted from a log record."""
 MESSAGING_SYSTEM = "messaging.system"
 MESSAGING_OPERATION = "messaging.operation.type"
 MESSAGING_DESTINATION = "messaging.destination.name"
@@ -38,10 +38,10 @@ STEP = "lightningbus.training.step"
 NODE = "lightningbus.node"
 MESSAGES = "lightningbus.messages"
 ROWS = "lightningbus.rows"
-DROPPED = "lightningbus.spans.dropped"
-AGL_REWARDS = "agentlightning.reward"
-AGL_REWARD = f"{AGL_REWARDS}.0.value"
-"""Agent Lightning's reward attribute: the first dimension counts. Agents instrumented for it are understood."""
+DROPPED_SPANS = "lightningbus.spans.dropped"
+AGL_REWARD_PREFIX = "agentlightning.reward"
+AGL_REWARD = f"{AGL_REWARD_PREFIX}.0.value"
+"""Agent Lightning's reward attribute, for agents that are instrumented for it; the first dimension counts."""
 
 EVALUATION_EVENT = "gen_ai.evaluation.result"
 EVALUATION_SCORE = "gen_ai.evaluation.score.value"
@@ -50,6 +50,6 @@ EVALUATION_SCORE = "gen_ai.evaluation.score.value"
 _JSON = msgspec.json.Encoder(enc_hook=repr)
 
 
-def as_text(value: Any) -> str:
-    """An attribute's value as it is stored: text as it is, all else as JSON."""
+def to_text(value: Any) -> str:
+    """The value of an attribute as it is stored: strings unchanged, everything else as JSON."""
     return value if isinstance(value, str) else _JSON.encode(value).decode()

@@ -1,16 +1,16 @@
-"""What a span is and says, by the names of whichever instrumentation made it. Pure.
+"""The kind, the name and the payload of a span, by the attribute names of the instrumentation that made it. Pure.
 
-docs/bring-your-agent.md says which instrumentations, and the version each was tried with. Attributes are as OTLP has
-them or, as the store gives them back, all text.
+docs/bring-your-agent.md lists the instrumentations, and the version each was tested with. Attribute values are typed as
+in OTLP, or all text as the store returns them.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from schemas.semconv import attributes
-from schemas.semconv.rewards import dimensions
+from schemas.semconv.rewards import reward_dimensions
 
-Kind = Literal[
+SpanKind = Literal[
     "agent",
     "chain",
     "model",
@@ -24,15 +24,15 @@ Kind = Literal[
     "log",
     "other",
 ]
-"""A chain is whatever puts others in order: a workflow, a task, a graph's node, an operation. A log record may repeat
-all that the span of a model call says, and is none."""
+"""A chain orders other spans: a workflow, a task, a node of a graph, an operation. A log record may repeat all
+attributes of a model call's span, and is still a log."""
 
-Said = Mapping[str, Any]
+Attributes = Mapping[str, Any]
 
-MOST_SHOWN = 300
-"""Characters of anything that is shown shortly."""
+MAX_PREVIEW_CHARS = 300
+"""Length of a preview."""
 
-_KINDS: dict[str, dict[str, Kind]] = {
+_KINDS: dict[str, dict[str, SpanKind]] = {
     "openinference.span.kind": {
         "AGENT": "agent",
         "CHAIN": "chain",
@@ -64,10 +64,10 @@ _KINDS: dict[str, dict[str, Kind]] = {
         "retrieval": "retriever",
     },
 }
-"""By attribute, the first that a span has: LangSmith says ``chat`` of a prompt too, OpenLLMetry ``invoke_agent`` of a
-workflow, so their own word goes first."""
+"""Kinds by attribute; the first attribute that a span has decides. LangSmith sets ``chat`` on a prompt too, OpenLLMetry
+``invoke_agent`` on a workflow, so their own attributes come first."""
 
-_NAMES: dict[str, Kind] = {
+_SPAN_NAMES: dict[str, SpanKind] = {
     "agentlightning.annotation": "annotation",
     "agentlightning.message": "message",
     "agentlightning.object": "object",
@@ -75,10 +75,10 @@ _NAMES: dict[str, Kind] = {
     "agentlightning.operation": "chain",
     "agentlightning.reward": "reward",
 }
-"""Agent Lightning's spans are known by their names (its `semconv.py`, 0.3)."""
+"""Agent Lightning's spans are identified by name (its `semconv.py`, 0.3)."""
 
 _TOOL_NAMES = (attributes.TOOL_NAME, "tool.name", "tool_name", "traceloop.entity.name", "langsmith.trace.name")
-_OWN_NAMES = (
+_ENTITY_NAMES = (
     attributes.AGENT_NAME,
     "agent.name",
     "gen_ai.workflow.name",
@@ -102,7 +102,7 @@ _OUTPUTS = (
     "gen_ai.completion",
     "agentlightning.operation.output",
 )
-_BOOKKEEPING = ("lightningbus.", "otel.", attributes.AGL_REWARDS, "agentlightning.link.")
+_BOOKKEEPING = ("lightningbus.", "otel.", attributes.AGL_REWARD_PREFIX, "agentlightning.link.")
 _PAYLOADS = (
     "agentlightning.message.body",
     "agentlightning.object.json",
@@ -111,64 +111,70 @@ _PAYLOADS = (
 )
 
 
-def kind_of(name: str, said: Said) -> Kind:
+def kind_of(name: str, span_attributes: Attributes) -> SpanKind:
     """What a span is, by its name and its attributes."""
-    if attributes.LOG_BODY in said:
+    if attributes.LOG_BODY in span_attributes:
         return "log"
     for attribute, kinds in _KINDS.items():
-        if attribute in said:
-            return kinds.get(str(said[attribute]), "other")
-    if attributes.REWARD in said or attributes.AGL_REWARD in said:
+        if attribute in span_attributes:
+            return kinds.get(str(span_attributes[attribute]), "other")
+    if attributes.REWARD in span_attributes or attributes.AGL_REWARD in span_attributes:
         return "reward"
-    return _NAMES.get(name, "other")
+    return _SPAN_NAMES.get(name, "other")
 
 
-def own_name(name: str, said: Said) -> str:
-    """What a tool, an agent or a step of a chain is called; empty where that is not said."""
-    names = {"tool": _TOOL_NAMES, "agent": _OWN_NAMES, "chain": _OWN_NAMES}.get(kind_of(name, said), ())
-    named = _first(said, names)
-    return str(said[named]) if named else ""
+def entity_name(name: str, span_attributes: Attributes) -> str:
+    """The name of the tool, the agent or the step of a chain; empty where the span has none."""
+    names = {"tool": _TOOL_NAMES, "agent": _ENTITY_NAMES, "chain": _ENTITY_NAMES}
+    attribute = _first_present(span_attributes, names.get(kind_of(name, span_attributes), ()))
+    return str(span_attributes[attribute]) if attribute else ""
 
 
-def shown(said: Said) -> dict[str, str]:
-    """Which attributes hold what went in, what came out, and what an agent emitted, where they do."""
-    found = {"input": _first(said, _INPUTS), "output": _first(said, _OUTPUTS), "said": _first(said, _PAYLOADS)}
-    return {label: name for label, name in found.items() if name}
+def payload_keys(span_attributes: Attributes) -> dict[str, str]:
+    """Which attributes hold the ``input``, the ``output``, and what an agent emitted (``said``), where they exist."""
+    keys = {
+        "input": _first_present(span_attributes, _INPUTS),
+        "output": _first_present(span_attributes, _OUTPUTS),
+        "said": _first_present(span_attributes, _PAYLOADS),
+    }
+    return {label: key for label, key in keys.items() if key}
 
 
-def gist(name: str, said: Said) -> str:
-    """Shortly what a tool was asked and answered, or what an agent emitted: rewards, annotations, payloads."""
-    kind, where = kind_of(name, said), shown(said)
+def summarize(name: str, span_attributes: Attributes) -> str:
+    """One line: the input and output of a tool, or what an agent emitted: rewards, annotations, payloads."""
+    kind, keys = kind_of(name, span_attributes), payload_keys(span_attributes)
     if kind == "tool":
-        parts = [attributes.as_text(said[where[part]])[:MOST_SHOWN] for part in ("input", "output") if part in where]
-        return " → ".join(parts)
-    parts = [f"{dimension} {value}" for dimension, value in dimensions(said)] if kind != "agent" else []
-    if "said" in where:
-        parts.append(attributes.as_text(said[where["said"]]))
+        labels = [label for label in ("input", "output") if label in keys]
+        return " → ".join(attributes.to_text(span_attributes[keys[label]])[:MAX_PREVIEW_CHARS] for label in labels)
+    dimensions = reward_dimensions(span_attributes) if kind != "agent" else ()
+    parts = [f"{dimension} {value}" for dimension, value in dimensions]
+    if "said" in keys:
+        parts.append(attributes.to_text(span_attributes[keys["said"]]))
     if kind in ("reward", "annotation"):
-        more = sorted(key for key in said if not key.startswith(_BOOKKEEPING))
-        parts += [f"{key.removeprefix('agentlightning.')}={attributes.as_text(said[key])}" for key in more]
-    return ", ".join(parts)[:MOST_SHOWN]
+        others = sorted(key for key in span_attributes if not key.startswith(_BOOKKEEPING))
+        parts += [f"{key.removeprefix('agentlightning.')}={attributes.to_text(span_attributes[key])}" for key in others]
+    return ", ".join(parts)[:MAX_PREVIEW_CHARS]
 
 
-def outputs(said: Said) -> str:
-    """All that is said of what came out, as text: ids of answers and tool calls stand in it, each in its own way."""
-    return "\n".join(attributes.as_text(said[name]) for name in _OUTPUTS if name in said)
+def output_text(span_attributes: Attributes) -> str:
+    """All outputs of a span as text; ids of responses and tool calls are in it, each instrumentation in its own way."""
+    return "\n".join(attributes.to_text(span_attributes[name]) for name in _OUTPUTS if name in span_attributes)
 
 
-def links(said: Said) -> Iterator[tuple[str, str]]:
-    """Agent Lightning's links: an attribute of the span that is meant, or ``span_id``, and its value."""
-    for place in range(len(said)):
-        key, value = (said.get(f"agentlightning.link.{place}.{part}_match") for part in ("key", "value"))
+def agl_links(span_attributes: Attributes) -> Iterator[tuple[str, str]]:
+    """Agent Lightning's links: an attribute of the linked span, or ``span_id``, and its value."""
+    for index in range(len(span_attributes)):
+        key = span_attributes.get(f"agentlightning.link.{index}.key_match")
+        value = span_attributes.get(f"agentlightning.link.{index}.value_match")
         if key is None or value is None:
             return
         yield str(key), str(value)
 
 
-def answer_key(response_id: str) -> str:
-    """What ids of one answer have in common in every API, as ``chatcmpl-1``, ``resp_1`` and ``msg_1``; else empty."""
+def normalize_response_id(response_id: str) -> str:
+    """The part that the ids of one response share in every API: ``chatcmpl-1``, ``resp_1``, ``msg_1``; else empty."""
     return response_id.replace("_", "-").rpartition("-")[2]
 
 
-def _first(said: Said, names: tuple[str, ...]) -> str:
-    return next((name for name in names if said.get(name) not in (None, "")), "")
+def _first_present(span_attributes: Attributes, names: tuple[str, ...]) -> str:
+    return next((name for name in names if span_attributes.get(name) not in (None, "")), "")

@@ -1,1 +1,1 @@
-"""What a rollout is made of: attempts, chat messages, prompts. Pure."""
+"""The parts of a rollout: attempts, chat messages, prompts. Pure."""

@@ -1,39 +1,46 @@
-"""Which attempt of a rollout counts: one rule, by which the store and the learner always agree. Pure."""
+"""Which attempt of a rollout counts: the one rule that the store and the learner share. Pure."""
 
 from collections.abc import Iterable
+from enum import IntEnum
 
 from schemas.base import Outcome
 from schemas.spans import AttemptResult
 
-OURS: frozenset[Outcome] = frozenset({"infra", "poisoned", "cancelled"})
-"""Outcomes that are not the agent's doing: tried again, and never a reward."""
-
-RESULT, CAME_TO_NOTHING, TRIED_AGAIN = 0, 1, 2
+INFRA_OUTCOMES: frozenset[Outcome] = frozenset({"infra", "poisoned", "cancelled"})
+"""Outcomes that the agent did not cause: the task is retried, and there is no reward."""
 
 
-def standing(end: AttemptResult) -> int:
-    """What an attempt's end says of its rollout.
+class Resolution(IntEnum):
+    """What the result of an attempt means for its rollout; the lowest value wins."""
 
-    `RESULT`: what became of it. `CAME_TO_NOTHING`: it was given up, which a replay may still better.
-    `TRIED_AGAIN`: nothing, another attempt follows.
+    FINAL = 0
+    """The agent's own result."""
+    ABANDONED = 1
+    """The last attempt failed and the task was given up; a replay may still do better."""
+    RETRIED = 2
+    """Nothing: another attempt follows."""
+
+
+def resolution_of(result: AttemptResult) -> Resolution:
+    """What the result of an attempt means for its rollout."""
+    if not result.is_final:
+        return Resolution.RETRIED
+    return Resolution.ABANDONED if result.outcome in INFRA_OUTCOMES else Resolution.FINAL
+
+
+def supersedes(new: Resolution, old: Resolution | None) -> bool:
+    """Whether an attempt replaces one that ended earlier in the stream; ``old`` is None where there is none.
+
+    So the rollout is the first final attempt in stream order; until there is one, the first abandoned attempt.
     """
-    if not end.is_final:
-        return TRIED_AGAIN
-    return CAME_TO_NOTHING if end.outcome in OURS else RESULT
+    return new != Resolution.RETRIED and (old is None or new < old)
 
 
-def supersedes(new: int, old: int | None) -> bool:
-    """Whether an attempt that ends later in the stream takes the place of one that ended before; None: there is none.
-
-    So the rollout is the first result in stream order; until there is one, the first word that it came to nothing.
-    """
-    return new != TRIED_AGAIN and (old is None or new < old)
-
-
-def winner(ends: Iterable[AttemptResult]) -> int | None:
-    """Place of the attempt that is the rollout, among the ends of its attempts in stream order."""
-    best: tuple[int, int] | None = None
-    for place, end in enumerate(ends):
-        if supersedes(standing(end), best[0] if best else None):
-            best = (standing(end), place)
+def select_attempt(results: Iterable[AttemptResult]) -> int | None:
+    """Index of the attempt that is the rollout, among the results of its attempts in stream order."""
+    best: tuple[Resolution, int] | None = None
+    for index, result in enumerate(results):
+        resolution = resolution_of(result)
+        if supersedes(resolution, best[0] if best else None):
+            best = (resolution, index)
     return best[1] if best else None

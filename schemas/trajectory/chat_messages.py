@@ -1,16 +1,20 @@
-"""Chat messages as agents send them: whether two say the same. Pure."""
+"""Comparison of chat messages as agents send them. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
-def alike(one: Any, other: Any) -> bool:
-    """Whether two messages are the same; clients give one back without the fields that are empty."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return bool(one == other)
-    return {key: value for key, value in one.items() if value} == {key: value for key, value in other.items() if value}
+def same_message(message: Any, other: Any) -> bool:
+    """Whether two messages are equal; clients send a message back without its empty fields."""
+    if not isinstance(message, dict) or not isinstance(other, dict):
+        return bool(message == other)
+    return _without_empty(message) == _without_empty(other)
 
 
-def goes_on(messages: Sequence[Any], history: Sequence[Any]) -> bool:
-    """Whether messages begin with all of a history, and more follow."""
-    return len(messages) > len(history) and all(map(alike, messages, history))
+def extends(messages: Sequence[Any], history: Sequence[Any]) -> bool:
+    """Whether messages begin with a whole history, and more follow."""
+    return len(messages) > len(history) and all(map(same_message, messages, history))
+
+
+def _without_empty(message: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: value for key, value in message.items() if value}

@@ -1,8 +1,8 @@
-"""Model calls of one attempt, each kept as what it adds to those before it.
+"""The model calls of one attempt, each stored as what it adds to the calls before it. Pure.
 
-A conversation of T turns repeats its history in every prompt; sent and stored as it is, that grows with T². So a call's
-own part is what is new in its prompt, then its answer, and a prompt is pieces of earlier calls' own parts and then its
-own new part. The digest of the whole prompt shows that it was put together again as it was. Pure.
+A conversation of T turns repeats its history in every prompt; stored in full, that grows with T². So the own text of a
+call is the new end of its prompt, followed by its response. A prompt is encoded as references to prefixes of earlier
+calls' own texts, and a suffix. The digest of the full prompt proves that it was restored correctly.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,133 +17,142 @@ from schemas.spans import ModelCall, PrefixRef
 TOKEN_BYTES = 4
 
 
-class BrokenPrompt(ValueError):
-    """A prompt cannot be put together again: a call it goes on from is missing, or is not what it was."""
+class CorruptPrompt(ValueError):
+    """A prompt cannot be restored: a call that it refers to is missing, or has changed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shortened:
-    """A text less what it shares: pieces of earlier own parts, in order, and what comes after them."""
+class EncodedText:
+    """A text without what it shares with earlier ones: references to prefixes of their own texts, and a suffix."""
 
-    prefix: tuple[PrefixRef, ...]
-    new: bytes
-    left_out: int = 0
-    """Bytes at the end that are over the limit."""
+    prefix_refs: tuple[PrefixRef, ...]
+    """Lengths are in units of the encoder."""
+    suffix: bytes
+    sha256: bytes
+    """Of the full text."""
+    truncated_bytes: int = 0
+    """Bytes over the limit, cut off at the end."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    prefix: tuple[PrefixRef, ...]
-    own: bytes
+class _KnownText:
+    prefix_refs: tuple[PrefixRef, ...]
+    own_text: bytes
     digest: Any
-    """SHA-256 of everything up to the end of the own part, to be gone on with."""
+    """Running SHA-256 of everything up to the end of the own text."""
 
 
-class Prefixes:
-    """The texts of an attempt so far; ``unit`` is how many bytes belong together (4: token ids; 1: UTF-8).
+class PrefixEncoder:
+    """Encodes the texts of one attempt; ``unit`` is the number of bytes per element (4: token ids; 1: UTF-8).
 
-    ``limit``: most bytes of what is new in one text; the rest is left out.
+    ``limit`` is the largest suffix in bytes; what is over it is cut off.
     """
 
     def __init__(self, unit: int = TOKEN_BYTES, limit: int | None = None) -> None:
         self._unit, self._limit = unit, limit
-        self._known: list[_Known] = []
+        self._known: list[_KnownText] = []
 
-    def add(self, prompt: bytes, answer: bytes = b"") -> tuple[Shortened, bytes]:
-        """What is new in a prompt, and the SHA-256 of all of it; lengths of pieces are in units.
-
-        It goes on from the newest text it holds whole, else from the one that it shares most with.
-        """
-        parent, shared = self._parent(prompt)
+    def encode(self, prompt: bytes, response: bytes = b"") -> EncodedText:
+        """The prompt, encoded against the newest text that it extends, else the one that it shares most with."""
+        parent, shared_bytes = self._find_parent(prompt)
         known = self._known[parent] if parent >= 0 else None
-        new = prompt[shared:]
-        if known is not None and shared == self._length(known):
+        suffix = prompt[shared_bytes:]
+        if known is not None and shared_bytes == self._length(known):
             digest = known.digest.copy()
-            digest.update(new)
+            digest.update(suffix)
         else:
             digest = sha256(prompt)
-        prefix = tuple(self._cut(parent, shared))
-        whole = digest.digest()
-        digest.update(answer)
-        kept = new if self._limit is None else new[: self._aligned(new, self._limit)]
-        self._known.append(_Known(prefix, kept + answer, digest))
-        return Shortened(prefix, kept, len(new) - len(kept)), whole
+        prefix_refs = tuple(self._prefix_refs(parent, shared_bytes))
+        prompt_sha256 = digest.digest()
+        digest.update(response)
+        kept = suffix if self._limit is None else suffix[: self._aligned(suffix, self._limit)]
+        self._known.append(_KnownText(prefix_refs, kept + response, digest))
+        return EncodedText(prefix_refs, kept, prompt_sha256, len(suffix) - len(kept))
 
-    def _parent(self, prompt: bytes) -> tuple[int, int]:
+    def _find_parent(self, prompt: bytes) -> tuple[int, int]:
+        """Index of the text to refer to (-1: none), and the number of bytes shared with it."""
         best = (-1, 0)
         for index in reversed(range(len(self._known))):
             length = self._length(self._known[index])
             if length <= best[1]:
                 continue
-            text = self._text(index)
+            text = self._full_text(index)
             if prompt.startswith(text):
                 return index, length
-            shared = self._aligned(prompt, common(prompt, text))
-            if shared > best[1]:
-                best = (index, shared)
+            shared_bytes = self._aligned(prompt, common_prefix_len(prompt, text))
+            if shared_bytes > best[1]:
+                best = (index, shared_bytes)
         return best
 
     def _aligned(self, text: bytes, end: int) -> int:
+        """The last boundary of a unit, or of a UTF-8 character, up to ``end``."""
         if self._unit > 1:
             return end - end % self._unit
-        while 0 < end < len(text) and text[end] & 0xC0 == 0x80:  # amid a character of UTF-8
+        while 0 < end < len(text) and text[end] & 0xC0 == 0x80:  # inside a UTF-8 character
             end -= 1
         return end
 
-    def _length(self, known: _Known) -> int:
-        return sum(length for _, length in known.prefix) * self._unit + len(known.own)
+    def _length(self, known: _KnownText) -> int:
+        return sum(length for _, length in known.prefix_refs) * self._unit + len(known.own_text)
 
-    def _text(self, index: int) -> bytes:
+    def _full_text(self, index: int) -> bytes:
         known = self._known[index]
-        parts = [self._known[call].own[: length * self._unit] for call, length in known.prefix]
-        return b"".join([*parts, known.own])
+        prefixes = [self._known[call].own_text[: length * self._unit] for call, length in known.prefix_refs]
+        return b"".join([*prefixes, known.own_text])
 
-    def _cut(self, parent: int, shared: int) -> Iterable[PrefixRef]:
-        if shared == 0:
+    def _prefix_refs(self, parent: int, shared_bytes: int) -> Iterable[PrefixRef]:
+        if shared_bytes == 0:
             return
         known = self._known[parent]
-        left = shared // self._unit
-        for call, length in (*known.prefix, (parent, len(known.own) // self._unit)):
-            taken = min(length, left)
-            if taken:
-                yield call, taken
-            left -= taken
+        remaining = shared_bytes // self._unit
+        for call, length in (*known.prefix_refs, (parent, len(known.own_text) // self._unit)):
+            used = min(length, remaining)
+            if used:
+                yield call, used
+            remaining -= used
 
 
-def common(one: bytes, other: bytes) -> int:
-    """How many bytes two texts begin with alike, by halves: comparing slices is the quickest there is."""
-    low, high = 0, min(len(one), len(other))
+def common_prefix_len(text: bytes, other: bytes) -> int:
+    """Number of equal leading bytes, by bisection: comparing slices is faster than comparing bytes."""
+    low, high = 0, min(len(text), len(other))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if text[low:middle] == other[low:middle]:
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def whole(calls: Sequence[ModelCall]) -> list[ModelCall]:
-    """The calls of an attempt with their whole prompts and requests; raises `BrokenPrompt`."""
+def expand_calls(calls: Sequence[ModelCall]) -> list[ModelCall]:
+    """The calls of an attempt with full prompts and requests; raises `CorruptPrompt`."""
     tokens: dict[int, bytes] = {}
-    texts: dict[int, bytes] = {}
-    found = []
+    requests: dict[int, bytes] = {}
+    expanded = []
     for call in calls:
-        prompt = _joined(call, call.prompt_prefix_refs, call.prompt_ids, tokens, TOKEN_BYTES)
+        prompt = _expand(call, call.prompt_prefix_refs, call.prompt_ids, tokens, TOKEN_BYTES)
         if call.prompt_sha256 and sha256(prompt).digest() != call.prompt_sha256:
-            raise BrokenPrompt(f"the prompt of call {call.index} is not what it was")
-        request = _joined(call, call.request_prefix_refs, call.request.encode(), texts, 1)
+            raise CorruptPrompt(f"the prompt of call {call.index} does not match its digest")
+        request = _expand(call, call.request_prefix_refs, call.request.encode(), requests, 1)
         tokens[call.index] = call.prompt_ids + call.response_ids
-        texts[call.index] = call.request.encode()
-        parts = {"prompt_ids": prompt, "request": request.decode(), "prompt_prefix_refs": (), "request_prefix_refs": ()}
-        found.append(replace(call, **parts))
-    return found
+        requests[call.index] = call.request.encode()
+        fields = {
+            "prompt_ids": prompt,
+            "request": request.decode(),
+            "prompt_prefix_refs": (),
+            "request_prefix_refs": (),
+        }
+        expanded.append(replace(call, **fields))
+    return expanded
 
 
-def _joined(call: ModelCall, prefix: Iterable[PrefixRef], new: bytes, own: dict[int, bytes], unit: int) -> bytes:
-    parts = []
-    for earlier, length in prefix:
-        part = own.get(earlier, b"")[: length * unit]
-        if len(part) < length * unit:
-            raise BrokenPrompt(f"call {call.index} goes on from call {earlier}, which is not there")
-        parts.append(part)
-    return b"".join([*parts, new])
+def _expand(
+    call: ModelCall, prefix_refs: Iterable[PrefixRef], suffix: bytes, own_texts: dict[int, bytes], unit: int
+) -> bytes:
+    prefixes = []
+    for earlier, length in prefix_refs:
+        prefix = own_texts.get(earlier, b"")[: length * unit]
+        if len(prefix) < length * unit:
+            raise CorruptPrompt(f"call {call.index} refers to call {earlier}, which is missing")
+        prefixes.append(prefix)
+    return b"".join([*prefixes, suffix])

@@ -1,12 +1,13 @@
-"""What changed from one safetensors file to the next, to the bit: made by whoever publishes, applied by whoever serves.
+"""Bit-exact deltas between safetensors files: encoded by the publisher, applied by the nodes that serve the weights.
 
-At reinforcement learning's small learning rates a few per cent of the bf16 elements change per step. A file is cut
-into pieces of at most `PIECE` bytes of one tensor. Of each, the words that changed are kept as XOR: either where they
-are and what they are, or all of them, whichever is smaller; byte planes apart, because the high bytes are mostly zero.
+At the small learning rates of reinforcement learning a few per cent of the bf16 elements change per step. A file is
+split into blocks of at most `BLOCK_BYTES` of one tensor. Each block stores the XOR of its changed words: either sparse
+(positions and values) or dense (all words), whichever is smaller. Bytes are shuffled before compression, because the
+high bytes are mostly zero.
 
-A delta file is: `MAGIC`; the header of the new file with its length and digest; then per piece, in the file's order, a
-`RECORD` and its payload, zstd. Digests are xxh3-128: they find a wrong base or a broken byte. Against forgery stands
-the SHA-256 of the delta itself, in the manifest.
+A delta file is: `MAGIC`; the header of the new file with its length and digest; then per block, in the file's order, a
+`RECORD` and its payload, zstd. Digests are xxh3-128: they detect a wrong base or a damaged byte. The SHA-256 of the
+delta itself, in the manifest, protects against forgery.
 """
 
 import os
@@ -23,18 +24,18 @@ import zstandard
 from numpy.typing import NDArray
 from xxhash import xxh3_128, xxh3_128_digest
 
-from schemas.weights.safetensors_header import LONGEST_HEADER, BadTensorFile, Tensor, read_header, tensors_of
+from schemas.weights.safetensors_header import MAX_HEADER_BYTES, InvalidSafetensors, Tensor, parse_tensors, read_header
 
 MAGIC = b"lbdelta1"
-PIECE = 4 << 20
-"""Bytes; a part of the format, because deltas that follow each other are applied piece by piece."""
+BLOCK_BYTES = 4 << 20
+"""Part of the format, because consecutive deltas are applied block by block."""
 RECORD = Struct("<BII16s16s")
 DIGEST_BYTES = 16
-SAME, ALL, SOME = range(3)
-RARE = 1 / 8
-"""Below this share of changed words their places are always the smaller form; above, both are tried."""
-LEVEL = 1
-"""zstd's; higher ones took longer and gained nothing on weights."""
+UNCHANGED, DENSE, SPARSE = range(3)
+SPARSE_THRESHOLD = 1 / 8
+"""Below this share of changed words the sparse form is always smaller; above, both are tried."""
+ZSTD_LEVEL = 1
+"""Higher levels took longer and gained nothing on weights."""
 WORKERS = min(4, os.cpu_count() or 1)
 
 Bytes = NDArray[np.uint8]
@@ -46,212 +47,224 @@ class DeltaError(ValueError):
 
 
 class WrongBase(DeltaError):
-    """The delta is whole, but was made against other weights."""
+    """The delta is intact, but was made against other weights."""
 
 
 class Record(NamedTuple):
-    """What precedes a piece's payload."""
+    """The header of a block's payload."""
 
     form: int
-    changed: int
+    num_changed: int
     """Words."""
-    length: int
-    """Bytes of the payload."""
+    payload_bytes: int
     before: bytes
     after: bytes
-    """Digests of the piece."""
+    """Digests of the block."""
 
 
-Step = tuple[Record, bytes]
+class BlockDelta(NamedTuple):
+    """The changes of one block."""
+
+    record: Record
+    payload: bytes
 
 
-def make_delta(base: Path, new: Path, out: Path, at_most: int) -> bool:
-    """Write to ``out`` what makes ``new`` of ``base``; memory is a few pieces, whatever the size of the files.
+class Block(NamedTuple):
+    """A range of the data of a file."""
 
-    False, and no file, where it would take more than ``at_most`` bytes or the two do not hold the same tensors.
-    Raises `BadTensorFile`, `OSError`.
+    begin: int
+    end: int
+    word_size: int
+
+
+def encode_delta(base: Path, new: Path, out: Path, max_bytes: int) -> bool:
+    """Write the delta that turns ``base`` into ``new`` to ``out``; memory is a few blocks, whatever the file size.
+
+    Returns False and leaves no file if it would exceed ``max_bytes``, or if the tensors of both files differ.
+    Raises `InvalidSafetensors`, `OSError`.
     """
     tensors = _tensors(new)
     if tensors != _tensors(base):
         return False
     header = read_header(new)
-    olds, news = _data(base), _data(new)
-    begins = MAGIC + header + xxh3_128_digest(header)
+    base_data, new_data = _data(base), _data(new)
+    preamble = MAGIC + header + xxh3_128_digest(header)
 
-    def step(piece: tuple[int, int, int]) -> Step:
-        begin, end, width = piece
-        return _difference(olds[begin:end], news[begin:end], width)
+    def encode(block: Block) -> BlockDelta:
+        begin, end, word_size = block
+        return _encode_block(base_data[begin:end], new_data[begin:end], word_size)
 
-    size = len(begins)
+    size = len(preamble)
     with out.open("wb") as file:
-        file.write(begins)
-        for record, payload in _in_threads(step, _pieces(tensors)):
+        file.write(preamble)
+        for record, payload in _ordered_map(encode, _blocks(tensors)):
             size += RECORD.size + len(payload)
-            if size > at_most:
+            if size > max_bytes:
                 break
             file.write(RECORD.pack(*record))
             file.write(payload)
-    if size > at_most:
+    if size > max_bytes:
         out.unlink()
-    return size <= at_most
+    return size <= max_bytes
 
 
 def apply_deltas(base: Path, deltas: Sequence[Path], out: Path) -> str:
-    """Write to ``out`` what ``deltas``, one after the other, make of ``base``; returns its `fingerprint`.
+    """Write the result of applying ``deltas`` to ``base``, one after the other, to ``out``; returns its `fingerprint`.
 
-    Raises `WrongBase`, `DeltaError` or `OSError`; what was written until then is worth nothing.
+    Raises `WrongBase`, `DeltaError` or `OSError`; the output file is then unusable.
     """
     try:
         tensors, header = _tensors(base), read_header(base)
-    except BadTensorFile as error:
+    except InvalidSafetensors as error:
         raise WrongBase(f"{base.name}: {error}") from error
-    olds = _data(base)
-    whole = xxh3_128()
-    with ExitStack() as open_files, out.open("wb") as written:
+    base_data = _data(base)
+    digest = xxh3_128()
+    with ExitStack() as open_files, out.open("wb") as output:
         files = [open_files.enter_context(path.open("rb")) for path in deltas]
         for file in files:
-            header = _read_header(file, tensors, len(olds))
+            header = _read_header(file, tensors, len(base_data))
 
-        def steps() -> Iterator[tuple[Bytes, int, list[Step]]]:
-            for begin, end, width in _pieces(tensors):
-                yield olds[begin:end], width, [_read_step(file, end - begin) for file in files]
+        def read_blocks() -> Iterator[tuple[Bytes, int, list[BlockDelta]]]:
+            for begin, end, word_size in _blocks(tensors):
+                yield base_data[begin:end], word_size, [_read_block_delta(file, end - begin) for file in files]
 
-        written.write(header)
-        whole.update(header)
-        for piece in _in_threads(_applied, steps()):
-            written.write(piece)
-            whole.update(piece)
+        output.write(header)
+        digest.update(header)
+        for block in _ordered_map(_apply_block, read_blocks()):
+            output.write(block)
+            digest.update(block)
         if any(file.read(1) for file in files):
-            raise DeltaError("the delta goes on after its last piece")
-    return whole.hexdigest()
+            raise DeltaError("the delta continues after its last block")
+    return digest.hexdigest()
 
 
 def fingerprint(path: Path) -> str:
-    """xxh3-128 of a file, 32 hexadecimal digits: which weights these are, whole or put together."""
+    """The xxh3-128 of a file, 32 hexadecimal digits: the same for a full file and one restored from deltas."""
     digest = xxh3_128()
     with path.open("rb") as file:
-        while chunk := file.read(PIECE):
+        while chunk := file.read(BLOCK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    return tensors_of(read_header(path), path.stat().st_size)
+    return parse_tensors(read_header(path), path.stat().st_size)
 
 
 def _data(path: Path) -> Bytes:
     return np.memmap(path, np.uint8, mode="r")[len(read_header(path)) :]
 
 
-def _pieces(tensors: dict[str, Tensor]) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, width of a word) of each, in the file's order."""
+def _blocks(tensors: dict[str, Tensor]) -> Iterator[Block]:
+    """In the file's order."""
     for tensor in tensors.values():
         first, last = tensor.data_offsets
-        for begin in range(first, last, PIECE):
-            yield begin, min(begin + PIECE, last), tensor.width
+        for begin in range(first, last, BLOCK_BYTES):
+            yield Block(begin, min(begin + BLOCK_BYTES, last), tensor.word_size)
 
 
-def _difference(old: Bytes, new: Bytes, width: int) -> Step:
+def _encode_block(old: Bytes, new: Bytes, word_size: int) -> BlockDelta:
     before, after = xxh3_128_digest(old.data), xxh3_128_digest(new.data)
     if before == after:
-        return Record(SAME, 0, 0, before, after), b""
-    words = old.view(f"<u{width}") ^ new.view(f"<u{width}")
-    places = np.flatnonzero(words != 0)
-    gaps = (np.diff(places, prepend=-1) - 1).astype("<u4")
-    form, payload = SOME, _packed(gaps, words[places])
-    if len(places) > RARE * len(words) and len(dense := _packed(words)) < len(payload):
-        form, payload = ALL, dense
-    return Record(form, len(places), len(payload), before, after), payload
+        return BlockDelta(Record(UNCHANGED, 0, 0, before, after), b"")
+    words = old.view(f"<u{word_size}") ^ new.view(f"<u{word_size}")
+    positions = np.flatnonzero(words != 0)
+    gaps = (np.diff(positions, prepend=-1) - 1).astype("<u4")
+    form, payload = SPARSE, _shuffle_compress(gaps, words[positions])
+    if len(positions) > SPARSE_THRESHOLD * len(words) and len(dense := _shuffle_compress(words)) < len(payload):
+        form, payload = DENSE, dense
+    return BlockDelta(Record(form, len(positions), len(payload), before, after), payload)
 
 
-def _applied(work: tuple[Bytes, int, list[Step]]) -> memoryview:
-    old, width, steps = work
+def _apply_block(work: tuple[Bytes, int, list[BlockDelta]]) -> memoryview:
+    old, word_size, block_deltas = work
     digest = xxh3_128_digest(old.data)
-    if steps and steps[0][0].before != digest:
+    if block_deltas and block_deltas[0].record.before != digest:
         raise WrongBase("the delta was made against other weights than those here")
-    piece = np.array(old)
-    for record, payload in steps:
+    block = np.array(old)
+    for record, payload in block_deltas:
         if record.before != digest:
             raise DeltaError("the deltas do not follow each other")
         digest = record.after
-        _change(piece.view(f"<u{width}"), record, payload)
-    if xxh3_128_digest(piece.data) != digest:
-        raise DeltaError("the delta is damaged: it does not make the weights it should")
-    return piece.data
+        _flip_words(block.view(f"<u{word_size}"), record, payload)
+    if xxh3_128_digest(block.data) != digest:
+        raise DeltaError("the delta is damaged: its result has another digest than expected")
+    return block.data
 
 
-def _change(words: NDArray[Any], record: Record, payload: bytes) -> None:
+def _flip_words(words: NDArray[Any], record: Record, payload: bytes) -> None:
     """Flip the bits of the words that changed."""
-    width = words.itemsize
-    if record.form == ALL:
-        words ^= _planes_joined(_unpacked(payload, words.nbytes), width)
-    elif record.form == SOME and 0 < record.changed <= len(words):
-        raw = _unpacked(payload, record.changed * (4 + width))
-        places = np.cumsum(_planes_joined(raw[: 4 * record.changed], 4).astype(np.int64) + 1) - 1
-        if places[-1] >= len(words):
-            raise DeltaError("the delta is damaged: it changes more than there is")
-        words[places] ^= _planes_joined(raw[4 * record.changed :], width)
-    elif record.form != SAME:
-        raise DeltaError("the delta is damaged: a record is none")
+    word_size = words.itemsize
+    if record.form == DENSE:
+        words ^= _unshuffle(_decompress(payload, words.nbytes), word_size)
+    elif record.form == SPARSE and 0 < record.num_changed <= len(words):
+        raw = _decompress(payload, record.num_changed * (4 + word_size))
+        gaps, values = raw[: 4 * record.num_changed], raw[4 * record.num_changed :]
+        positions = np.cumsum(_unshuffle(gaps, 4).astype(np.int64) + 1) - 1
+        if positions[-1] >= len(words):
+            raise DeltaError("the delta is damaged: it changes words beyond the end of its block")
+        words[positions] ^= _unshuffle(values, word_size)
+    elif record.form != UNCHANGED:
+        raise DeltaError("the delta is damaged: a record is invalid")
 
 
-def _packed(*parts: NDArray[Any]) -> bytes:
-    """Each part's first bytes, then its second ones and so on, compressed."""
+def _shuffle_compress(*parts: NDArray[Any]) -> bytes:
+    """Of each part the first bytes of all words, then the second bytes and so on, compressed."""
     planes = [np.ascontiguousarray(part.view(np.uint8).reshape(-1, part.itemsize).T).ravel() for part in parts]
-    return zstandard.ZstdCompressor(level=LEVEL).compress(np.concatenate(planes).data)
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(np.concatenate(planes).data)
 
 
-def _unpacked(payload: bytes, size: int) -> Bytes:
-    """Exactly ``size`` bytes; no more memory is taken, whatever the payload says."""
+def _decompress(payload: bytes, size: int) -> Bytes:
+    """Exactly ``size`` bytes; the payload cannot make it allocate more."""
     try:
         if zstandard.get_frame_parameters(payload).content_size != size:
-            raise DeltaError("the delta is damaged: a piece has not the size it should")
+            raise DeltaError("the delta is damaged: a block has the wrong size")
         raw = zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise DeltaError(f"the delta is damaged: {error}") from error
     return np.frombuffer(raw, np.uint8)
 
 
-def _planes_joined(planes: Bytes, width: int) -> NDArray[Any]:
-    return np.ascontiguousarray(planes.reshape(width, -1).T).view(f"<u{width}").ravel()
+def _unshuffle(planes: Bytes, word_size: int) -> NDArray[Any]:
+    return np.ascontiguousarray(planes.reshape(word_size, -1).T).view(f"<u{word_size}").ravel()
 
 
 def _read_header(file: IO[bytes], tensors: dict[str, Tensor], data_bytes: int) -> bytes:
     magic, length = file.read(len(MAGIC)), file.read(8)
-    if magic != MAGIC or len(length) < 8 or int.from_bytes(length, "little") > LONGEST_HEADER:
-        raise DeltaError("this is no delta")
+    if magic != MAGIC or len(length) < 8 or int.from_bytes(length, "little") > MAX_HEADER_BYTES:
+        raise DeltaError("this is not a delta file")
     header = length + file.read(int.from_bytes(length, "little"))
     if file.read(DIGEST_BYTES) != xxh3_128_digest(header):
-        raise DeltaError("the delta is damaged: its header has another digest")
+        raise DeltaError("the delta is damaged: its header does not match its digest")
     try:
-        new = tensors_of(header, len(header) + data_bytes)
-    except BadTensorFile as error:
+        new = parse_tensors(header, len(header) + data_bytes)
+    except InvalidSafetensors as error:
         raise DeltaError(f"the delta is damaged: {error}") from error
     if new != tensors:
-        other = next((name for name in new if new[name] != tensors.get(name)), "")
-        raise WrongBase(f"the delta is of other tensors than those here: {other!r}")
+        name = next((name for name in new if new[name] != tensors.get(name)), "")
+        raise WrongBase(f"the delta is of other tensors than those here: {name!r}")
     return header
 
 
-def _read_step(file: IO[bytes], piece_bytes: int) -> Step:
+def _read_block_delta(file: IO[bytes], block_bytes: int) -> BlockDelta:
     fields = file.read(RECORD.size)
     if len(fields) < RECORD.size:
-        raise DeltaError("the delta is cut off")
+        raise DeltaError("the delta is truncated")
     record = Record(*RECORD.unpack(fields))
-    if record.length > piece_bytes + piece_bytes // 128 + 64:  # zstd's own bound, generously
-        raise DeltaError("the delta is damaged: a payload is larger than its piece")
-    payload = file.read(record.length)
-    if len(payload) < record.length:
-        raise DeltaError("the delta is cut off")
-    return record, payload
+    if record.payload_bytes > block_bytes + block_bytes // 128 + 64:  # above zstd's own bound
+        raise DeltaError("the delta is damaged: a payload is larger than its block")
+    payload = file.read(record.payload_bytes)
+    if len(payload) < record.payload_bytes:
+        raise DeltaError("the delta is truncated")
+    return BlockDelta(record, payload)
 
 
-def _in_threads(work: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
-    """Results in order; only a few items are at work or wait to be taken."""
+def _ordered_map(function: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
+    """Results in order, from threads; only a few items are in progress or waiting to be consumed."""
     with ThreadPoolExecutor(WORKERS, "delta") as pool:
         pending: deque[Future[T]] = deque()
         for item in items:
-            pending.append(pool.submit(work, item))
+            pending.append(pool.submit(function, item))
             if len(pending) > 2 * WORKERS:
                 yield pending.popleft().result()
         while pending:

@@ -124,7 +124,7 @@ class WeightManifest(Event, frozen=True, kw_only=True):
     """It is served by nobody before a decision has released it; None: at once."""
 
 
-LONGEST_NAME, LONGEST_REASON = 200, 1000
+MAX_ACTOR_CHARS, MAX_REASON_CHARS = 200, 1000
 """Of a decision, in characters."""
 
 
@@ -133,8 +133,8 @@ class ReleaseDecision(Event, frozen=True, kw_only=True):
 
     action: Literal["released", "revoked", "pinned", "unpinned"]
     version: NonNegativeInt
-    actor: Annotated[str, Meta(max_length=LONGEST_NAME)]
-    reason: Annotated[str, Meta(max_length=LONGEST_REASON)] = ""
+    actor: Annotated[str, Meta(max_length=MAX_ACTOR_CHARS)]
+    reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)] = ""
     metrics: dict[str, float] = field(default_factory=dict)
     """Of a trial; see `inference.weights.canary`."""
     decided_at_ns: NonNegativeInt

@@ -1,4 +1,4 @@
-"""Which versions of a model may be served: what was decided, and what follows from it. Pure."""
+"""Which versions of a model may be served, given the decisions about them. Pure."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -7,63 +7,69 @@ from msgspec.structs import replace
 
 from schemas.weights.events import ReleaseDecision, ReleaseState, WeightManifest
 
-KEPT: Final = 100
-"""Decisions that are remembered: far more than there are versions whose files are still kept."""
+MAX_DECISIONS: Final = 100
+"""Decisions that are kept: far more than there are versions whose files still exist."""
 VERDICTS = ("released", "revoked")
 
 
-def decided(release: ReleaseState, decision: ReleaseDecision) -> ReleaseState:
-    """What holds after one more decision; a version that is revoked is not pinned any more."""
+def apply_decision(release: ReleaseState, decision: ReleaseDecision) -> ReleaseState:
+    """The state after one more decision; revoking a version unpins it."""
     pinned = release.pinned
     if decision.action == "pinned":
         pinned = decision.version
     elif decision.action == "unpinned" or (decision.action == "revoked" and decision.version == pinned):
         pinned = None
-    return replace(release, pinned=pinned, decisions=(*release.decisions, decision)[-KEPT:])
+    return replace(release, pinned=pinned, decisions=(*release.decisions, decision)[-MAX_DECISIONS:])
 
 
-def follows(before: ReleaseState, after: ReleaseState) -> bool:
-    """Whether a release is what was decided before and one decision more, with nothing left out or changed."""
-    return bool(after.decisions) and after == decided(before, after.decisions[-1])
+def is_successor(before: ReleaseState, after: ReleaseState) -> bool:
+    """Whether ``after`` is ``before`` with exactly one more decision, and no other change."""
+    return bool(after.decisions) and after == apply_decision(before, after.decisions[-1])
 
 
-def verdict(release: ReleaseState, version: int) -> ReleaseDecision | None:
-    """The last word on a version: that it is released or revoked; None if there is none."""
-    said = (one for one in reversed(release.decisions) if one.version == version and one.action in VERDICTS)
-    return next(said, None)
+def latest_verdict(release: ReleaseState, version: int) -> ReleaseDecision | None:
+    """The last decision that released or revoked a version."""
+    verdicts = (
+        decision
+        for decision in reversed(release.decisions)
+        if decision.version == version and decision.action in VERDICTS
+    )
+    return next(verdicts, None)
 
 
 def is_revoked(release: ReleaseState, version: int) -> bool:
-    """Whether nobody may serve it."""
-    said = verdict(release, version)
-    return said is not None and said.action == "revoked"
+    """Whether a version must not be served."""
+    verdict = latest_verdict(release, version)
+    return verdict is not None and verdict.action == "revoked"
 
 
-def stands(release: ReleaseState, manifest: WeightManifest) -> bool:
-    """Whether a version may be served: not revoked and, if it is to be tried first, released."""
-    said = verdict(release, manifest.version)
-    return manifest.canary is None if said is None else said.action == "released"
+def is_servable(release: ReleaseState, manifest: WeightManifest) -> bool:
+    """Whether a version may be served: it is not revoked and, if it needs a canary, it is released."""
+    verdict = latest_verdict(release, manifest.version)
+    return manifest.canary is None if verdict is None else verdict.action == "released"
 
 
-def awaits(release: ReleaseState, manifest: WeightManifest) -> bool:
-    """Whether a version is still to be tried."""
-    return manifest.canary is not None and verdict(release, manifest.version) is None
+def is_pending_canary(release: ReleaseState, manifest: WeightManifest) -> bool:
+    """Whether a version needs a canary that has not run yet."""
+    return manifest.canary is not None and latest_verdict(release, manifest.version) is None
 
 
-def needed(release: ReleaseState, versions: Iterable[int]) -> set[int]:
-    """Of the versions whose files are there, those that nodes may have to go to whatever is decided of newer ones."""
-    there = set(versions)
-    standing = {version for version in there if not is_revoked(release, version)}
-    released = {one.version for one in release.decisions if one.action == "released"} & standing
-    pinned = {release.pinned} & there if release.pinned is not None else set()
-    return {*pinned, *([max(released)] if released else []), *([max(standing)] if standing else [])}
+def versions_to_retain(release: ReleaseState, versions: Iterable[int]) -> set[int]:
+    """Of the versions whose files exist, those that nodes may have to fall back to if newer ones are revoked."""
+    existing = set(versions)
+    not_revoked = {version for version in existing if not is_revoked(release, version)}
+    released = {decision.version for decision in release.decisions if decision.action == "released"} & not_revoked
+    pinned = {release.pinned} & existing if release.pinned is not None else set()
+    return {*pinned, *([max(released)] if released else []), *([max(not_revoked)] if not_revoked else [])}
 
 
-def length_released(release: ReleaseState) -> float | None:
-    """Mean length of the answers of the version that a trial released last; None before there is one."""
-    told = (one.metrics["length"] for one in reversed(release.decisions) if _passed(release, one))
-    return next(told, None)
+def last_approved_length(release: ReleaseState) -> float | None:
+    """Mean length of the answers of the version that a canary released last; None before the first."""
+    lengths = (
+        decision.metrics["length"] for decision in reversed(release.decisions) if _passed_canary(release, decision)
+    )
+    return next(lengths, None)
 
 
-def _passed(release: ReleaseState, one: ReleaseDecision) -> bool:
-    return one.action == "released" and "length" in one.metrics and not is_revoked(release, one.version)
+def _passed_canary(release: ReleaseState, decision: ReleaseDecision) -> bool:
+    return decision.action == "released" and "length" in decision.metrics and not is_revoked(release, decision.version)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from schemas.semconv.attributes import as_text
+from schemas.semconv.attributes import to_text
 from store.ingest.rows import Row
 
 PLAIN: dict[str, pa.DataType] = {
@@ -59,7 +59,7 @@ def column(kind: str, values: Sequence[Any]) -> pa.Array:
         key, value = (part.strip() for part in kind[4:-1].rsplit(",", 1))
         held = [*chain(*map(_items, values))]
         if value == "String" and not {*map(type, held)} <= {str}:  # all of them at once: a call for each costs more
-            held = [one if type(one) is str else as_text(one) for one in held]
+            held = [one if type(one) is str else to_text(one) for one in held]
         return pa.MapArray.from_arrays(_offsets(values, len), column(key, [*chain(*values)]), column(value, held))
     raise TypeError(f"no Arrow column is made for {kind}")
 

@@ -19,7 +19,7 @@ from common.observability.faults import count_fault
 from schemas.base import Event
 from schemas.codec import DecodeError
 from schemas.semconv import attributes
-from schemas.signers import SIGNED
+from schemas.signers import SIGNED_EVENTS
 from store.ingest.audit import rows_of_advisory
 from store.ingest.batch import Columns, Held
 from store.ingest.rows import Received, rows_of
@@ -125,7 +125,7 @@ class Ingester:
     def _event(self, delivery: Delivery) -> Event:
         """Raises `DecodeError`, or ValueError for a version or decision that nobody signed who may."""
         event = delivery.event()
-        if isinstance(event, SIGNED):
+        if isinstance(event, SIGNED_EVENTS):
             self._bus.signing.check(delivery.subject, event, delivery.data, delivery.headers, previous=0)
         return event
 

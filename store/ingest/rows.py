@@ -19,7 +19,7 @@ from schemas.semconv import attributes
 from schemas.spans import ModelCall, Span, SpanBatch
 from schemas.tasks import TaskBatchRecord, TaskRecord
 from schemas.training import TrainingStep
-from schemas.trajectory.attempt_selection import standing
+from schemas.trajectory.attempt_selection import resolution_of
 from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
 
 Row = dict[str, Any]
@@ -119,7 +119,7 @@ def _of_batch(batch: SpanBatch, received: Received) -> Iterator[tuple[str, Row]]
                 "mode": batch.mode,
                 "agent": batch.agent,
                 "runner": batch.runner,
-                "standing": standing(batch.end),
+                "standing": resolution_of(batch.end),
                 "outcome": batch.end.outcome,
                 "reward": batch.end.reward,
                 "reward_span": batch.end.reward_span,

@@ -16,8 +16,16 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from schemas.semconv import attributes
-from schemas.semconv.call_attribution import Asked, Asking
-from schemas.semconv.span_kinds import answer_key, gist, kind_of, links, outputs, own_name, shown
+from schemas.semconv.call_attribution import CallIndex, RecordedCall
+from schemas.semconv.span_kinds import (
+    agl_links,
+    entity_name,
+    kind_of,
+    normalize_response_id,
+    output_text,
+    payload_keys,
+    summarize,
+)
 
 Row = dict[str, Any]
 
@@ -37,45 +45,50 @@ def tree(spans: Sequence[Row], calls: Iterable[Row], contents: Iterable[Row], ro
     known = {row["span_id"]: row for row in spans}
     responses = {row["call"]: row.get("response", "") for row in contents}
     numbers = [(row["call"], known[row["span_id"]]) for row in calls if row["span_id"] in known]
-    asking = Asking(
-        [Asked(span["span_id"], span["attributes"], span["end_ms"], responses.get(call, "")) for call, span in numbers]
+    call_index = CallIndex(
+        [
+            RecordedCall(span["span_id"], span["attributes"], span["end_ms"], responses.get(call, ""))
+            for call, span in numbers
+        ]
     )
     own = {span["span_id"]: call for call, span in numbers}
     kinds = {row["span_id"]: _what(row) for row in spans}
-    places = _places(spans, kinds, asking, root)
+    places = _places(spans, kinds, call_index, root)
     made = []
     for row in spans:
         name, said, what = row["name"], row["attributes"], kinds[row["span_id"]]
         parent, placed = places[row["span_id"]]
-        about = _about(row, what, asking)
+        about = _about(row, what, call_index)
         made.append(
             {
                 **row,
                 "parent": parent,
                 "placed": placed,
                 "what": what,
-                "title": own_name(name, said),
-                "gist": gist(name, said),
-                "shown": shown(said),
+                "title": entity_name(name, said),
+                "gist": summarize(name, said),
+                "shown": payload_keys(said),
                 "call": own.get(row["span_id"], None if about is None else numbers[about][0]),
             }
         )
     return made
 
 
-def _places(spans: Sequence[Row], kinds: Mapping[str, str], asking: Asking, root: str) -> dict[str, tuple[str, str]]:
+def _places(
+    spans: Sequence[Row], kinds: Mapping[str, str], call_index: CallIndex, root: str
+) -> dict[str, tuple[str, str]]:
     """For each span its parent, and why where it did not say so."""
     known = {row["span_id"]: row for row in spans}
     top = root if root in known else ""
-    calls = {call.span_id for call in asking.calls}
+    calls = {call.span_id for call in call_index.calls}
     places = {row["span_id"]: _said(row, known, calls, top, root) for row in spans}
-    twins = _twins(spans, kinds, asking.calls)
+    twins = _twins(spans, kinds, call_index.calls)
     taken = set(twins.values())
     below: dict[str, list[Row]] = defaultdict(list)
     for row in spans:
         if _theirs(row) and row["span_id"] not in taken:
             below[places[row["span_id"]][0]].append(row)
-    for call in asking.calls:
+    for call in call_index.calls:
         if places[call.span_id][0] != top:
             continue
         if call.span_id in twins:
@@ -83,9 +96,9 @@ def _places(spans: Sequence[Row], kinds: Mapping[str, str], asking: Asking, root
         elif (found := _open_at(known[call.span_id]["start_ms"], below, top)) != top:
             places[call.span_id] = (found, "it was open when the call began")
     for row in spans:
-        about = asking.named(row["attributes"]) if any(links(row["attributes"])) else None
+        about = call_index.find_referenced(row["attributes"]) if any(agl_links(row["attributes"])) else None
         if about is not None:
-            places[row["span_id"]] = (asking.calls[about].span_id, "its link names this call")
+            places[row["span_id"]] = (call_index.calls[about].span_id, "its link names this call")
     return _without_circles(places, top)
 
 
@@ -99,18 +112,18 @@ def _said(row: Row, known: Container[str], calls: Container[str], top: str, root
     return top, "" if parent in ("", root) else "the span it names did not come"
 
 
-def _twins(spans: Sequence[Row], kinds: Mapping[str, str], calls: Sequence[Asked]) -> dict[str, str]:
+def _twins(spans: Sequence[Row], kinds: Mapping[str, str], calls: Sequence[RecordedCall]) -> dict[str, str]:
     """For each call the smallest span that an instrumentation made of it, by the id of the answer."""
     answers: dict[str, list[str]] = defaultdict(list)
     for one in calls:
-        answers[one.answer].append(one.span_id)
+        answers[one.response_key].append(one.span_id)
     found: dict[str, Row] = {}
     for row in spans:
         if kinds[row["span_id"]] != "model" or not _theirs(row):
             continue
         said = row["attributes"]
-        named = answer_key(str(said.get(attributes.RESPONSE_ID, "")))
-        for key in {named} if named else set(KEY.findall(outputs(said))):
+        named = normalize_response_id(str(said.get(attributes.RESPONSE_ID, "")))
+        for key in {named} if named else set(KEY.findall(output_text(said))):
             for call in answers.get(key, ()):
                 if call not in found or _took(row) < _took(found[call]):
                     found[call] = row
@@ -140,12 +153,12 @@ def _without_circles(places: dict[str, tuple[str, str]], top: str) -> dict[str, 
     return made
 
 
-def _about(row: Row, what: str, asking: Asking) -> int | None:
+def _about(row: Row, what: str, call_index: CallIndex) -> int | None:
     """The call that asked for a tool, or that a reward or an annotation is about."""
     if not _theirs(row):
         return None
-    named = asking.named(row["attributes"])
-    return asking.before(row["start_ms"]) if named is None and what in ("tool", "reward") else named
+    named = call_index.find_referenced(row["attributes"])
+    return call_index.find_preceding(row["start_ms"]) if named is None and what in ("tool", "reward") else named
 
 
 def _what(row: Row) -> str:

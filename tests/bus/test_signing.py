@@ -15,9 +15,9 @@ from bus.security.signing import AFTER, HEADER, Keys, NotSigned, make_keys
 from bus.weights.registry import Releases
 from schemas import subjects
 from schemas.codec import encode, schema_of
-from schemas.signers import may_sign
+from schemas.signers import can_sign
 from schemas.weights.events import Blob, ReleaseDecision, ReleaseState, WeightManifest
-from schemas.weights.release_policy import decided
+from schemas.weights.release_policy import apply_decision
 
 SUBJECT, RELEASE = subjects.weights("policy"), subjects.release("policy")
 
@@ -144,7 +144,7 @@ async def test_a_node_that_leaves_a_decision_out_changes_nothing(roles: Roles) -
     await learner.publish(SUBJECT, manifest(1), msg_id="1", expect_last=first)
     releases = Releases(admin, "policy")
     await releases.decide("revoked", 1, who="me")
-    forged = decided(ReleaseState(model="policy"), said("released", 1))
+    forged = apply_decision(ReleaseState(model="policy"), said("released", 1))
     await node.publish(RELEASE, forged, msg_id="forged", expect_last=releases._decided.sequence)
     version, problem = await served(node)
     assert version == 0 and "not the decisions before it and one more" in problem
@@ -164,16 +164,16 @@ async def test_bytes_that_cannot_be_read_are_passed_over_by_every_reader(roles: 
 
 
 def test_who_may_sign_what_is_one_table() -> None:
-    version, release = manifest(0), decided(ReleaseState(model="policy"), said("pinned", 0))
-    verdict = decided(ReleaseState(model="policy"), said("revoked", 0))
-    table = {role: [may_sign(role, event) for event in (version, release, verdict)] for role in (*RIGHTS, "")}
+    version, release = manifest(0), apply_decision(ReleaseState(model="policy"), said("pinned", 0))
+    verdict = apply_decision(ReleaseState(model="policy"), said("revoked", 0))
+    table = {role: [can_sign(role, event) for event in (version, release, verdict)] for role in (*RIGHTS, "")}
     allowed = {role: row for role, row in table.items() if any(row)}
     assert allowed == {
         "learner": [True, False, False],
         "node": [False, False, True],
         "admin": [False, True, True],
     }
-    assert not may_sign("admin", ReleaseState(model="policy"))
+    assert not can_sign("admin", ReleaseState(model="policy"))
 
 
 def test_the_seeds_are_their_roles_own_and_the_public_keys_are_everybodys(tmp_path: Path) -> None:

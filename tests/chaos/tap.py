@@ -14,7 +14,7 @@ from common.aio import cancel
 from schemas.spans import SpanBatch
 from schemas.tasks import TaskBatchRecord
 from schemas.training import TrainingStep
-from schemas.trajectory.attempt_selection import TRIED_AGAIN, standing, supersedes
+from schemas.trajectory.attempt_selection import Resolution, resolution_of, supersedes
 
 CONSUMERS = tuple(replace(consumer, durable="tap") for consumer in (STORE_TRAIN, STORE_EVAL, STORE_EVENTS))
 SLOTS = 256
@@ -27,7 +27,7 @@ class End:
     rollout: str
     execution: str
     outcome: str
-    standing: int
+    resolution: Resolution
     mode: str
     agent: str
     sequence: int
@@ -99,7 +99,7 @@ class Tap:
         found: dict[str, End] = {}
         for end in sorted(self.ends, key=lambda end: end.sequence):
             before = found.get(end.rollout)
-            if supersedes(end.standing, before.standing if before else None):
+            if supersedes(end.resolution, before.resolution if before else None):
                 found[end.rollout] = end
         return found
 
@@ -116,9 +116,9 @@ class Tap:
         elif isinstance(event, SpanBatch):
             self.spans |= {(event.rollout_id, event.execution_id, span.span_id) for span in event.spans}
             if event.end is not None:
-                said = standing(event.end)
+                resolution = resolution_of(event.end)
                 outcome, mode, agent = event.end.outcome, event.mode, event.agent
-                self.ends.append(End(event.rollout_id, event.execution_id, outcome, said, mode, agent, sequence))
-                if said != TRIED_AGAIN:
+                self.ends.append(End(event.rollout_id, event.execution_id, outcome, resolution, mode, agent, sequence))
+                if resolution != Resolution.RETRIED:
                     self.ended.setdefault(event.rollout_id, time.monotonic())
         self._news.set()

@@ -44,9 +44,9 @@ from schemas.codec import DecodeError, decode, decode_as, encode, schema_of
 from schemas.dead_letters import DeadLetter
 from schemas.fleet import Heartbeat
 from schemas.spans import SpanBatch
-from schemas.trajectory.prefix_encoding import BrokenPrompt, whole
-from schemas.weights.delta import DeltaError, apply_deltas, make_delta
-from schemas.weights.safetensors_header import BadTensorFile, read_header, tensors_of
+from schemas.trajectory.prefix_encoding import CorruptPrompt, expand_calls
+from schemas.weights.delta import DeltaError, apply_deltas, encode_delta
+from schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
 from store.embedded.http_interface import READER_BYTES, statement_of
 from store.ingest.rows import Received, rows_of
 from tests import tensorfiles
@@ -69,7 +69,7 @@ def _events() -> Iterator[Target]:
     for schema, corpus in kinds.items():
         yield Target(f"event {schema}", corpus, partial(_event, schema), (DecodeError,), "msgpack", 0.5)
     batches = kinds[schema_of(SpanBatch)]
-    yield Target("prompts of a SpanBatch", batches, _prompts, (DecodeError, BrokenPrompt), "msgpack")
+    yield Target("prompts of a SpanBatch", batches, _prompts, (DecodeError, CorruptPrompt), "msgpack")
     yield Target("rollout of SpanBatches", batches, _rollout, (DecodeError,), "msgpack")
     letters = kinds[schema_of(DeadLetter)]
     yield Target("dead letter sent again", letters, _letter, (DecodeError,), "msgpack", 0.5)
@@ -87,7 +87,7 @@ def _event(schema: str, data: bytes) -> None:
 
 
 def _prompts(data: bytes) -> None:
-    whole([span.call for span in decode(SpanBatch, data).spans if span.call is not None])
+    expand_calls([span.call for span in decode(SpanBatch, data).spans if span.call is not None])
 
 
 def _rollout(data: bytes) -> None:
@@ -245,7 +245,7 @@ def _agent(data: bytes) -> None:
     answer = answer_of(data)
     rewards.resolve(answer, [])
     result_of(answer)
-    ids.span_of(data.decode(errors="replace"))
+    ids.parse_span_id(data.decode(errors="replace"))
 
 
 def _files() -> Iterator[Target]:
@@ -256,8 +256,8 @@ def _files() -> Iterator[Target]:
     small = tensorfiles.write(directory / "small", tensorfiles.weights(1, 20))
     first = tensorfiles.write(directory / "first", tensorfiles.weights(1, 2000))
     second = tensorfiles.write(directory / "second", tensorfiles.stepped(tensorfiles.weights(1, 2000), 2))
-    assert make_delta(first, second, directory / "delta", 1 << 20)
-    yield Target("tensor file", [small.read_bytes()], partial(_tensors, directory / "tensors"), (BadTensorFile,))
+    assert encode_delta(first, second, directory / "delta", 1 << 20)
+    yield Target("tensor file", [small.read_bytes()], partial(_tensors, directory / "tensors"), (InvalidSafetensors,))
     delta = [(directory / "delta").read_bytes()]
     yield Target("delta", delta, partial(_delta, first, directory), (DeltaError,), weight=0.3)
     tasks = [b'{"id": "a1", "input": {"question": "x"}}\n\n{"input": 1}\n']
@@ -296,8 +296,8 @@ def _file(read: Callable[[Path], object], path: Path, data: bytes) -> None:
 
 def _tensors(path: Path, data: bytes) -> None:
     path.write_bytes(data)
-    for tensor in tensors_of(read_header(path), len(data)).values():
-        _ = tensor.width
+    for tensor in parse_tensors(read_header(path), len(data)).values():
+        _ = tensor.word_size
 
 
 def _delta(base: Path, directory: Path, data: bytes) -> None:

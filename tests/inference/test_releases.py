@@ -24,14 +24,14 @@ from learner.publishing.delta_chain import expired
 from learner.publishing.publisher import BUCKET
 from schemas import subjects
 from schemas.weights.events import (
-    LONGEST_REASON,
+    MAX_REASON_CHARS,
     CanaryPrompt,
     CanarySpec,
     ReleaseDecision,
     ReleaseState,
     WeightManifest,
 )
-from schemas.weights.release_policy import KEPT, decided, needed, verdict
+from schemas.weights.release_policy import MAX_DECISIONS, apply_decision, latest_verdict, versions_to_retain
 from tests.inference.test_chain import Learner
 from tests.inference.test_subscriber import Engine, publish
 
@@ -130,7 +130,7 @@ async def test_decisions_are_heeded_while_a_swap_waits_and_those_the_stream_refu
         await engine.holds(0)
         engine.gate.clear()
         await publish(bus, tmp_path, 1)
-        refused = decided(
+        refused = apply_decision(
             await releases.look(), ReleaseDecision(action="revoked", version=1, actor="x", decided_at_ns=1)
         )
         with pytest.raises(Fenced):
@@ -240,10 +240,10 @@ async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(
         for version in (1, 2):
             await publish(bus, tmp_path, version, trial=trial_of(-1.0))
             async with asyncio.timeout(10):
-                while verdict(await releases.look(), version) is None:
+                while latest_verdict(await releases.look(), version) is None:
                     await asyncio.sleep(0.01)
             await all_hold(engines, 0)
-        revoked = verdict(releases.state, 1)
+        revoked = latest_verdict(releases.state, 1)
         assert revoked is not None and (revoked.action, revoked.reason) == ("revoked", "it is bad")
         async with asyncio.timeout(10):
             while not any("version 2 was revoked: it is bad" in node.problem for node in made):
@@ -256,7 +256,7 @@ async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(
     for engine, judge in zip(engines, judges, strict=True):
         own = {int(one.split()[1]) for one in judge.happened if one.startswith("judges")}
         assert {version for version, _ in engine.held} == {0, 3} | own
-    passed = verdict(releases.state, 3) or verdict(await releases.look(), 3)
+    passed = latest_verdict(releases.state, 3) or latest_verdict(await releases.look(), 3)
     assert passed is not None and passed.action == "released" and passed.metrics == {"length": 4.0}
 
 
@@ -309,7 +309,7 @@ async def test_a_version_that_an_engine_refuses_is_revoked(bus: Bus, tmp_path: P
         await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
         releases = Releases(bus, "policy")
         async with asyncio.timeout(10):
-            while (said := verdict(await releases.look(), 1)) is None:
+            while (said := latest_verdict(await releases.look(), 1)) is None:
                 await asyncio.sleep(0.01)
         assert said.action == "revoked" and "another shape" in said.reason
 
@@ -321,11 +321,11 @@ async def test_if_the_node_that_tries_is_lost_another_one_does(bus: Bus, tmp_pat
         judges[0].gate.clear()
         await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
         await judges[0].comes_to("judges 1")
-    assert verdict(await Releases(bus, "policy").look(), 1) is None
+    assert latest_verdict(await Releases(bus, "policy").look(), 1) is None
     async with nodes(bus, tmp_path / "b", 1) as (others, _, _):
         await others[0].holds(1)
     assert [version for version, _ in others[0].held] == [0, 1]
-    assert verdict(await Releases(bus, "policy").look(), 1) is not None
+    assert latest_verdict(await Releases(bus, "policy").look(), 1) is not None
 
 
 async def test_what_is_decided_at_once_is_all_kept(bus: Bus) -> None:
@@ -334,8 +334,8 @@ async def test_what_is_decided_at_once_is_all_kept(bus: Bus) -> None:
     state = await each[0].look()
     assert {one.version for one in state.decisions} == set(range(8))
     await each[0].decide("revoked", 9, who="me", why="because " * 5000)
-    said = verdict(await Releases(bus, "policy").look(), 9)
-    assert said is not None and len(said.reason) == LONGEST_REASON, "whatever is said can be read by all"
+    said = latest_verdict(await Releases(bus, "policy").look(), 9)
+    assert said is not None and len(said.reason) == MAX_REASON_CHARS, "whatever is said can be read by all"
     with pytest.raises(BusError, match="has no version 3 on this bus"):
         await each[0].published(3)
 
@@ -374,21 +374,23 @@ WORDS = st.sampled_from(["released", "revoked", "pinned", "unpinned"])
 def test_the_last_word_counts_and_nothing_revoked_is_needed(told: list[tuple[str, int]], there: set[int]) -> None:
     release = ReleaseState(model="m")
     for at, (what, version) in enumerate(told):
-        release = decided(release, ReleaseDecision(action=what, version=version, actor="x", decided_at_ns=at))  # type: ignore[arg-type]
+        release = apply_decision(release, ReleaseDecision(action=what, version=version, actor="x", decided_at_ns=at))  # type: ignore[arg-type]
     words = {version: what for what, version in told if what in ("released", "revoked")}
     for version in range(7):
-        said = verdict(release, version)
+        said = latest_verdict(release, version)
         assert (said.action if said else None) == words.get(version)
-    keeps = needed(release, there)
+    keeps = versions_to_retain(release, there)
     assert keeps <= there and not any(words.get(version) == "revoked" for version in keeps - {release.pinned})
     assert bool(keeps) >= any(words.get(version) != "revoked" for version in there)
 
 
 def test_decisions_are_bounded() -> None:
     release = ReleaseState(model="m")
-    for version in range(KEPT + 5):
-        release = decided(release, ReleaseDecision(action="revoked", version=version, actor="x", decided_at_ns=version))
-    assert len(release.decisions) == KEPT and release.decisions[-1].version == KEPT + 4
+    for version in range(MAX_DECISIONS + 5):
+        release = apply_decision(
+            release, ReleaseDecision(action="revoked", version=version, actor="x", decided_at_ns=version)
+        )
+    assert len(release.decisions) == MAX_DECISIONS and release.decisions[-1].version == MAX_DECISIONS + 4
 
 
 @pytest.mark.parametrize(

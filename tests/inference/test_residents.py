@@ -20,7 +20,7 @@ from inference.gateway.server import Gateway
 from inference.lora.manager import Adapters
 from inference.version_registry import Residents, chosen, places
 from schemas.weights.events import ReleaseDecision, ReleaseState
-from schemas.weights.safetensors_header import BadTensorFile
+from schemas.weights.safetensors_header import InvalidSafetensors
 from tests import tensorfiles
 
 
@@ -176,7 +176,7 @@ def test_adapters_that_do_not_fit_are_a_sentence(tmp_path: Path) -> None:
         (adapters(tmp_path / "unsaid", metadata={}), "does not say the scale"),
         (tensorfiles.write(tmp_path / "whole", {"weight": ("F32", (1,), bytes(4))}), "does not hold LoRA adapters"),
     ):
-        with pytest.raises(BadTensorFile, match=sentence):
+        with pytest.raises(InvalidSafetensors, match=sentence):
             described(file)
     assert not (tmp_path / "d").exists()
 

@@ -25,7 +25,7 @@ from learner.training.trainer import Trainer
 from schemas import subjects
 from schemas.fleet import Heartbeat
 from schemas.weights.events import CanarySpec, ReleaseDecision, WeightManifest
-from schemas.weights.release_policy import verdict
+from schemas.weights.release_policy import latest_verdict
 from tests.learner.conftest import settings_for, tiny_tokenizer
 from tests.listening import child, ports_and_sockets
 
@@ -61,7 +61,7 @@ async def decided(bus: Bus, version: int) -> ReleaseDecision:
     """Wait for a verdict."""
     releases = Releases(bus, "policy")
     async with asyncio.timeout(60):
-        while (said := verdict(await releases.look(), version)) is None:
+        while (said := latest_verdict(await releases.look(), version)) is None:
             await asyncio.sleep(0.05)
     return said
 

@@ -15,13 +15,11 @@ from learner.rollouts.groups import Groups
 from schemas.base import Outcome
 from schemas.spans import AttemptResult
 from schemas.trajectory.attempt_selection import (
-    CAME_TO_NOTHING,
-    OURS,
-    RESULT,
-    TRIED_AGAIN,
-    standing,
+    INFRA_OUTCOMES,
+    Resolution,
+    resolution_of,
+    select_attempt,
     supersedes,
-    winner,
 )
 from tests.making import rollout
 
@@ -76,10 +74,12 @@ class Grouping(RuleBasedStateMachine):
 
     @rule(sample=st.integers(0, samples - 1), outcome=OUTCOMES, final=st.booleans(), again=st.booleans())
     def an_attempt_ends(self, sample: int, outcome: Outcome, final: bool, again: bool) -> None:
-        said = standing(AttemptResult(outcome=outcome, is_final=final, num_spans=1, started_ns=0, ended_ns=0))
+        resolution = resolution_of(
+            AttemptResult(outcome=outcome, is_final=final, num_spans=1, started_ns=0, ended_ns=0)
+        )
         reward = 1.0 if outcome == "ok" else None
         made = rollout("a", sample, reward, outcome=outcome, samples=self.samples)
-        changed = {"standing": said, "execution": f"e{next(self.executions)}"}
+        changed = {"resolution": resolution, "execution": f"e{next(self.executions)}"}
         one = Rollout(**{**{name: getattr(made, name) for name in Rollout.__slots__}, **changed})
         self.fed.append(one)
         self.groups.add(one, self.now)
@@ -103,7 +103,7 @@ class Grouping(RuleBasedStateMachine):
             return
         accounted = [one.execution for one in (*self.out, *self.groups.held())]
         assert len(accounted) == len(set(accounted)), "an attempt counts twice"
-        assert set(accounted) == {one.execution for one in self.fed if one.standing != TRIED_AGAIN}, (
+        assert set(accounted) == {one.execution for one in self.fed if one.resolution != Resolution.RETRIED}, (
             "an attempt is lost"
         )
         assert len({one.id for one in self.out}) == len(self.out), "a rollout is trained on twice"
@@ -161,18 +161,20 @@ def test_the_winner_is_the_first_result_else_the_first_last_word(told: list[tupl
     ends = [
         AttemptResult(outcome=outcome, is_final=final, num_spans=1, started_ns=0, ended_ns=0) for outcome, final in told
     ]
-    ranks = [(standing(end), place) for place, end in enumerate(ends) if standing(end) != TRIED_AGAIN]
-    assert winner(ends) == (min(ranks)[1] if ranks else None)
+    ranks = [(resolution_of(end), place) for place, end in enumerate(ends) if resolution_of(end) != Resolution.RETRIED]
+    assert select_attempt(ends) == (min(ranks)[1] if ranks else None)
     current: int | None = None
     for place, end in enumerate(ends):
-        if supersedes(standing(end), standing(ends[current]) if current is not None else None):
+        if supersedes(resolution_of(end), resolution_of(ends[current]) if current is not None else None):
             current = place
-    assert current == winner(ends)
+    assert current == select_attempt(ends)
     if current is not None:
         assert ends[current].is_final
-        results = [end for end in ends if standing(end) == RESULT]
-        assert not results or ends[current].outcome not in OURS, "what failed by our doing never beats a result"
-        assert results or standing(ends[current]) == CAME_TO_NOTHING
+        results = [end for end in ends if resolution_of(end) == Resolution.FINAL]
+        assert not results or ends[current].outcome not in INFRA_OUTCOMES, (
+            "what failed by our doing never beats a result"
+        )
+        assert results or resolution_of(ends[current]) == Resolution.ABANDONED
 
 
 @given(st.integers(1, 8), st.integers(0, 4), st.integers(1, 40))

@@ -17,7 +17,7 @@ from runners import runner
 from runners.settings import RunnerSettings
 from schemas.spans import ModelCall, Span, SpanBatch
 from schemas.tasks import Task
-from schemas.trajectory.prefix_encoding import whole
+from schemas.trajectory.prefix_encoding import expand_calls
 
 PROMPT, ANSWER = [1, 2], [7, 8]
 AGENTS = Path(__file__).resolve().parents[1] / "agents"
@@ -150,7 +150,7 @@ async def ended(bus: Bus, count: int = 1, final: bool | None = True) -> list[Spa
 
 def calls_of(batch: SpanBatch) -> list[ModelCall]:
     """The model calls of an attempt, whole."""
-    return whole([span.call for span in batch.spans if span.call is not None])
+    return expand_calls([span.call for span in batch.spans if span.call is not None])
 
 
 def task(**changes: Any) -> Task:

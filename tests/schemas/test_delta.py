@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from schemas.weights import delta as module
-from schemas.weights.delta import RECORD, DeltaError, WrongBase, apply_deltas, fingerprint, make_delta
-from schemas.weights.safetensors_header import BadTensorFile, read_header, tensors_of
+from schemas.weights.delta import RECORD, DeltaError, WrongBase, apply_deltas, encode_delta, fingerprint
+from schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
 from tests.tensorfiles import WIDTHS, Contents, stepped, weights, write
 
 EVERYTHING = 1 << 40
@@ -21,7 +21,7 @@ EVERYTHING = 1 << 40
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small tensors have several."""
-    monkeypatch.setattr(module, "PIECE", 64)
+    monkeypatch.setattr(module, "BLOCK_BYTES", 64)
 
 
 @st.composite
@@ -56,7 +56,7 @@ def test_versions_are_put_together_to_the_bit(contents: list[Contents]) -> None:
             assert set(read.keys()) == set(contents[0])
         deltas = [place / f"d{number}" for number in range(len(files) - 1)]
         for base, new, delta in zip(files, files[1:], deltas, strict=False):
-            assert make_delta(base, new, delta, EVERYTHING)
+            assert encode_delta(base, new, delta, EVERYTHING)
         for last in range(len(files)):
             made = apply_deltas(files[0], deltas[:last], place / "out")
             assert (place / "out").read_bytes() == files[last].read_bytes() and made == fingerprint(files[last])
@@ -67,7 +67,7 @@ def three(tmp_path: Path) -> tuple[Path, Path, Path, Path]:
     """Two versions, the delta between them, and somebody else's weights."""
     first = weights(0, 2000)
     base, new = write(tmp_path / "base", first), write(tmp_path / "new", stepped(first, 1))
-    assert make_delta(base, new, tmp_path / "delta", EVERYTHING)
+    assert encode_delta(base, new, tmp_path / "delta", EVERYTHING)
     return base, new, tmp_path / "delta", write(tmp_path / "other", weights(5, 2000))
 
 
@@ -112,23 +112,23 @@ def test_a_wrong_base_is_told_from_a_damaged_delta(three: tuple[Path, Path, Path
 
 def test_a_payload_takes_no_more_memory_than_its_piece(three: tuple[Path, Path, Path, Path], tmp_path: Path) -> None:
     base, _, delta, _ = three
-    assert make_delta(base, write(tmp_path / "much", stepped(weights(0, 2000), 2, share=0.5)), delta, EVERYTHING)
+    assert encode_delta(base, write(tmp_path / "much", stepped(weights(0, 2000), 2, share=0.5)), delta, EVERYTHING)
     good = delta.read_bytes()
     begins = len(module.MAGIC) + len(read_header(base)) + module.DIGEST_BYTES
     form, changed, length, before, after = RECORD.unpack_from(good, begins)
     bomb = zstandard.ZstdCompressor().compress(bytes(400_000))
-    assert form != module.SAME and len(bomb) < 64
+    assert form != module.UNCHANGED and len(bomb) < 64
     head = RECORD.pack(form, changed, len(bomb), before, after)
     (tmp_path / "bomb").write_bytes(good[:begins] + head + bomb + good[begins + RECORD.size + length :])
-    with pytest.raises(DeltaError, match="has not the size it should"):
+    with pytest.raises(DeltaError, match="a block has the wrong size"):
         apply_deltas(base, [tmp_path / "bomb"], tmp_path / "out")
 
 
 def test_what_is_not_worth_it_is_not_made(three: tuple[Path, Path, Path, Path], tmp_path: Path) -> None:
     base, new, delta, other = three
     assert delta.stat().st_size < new.stat().st_size
-    assert not make_delta(base, other, tmp_path / "d", new.stat().st_size // 2), "all has changed"
-    assert not make_delta(base, write(tmp_path / "larger", weights(0, 3000)), tmp_path / "d", EVERYTHING)
+    assert not encode_delta(base, other, tmp_path / "d", new.stat().st_size // 2), "all has changed"
+    assert not encode_delta(base, write(tmp_path / "larger", weights(0, 3000)), tmp_path / "d", EVERYTHING)
     assert not (tmp_path / "d").exists()
 
 
@@ -146,5 +146,5 @@ def test_what_is_not_worth_it_is_not_made(three: tuple[Path, Path, Path, Path], 
 )
 def test_a_header_that_is_none_is_one_sentence(header: bytes) -> None:
     whole = len(header).to_bytes(8, "little") + header
-    with pytest.raises(BadTensorFile):
-        tensors_of(whole, len(whole) + 4)
+    with pytest.raises(InvalidSafetensors):
+        parse_tensors(whole, len(whole) + 4)

@@ -16,7 +16,7 @@ from schemas.base import Outcome
 from schemas.codec import schema_of
 from schemas.spans import AttemptResult, SpanBatch
 from schemas.tasks import Task
-from schemas.trajectory.attempt_selection import winner
+from schemas.trajectory.attempt_selection import select_attempt
 from schemas.weights.events import SwapLockState, WeightsActivated
 from store.clickhouse import migrations
 from store.clickhouse.migrations import Migration, MigrationError, migrate
@@ -99,7 +99,7 @@ async def test_a_rollout_is_its_first_result_whatever_failed_before(
     for attempt, (outcome, final) in enumerate(told, start=1):
         for part in batches("a", 0, reward=float(attempt), attempt=attempt, outcome=outcome, final=final):
             await send(bus, part, f"{attempt}:{part.sequence}")
-        expected = winner(
+        expected = select_attempt(
             [AttemptResult(outcome=o, is_final=f, num_spans=1, started_ns=0, ended_ns=0) for o, f in told[:attempt]]
         )
         await asyncio.to_thread(store.until, "SELECT count() FROM attempts", attempt)

@@ -20,7 +20,7 @@ from lightningbus.run.discovery import connected
 from lightningbus.run.role_process import UserError
 from schemas.fleet import Heartbeat
 from schemas.weights.events import ReleaseState, WeightManifest
-from schemas.weights.release_policy import awaits, is_revoked, verdict
+from schemas.weights.release_policy import is_pending_canary, is_revoked, latest_verdict
 
 app = typer.Typer(
     help="Weight versions: which there are, who serves them, and which may be served.",
@@ -167,7 +167,7 @@ async def _nodes(at: Bus, model: str) -> list[Heartbeat]:
 
 
 def _fields(manifest: WeightManifest, release: ReleaseState, nodes: Sequence[Heartbeat]) -> dict[str, object]:
-    said = verdict(release, manifest.version)
+    said = latest_verdict(release, manifest.version)
     return {
         "version": manifest.version,
         "step": manifest.step,
@@ -183,9 +183,9 @@ def _fields(manifest: WeightManifest, release: ReleaseState, nodes: Sequence[Hea
 def _state(manifest: WeightManifest, release: ReleaseState) -> str:
     if release.pinned == manifest.version:
         return "pinned"
-    if awaits(release, manifest):
+    if is_pending_canary(release, manifest):
         return "awaits its trial"
-    said = verdict(release, manifest.version)
+    said = latest_verdict(release, manifest.version)
     return said.action if said is not None else "released"
 
 

@@ -1,19 +1,19 @@
-"""Attributes as instrumentations really write them; each case names the one and its version."""
+"""Attributes as instrumentations write them; each case names the instrumentation and its version."""
 
 from typing import Any
 
 import pytest
 
-from schemas.semconv.call_attribution import Asked, Asking
-from schemas.semconv.rewards import dimensions
-from schemas.semconv.span_kinds import answer_key, gist, kind_of, own_name, shown
+from schemas.semconv.call_attribution import CallIndex, RecordedCall
+from schemas.semconv.rewards import reward_dimensions
+from schemas.semconv.span_kinds import entity_name, kind_of, normalize_response_id, payload_keys, summarize
 
 GEN_AI, OPENINFERENCE, TRACELOOP = "gen_ai.operation.name", "openinference.span.kind", "traceloop.span.kind"
 LANGSMITH = "langsmith.span.kind"
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "kind", "own"),
+    ("name", "span_attributes", "kind", "entity"),
     [
         # opentelemetry-instrumentation-genai-openai 1.3b0, -openai-v2 2.4b0; so do the openai dialects of OpenLLMetry
         ("chat policy", {GEN_AI: "chat", "gen_ai.response.id": "chatcmpl-1"}, "model", ""),
@@ -78,12 +78,14 @@ LANGSMITH = "langsmith.span.kind"
         ("POST", {"http.request.method": "POST"}, "other", ""),
     ],
 )
-def test_what_a_span_is_in_every_dialect(name: str, said: dict[str, Any], kind: str, own: str) -> None:
-    assert (kind_of(name, said), own_name(name, said)) == (kind, own)
+def test_span_kind_and_name_in_every_dialect(
+    name: str, span_attributes: dict[str, Any], kind: str, entity: str
+) -> None:
+    assert (kind_of(name, span_attributes), entity_name(name, span_attributes)) == (kind, entity)
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "line"),
+    ("name", "span_attributes", "line"),
     [
         ("add", {OPENINFERENCE: "TOOL", "input.value": '{"a": 2}', "output.value": "5"}, '{"a": 2} → 5'),
         (
@@ -113,40 +115,47 @@ def test_what_a_span_is_in_every_dialect(name: str, said: dict[str, Any], kind: 
         ),
     ],
 )
-def test_what_a_span_says_in_one_line(name: str, said: dict[str, Any], line: str) -> None:
-    assert gist(name, said) == line
+def test_summary_of_a_span(name: str, span_attributes: dict[str, Any], line: str) -> None:
+    assert summarize(name, span_attributes) == line
 
 
-def test_what_is_read_first() -> None:
-    assert shown({"input.value": "a", "output.value": "b"}) == {"input": "input.value", "output": "output.value"}
-    assert shown({"agentlightning.message.body": "x", "output.value": ""}) == {"said": "agentlightning.message.body"}
+def test_payload_keys() -> None:
+    assert payload_keys({"input.value": "a", "output.value": "b"}) == {"input": "input.value", "output": "output.value"}
+    assert payload_keys({"agentlightning.message.body": "x", "output.value": ""}) == {
+        "said": "agentlightning.message.body"
+    }
 
 
 def test_rewards_have_dimensions_and_the_first_one_counts() -> None:
-    said = {f"agentlightning.reward.{at}.value": value for at, value in enumerate((1.0, 0.5))}
-    assert list(dimensions({**said, "agentlightning.reward.0.name": "task"})) == [("task", 1.0), ("1", 0.5)]
-    assert list(dimensions({"lightningbus.reward": 2})) == [("reward", 2)]
+    span_attributes = {f"agentlightning.reward.{index}.value": value for index, value in enumerate((1.0, 0.5))}
+    assert list(reward_dimensions({**span_attributes, "agentlightning.reward.0.name": "task"})) == [
+        ("task", 1.0),
+        ("1", 0.5),
+    ]
+    assert list(reward_dimensions({"lightningbus.reward": 2})) == [("reward", 2)]
 
 
-def test_an_answer_is_known_by_its_id_in_every_api() -> None:
+def test_a_response_has_one_key_in_every_api() -> None:
     ids = ("chatcmpl-8d1f", "cmpl-8d1f", "resp_8d1f", "msg_8d1f")
-    assert {answer_key(one) for one in ids} == {"8d1f"} and answer_key("") == ""
+    assert {normalize_response_id(id) for id in ids} == {"8d1f"} and normalize_response_id("") == ""
 
 
-ASKING = Asking(
+CALL_INDEX = CallIndex(
     [
-        Asked("s0", {"gen_ai.response.id": "chatcmpl-aa"}, 10, '{"tool_calls": [{"id": "call_x"}, {"id": "call_y"}]}'),
-        Asked("s1", {"gen_ai.response.id": "chatcmpl-bb"}, 20, "no JSON"),
+        RecordedCall(
+            "s0", {"gen_ai.response.id": "chatcmpl-aa"}, 10, '{"tool_calls": [{"id": "call_x"}, {"id": "call_y"}]}'
+        ),
+        RecordedCall("s1", {"gen_ai.response.id": "chatcmpl-bb"}, 20, "no JSON"),
     ]
 )
 
 
 @pytest.mark.parametrize(
-    ("said", "place"),
+    ("span_attributes", "index"),
     [
         ({"gen_ai.tool.call.id": "call_y"}, 0),
         ({"gen_ai.tool.call.id": "call_z"}, None),
-        # openinference-instrumentation-langchain 0.1.80 has the id only in what the tool gave back
+        # openinference-instrumentation-langchain 0.1.80 has the id only in the tool's output
         ({OPENINFERENCE: "TOOL", "output.value": '{"type": "tool", "data": {"tool_call_id": "call_x"}}'}, 0),
         ({OPENINFERENCE: "CHAIN", "output.value": '{"type": "tool", "data": {"tool_call_id": "call_x"}}'}, None),
         # make_link_attributes of agentlightning 0.3.0
@@ -156,9 +165,9 @@ ASKING = Asking(
         ({}, None),
     ],
 )
-def test_the_call_a_span_names(said: dict[str, Any], place: int | None) -> None:
-    assert ASKING.named(said) == place
+def test_the_call_that_a_span_references(span_attributes: dict[str, Any], index: int | None) -> None:
+    assert CALL_INDEX.find_referenced(span_attributes) == index
 
 
 def test_the_call_before_a_span() -> None:
-    assert [ASKING.before(moment) for moment in (5, 10, 15, 25)] == [None, 0, 0, 1]
+    assert [CALL_INDEX.find_preceding(start_time) for start_time in (5, 10, 15, 25)] == [None, 0, 0, 1]
