@@ -1,1 +1,1 @@
-"""The wire: events, their codec, their names. Imports nothing of ours."""
+"""The wire: events, their codec, subjects and ids. It imports no other room."""

@@ -1,4 +1,4 @@
-"""What all events share: the base class, and the types of their fields.
+"""The base class of all events, and the types of their fields.
 
 Events are frozen structs. On the wire each is a MessagePack map, keyed by field name. Numeric arrays are raw
 little-endian bytes, so that a reader maps them without a copy: token ids are ``u32``, log-probabilities are ``f32``.
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 SubjectToken = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-"""A name that is also one token of a subject: letters, digits, ``_`` and ``-``."""
+"""A name that can be one token of a subject: letters, digits, ``_`` and ``-``."""
 Identifier = Annotated[str, Meta(min_length=1, max_length=200)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -21,7 +21,7 @@ Outcome = Literal["ok", "agent_error", "timeout", "infra", "poisoned", "cancelle
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of everything that is sent; unknown fields are ignored, so newer writers may add some.
+    """Base of all events. Readers ignore unknown fields, so newer writers may add some.
 
-    A field that has its default is left out.
+    A field with its default value is not written.
     """

@@ -1,8 +1,8 @@
-"""Events to MessagePack and back, under limits.
+"""Encodes events as MessagePack and decodes them, under size limits.
 
-``msgspec`` reads MessagePack straight into the frozen struct and checks it on the way, so a bad message yields one
-sentence that names the field. (The ``msgpack`` package and a conversion after it did the same in four times the time;
-the tests hold the bytes to what it reads and writes.)
+``msgspec`` decodes MessagePack directly into the frozen struct and validates it, so an invalid message gives one
+sentence that names the field. (The ``msgpack`` package with a conversion took four times as long; the tests check that
+it reads and writes the same bytes.)
 """
 
 from functools import cache
@@ -19,13 +19,13 @@ from schemas.weights import events as weight_events
 E = TypeVar("E", bound=Event)
 
 MAX_BYTES = 4 * 1024 * 1024
-"""Largest message written or read; the broker we ship refuses larger ones too."""
+"""Largest message that is written or read; the embedded nats-server allows this much plus headers."""
 
 MAX_REASON = 500
-"""Characters that an error repeats of what it could not read."""
+"""Characters of an invalid value that an error quotes."""
 
 VERSION = 2
-"""Bumped when a reader of the previous one could misread a message."""
+"""Increased when a reader of the previous version could misread a message."""
 
 EVENT_MODULES = (tasks, spans, fleet, dead_letters, training, weight_events)
 
@@ -44,21 +44,21 @@ def _decoder(kind: type[Event]) -> "msgspec.msgpack.Decoder[Any]":
 
 
 class DecodeError(ValueError):
-    """The bytes are not the event they claim to be; the message says why in one sentence."""
+    """The bytes are not a valid event of the expected type; the message gives the reason in one sentence."""
 
 
 class EncodeError(ValueError):
-    """The event cannot be written: too large, or it holds a value MessagePack has no form for."""
+    """The event cannot be written: it is too large, or has a value that MessagePack cannot represent."""
 
 
 def schema_of(event: Event | type[Event]) -> str:
-    """Name and version as they stand in the ``Lightningbus-Schema`` header, e.g. ``Task/1``."""
+    """Value of the ``Lightningbus-Schema`` header: name and version, e.g. ``Task/2``."""
     kind = event if isinstance(event, type) else type(event)
     return f"{kind.__name__}/{VERSION}"
 
 
 def encode(event: Event) -> bytes:
-    """MessagePack bytes of an event; raises `EncodeError` over `MAX_BYTES`."""
+    """An event as MessagePack; raises `EncodeError`, also over `MAX_BYTES`."""
     try:
         data = _ENCODER.encode(event)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -69,7 +69,7 @@ def encode(event: Event) -> bytes:
 
 
 def decode(kind: type[E], data: bytes) -> E:
-    """Checked event from MessagePack bytes; raises `DecodeError`."""
+    """A validated event from MessagePack; raises `DecodeError`."""
     if len(data) > MAX_BYTES:
         raise DecodeError(f"{kind.__name__} is {len(data)} bytes; the limit is {MAX_BYTES}")
     try:
@@ -84,7 +84,7 @@ def decode(kind: type[E], data: bytes) -> E:
 
 
 def check_schema(kind: type[Event], schema: str) -> None:
-    """Raise `DecodeError` unless a message claims this type in the version this reader knows."""
+    """Raise `DecodeError` unless a schema header names this type in the version that this reader knows."""
     name, _, version = schema.partition("/")
     if name != kind.__name__:
         claimed = shorten(schema, MAX_REASON) or "nothing"
@@ -96,7 +96,7 @@ def check_schema(kind: type[Event], schema: str) -> None:
 
 
 def decode_as(schema: str, data: bytes) -> Event:
-    """Checked event of the type its ``Lightningbus-Schema`` header names; raises `DecodeError`."""
+    """A validated event of the type that its ``Lightningbus-Schema`` header names; raises `DecodeError`."""
     kind = _TYPES.get(name := schema.partition("/")[0])
     if kind is None:
         raise DecodeError(f"no event is called {shorten(name, MAX_REASON)!r}")

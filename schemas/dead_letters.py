@@ -4,7 +4,7 @@ from schemas.base import Event, NonNegativeInt, SubjectToken
 
 
 class DeadLetter(Event, frozen=True, kw_only=True):
-    """A message nobody could use, with the reason, kept whole."""
+    """A message that could not be processed, unchanged, with the reason."""
 
     stream: SubjectToken
     subject: str

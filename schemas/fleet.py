@@ -8,16 +8,16 @@ from schemas.base import Event, NonNegativeInt
 
 
 class Heartbeat(Event, frozen=True, kw_only=True):
-    """What a process is doing, sent every second and forgotten."""
+    """The state of a process, sent every second and not stored."""
 
     role: Literal["store", "learner", "inference", "runner", "publisher", "supervisor"]
     id: str
     run_id: str = ""
     state: str
-    """Inference nodes: a state of `bus.fleet.node_state`; others: what they do now."""
+    """Inference nodes: a state of `bus.fleet.node_state`; others: a short description."""
     pid: NonNegativeInt = 0
     address: str = ""
-    """Where an inference node can be reached: ``http://host:port``."""
+    """Of an inference node: ``http://host:port``."""
     model: str = ""
     version: NonNegativeInt | None = None
     status: dict[str, Any] = field(default_factory=dict)
@@ -25,11 +25,11 @@ class Heartbeat(Event, frozen=True, kw_only=True):
 
 
 class Alert(Event, frozen=True, kw_only=True):
-    """Something stands still, or goes on again."""
+    """A role is stalled or missing, or has recovered."""
 
     role: Literal["store", "learner", "inference", "runner", "publisher"]
-    """Who starves, or what is missing."""
+    """The role that is stalled or missing."""
     reason: str
     resolved: bool = False
-    """The alarm before it is no longer true."""
+    """The alert with this reason no longer applies."""
     fired_at_ns: NonNegativeInt

@@ -1,6 +1,6 @@
-"""Identities derived from what an event is about, so that sending twice is sending once.
+"""Deterministic ids, derived from the content of an event, so that sending it twice has the effect of sending it once.
 
-What only one writer sends has a nonce of this writer too, so that nobody else can send under its name first.
+An id that only one writer may use contains a nonce of that writer, so that nobody else can use the id first.
 """
 
 import json
@@ -17,27 +17,27 @@ def rollout_id(task: str, sample: int) -> str:
 
 
 def trace_id(rollout: str) -> str:
-    """The one trace of a rollout, from publish to training step: 32 hex digits."""
+    """The trace of a rollout, from publish to training step: 32 hex digits."""
     return sha256(f"trace:{rollout}".encode()).hexdigest()[:32]
 
 
 def span_id(rollout: str, *parts: object) -> str:
-    """A span of a rollout, named by what it is (``"publish"``; ``attempt, "call", 0``): 16 hex digits."""
+    """A span of a rollout, identified by its parts (``"publish"``; ``attempt, "call", 0``): 16 hex digits."""
     return sha256(":".join(["span", rollout, *map(str, parts)]).encode()).hexdigest()[:16]
 
 
 def publish_span_id(rollout: str) -> str:
-    """The PRODUCER span that opens a rollout's trace."""
+    """The PRODUCER span that starts the trace of a rollout."""
     return span_id(rollout, "publish")
 
 
 def execution_id(rollout: str, attempt: int, runner: str, started_ns: int) -> str:
-    """One run of the agent by one runner: 16 hex digits."""
+    """An execution of the agent by a runner: 16 hex digits."""
     return sha256(f"execution:{rollout}:{attempt}:{runner}:{started_ns}".encode()).hexdigest()[:16]
 
 
 def root_span_id(rollout: str, execution: str) -> str:
-    """The span that holds one attempt of a rollout."""
+    """The root span of one attempt of a rollout."""
     return span_id(rollout, execution, "root")
 
 
@@ -47,18 +47,18 @@ def traceparent(trace: str, span: str) -> str:
 
 
 def task_traceparent(rollout: str) -> str:
-    """``traceparent`` header of a task whose publisher also records it: the rollout's PRODUCER span."""
+    """``traceparent`` header of a task whose publisher also writes its record: the rollout's PRODUCER span."""
     return traceparent(trace_id(rollout), publish_span_id(rollout))
 
 
 def parse_span_id(traceparent: str) -> str:
-    """The span that a W3C Trace Context header names; empty where it is none."""
-    found = TRACEPARENT.fullmatch(traceparent.strip())
-    return found[2] if found else ""
+    """The span id of a W3C Trace Context header; empty if the header is invalid."""
+    match = TRACEPARENT.fullmatch(traceparent.strip())
+    return match[2] if match else ""
 
 
 def parse_trace_id(traceparent: str) -> str:
-    """The trace that a W3C Trace Context header names; empty where it is none."""
+    """The trace id of a W3C Trace Context header; empty if the header is invalid."""
     match = TRACEPARENT.fullmatch(traceparent.strip())
     return match[1] if match else ""
 
@@ -79,10 +79,10 @@ def batch_msg_id(execution: str, sequence: int) -> str:
 
 
 def weight_msg_id(model: str, epoch: int, version: int, nonce: str) -> str:
-    """``Nats-Msg-Id`` of a weight version; the ``nonce`` is known to nobody before, who could take the id first."""
+    """``Nats-Msg-Id`` of a weight version; nobody else knows the ``nonce`` before, so nobody can use the id first."""
     return f"weights:{model}:{epoch}:{version}:{nonce}"
 
 
 def step_msg_id(run: str, epoch: int, step: int, nonce: str) -> str:
-    """``Nats-Msg-Id`` of a training step; ``nonce`` as of `weight_msg_id`."""
+    """``Nats-Msg-Id`` of a training step; ``nonce`` as in `weight_msg_id`."""
     return f"step:{run}:{epoch}:{step}:{nonce}"

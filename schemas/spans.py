@@ -7,7 +7,7 @@ from msgspec import field
 from schemas.base import Event, Identifier, Mode, NonNegativeInt, Outcome, PositiveInt, SubjectToken
 
 PrefixRef = tuple[NonNegativeInt, NonNegativeInt]
-"""(call, length): so much of the beginning of a call's own part, see `prefixes`."""
+"""(call, length): a prefix of the own text of an earlier call, see `schemas.trajectory.prefix_encoding`."""
 
 
 class VersionSpan(Event, frozen=True, kw_only=True):
@@ -19,26 +19,26 @@ class VersionSpan(Event, frozen=True, kw_only=True):
 
 
 class ModelCall(Event, frozen=True, kw_only=True):
-    """What one model call was, exactly as the engine sampled it."""
+    """One model call, exactly as the engine sampled it."""
 
     index: NonNegativeInt
-    """Order of the call within its attempt."""
+    """Position of the call within its attempt, from 0."""
     model: str
     role: str = ""
-    """The agent's part that asked, from a model name such as ``policy:writer``."""
+    """The role of the agent that made the call, from a model name such as ``policy:writer``."""
     node: str
     prompt_prefix_refs: tuple[PrefixRef, ...] = ()
-    """What the prompt repeats of earlier calls, in tokens; their own parts are new prompt tokens and response."""
+    """What the prompt repeats of earlier calls, in tokens. A call's own text: ``prompt_ids``, then ``response_ids``."""
     prompt_ids: bytes
     """``u32[P]``: the prompt's tokens after the prefix."""
     prompt_sha256: bytes = b""
-    """Of the whole prompt as ``u32[]``, prefix included."""
+    """Of the full prompt as ``u32[]``, prefix included."""
     response_ids: bytes
     """``u32[T]``"""
     logprobs: bytes
     """``f32[T]``: natural log of the probability each response token was sampled with."""
     token_texts: tuple[str, ...] = ()
-    """The text of each response token, as the engine wrote it; empty if it did not."""
+    """The text of each response token, as the engine returned it; empty if it did not."""
     weight_versions: tuple[VersionSpan, ...]
     finish_reason: str = ""
     sampling_params: dict[str, Any] = field(default_factory=dict)
@@ -47,11 +47,11 @@ class ModelCall(Event, frozen=True, kw_only=True):
     request: str = ""
     """The agent's request body, JSON, after the prefix."""
     response: str = ""
-    """The answer's choice as the agent saw it, JSON."""
+    """The choice of the response as the agent received it, JSON."""
 
 
 class Span(Event, frozen=True, kw_only=True):
-    """An OpenTelemetry span; a model call adds its typed part."""
+    """An OpenTelemetry span; that of a model call carries the call."""
 
     trace_id: str
     span_id: str
@@ -71,39 +71,38 @@ class Span(Event, frozen=True, kw_only=True):
 
 
 class Usage(Event, frozen=True, kw_only=True):
-    """What an attempt took."""
+    """Resources that an attempt used."""
 
     num_calls: NonNegativeInt = 0
-    """Model calls."""
     prompt_tokens: NonNegativeInt = 0
-    """Of all calls, a history that is repeated counting each time."""
+    """Sum over all calls; a repeated history counts each time."""
     response_tokens: NonNegativeInt = 0
     num_truncated: NonNegativeInt = 0
-    """Calls that ended at a length."""
+    """Calls that ended at a length limit."""
     min_weight_version: NonNegativeInt | None = None
     max_weight_version: NonNegativeInt | None = None
-    """The oldest and the newest weight version that made a token."""
+    """The oldest and the newest weight version that sampled a token."""
     model_seconds: float = 0.0
-    """Time in which a model call was open."""
+    """Time with an open model call."""
     tool_seconds: float = 0.0
-    """Time in which a tool was at work and no model call open, by its spans."""
+    """Time with a running tool, by its spans, and no open model call."""
 
 
 class AttemptResult(Event, frozen=True, kw_only=True):
-    """How an attempt ended: the last thing said about it."""
+    """How an attempt ended; part of its last batch."""
 
     outcome: Outcome
     is_final: bool = True
-    """False: the task was given back, and another attempt follows."""
+    """False: the task is redelivered, and another attempt follows."""
     reward: float | None = None
     reward_span: str = ""
-    """The span the reward was read from, where the agent gave it by none but a span."""
+    """Id of the span that the reward was read from; empty if the agent returned the reward."""
     error: str = ""
     num_spans: NonNegativeInt
-    """How many spans the attempt had over all its batches."""
+    """Over all batches of the attempt."""
     usage: Usage = Usage()
     enqueued_ns: NonNegativeInt = 0
-    """When the bus had the task."""
+    """When the bus stored the task."""
     started_ns: NonNegativeInt
     ended_ns: NonNegativeInt
     result: str = ""
@@ -119,9 +118,9 @@ class SpanBatch(Event, frozen=True, kw_only=True):
     sample_index: NonNegativeInt
     group_size: PositiveInt
     attempt: PositiveInt
-    """Which delivery of the task this was, by the broker's count."""
+    """Which delivery of the task this is, by the broker's count."""
     execution_id: Identifier
-    """Which run of the agent: unique, where a broker that came back from a crash may count a delivery twice."""
+    """Unique per run of the agent; ``attempt`` is not, because a broker that crashed may count a delivery twice."""
     agent: SubjectToken
     mode: Mode
     runner: str

@@ -1,4 +1,4 @@
-"""Every subject, stream, durable and header name on the bus: the one place they are spelled."""
+"""Every name of a subject, stream, durable or header on the bus."""
 
 TASKS = "TASKS"
 TRAIN_ROLLOUTS = "TRAIN_ROLLOUTS"
@@ -26,11 +26,11 @@ TASK_PUBLISHED = "lb.event.task_published"
 TRAINING_STEP = "lb.event.training_step"
 ALERT = "lb.alert"
 API_ADVISORY = "$JS.EVENT.ADVISORY.API"
-"""Where nats-server says who asked JetStream for what, and what came of it."""
+"""nats-server's audit of JetStream API requests and their results."""
 
 STORE = "store"
 LEARNER = "learner"
-"""Names of durable consumers are the roles that read them."""
+"""A durable consumer is named after the role that reads it."""
 
 SCHEMA_HEADER = "Lightningbus-Schema"
 TRACE_HEADER = "traceparent"
@@ -38,42 +38,42 @@ MSG_ID_HEADER = "Nats-Msg-Id"
 
 
 def task(mode: str, agent: str) -> str:
-    """Where a task for an agent is published."""
+    """Tasks for an agent."""
     return f"lb.task.{mode}.{agent}"
 
 
 def rollout(mode: str) -> str:
-    """Where the spans of a rollout are published; the learner reads ``train`` only."""
+    """Spans of rollouts; the learner reads ``train`` only."""
     return f"lb.rollout.{mode}"
 
 
 def weights(model: str) -> str:
-    """Where the versions of a model are published."""
+    """Manifests of the versions of a model."""
     return f"lb.weights.version.{model}"
 
 
 def activated(node: str) -> str:
-    """Where a node announces that it serves a version."""
+    """Announcements of a node that it serves a version."""
     return f"lb.weights.activated.{node}"
 
 
 def release(model: str) -> str:
-    """Where it is decided which versions of a model are served; the last message is what holds."""
+    """The release state of a model; the last message is the current one."""
     return f"lb.weights.release.{model}"
 
 
 def swap_lock(model: str) -> str:
-    """Where the nodes of a model tell whose turn it is to swap; the last message is what holds."""
+    """The swap lock of a model's nodes; the last message is the current one."""
     return f"lb.weights.swap_lock.{model}"
 
 
 def dlq(stream: str) -> str:
-    """Where the dead letters of a stream go."""
+    """Dead letters of a stream."""
     return f"lb.dlq.{stream}"
 
 
 def heartbeat(role: str, id: str) -> str:
-    """Where a process says what it is doing; core NATS, not stored."""
+    """Heartbeats of one process; core NATS, not stored."""
     return f"lb.heartbeat.{role}.{id}"
 
 

@@ -9,7 +9,7 @@ from schemas.spans import Span
 
 
 class TaskIdentity(Event, frozen=True, kw_only=True):
-    """Which rollout a task is: what can be read even of a task that cannot be used."""
+    """The fields that identify a task; they can be read even if the rest of it is invalid."""
 
     id: Identifier
     run_id: SubjectToken
@@ -20,7 +20,7 @@ class TaskIdentity(Event, frozen=True, kw_only=True):
 
 
 class Task(TaskIdentity, frozen=True, kw_only=True):
-    """One sample of one problem for one agent; publishing ``n`` samples makes ``n`` of these.
+    """One sample of one problem for one agent; ``n`` samples are ``n`` tasks.
 
     The task is GRPO's group; a (task, sample) pair is a *rollout*; one delivery is an *attempt*.
     """
@@ -29,16 +29,16 @@ class Task(TaskIdentity, frozen=True, kw_only=True):
     deadline: PositiveSeconds = 60.0
     max_attempts: PositiveInt = 3
     prior_attempts: NonNegativeInt = 0
-    """Deliveries before it was replayed from the dead letters: attempts go on counting from here."""
+    """Deliveries before it was replayed from the dead letters: attempts continue to count from here."""
     model: SubjectToken = "policy"
     weight_version: NonNegativeInt | None = None
-    """Serve every model call of this rollout from exactly this version; ``None``: whatever is current."""
+    """Serve every model call of this rollout from exactly this version; ``None``: the current one."""
     sampling_params: dict[str, Any] = field(default_factory=dict)
     """Sampling settings forced on every model call, e.g. ``{"temperature": 0}`` for greedy evaluation."""
 
 
 class TaskRecord(Event, frozen=True, kw_only=True):
-    """A task was accepted by the bus; its PRODUCER span opens the rollout's trace."""
+    """The record of a task that the bus accepted; its PRODUCER span starts the trace of the rollout."""
 
     task: Task
     rollout_id: Identifier

@@ -1,4 +1,4 @@
-"""Events about training: what a step made, and of what."""
+"""Events about training steps: their rollouts and their results."""
 
 from typing import Literal
 
@@ -12,39 +12,39 @@ class RolloutDisposition(Event, frozen=True, kw_only=True):
     rollout_id: Identifier
     task_id: Identifier
     attempt: NonNegativeInt
-    """0 and no execution: it had not ended."""
+    """0 with an empty ``execution_id``: it had not ended."""
     execution_id: str
     outcome: Outcome | Literal[""]
     reward: float | None
     advantage: float
     trained: bool
     exclusion_reason: str = ""
-    """Why it was not trained on; empty if it was."""
+    """Empty if it was trained on."""
     tokens: NonNegativeInt
     max_staleness: NonNegativeInt
-    """Versions between the one trained and the oldest that made a token of it."""
+    """Versions between the one trained and the oldest that sampled a token of it."""
     batch_index: int = -1
-    """Where it stood in the batch; -1: it came into none."""
+    """Position in the batch; -1: not in it."""
     call_advantages: tuple[float, ...] = ()
     """Advantage of each of its calls."""
 
 
 class TrainingStep(Event, frozen=True, kw_only=True):
-    """One optimiser step: what went in, what came out."""
+    """One optimiser step, with its rollouts and metrics."""
 
     run_id: SubjectToken
     model: SubjectToken
     step: PositiveInt
     version: NonNegativeInt
-    """The weight version this step made."""
+    """The weight version that this step produced."""
     epoch: NonNegativeInt
     started_ns: NonNegativeInt
     ended_ns: NonNegativeInt
     rollouts: tuple[RolloutDisposition, ...]
     metrics: dict[str, float]
     batch_sha256: str = ""
-    """SHA-256 of the batch: rows and advantages, to the bit."""
+    """SHA-256 of the batch: its sequences and advantages, bit by bit."""
     settings: str = ""
-    """The learner's settings, JSON: with them the batch can be made again."""
+    """The learner's settings, JSON: with them the batch can be rebuilt."""
     spans: tuple[Span, ...]
-    """One span per rollout trained on, in that rollout's own trace."""
+    """One span per rollout that was trained on, in the trace of that rollout."""

@@ -1,4 +1,4 @@
-"""Events about weights: versions and how they are sent, what is decided of them, and who serves them."""
+"""Events about weights: manifests and broadcasts of versions, release decisions, swap locks, activations."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ Backend = Literal["nccl", "gloo"]
 
 
 class Blob(Event, frozen=True, kw_only=True):
-    """A named object in a bucket of the bus, with what it must hash to."""
+    """A named object in a bucket of the bus, with its digest."""
 
     bucket: SubjectToken
     name: Identifier
@@ -22,7 +22,7 @@ class Blob(Event, frozen=True, kw_only=True):
 
 
 class DeltaLink(Event, frozen=True, kw_only=True):
-    """One version of a chain: the whole file it begins with, or what changed since the version before."""
+    """One version of a chain: the full file at its beginning, or the delta to the version before."""
 
     version: NonNegativeInt
     fingerprint: Fingerprint
@@ -30,7 +30,7 @@ class DeltaLink(Event, frozen=True, kw_only=True):
 
 
 class CanaryPrompt(Event, frozen=True, kw_only=True):
-    """A fixed prompt, and what the learner makes of it under a version."""
+    """A fixed prompt, and the log-probabilities that the learner computes for it with a version."""
 
     ids: bytes
     """``u32[N]``: its tokens, at least two."""
@@ -39,27 +39,27 @@ class CanaryPrompt(Event, frozen=True, kw_only=True):
 
 
 class CanarySpec(Event, frozen=True, kw_only=True):
-    """What a version has to show on one node before it is released to all."""
+    """The checks that a version must pass on one node before all nodes may serve it."""
 
     prompts: tuple[CanaryPrompt, ...]
     max_tokens: PositiveInt
-    """Longest answer that is sampled to each prompt."""
+    """Limit of the answer that is sampled for each prompt."""
     max_kl: float
     """k3 estimate of the divergence of engine and learner on the prompts' tokens, in nats per token."""
     min_entropy: float
     """Mean of -log p over sampled tokens, in nats per token."""
     max_entropy: float
     max_length_ratio: float
-    """Mean length of the answers against that of the version released before, either way."""
+    """Largest ratio of the mean answer length to that of the version released before, or its inverse."""
 
 
 class BroadcastCapability(Event, frozen=True, kw_only=True):
-    """What a node's heartbeat says of its engine, so that it may be given a seat in a broadcast."""
+    """The engine of a node, in its heartbeat, so that the learner can assign it ranks in a broadcast."""
 
     engine: SubjectToken
-    """This life of it: an engine that was started again is in no group any more."""
+    """Id of the engine process: a restarted engine is in no group."""
     ranks: PositiveInt
-    """Its workers, each of which takes part."""
+    """Number of its workers; each takes part."""
     backends: tuple[str, ...]
 
 
@@ -77,28 +77,28 @@ class BroadcastPlan(Event, frozen=True, kw_only=True):
 
     backend: Backend
     address: str
-    """``host:port`` of the store on the learner where all meet."""
+    """``host:port`` of the learner's rendezvous store."""
     group: SubjectToken
-    """The same for the same seats: a group is made once and kept over versions."""
+    """The same for the same participants: a group is created once and reused for later versions."""
     rendezvous_key: Identifier
-    """Of this version, in the store."""
+    """Key of this version in the store."""
     participants: tuple[RankAssignment, ...]
     size: NonNegativeInt
-    """Bytes of the whole file."""
+    """Bytes of the full file."""
     rendezvous_timeout_seconds: PositiveSeconds
-    """How long who has come waits for the others."""
+    """How long a participant waits for the others."""
 
     @property
     def world_size(self) -> int:
         """Ranks of the group."""
-        return 1 + sum(seat.ranks for seat in self.participants)
+        return 1 + sum(participant.ranks for participant in self.participants)
 
 
 class WeightManifest(Event, frozen=True, kw_only=True):
     """Manifest of one version of a model's weights; the bytes are in its blobs.
 
-    A delta is what changed since ``parent``. Its ``chain`` leads there from a whole file, so that whoever has just
-    come, or missed some versions, can put this one together.
+    A delta holds the changes since ``parent``. Its ``chain`` leads to the parent from a full file, so that a node that
+    has just started, or missed some versions, can restore this one.
     """
 
     run_id: SubjectToken
@@ -108,35 +108,35 @@ class WeightManifest(Event, frozen=True, kw_only=True):
     kind: Literal["full", "delta", "lora"] = "full"
     transport: TransportName = "blob"
     location: str = ""
-    """Where the blobs are, unless on the bus: a directory, or ``s3://bucket/prefix``."""
+    """Location of the blobs, unless on the bus: a directory, or ``s3://bucket/prefix``."""
     blobs: tuple[Blob, ...]
     chain: tuple[DeltaLink, ...] = ()
-    """Of a delta: the versions before it, oldest first, from a whole one on."""
+    """Of a delta: the versions before it, oldest first, starting with a full one."""
     fingerprint: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$")] = ""
-    """`schemas.weights.delta.fingerprint` of the whole file: the same, however it was sent."""
+    """`schemas.weights.delta.fingerprint` of the full file: the same for every transport."""
     broadcast: BroadcastPlan | None = None
-    """Beside the blobs, a way for those who were ready: whoever cannot take it, or not now, has the blobs."""
+    """A broadcast to the nodes that were ready; every other node reads the blobs."""
     epoch: NonNegativeInt
-    """Which life of the learner wrote it; a learner of an older epoch is fenced off."""
+    """Epoch of the learner that wrote it; a learner of an older epoch is fenced."""
     step: NonNegativeInt
     created_at_ns: NonNegativeInt
     canary: CanarySpec | None = None
-    """It is served by nobody before a decision has released it; None: at once."""
+    """Nodes serve the version only after a decision has released it; None: at once."""
 
 
 MAX_ACTOR_CHARS, MAX_REASON_CHARS = 200, 1000
-"""Of a decision, in characters."""
+"""Of a decision."""
 
 
 class ReleaseDecision(Event, frozen=True, kw_only=True):
-    """A word about which versions are served: by the node that tried one, or by a person."""
+    """A decision about a version: by the node that ran its canary, or by a person."""
 
     action: Literal["released", "revoked", "pinned", "unpinned"]
     version: NonNegativeInt
     actor: Annotated[str, Meta(max_length=MAX_ACTOR_CHARS)]
     reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)] = ""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of a trial; see `inference.weights.canary`."""
+    """Of the canary; see `inference.weights.canary`."""
     decided_at_ns: NonNegativeInt
 
 
@@ -145,13 +145,13 @@ class ReleaseState(Event, frozen=True, kw_only=True):
 
     model: SubjectToken
     pinned: NonNegativeInt | None = None
-    """Exactly this one is served."""
+    """The only version that is served."""
     decisions: tuple[ReleaseDecision, ...] = ()
-    """Oldest first; the last is what this event adds."""
+    """Oldest first; the last one is new in this event."""
 
 
 class SwapLockState(Event, frozen=True, kw_only=True):
-    """A node swaps, and no other of its model that serves does so now; or its turn is over."""
+    """The lock of a model's nodes: its holder swaps weights, and no other serving node of the model does so."""
 
     model: SubjectToken
     node: str
@@ -160,15 +160,15 @@ class SwapLockState(Event, frozen=True, kw_only=True):
 
 
 class WeightsActivated(Event, frozen=True, kw_only=True):
-    """A node serves a version from now on."""
+    """A node has begun to serve a version."""
 
     node: str
     model: SubjectToken
     version: NonNegativeInt
     fetch_seconds: float
-    """Until its bytes were here."""
+    """Time to fetch its bytes."""
     verify_seconds: float = 0.0
-    """Beside that: hashing them, putting the file together, and holding it to the manifest."""
+    """In addition: hashing, restoring the file from deltas, and checking it against the manifest."""
     pause_seconds: float
-    """How long generation stood still."""
+    """How long generation was paused."""
     activated_at_ns: NonNegativeInt

@@ -1,4 +1,4 @@
-"""Deltas of safetensors files: to the bit for every dtype, and nothing wrong is ever made of a wrong or damaged one."""
+"""Deltas of safetensors files: bit-exact for every dtype; a wrong or damaged delta never gives wrong weights."""
 
 import tempfile
 from pathlib import Path
@@ -15,56 +15,56 @@ from schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors
 from tests.tensorfiles import WIDTHS, Contents, stepped, weights, write
 
 EVERYTHING = 1 << 40
-"""Bytes a delta may take where its size is not the point."""
+"""Size limit of a delta in tests that do not test it."""
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that small tensors have several."""
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that small tensors have several blocks."""
     monkeypatch.setattr(module, "BLOCK_BYTES", 64)
 
 
 @st.composite
 def versions(draw: st.DrawFn) -> list[Contents]:
-    """Some versions of a file: tensors of any dtype, empty and scalar ones too, changed a little, wholly, or not."""
+    """Some versions of a file: tensors of any dtype, also empty and scalar, changed a little, completely, or not."""
     layout = draw(st.lists(st.tuples(st.sampled_from(sorted(WIDTHS)), st.sampled_from([(), (0, 3), (7,), (5, 40)]))))
-    found: list[dict[str, tuple[str, tuple[int, ...], bytes]]] = [{}, {}, {}]
+    contents: list[dict[str, tuple[str, tuple[int, ...], bytes]]] = [{}, {}, {}]
     for number, (dtype, shape) in enumerate(layout):
         size = WIDTHS[dtype]
         for length in shape:
             size *= length
         data = draw(st.binary(min_size=size, max_size=size))
-        for version in found:
+        for version in contents:
             version[f"t{number}"] = (dtype, shape, data)
-            for place in draw(st.lists(st.integers(0, size - 1), max_size=3)) if size else ():
-                data = data[:place] + bytes([data[place] ^ draw(st.integers(0, 255))]) + data[place + 1 :]
+            for offset in draw(st.lists(st.integers(0, size - 1), max_size=3)) if size else ():
+                data = data[:offset] + bytes([data[offset] ^ draw(st.integers(0, 255))]) + data[offset + 1 :]
             if draw(st.integers(0, 5)) == 0:
                 data = draw(st.binary(min_size=size, max_size=size))
-    return list(found)
+    return list(contents)
 
 
 @settings(max_examples=150, deadline=None)
 @given(versions())
-def test_versions_are_put_together_to_the_bit(contents: list[Contents]) -> None:
+def test_versions_are_restored_bit_by_bit(contents: list[Contents]) -> None:
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
+        directory = Path(name)
         files = [
-            write(place / f"{number}", version, {"step": str(number)} if number else None)
+            write(directory / f"{number}", version, {"step": str(number)} if number else None)
             for number, version in enumerate(contents)
         ]
         with safe_open(files[0], framework="np") as read:
             assert set(read.keys()) == set(contents[0])
-        deltas = [place / f"d{number}" for number in range(len(files) - 1)]
+        deltas = [directory / f"d{number}" for number in range(len(files) - 1)]
         for base, new, delta in zip(files, files[1:], deltas, strict=False):
             assert encode_delta(base, new, delta, EVERYTHING)
         for last in range(len(files)):
-            made = apply_deltas(files[0], deltas[:last], place / "out")
-            assert (place / "out").read_bytes() == files[last].read_bytes() and made == fingerprint(files[last])
+            digest = apply_deltas(files[0], deltas[:last], directory / "out")
+            assert (directory / "out").read_bytes() == files[last].read_bytes() and digest == fingerprint(files[last])
 
 
 @pytest.fixture
 def three(tmp_path: Path) -> tuple[Path, Path, Path, Path]:
-    """Two versions, the delta between them, and somebody else's weights."""
+    """Two versions, the delta between them, and unrelated weights."""
     first = weights(0, 2000)
     base, new = write(tmp_path / "base", first), write(tmp_path / "new", stepped(first, 1))
     assert encode_delta(base, new, tmp_path / "delta", EVERYTHING)
@@ -73,28 +73,28 @@ def three(tmp_path: Path) -> tuple[Path, Path, Path, Path]:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_of_damaged_bytes_nothing_wrong_is_made(three: tuple[Path, Path, Path, Path], data: st.DataObject) -> None:
+def test_a_damaged_delta_never_gives_wrong_weights(three: tuple[Path, Path, Path, Path], data: st.DataObject) -> None:
     base, new, delta, _ = three
     good = delta.read_bytes()
-    place = data.draw(st.integers(0, len(good) - 1))
-    how = data.draw(st.sampled_from(["flip", "cut", "more", "zeros"]))
+    offset = data.draw(st.integers(0, len(good) - 1))
+    damage = data.draw(st.sampled_from(["flip", "cut", "more", "zeros"]))
     bad = {
-        "flip": good[:place] + bytes([good[place] ^ data.draw(st.integers(1, 255))]) + good[place + 1 :],
-        "cut": good[:place],
+        "flip": good[:offset] + bytes([good[offset] ^ data.draw(st.integers(1, 255))]) + good[offset + 1 :],
+        "cut": good[:offset],
         "more": good + b"\0",
-        "zeros": good[:place] + bytes(len(good) - place),
-    }[how]
+        "zeros": good[:offset] + bytes(len(good) - offset),
+    }[damage]
     damaged, out = delta.with_name("damaged"), delta.with_name("out")
     damaged.write_bytes(bad)
     try:
-        made = apply_deltas(base, [damaged], out)
+        digest = apply_deltas(base, [damaged], out)
     except DeltaError as error:
         assert str(error)
     else:
-        assert out.read_bytes() == new.read_bytes() and made == fingerprint(new)
+        assert out.read_bytes() == new.read_bytes() and digest == fingerprint(new)
 
 
-def test_a_wrong_base_is_told_from_a_damaged_delta(three: tuple[Path, Path, Path, Path], tmp_path: Path) -> None:
+def test_a_wrong_base_is_no_damaged_delta(three: tuple[Path, Path, Path, Path], tmp_path: Path) -> None:
     base, new, delta, other = three
     with pytest.raises(WrongBase, match="made against other weights"):
         apply_deltas(other, [delta], tmp_path / "out")
@@ -110,24 +110,24 @@ def test_a_wrong_base_is_told_from_a_damaged_delta(three: tuple[Path, Path, Path
         apply_deltas(write(tmp_path / "typed", typed), [delta], tmp_path / "out")
 
 
-def test_a_payload_takes_no_more_memory_than_its_piece(three: tuple[Path, Path, Path, Path], tmp_path: Path) -> None:
+def test_a_payload_takes_no_more_memory_than_its_block(three: tuple[Path, Path, Path, Path], tmp_path: Path) -> None:
     base, _, delta, _ = three
-    assert encode_delta(base, write(tmp_path / "much", stepped(weights(0, 2000), 2, share=0.5)), delta, EVERYTHING)
+    assert encode_delta(base, write(tmp_path / "stepped", stepped(weights(0, 2000), 2, share=0.5)), delta, EVERYTHING)
     good = delta.read_bytes()
-    begins = len(module.MAGIC) + len(read_header(base)) + module.DIGEST_BYTES
-    form, changed, length, before, after = RECORD.unpack_from(good, begins)
+    offset = len(module.MAGIC) + len(read_header(base)) + module.DIGEST_BYTES
+    form, changed, length, before, after = RECORD.unpack_from(good, offset)
     bomb = zstandard.ZstdCompressor().compress(bytes(400_000))
     assert form != module.UNCHANGED and len(bomb) < 64
-    head = RECORD.pack(form, changed, len(bomb), before, after)
-    (tmp_path / "bomb").write_bytes(good[:begins] + head + bomb + good[begins + RECORD.size + length :])
+    record = RECORD.pack(form, changed, len(bomb), before, after)
+    (tmp_path / "bomb").write_bytes(good[:offset] + record + bomb + good[offset + RECORD.size + length :])
     with pytest.raises(DeltaError, match="a block has the wrong size"):
         apply_deltas(base, [tmp_path / "bomb"], tmp_path / "out")
 
 
-def test_what_is_not_worth_it_is_not_made(three: tuple[Path, Path, Path, Path], tmp_path: Path) -> None:
+def test_a_delta_that_is_too_large_is_not_written(three: tuple[Path, Path, Path, Path], tmp_path: Path) -> None:
     base, new, delta, other = three
     assert delta.stat().st_size < new.stat().st_size
-    assert not encode_delta(base, other, tmp_path / "d", new.stat().st_size // 2), "all has changed"
+    assert not encode_delta(base, other, tmp_path / "d", new.stat().st_size // 2), "all words have changed"
     assert not encode_delta(base, write(tmp_path / "larger", weights(0, 3000)), tmp_path / "d", EVERYTHING)
     assert not (tmp_path / "d").exists()
 
@@ -144,7 +144,7 @@ def test_what_is_not_worth_it_is_not_made(three: tuple[Path, Path, Path, Path], 
         b"[" * 100_000,
     ],
 )
-def test_a_header_that_is_none_is_one_sentence(header: bytes) -> None:
-    whole = len(header).to_bytes(8, "little") + header
+def test_an_invalid_header_is_refused(header: bytes) -> None:
+    file_header = len(header).to_bytes(8, "little") + header
     with pytest.raises(InvalidSafetensors):
-        parse_tensors(whole, len(whole) + 4)
+        parse_tensors(file_header, len(file_header) + 4)
