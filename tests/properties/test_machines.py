@@ -1,4 +1,4 @@
-"""The pure state machines, driven through random orders of events: lease, attempt winner, node, group, staleness."""
+"""The pure state machines, with events in random order: lease, attempt selection, node, group, staleness."""
 
 import itertools
 from typing import get_args
@@ -27,64 +27,69 @@ OUTCOMES = st.sampled_from(get_args(Outcome))
 
 
 class Leasing(RuleBasedStateMachine):
-    """A holder that renews when it is due, a broker that waits, and a network in between that may be slow or dead."""
+    """A holder that renews its lease in time, a broker that waits, and a network that may be slow or broken."""
 
     ack_wait = 30.0
 
     @initialize()
     def delivered(self) -> None:
-        self.now = self.heard = 0.0
+        self.now = self.last_renewal = 0.0
         self.lease = Lease(self.ack_wait, 0.0)
-        self.given_away = False
+        self.redelivered = False
 
     @rule(seconds=st.floats(0.1, 40.0))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.given_away |= self.now - self.heard >= self.ack_wait
+        self.redelivered |= self.now - self.last_renewal >= self.ack_wait
 
-    @rule(there=st.floats(0.0, 5.0), back=st.floats(0.0, 5.0), arrives=st.booleans(), answered=st.booleans())
-    def renewal_when_due(self, there: float, back: float, arrives: bool, answered: bool) -> None:
+    @rule(
+        request_seconds=st.floats(0.0, 5.0),
+        reply_seconds=st.floats(0.0, 5.0),
+        arrives=st.booleans(),
+        replied=st.booleans(),
+    )
+    def renewal_when_due(self, request_seconds: float, reply_seconds: float, arrives: bool, replied: bool) -> None:
         if self.lease.due(self.now) > 0.0 or not arrives:
             return
         sent = self.now
-        self.time_passes(there)
-        self.heard = self.now
-        self.time_passes(back)
-        if answered:
+        self.time_passes(request_seconds)
+        self.last_renewal = self.now
+        self.time_passes(reply_seconds)
+        if replied:
             self.lease.renew(sent, self.now)
 
     @invariant()
-    def who_believes_to_hold_it_does(self) -> None:
+    def a_held_lease_is_not_redelivered(self) -> None:
         if hasattr(self, "lease"):
-            assert not (self.lease.held(self.now) and self.given_away)
+            assert not (self.lease.held(self.now) and self.redelivered)
 
 
 class Grouping(RuleBasedStateMachine):
-    """Attempts of one group end in any order, any number of times, while its time runs out or not."""
+    """Attempts of one group end in any order, any number of times, before or after its timeout."""
 
     samples, seconds = 3, 10.0
 
     @initialize()
     def begin(self) -> None:
         self.now = 0.0
-        self.groups = Groups(self.seconds, lambda one: one.reward is not None)
+        self.groups = Groups(self.seconds, lambda rollout: rollout.reward is not None)
         self.executions = itertools.count()
-        self.fed: list[Rollout] = []
-        self.out: list[Rollout] = []
+        self.added: list[Rollout] = []
+        self.taken: list[Rollout] = []
 
-    @rule(sample=st.integers(0, samples - 1), outcome=OUTCOMES, final=st.booleans(), again=st.booleans())
-    def an_attempt_ends(self, sample: int, outcome: Outcome, final: bool, again: bool) -> None:
+    @rule(sample=st.integers(0, samples - 1), outcome=OUTCOMES, final=st.booleans(), twice=st.booleans())
+    def an_attempt_ends(self, sample: int, outcome: Outcome, final: bool, twice: bool) -> None:
         resolution = resolution_of(
             AttemptResult(outcome=outcome, is_final=final, num_spans=1, started_ns=0, ended_ns=0)
         )
         reward = 1.0 if outcome == "ok" else None
-        made = rollout("a", sample, reward, outcome=outcome, samples=self.samples)
+        base = rollout("a", sample, reward, outcome=outcome, samples=self.samples)
         changed = {"resolution": resolution, "execution": f"e{next(self.executions)}"}
-        one = Rollout(**{**{name: getattr(made, name) for name in Rollout.__slots__}, **changed})
-        self.fed.append(one)
-        self.groups.add(one, self.now)
-        if again:
-            self.groups.add(one, self.now) if one.task not in self.groups.closed else None
+        attempt = Rollout(**{**{name: getattr(base, name) for name in Rollout.__slots__}, **changed})
+        self.added.append(attempt)
+        self.groups.add(attempt, self.now)
+        if twice:
+            self.groups.add(attempt, self.now) if attempt.task not in self.groups.closed else None
 
     @rule(seconds=st.floats(0.1, 6.0))
     def time_passes(self, seconds: float) -> None:
@@ -94,19 +99,19 @@ class Grouping(RuleBasedStateMachine):
     @rule()
     def trained(self) -> None:
         for group in self.groups.take(1):
-            assert sum(one.reward is not None for one in group.rollouts) >= 2, "fewer than two valid rollouts"
-            self.out += group.rollouts
+            assert sum(rollout.reward is not None for rollout in group.rollouts) >= 2, "fewer than two valid rollouts"
+            self.taken += group.rollouts
 
     @invariant()
     def nothing_is_lost_nothing_is_twice(self) -> None:
         if not hasattr(self, "groups"):
             return
-        accounted = [one.execution for one in (*self.out, *self.groups.held())]
+        accounted = [rollout.execution for rollout in (*self.taken, *self.groups.held())]
         assert len(accounted) == len(set(accounted)), "an attempt counts twice"
-        assert set(accounted) == {one.execution for one in self.fed if one.resolution != Resolution.RETRIED}, (
-            "an attempt is lost"
-        )
-        assert len({one.id for one in self.out}) == len(self.out), "a rollout is trained on twice"
+        assert set(accounted) == {
+            rollout.execution for rollout in self.added if rollout.resolution != Resolution.RETRIED
+        }, "an attempt is lost"
+        assert len({rollout.id for rollout in self.taken}) == len(self.taken), "a rollout is trained on twice"
 
     @invariant()
     def no_group_waits_longer_than_its_deadline(self) -> None:
@@ -116,7 +121,7 @@ class Grouping(RuleBasedStateMachine):
 
 
 class Serving(RuleBasedStateMachine):
-    """What happens to a node, and what others hear of it."""
+    """The states of a node, and what other processes see of it."""
 
     @initialize()
     def begin(self) -> None:
@@ -144,41 +149,44 @@ class Serving(RuleBasedStateMachine):
             assert not serves(self.state) or (self.verified and not self.stopped)
 
     @invariant()
-    def silence_is_believed_over_words(self) -> None:
+    def a_silent_node_is_not_believed(self) -> None:
         if not hasattr(self, "state"):
             return
-        taken = seen(self.state, self.silence)
-        assert not serves(taken) or self.silence < SUSPECT_SECONDS
-        assert (taken == "dead") == (self.silence >= DEAD_SECONDS or self.state == "dead")
+        seen_state = seen(self.state, self.silence)
+        assert not serves(seen_state) or self.silence < SUSPECT_SECONDS
+        assert (seen_state == "dead") == (self.silence >= DEAD_SECONDS or self.state == "dead")
 
 
 TestLeasing, TestGrouping, TestServing = Leasing.TestCase, Grouping.TestCase, Serving.TestCase
 
 
 @given(st.lists(st.tuples(OUTCOMES, st.booleans()), max_size=8))
-def test_the_winner_is_the_first_result_else_the_first_last_word(told: list[tuple[Outcome, bool]]) -> None:
-    """Whoever hears the attempts one by one and whoever sorts them afterwards come to the same one."""
+def test_the_selected_attempt_is_the_first_final_one_else_the_first_abandoned_one(
+    outcomes: list[tuple[Outcome, bool]],
+) -> None:
+    """Selecting one by one and selecting from all of them give the same attempt."""
     ends = [
-        AttemptResult(outcome=outcome, is_final=final, num_spans=1, started_ns=0, ended_ns=0) for outcome, final in told
+        AttemptResult(outcome=outcome, is_final=final, num_spans=1, started_ns=0, ended_ns=0)
+        for outcome, final in outcomes
     ]
-    ranks = [(resolution_of(end), place) for place, end in enumerate(ends) if resolution_of(end) != Resolution.RETRIED]
+    ranks = [(resolution_of(end), index) for index, end in enumerate(ends) if resolution_of(end) != Resolution.RETRIED]
     assert select_attempt(ends) == (min(ranks)[1] if ranks else None)
     current: int | None = None
-    for place, end in enumerate(ends):
+    for index, end in enumerate(ends):
         if supersedes(resolution_of(end), resolution_of(ends[current]) if current is not None else None):
-            current = place
+            current = index
     assert current == select_attempt(ends)
     if current is not None:
         assert ends[current].is_final
         results = [end for end in ends if resolution_of(end) == Resolution.FINAL]
         assert not results or ends[current].outcome not in INFRA_OUTCOMES, (
-            "what failed by our doing never beats a result"
+            "an infrastructure failure never beats a result"
         )
         assert results or resolution_of(ends[current]) == Resolution.ABANDONED
 
 
 @given(st.integers(1, 8), st.integers(0, 4), st.integers(1, 40))
-def test_what_is_dispatched_is_trained_on_before_it_is_too_old(
+def test_dispatched_groups_are_trained_on_before_they_are_too_stale(
     groups_per_step: int, max_staleness: int, steps: int
 ) -> None:
     """Groups are trained on in the order they were dispatched; each was sampled by the version current at the time."""
