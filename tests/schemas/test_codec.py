@@ -1,4 +1,4 @@
-"""The wire format, held to bytes any MessagePack library reads."""
+"""The wire format, compared with bytes that any MessagePack library reads."""
 
 import struct
 
@@ -73,7 +73,7 @@ def test_unknown_fields_of_a_newer_writer_are_ignored() -> None:
     ],
 )
 def test_a_bad_field_is_one_sentence_that_names_it(fields: dict[str, object], sentence: str) -> None:
-    """Whoever wrote the message learns which field is wrong."""
+    """The writer of the message learns which field is wrong."""
     raw = msgpack.unpackb(encode(TASK))
     with pytest.raises(DecodeError, match=sentence):
         decode(Task, msgpack.packb({**raw, **fields}))
@@ -87,7 +87,7 @@ def test_garbage_is_a_decode_error_and_nothing_else(data: bytes) -> None:
 
 
 def test_a_missing_field_a_deep_nest_and_a_wrong_name_are_decode_errors() -> None:
-    """Each is told apart."""
+    """Each has its own error."""
     with pytest.raises(DecodeError, match="missing required field `run_id`"):
         decode(Task, msgpack.packb({"id": "q", "agent": "calc", "input": 1}))
     with pytest.raises(DecodeError, match="Task is not"):
@@ -108,13 +108,13 @@ def test_size_limits_hold_both_ways() -> None:
 
 
 def test_a_value_messagepack_has_no_form_for_is_an_encode_error() -> None:
-    """The publisher is told, not the reader."""
+    """The publisher gets the error, not the reader."""
     with pytest.raises(EncodeError, match="Task cannot be written"):
         encode(Task(id="q", run_id="r", agent="a", input=2**70))
 
 
 def test_schema_names_carry_the_version() -> None:
-    """The header names type and version, and finds its way back."""
+    """The header names type and version, and decodes to the same event."""
     assert schema_of(TASK) == f"Task/{VERSION}"
     assert decode_as(f"Task/{VERSION}", encode(TASK)) == TASK
 
