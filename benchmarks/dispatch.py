@@ -9,7 +9,7 @@ from benchmarks.results import Result, machine, table, write
 from bus.client import Bus
 from bus.task_file import Problem
 from learner.rollouts.dispatcher import Dispatcher
-from learner.rollouts.task_order import Passes
+from learner.rollouts.task_order import TaskOrder
 from learner.settings.learner import LearnerSettings
 
 PROBLEMS, DISPATCHED, GROUPS, OUTSTANDING = 400_000, 100_000, 10_000, 64
@@ -23,7 +23,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-async def longest_standstill(passes: Passes) -> float:
+async def longest_standstill(passes: TaskOrder) -> float:
     """Seconds that the event loop stood still at most while a pass was shuffled."""
     shuffling = asyncio.ensure_future(passes.reach(0))
     longest, before = 0.0, time.perf_counter()
@@ -44,10 +44,10 @@ def restart() -> None:
 
 def measure() -> list[Result]:
     """The first group, those after it, a restart, and what the event loop feels of it."""
-    passes = Passes(PROBLEMS, 0)
+    passes = TaskOrder(PROBLEMS, 0)
     first = seconds(lambda: passes.at(0))
     later = seconds(lambda: [passes.at(place) for place in range(GROUPS)]) / GROUPS
-    stood = asyncio.run(longest_standstill(Passes(PROBLEMS, 0)))
+    stood = asyncio.run(longest_standstill(TaskOrder(PROBLEMS, 0)))
     return [
         Result(f"the first group of a pass of {PROBLEMS:,} problems", round(first, 4), "s"),
         Result("each group after it", round(1e6 * later, 2), "µs"),

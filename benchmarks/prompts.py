@@ -15,8 +15,8 @@ from clickhouse_connect.driver.client import Client
 from msgspec.structs import replace
 
 from benchmarks.results import Result, machine, table, write
-from runners.protocol.choice import Part
-from runners.recording.attempt import Attempt
+from runners.protocol.choice import SampledChoice
+from runners.recording.attempt import AttemptRecorder
 from schemas.codec import encode
 from schemas.spans import SpanBatch, VersionSpan
 from schemas.tasks import Task
@@ -45,14 +45,14 @@ CODECS = {
 def conversation(number: int) -> SpanBatch:
     """One rollout as its runner records it, words and tokens as frequent as in a language (Zipf)."""
     chance = np.random.default_rng(number)
-    attempt = Attempt(Task(id=f"long-{number}", run_id="long", agent="default", input={}), 1, "runner")
+    attempt = AttemptRecorder(Task(id=f"long-{number}", run_id="long", agent="default", input={}), 1, "runner")
     messages: list[dict[str, str]] = []
     tokens: list[int] = []
     for turn in range(TURNS):
         asked, answered = _ids(chance, TOKENS - SAMPLED), _ids(chance, SAMPLED)
         messages.append({"role": "user", "content": _text(asked)})
         tokens += asked
-        part = Part(
+        part = SampledChoice(
             model="policy", response_id="", prompt_ids=array("I", tokens).tobytes(),
             response_ids=array("I", answered).tobytes(),
             logprobs=(-chance.exponential(0.6, SAMPLED)).astype("<f4").tobytes(),
@@ -65,8 +65,8 @@ def conversation(number: int) -> SpanBatch:
         attempt.add_call(part, node="n", role="", request=request, started_ns=at, ended_ns=at + 900_000_000)
         messages.append({"role": "assistant", "content": _text(answered)})
         tokens += answered
-    attempt.conclude("ok", 1.0, "", "1.0")
-    *before, last = attempt.unsent
+    attempt.finish("ok", 1.0, "", "1.0")
+    *before, last = attempt.outbox
     return replace(last, spans=tuple(span for batch in (*before, last) for span in batch.spans))
 
 

@@ -115,11 +115,11 @@ async def served(at: Stack, name: str, steps: Steps, weights: dict[str, Any], ch
         at.bus.fleet("inference") as nodes,
         Broadcaster(settings, nodes.members) as broadcaster,
     ):
-        await broadcaster.settled()
+        await broadcaster.wait_idle()
         for _ in range(ROUNDS):
             # Of a publisher the first version is whole, and the next a delta.
             publisher = WeightPublisher(learner, settings, broadcaster=broadcaster)
-            await publisher.look()
+            await publisher.refresh()
             for _ in range(2):
                 path, version = steps.next()
                 started = time.monotonic()
@@ -132,8 +132,8 @@ async def served(at: Stack, name: str, steps: Steps, weights: dict[str, Any], ch
                 started = time.monotonic()
                 await asyncio.to_thread(shutil.copyfile, path, checkpoints / "copy")
                 copied.append(time.monotonic() - started)
-        await broadcaster.settled()
-        broadcast = broadcaster.sent
+        await broadcaster.wait_idle()
+        broadcast = broadcaster.num_sent
     assert broadcast == (0 if settings.weights.broadcast.backend == "off" else 2 * ROUNDS), "some were fetched"
     way = settings.weights.transport + (" and gloo" if broadcast else "")
     return [

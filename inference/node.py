@@ -15,14 +15,14 @@ from bus.fleet.heartbeats import Pulse, own_id
 from bus.fleet.node_state import Happening, step
 from bus.security.secrets import is_loopback, read_key
 from common.aio import cancel
-from inference.engine.broadcast_seats import meeting, seat_in
-from inference.engine.vllm_server import URL, Engine, EngineFailed, EngineKilled, EngineRefused
+from inference.engine.broadcast_seats import find_assignment, rendezvous_info
+from inference.engine.vllm_server import URL, EngineError, EngineKilledError, EngineRejectedError, VllmServer
 from inference.gateway.server import Gateway
-from inference.lora.manager import Adapters
+from inference.lora.manager import LoraManager
 from inference.settings import InferenceSettings
-from inference.version_registry import Residents
+from inference.version_registry import LoadedVersions
 from inference.weights.canary import EngineCanary
-from inference.weights.updater import Subscriber
+from inference.weights.updater import WeightUpdater
 from schemas.weights.events import ReleaseState, WeightManifest
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,9 @@ class PortInUse(Exception):
 
 
 async def run(bus: Bus, settings: InferenceSettings, stop: asyncio.Event) -> None:
-    """Serve until asked to stop; raises `EngineFailed` if vLLM cannot start at all, `PortInUse`, `bus.AccessError`."""
+    """Serve until asked to stop; raises `EngineError` if vLLM cannot start at all, `PortInUse`, `bus.AccessError`."""
     if not (settings.model_path / "config.json").exists():
-        raise EngineFailed(f"model_path: {settings.model_path} holds no model (no config.json)")
+        raise EngineError(f"model_path: {settings.model_path} holds no model (no config.json)")
     await Node(bus, settings).run(stop)
 
 
@@ -61,29 +61,29 @@ class Node:
         self.id = own_id(settings.id)
         self._key = _cluster_key(settings)
         self._swaps = 0
-        self._adapters: Adapters | None = None
+        self._adapters: LoraManager | None = None
         self._meeting = ""
         """The last one gone to: who was there in vain does not go again."""
-        self.one_at_a_time = settings.lora is None
-        """See `inference.weights.target.Server`. Loading adapters pauses no call, so it needs no lock."""
+        self.needs_swap_lock = settings.lora is None
+        """See `inference.weights.target.WeightTarget`. Loading adapters pauses no call, so it needs no lock."""
         self.canary: EngineCanary
-        """See `inference.weights.target.Server`."""
-        self._engine: Engine
+        """See `inference.weights.target.WeightTarget`."""
+        self._engine: VllmServer
         self._gateway: Gateway
-        self._subscriber: Subscriber
+        self._subscriber: WeightUpdater
         self._pulse: Pulse
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
-        async with Engine(self._settings) as self._engine:
+        async with VllmServer(self._settings) as self._engine:
             host, port, most = self._settings.host, self._settings.port, self._settings.max_requests
             lora = self._settings.lora
-            residents = Residents(self._settings.model, lora.versions) if lora else None
+            residents = LoadedVersions(self._settings.model, lora.versions) if lora else None
             self._gateway = Gateway(URL, self._engine.session, host, port, self._key, most, residents)
             if lora and residents:
                 place = self._settings.work / "adapters"
-                self._adapters = Adapters(residents, lora.rank, place, self._gateway, self._engine.tell)
-            self.canary = EngineCanary(self._engine, self._settings.model, self._gateway, self._happen)
+                self._adapters = LoraManager(residents, lora.rank, place, self._gateway, self._engine.post)
+            self.canary = EngineCanary(self._engine, self._settings.model, self._gateway, self._transition)
             try:
                 await self._gateway.__aenter__()
             except OSError as error:
@@ -100,50 +100,52 @@ class Node:
         pause, longest = RESTART_SECONDS
         proven = False
         while not stopping.done():
-            life = asyncio.create_task(self._live())
+            life = asyncio.create_task(self._run_engine())
             await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not life.done():
-                await self._happen("stop")
+                await self._transition("stop")
                 await cancel(life)
                 break
             proven = proven or self._gateway.state in ("stale", "ready", "judging")
-            await self._happen("engine_lost")
+            await self._transition("engine_lost")
             await self._engine.stop()
             error = life.exception()
-            worth_another = proven or isinstance(error, EngineKilled)  # what never ran may be set up wrongly
-            if not isinstance(error, EngineFailed) or not worth_another:
+            worth_another = proven or isinstance(error, EngineKilledError)  # what never ran may be set up wrongly
+            if not isinstance(error, EngineError) or not worth_another:
                 stopping.cancel()
                 raise error or AssertionError("a node lives until its engine is lost")
             log.error("%s; starting it again in %g s", error, pause)
             await asyncio.wait({stopping}, timeout=pause)
             pause = min(pause * 2, longest)
 
-    async def _live(self) -> None:
-        """One life of the engine: start, follow the versions; ends by `EngineFailed`."""
+    async def _run_engine(self) -> None:
+        """One life of the engine: start, follow the versions; ends by `EngineError`."""
         self._gateway.version = None
         if self._adapters:
-            self._adapters.begin()
+            self._adapters.on_engine_restart()
         await self._engine.start()
-        await self._happen("engine_up")
+        await self._transition("engine_up")
         log.info("node %s: engine is up, waiting for weights of %s", self.id, self._settings.model)
         work = self._settings.work / "weights"
-        self._subscriber = Subscriber(self._bus, self.id, self._settings.model, work, self)
-        lost = asyncio.create_task(self._engine.lost())
+        self._subscriber = WeightUpdater(self._bus, self.id, self._settings.model, work, self)
+        lost = asyncio.create_task(self._engine.wait_exit())
         working = {asyncio.create_task(self._subscriber.run())}
         if self._adapters:
-            working.add(asyncio.create_task(self._adapters.retire()))
+            working.add(asyncio.create_task(self._adapters.unload_loop()))
         try:
             done, _ = await asyncio.wait({*working, lost}, return_when=asyncio.FIRST_COMPLETED)
             for failed in done & working:
                 await failed
-            raise EngineFailed(f"vLLM ended with {await lost}")
+            raise EngineError(f"vLLM ended with {await lost}")
         finally:
             await cancel(*working, lost)
 
-    async def swap(self, files: Sequence[Path], version: int) -> float:
-        """See `inference.weights.target.Server`."""
+    async def load_files(self, files: Sequence[Path], version: int) -> float:
+        """See `inference.weights.target.WeightTarget`."""
         paused = await (
-            self._adapters.take(files, version, self._replace) if self._adapters else self._replace(files, version)
+            self._adapters.load_version(files, version, self._replace)
+            if self._adapters
+            else self._replace(files, version)
         )
         self._swaps += 1
         return paused
@@ -151,16 +153,16 @@ class Node:
     async def _replace(self, files: Sequence[Path], version: int) -> float:
         return await self._load({"paths": [str(path.resolve()) for path in files]}, version)
 
-    async def take_part(self, manifest: WeightManifest) -> float | None:
-        """See `inference.weights.target.Server`; the engine stands still from when it waits for the others."""
-        offer, reach, started = manifest.broadcast, self._engine.reach, time.monotonic()
-        seat = seat_in(offer, self.id, reach) if reach is not None else None
+    async def join_broadcast(self, manifest: WeightManifest) -> float | None:
+        """See `inference.weights.target.WeightTarget`; the engine stands still from when it waits for the others."""
+        offer, reach, started = manifest.broadcast, self._engine.broadcast_capability, time.monotonic()
+        seat = find_assignment(offer, self.id, reach) if reach is not None else None
         if offer is None or seat is None or offer.rendezvous_key == self._meeting or self._adapters is not None:
             return None
         self._meeting = offer.rendezvous_key
         try:
-            await self._engine.tell("/init_weight_transfer_engine", {"init_info": meeting(offer, seat)})
-        except EngineRefused as error:
+            await self._engine.post("/init_weight_transfer_engine", {"init_info": rendezvous_info(offer, seat)})
+        except EngineRejectedError as error:
             log.warning("version %d is to be had by its files: %s", manifest.version, error)
             return None
         met = time.monotonic() - started
@@ -173,47 +175,51 @@ class Node:
         started = time.monotonic()
         # clear_cache: requests in flight are computed again from their tokens when they resume (vLLM 0.31).
         clear = "true" if self._settings.kv_cache == "recompute" else "false"
-        await self._engine.tell(f"/pause?mode=keep&clear_cache={clear}")
+        await self._engine.post(f"/pause?mode=keep&clear_cache={clear}")
         try:
-            await self._engine.tell("/start_weight_update")
-            await self._engine.tell("/update_weights", {"update_info": update_info})
-            await self._engine.tell("/finish_weight_update", {"weight_version": str(version)})
-        except EngineFailed:
+            await self._engine.post("/start_weight_update")
+            await self._engine.post("/update_weights", {"update_info": update_info})
+            await self._engine.post("/finish_weight_update", {"weight_version": str(version)})
+        except EngineError:
             # Half-loaded weights must never answer: this engine is given up, a new one starts stale.
             await self._engine.stop()
             raise
-        await self._gateway.settle()
+        await self._gateway.flush_pending_chunks()
         self._gateway.version = version
-        await self._engine.tell("/resume")
+        await self._engine.post("/resume")
         return time.monotonic() - started
 
-    def heed(self, release: ReleaseState) -> None:
-        """See `inference.weights.target.Server`."""
+    def on_release_state(self, release: ReleaseState) -> None:
+        """See `inference.weights.target.WeightTarget`."""
         if self._adapters:
-            self._adapters.heed(release)
+            self._adapters.apply_release_state(release)
 
-    async def applied(self) -> None:
-        """See `inference.weights.target.Server`."""
-        await self._happen("weights_applied")
+    async def on_activated(self) -> None:
+        """See `inference.weights.target.WeightTarget`."""
+        await self._transition("weights_applied")
 
-    async def _happen(self, happening: Happening) -> None:
+    async def _transition(self, happening: Happening) -> None:
         self._gateway.state = step(self._gateway.state, happening)
         await self._pulse.now()
 
     def _describe(self) -> dict[str, Any]:
-        subscriber: Subscriber | None = getattr(self, "_subscriber", None)
+        subscriber: WeightUpdater | None = getattr(self, "_subscriber", None)
         return {
             "state": self._gateway.state,
             "address": self._settings.advertise or self._gateway.address,
             "model": self._settings.model,
             "version": self._gateway.newest,
             "status": {
-                "inflight": self._gateway.inflight,
+                "inflight": self._gateway.num_in_flight,
                 "swaps": self._swaps,
                 "max_model_len": self._engine.max_model_len,
-                "problem": subscriber.trouble[:120] if subscriber else "",
+                "problem": subscriber.last_error[:120] if subscriber else "",
                 **({"versions": list(self._gateway.versions)} if self._adapters else {}),
-                **({"reach": to_builtins(self._engine.reach)} if self._engine.reach and not self._adapters else {}),
-                **({"wants_whole": True} if subscriber and subscriber.wants_whole else {}),
+                **(
+                    {"reach": to_builtins(self._engine.broadcast_capability)}
+                    if self._engine.broadcast_capability and not self._adapters
+                    else {}
+                ),
+                **({"wants_whole": True} if subscriber and subscriber.needs_full_weights else {}),
             },
         }

@@ -23,21 +23,21 @@ from bus.task_file import read_problems
 from common import disk_space
 from common.aio import cancel
 from common.observability import metrics, tracing
-from learner.accounting import Account
+from learner.accounting import ExcludedRollouts
 from learner.batching.batch import STALE, BatchMaker
 from learner.batching.rollout_uses import spans_of
 from learner.batching.tokenizer import decoder, vocabulary
 from learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
-from learner.checkpointing.resume import resumed
-from learner.checkpointing.step_committer import Saver
-from learner.errors import CannotLearn
+from learner.checkpointing.resume import initial_state
+from learner.checkpointing.step_committer import StepCommitter
+from learner.errors import LearnerError
 from learner.publishing.broadcaster import Broadcaster
-from learner.publishing.publisher import NONCE_BYTES, WeightPublisher, wants_whole
-from learner.rollouts.capacity import shortage
-from learner.rollouts.consumer import Intake
+from learner.publishing.publisher import NONCE_BYTES, WeightPublisher, needs_full_weights
+from learner.rollouts.capacity import find_shortage
+from learner.rollouts.consumer import RolloutConsumer
 from learner.rollouts.dispatcher import Dispatcher
-from learner.rollouts.groups import Group, in_dispatch_order
-from learner.rollouts.loss_recovery import Mender
+from learner.rollouts.groups import RolloutGroup, in_dispatch_order
+from learner.rollouts.loss_recovery import LossRecovery
 from learner.settings.learner import LearnerSettings
 from schemas import ids, subjects
 from schemas.codec import decode, encode
@@ -52,10 +52,10 @@ T = TypeVar("T")
 async def run(bus: Bus, settings: LearnerSettings, stop: asyncio.Event) -> None:
     """Train until the last step or until asked to stop.
 
-    Raises `CannotLearn`, `checkpoint.CheckpointError` or `bus.task_file.TaskFileError`.
+    Raises `LearnerError`, `checkpoint.CheckpointError` or `bus.task_file.TaskFileError`.
     """
     if not (settings.model_path / "config.json").exists():
-        raise CannotLearn(f"model_path: {settings.model_path} holds no model (no config.json)")
+        raise LearnerError(f"model_path: {settings.model_path} holds no model (no config.json)")
     with Checkpoints(settings.checkpoints).locked():
         await Learner(bus, settings).run(stop)
 
@@ -78,29 +78,29 @@ class Learner:
         self._checkpoints = Checkpoints(settings.checkpoints, settings.keep_checkpoints)
         self._nodes = bus.fleet("inference")
         self._broadcaster = Broadcaster(settings, self._nodes.members)
-        self._publisher = WeightPublisher(bus, settings, self._whole_wanted, self._broadcaster)
+        self._publisher = WeightPublisher(bus, settings, self._full_weights_requested, self._broadcaster)
         self._thread = ThreadPoolExecutor(1, "trainer")  # one, because torch's thread count belongs to a thread
-        self._intake: Intake
-        self._account: Account
-        self._phase = "starting"
-        self._waits_for = ""
+        self._consumer: RolloutConsumer
+        self._excluded: ExcludedRollouts
+        self._state_name = "starting"
+        self._blocked_on = ""
         self._event: TrainingStep | None = None
         self._metrics: dict[str, float] = {}
-        self._state = LearnerState(run=settings.run, model=settings.model)
+        self._state = LearnerState(run_id=settings.run, model=settings.model)
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
         name = own_id(self._settings.id)
         async with self._nodes, self._bus.beat("learner", name, self._describe) as pulse, self._broadcaster:
             try:
-                await self._begin()
-                fenced = self._publisher.superseded(self._state.epoch)
-                published = self._publisher.keep_published(self._intake.was_reset)
+                await self._start()
+                fenced = self._publisher.wait_until_fenced(self._state.epoch)
+                published = self._publisher.keep_published(self._consumer.was_reset)
                 work = [
-                    self._intake.run(),
+                    self._consumer.run(),
                     self._dispatcher.run(),
                     self._train(),
-                    self._mender.run(),
+                    self._recovery.run(),
                     fenced,
                     published,
                 ]
@@ -110,51 +110,60 @@ class Learner:
                 await cancel(*tasks, stopping)
                 for task in done:
                     task.result()
-                self._phase = "done"
+                self._state_name = "done"
                 await pulse.now()
                 await self._in_thread(self._trainer.done)
             finally:
                 # A step that was running is thrown away: the checkpoint before it is what counts.
                 await asyncio.to_thread(self._thread.shutdown)
 
-    async def _begin(self) -> None:
+    async def _start(self) -> None:
         """Start anew or go on from the checkpoint, under an epoch of our own."""
         settings = self._settings
         problems = read_problems(settings.tasks) if settings.tasks is not None else []
-        last, found = await self._publisher.look(), self._checkpoints.latest()
-        self._state = state = resumed(found, last, settings)
-        self._intake = Intake(self._bus, settings, state.position, state.used, state.closed, state.stream)
+        last, found = await self._publisher.refresh(), self._checkpoints.latest()
+        self._state = state = initial_state(found, last, settings)
+        self._consumer = RolloutConsumer(
+            self._bus,
+            settings,
+            state.stream_position,
+            state.consumed_executions,
+            state.closed_groups,
+            state.stream_mark,
+        )
         await self._check_capacity()
         try:
-            await self._in_thread(self._make, found[0] / TRAINER if found else None)
-            self._saver = Saver(settings, self._trainer, self._publisher, self._checkpoints, self._in_thread)
+            await self._in_thread(self._load_trainer, found[0] / TRAINER if found else None)
+            self._committer = StepCommitter(
+                settings, self._trainer, self._publisher, self._checkpoints, self._in_thread
+            )
         except ValueError as error:
-            raise CannotLearn(str(error)) from error
-        self._account = Account(self._intake, settings)
-        await self._saver.share_base()
+            raise LearnerError(str(error)) from error
+        self._excluded = ExcludedRollouts(self._consumer, settings)
+        await self._committer.publish_base()
         self._dispatcher = Dispatcher(self._bus, problems, settings, state.groups_dispatched)
         await self._dispatcher.restore(state.outstanding)
-        self._mender = Mender(self._bus, self._intake, self._dispatcher)
+        self._recovery = LossRecovery(self._bus, self._consumer, self._dispatcher)
         if found is None:
-            await self._intake.find_position()  # so that the first checkpoint, too, knows which stream it is of
-        path = found[0] if found else await self._saver.first(self._covering(state))
-        self._state = state = await self._saver.claim(path, found, state)
+            await self._consumer.find_position()  # so that the first checkpoint, too, knows which stream it is of
+        path = found[0] if found else await self._committer.write_initial_checkpoint(self._checkpoint_state(state))
+        self._state = state = await self._committer.claim_epoch(path, found, state)
         metrics.learner_version.set(state.version)
-        if state.event:
-            self._event = decode(TrainingStep, state.event)
-            await self._announce(self._event)
+        if state.last_step_event:
+            self._event = decode(TrainingStep, state.last_step_event)
+            await self._publish_step(self._event)
         if found is not None:
             log.info("goes on at step %d, version %d, epoch %d", state.step, state.version, state.epoch)
-        self._dispatcher.admit(state.step, state.groups_dropped)
+        self._dispatcher.update_limit(state.step, state.groups_dropped)
 
     async def _check_capacity(self) -> None:
-        short = shortage(self._settings, await self._intake.room.capacity())
+        short = find_shortage(self._settings, await self._consumer.fill.capacity())
         if short.step:
-            raise CannotLearn(short.step)
+            raise LearnerError(short.step)
         if short.interval:
             log.warning("%s; until then checkpoints are written as the stream fills", short.interval)
 
-    def _make(self, checkpoint: Path | None) -> None:
+    def _load_trainer(self, checkpoint: Path | None) -> None:
         from learner.training.trainer import (
             Trainer,
         )  # takes seconds to import: not before the settings are known to be right
@@ -168,159 +177,159 @@ class Learner:
     async def _train(self) -> None:
         while self._state.step < self._settings.steps:
             waited = time.monotonic()
-            self._phase = "waiting"
+            self._state_name = "waiting"
             with tracing.span("step", {attributes.RUN: self._settings.run}) as traced:
                 with tracing.span("wait"):
                     groups = await self._next_groups()
-                self._phase = "training"
+                self._state_name = "training"
                 await self._step(groups, time.monotonic() - waited)
                 traced.note({attributes.STEP: self._state.step, attributes.WEIGHT_VERSION: self._state.version})
-        await self._account_for_the_rest()
+        await self._publish_remaining()
 
-    async def _next_groups(self) -> list[Group]:
+    async def _next_groups(self) -> list[RolloutGroup]:
         while True:
-            left = self._intake.expire()
-            self._drop(self._account.settle())
-            groups = self._intake.groups.take(self._settings.groups_per_step, self._choose)
-            metrics.groups_ready.set(len(self._intake.groups.ready))
+            left = self._consumer.expire()
+            self._replace_dropped_groups(self._excluded.collect())
+            groups = self._consumer.groups.pop_ready(self._settings.groups_per_step, self._order_groups)
+            metrics.groups_ready.set(len(self._consumer.groups.ready))
             if groups:
                 return groups
-            await self._make_room()
-            self._intake.news.clear()
+            await self._checkpoint_if_filling()
+            self._consumer.attempt_ended.clear()
             try:
                 async with asyncio.timeout(left):
-                    await self._intake.news.wait()
+                    await self._consumer.attempt_ended.wait()
             except TimeoutError:
                 continue
 
-    async def _make_room(self) -> None:
+    async def _checkpoint_if_filling(self) -> None:
         """A checkpoint between two steps, where what came to nothing fills the bus."""
-        if not self._intake.room.is_filling or self._intake.position() <= self._intake.committed:
+        if not self._consumer.fill.is_filling or self._consumer.replay_position() <= self._consumer.acked_up_to:
             return
-        state = self._covering(self._state)
-        uses = self._account.take()
+        state = self._checkpoint_state(self._state)
+        uses = self._excluded.drain()
         if self._event is not None:
-            state = replace(state, event=encode(self._event))
-            await self._announce(replace(self._event, rollouts=tuple(uses), spans=()), f"-{state.position}")
+            state = replace(state, last_step_event=encode(self._event))
+            await self._publish_step(replace(self._event, rollouts=tuple(uses), spans=()), f"-{state.stream_position}")
         else:
-            self._account.add(uses, [])  # the first step will say it
-        await self._saver.checkpoint(state)
+            self._excluded.add(uses, [])  # the first step will say it
+        await self._committer.write_checkpoint(state)
         self._state = state
-        await self._intake.acknowledge(state.position)
-        await self._fills()
+        await self._consumer.acknowledge(state.stream_position)
+        await self._is_stream_filling()
         log.info("checkpoint between two steps: the bus was filling")
 
-    def _choose(self, ready: Sequence[Group]) -> Sequence[Group]:
-        if not self._dispatcher.order:
+    def _order_groups(self, ready: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
+        if not self._dispatcher.dispatch_order:
             return ready
-        return in_dispatch_order(ready, self._dispatcher.order, self._intake.groups.closed)
+        return in_dispatch_order(ready, self._dispatcher.dispatch_order, self._consumer.groups.closed)
 
-    async def _account_for_the_rest(self) -> None:
+    async def _publish_remaining(self) -> None:
         """What came after the last step was made is said to be unused, too."""
-        self._account.close()
-        uses = tuple(self._account.take())
+        self._excluded.collect_remaining()
+        uses = tuple(self._excluded.drain())
         if uses and self._event is not None:
-            await self._announce(replace(self._event, rollouts=uses, spans=()), "rest")
+            await self._publish_step(replace(self._event, rollouts=uses, spans=()), "rest")
 
-    def _drop(self, tasks: Sequence[str]) -> None:
+    def _replace_dropped_groups(self, tasks: Sequence[str]) -> None:
         """The groups of these tasks came to nothing: as many more are dispatched."""
         if not tasks:
             return
-        self._dispatcher.settle(tasks)
+        self._dispatcher.release(tasks)
         self._state = replace(self._state, groups_dropped=self._state.groups_dropped + len(tasks))
-        self._dispatcher.admit(self._state.step, self._state.groups_dropped)
+        self._dispatcher.update_limit(self._state.step, self._state.groups_dropped)
 
-    async def _caught_up(self) -> None:
+    async def _wait_for_fresh_node(self) -> None:
         """Wait for a node that serves what is not too old to learn from."""
         oldest = self._state.version - self._settings.max_staleness
-        self._waits_for = f"a node that serves version {oldest} or a newer one"
+        self._blocked_on = f"a node that serves version {oldest} or a newer one"
         while not any(self._serves(beat, oldest) for beat in self._nodes.members()):
             await self._nodes.changed()
-        self._waits_for = ""
+        self._blocked_on = ""
 
     def _serves(self, beat: Heartbeat, oldest: int) -> bool:
         return serves(beat.state) and beat.model == self._settings.model and (beat.version or 0) >= oldest
 
-    async def _step(self, groups: list[Group], idle: float) -> None:
+    async def _step(self, groups: list[RolloutGroup], idle: float) -> None:
         started_ns = time.time_ns()
         rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
         try:
             with tracing.span("batch"):
                 batch = await self._in_thread(self._maker.make, groups, self._state.version)
         except ValueError as error:  # what a credit function of the user's own gave
-            raise CannotLearn(str(error)) from error
+            raise LearnerError(str(error)) from error
         if not batch.rows:
             log.warning(
                 "%d groups gave nothing to train on: %s", len(groups), {use.exclusion_reason for use in batch.uses}
             )
-            self._account.add(batch.uses, rollouts.values())
+            self._excluded.add(batch.uses, rollouts.values())
             if {use.exclusion_reason for use in batch.uses} == {STALE}:
-                await self._caught_up()  # else as many more would come from the same old weights, without end
-            self._drop([group.task for group in groups])
+                await self._wait_for_fresh_node()  # else as many more would come from the same old weights, without end
+            self._replace_dropped_groups([group.task for group in groups])
             return
         with tracing.span("train"):
             said = await self._in_thread(self._trainer.step, batch)
         step, version, nonce = self._state.step + 1, self._state.version + 1, secrets.token_hex(NONCE_BYTES)
         state = replace(self._state, step=step, version=version, nonce=nonce)
         event = TrainingStep(
-            run_id=state.run,
+            run_id=state.run_id,
             model=state.model,
             step=state.step,
             version=state.version,
             epoch=state.epoch,
             started_ns=started_ns,
             ended_ns=time.time_ns(),
-            rollouts=(*batch.uses, *self._account.take()),
-            metrics={**batch.metrics, **said, **self._mender.figures(), "seconds/idle": idle},
+            rollouts=(*batch.uses, *self._excluded.drain()),
+            metrics={**batch.metrics, **said, **self._recovery.figures(), "seconds/idle": idle},
             batch_sha256=await self._in_thread(batch.digest),
             settings=self._settings.model_dump_json(),
             spans=(),
         )
         event = replace(event, spans=spans_of(event, rollouts))
         self._metrics = event.metrics
-        self._intake.hand_out(rollouts.values())
-        self._dispatcher.settle(group.task for group in groups)
-        written = self._saver.is_written(state.step, await self._fills())
+        self._consumer.mark_consumed(rollouts.values())
+        self._dispatcher.release(group.task for group in groups)
+        written = self._committer.is_checkpoint_due(state.step, await self._is_stream_filling())
         if written:
-            state = self._covering(replace(state, event=encode(event)))
+            state = self._checkpoint_state(replace(state, last_step_event=encode(event)))
         with tracing.span("publish"):
-            await self._saver.save(state, written)
+            await self._committer.commit(state, written)
         self._state, self._event = state, event
-        _moved(event)
+        _update_metrics(event)
         if written:
-            await self._intake.acknowledge(state.position)
-        await self._announce(event, unique=True)
-        await self._mender.resolve()
-        self._dispatcher.admit(state.step, state.groups_dropped)
+            await self._consumer.acknowledge(state.stream_position)
+        await self._publish_step(event, unique=True)
+        await self._recovery.resolve()
+        self._dispatcher.update_limit(state.step, state.groups_dropped)
         log.info("step %d/%d: reward %.3f", state.step, self._settings.steps, batch.metrics["reward/mean"])
 
-    async def _fills(self) -> bool:
+    async def _is_stream_filling(self) -> bool:
         with contextlib.suppress(BusError, NatsError):  # as it was a second ago, then
-            await self._intake.room.look()
-        return self._intake.room.is_filling
+            await self._consumer.fill.look()
+        return self._consumer.fill.is_filling
 
-    def _covering(self, state: LearnerState) -> LearnerState:
+    def _checkpoint_state(self, state: LearnerState) -> LearnerState:
         """The state with all that a learner needs to go on from here."""
-        position = self._intake.position()
+        position = self._consumer.replay_position()
         return replace(
             state,
-            position=position,
-            stream=self._mender.mark,
-            used=self._intake.used(position),
-            closed=self._intake.groups.settled(),
+            stream_position=position,
+            stream_mark=self._recovery.mark,
+            consumed_executions=self._consumer.consumed_since(position),
+            closed_groups=self._consumer.groups.released_tasks(),
             groups_dispatched=self._dispatcher.dispatched,
             outstanding=self._dispatcher.outstanding,
         )
 
-    async def _announce(self, event: TrainingStep, part: str = "", unique: bool = False) -> None:
+    async def _publish_step(self, event: TrainingStep, part: str = "", unique: bool = False) -> None:
         msg_id = ids.step_msg_id(event.run_id, event.epoch, event.step, self._state.nonce) + part
         await self._bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf, unique=unique)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
-    def _whole_wanted(self) -> bool:
-        return any(wants_whole(beat, self._settings.model) for beat in self._nodes.members())
+    def _full_weights_requested(self) -> bool:
+        return any(needs_full_weights(beat, self._settings.model) for beat in self._nodes.members())
 
     def _disk_problem(self) -> str:
         try:
@@ -336,20 +345,20 @@ class Learner:
             detail["staleness"] = self._metrics["staleness/mean"]
         if short := self._disk_problem():
             detail["disk"] = short
-        if self._waits_for:
-            detail["waits for"] = self._waits_for
-        if self._phase == "waiting":
-            detail["groups"] = f"{len(self._intake.groups.ready)}/{self._settings.groups_per_step}"
+        if self._blocked_on:
+            detail["waits for"] = self._blocked_on
+        if self._state_name == "waiting":
+            detail["groups"] = f"{len(self._consumer.groups.ready)}/{self._settings.groups_per_step}"
         return {
             "run_id": self._settings.run,
-            "state": self._phase,
+            "state": self._state_name,
             "model": self._settings.model,
             "version": self._state.version,
             "status": detail,
         }
 
 
-def _moved(event: TrainingStep) -> None:
+def _update_metrics(event: TrainingStep) -> None:
     """What a step did, as metrics."""
     metrics.steps.inc()
     metrics.step_seconds.observe((event.ended_ns - event.started_ns) / 1e9)

@@ -17,7 +17,7 @@ MOST_DELIVERIES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RetryDecision:
     """``retry_after`` seconds, or None: the attempt is the rollout's last word; ``dead``: and a dead letter."""
 
     retry_after: float | None = None
@@ -43,12 +43,12 @@ def retry_after(delivery: int) -> float:
     return float(min(FIRST_RETRY_SECONDS * 2 ** min(delivery - 1, 10), LONGEST_RETRY_SECONDS))
 
 
-def decide(task: Task, delivery: int, outcome: Outcome) -> Decision:
+def decide_next_action(task: Task, delivery: int, outcome: Outcome) -> RetryDecision:
     """Deliveries count from 1. What is cancelled goes to another at once."""
     if outcome == "cancelled":
-        return Decision(retry_after=0.0)
+        return RetryDecision(retry_after=0.0)
     if outcome not in INFRA_OUTCOMES:
-        return Decision()
+        return RetryDecision()
     if delivery < task.max_attempts:
-        return Decision(retry_after=retry_after(delivery))
-    return Decision(dead=True)
+        return RetryDecision(retry_after=retry_after(delivery))
+    return RetryDecision(dead=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.observability.faults import MAX_TRACEBACK, count_fault
-from runners.agent.executors import AgentFault, Host, ProcessLost
-from runners.agent.launcher import CannotStart
+from runners.agent.executors import AgentError, AgentExecutor, WorkerProcessDied
+from runners.agent.launcher import AgentStartError
 from runners.gateway.slot import Slot
 from runners.recording import rewards
-from runners.recording.attempt import MAX_ERROR, Attempt
+from runners.recording.attempt import MAX_ERROR, AttemptRecorder
 from schemas.base import Outcome
 from schemas.tasks import Task
 from schemas.text import replace_surrogates, shorten
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RolloutResult:
     """How a run of the agent ended; ``result`` is JSON."""
 
     outcome: Outcome
@@ -31,47 +31,47 @@ class Ending:
     result: str = ""
 
 
-async def run_agent(host: Host, slot: Slot, task: Task, attempt: Attempt) -> Ending:
+async def run_agent(host: AgentExecutor, slot: Slot, task: Task, attempt: AttemptRecorder) -> RolloutResult:
     """Run the agent until it has ended or its deadline has come; whatever goes wrong is an ending too."""
     try:
         ending = await _run(host, slot, task, attempt)
     except Exception as error:  # a fault of ours: not the agent's, and not worth a slot
         count_fault(f"rollout {attempt.rollout}", error)
-        ending = Ending("infra", f"the runner failed: {type(error).__name__}: {error}")
+        ending = RolloutResult("infra", f"the runner failed: {type(error).__name__}: {error}")
     finally:
         slot.end()
     return replace(ending, error=shorten(ending.error, MAX_ERROR))
 
 
-async def _run(host: Host, slot: Slot, task: Task, attempt: Attempt) -> Ending:
+async def _run(host: AgentExecutor, slot: Slot, task: Task, attempt: AttemptRecorder) -> RolloutResult:
     seconds = task.deadline
     try:
         await host.start()  # of an agent that died: its imports are not part of the rollout's time
         slot.begin(attempt, task, asyncio.get_running_loop().time() + seconds)
         async with asyncio.timeout(seconds):
             answer = await host.run(task.input)
-        reward, span = rewards.resolve(answer, attempt.rewarding)
+        reward, span = rewards.resolve_reward(answer, attempt.reward_spans)
         result = result_of(answer)
     except TimeoutError:
-        if attempt.infra or attempt.held:
-            return Ending("infra", attempt.infra or f"no model answered within {seconds:g} s")
-        return Ending("timeout", f"the agent did not end within its deadline of {seconds:g} s")
-    except (CannotStart, ProcessLost) as error:
-        return Ending("infra", str(error))
-    except (AgentFault, rewards.NotAReward) as error:
-        if attempt.infra:
-            return Ending("infra", attempt.infra)
-        if isinstance(error, AgentFault) and error.detail:
+        if attempt.infra_error or attempt.num_calls_waiting:
+            return RolloutResult("infra", attempt.infra_error or f"no model answered within {seconds:g} s")
+        return RolloutResult("timeout", f"the agent did not end within its deadline of {seconds:g} s")
+    except (AgentStartError, WorkerProcessDied) as error:
+        return RolloutResult("infra", str(error))
+    except (AgentError, rewards.InvalidReward) as error:
+        if attempt.infra_error:
+            return RolloutResult("infra", attempt.infra_error)
+        if isinstance(error, AgentError) and error.detail:
             log.warning("%s", shorten(error.detail, MAX_TRACEBACK))
-        return Ending("agent_error", str(error))
+        return RolloutResult("agent_error", str(error))
     if attempt.unrecordable:
-        return Ending("agent_error", attempt.unrecordable)
-    return Ending("ok", reward=reward, reward_span=span, result=result)
+        return RolloutResult("agent_error", attempt.unrecordable)
+    return RolloutResult("ok", reward=reward, reward_span=span, result=result)
 
 
 def result_of(answer: Mapping[str, Any]) -> str:
-    """What the agent returned, as JSON; raises `AgentFault` when that nests more deeply than it was read."""
+    """What the agent returned, as JSON; raises `AgentError` when that nests more deeply than it was read."""
     try:
         return replace_surrogates(json.dumps(answer.get("value"), ensure_ascii=False))
     except RecursionError:
-        raise AgentFault("the agent's result is nested too deeply") from None
+        raise AgentError("the agent's result is nested too deeply") from None

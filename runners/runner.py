@@ -14,10 +14,10 @@ from bus.security.secrets import read_key
 from bus.streams import runner_tasks
 from common.aio import cancel
 from common.observability import metrics
-from runners.agent.executors import Host
-from runners.agent.factory import make_hosts, uses_socket
-from runners.agent.process import Keeper
-from runners.gateway.admission import Allowance
+from runners.agent.executors import AgentExecutor
+from runners.agent.factory import make_executors, uses_socket
+from runners.agent.process import ProcessWatchdog
+from runners.gateway.admission import RateLimits
 from runners.gateway.server import Gateway
 from runners.recording.sending import send
 from runners.settings import RunnerSettings
@@ -37,8 +37,8 @@ other that comes on a request from before waits here, leased; so these end soon.
 async def run(bus: Bus, settings: RunnerSettings, stop: asyncio.Event) -> None:
     """Serve until asked to stop, then let running rollouts finish or give them back.
 
-    Raises `CannotStart` when the agent cannot be started as configured, `bus.AccessError` when the cluster key cannot
-    be read, `PoisonFlood` when most tasks are unreadable.
+    Raises `AgentStartError` when the agent cannot be started, `AccessError` when the cluster key cannot be
+    read, `PoisonFlood` when most tasks are unreadable.
     """
     await Runner(bus, settings).run(stop)
 
@@ -50,8 +50,8 @@ class Runner:
         self._bus = bus
         self._settings = settings
         self.id = own_id(settings.id)
-        self._hosts: dict[int, Host] = {}
-        self._keeper = Keeper()
+        self._hosts: dict[int, AgentExecutor] = {}
+        self._keeper = ProcessWatchdog()
         self._pullers: dict[Mode, Puller] = {}
         self._handling: set[asyncio.Task[None]] = set()
         self._state = "starting"
@@ -76,7 +76,7 @@ class Runner:
                 settings.token_in_token_out,
                 key,
                 settings.one_version,
-                Allowance(settings.requests_at_once, settings.requests_per_second),
+                RateLimits(settings.requests_at_once, settings.requests_per_second),
                 uses_socket(settings),
             ) as self._gateway,
             self._bus.beat("runner", self.id, self._describe),
@@ -102,7 +102,7 @@ class Runner:
     async def _start_hosts(self) -> None:
         first, *others = slots = self._gateway.slots
         environments = [slot.environment for slot in slots]
-        hosts = make_hosts(self._settings, environments, self._keeper, self._gateway.paths)
+        hosts = make_executors(self._settings, environments, self._keeper, self._gateway.paths)
         self._hosts.update(enumerate(hosts))
         await self._hosts[first.number].start()  # one first: a wrong setting is said once
         await asyncio.gather(*(self._hosts[slot.number].start() for slot in others))

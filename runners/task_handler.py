@@ -17,11 +17,11 @@ from bus.task_file import foreign_record
 from common.observability import metrics, tracing
 from common.observability.faults import count_fault
 from runners import retry_policy
-from runners.agent.executors import Host
-from runners.recording.attempt import MAX_ERROR, Attempt
+from runners.agent.executors import AgentExecutor
+from runners.recording.attempt import MAX_ERROR, AttemptRecorder
 from runners.recording.sending import send
-from runners.retry_policy import Decision
-from runners.rollout import Ending, run_agent
+from runners.retry_policy import RetryDecision
+from runners.rollout import RolloutResult, run_agent
 from runners.slots import Slots, Stay, Stopping
 from schemas import subjects
 from schemas.base import Mode, Outcome
@@ -46,7 +46,13 @@ class TaskHandler:
     """Handles the tasks of one runner; whatever goes wrong costs neither a slot nor a task."""
 
     def __init__(
-        self, bus: Bus, runner: str, ack_wait: float, slots: Slots, hosts: Mapping[int, Host], stop: Callable[[], None]
+        self,
+        bus: Bus,
+        runner: str,
+        ack_wait: float,
+        slots: Slots,
+        hosts: Mapping[int, AgentExecutor],
+        stop: Callable[[], None],
     ) -> None:
         """``hosts`` by number of their slot; ``stop`` is called when most tasks are unreadable, see `flood`."""
         self._bus, self._runner, self._ack_wait = bus, runner, ack_wait
@@ -116,7 +122,7 @@ class TaskHandler:
         parent = delivery.headers.get(subjects.TRACE_HEADER, "")
         if foreign := foreign_record(task, delivery.subject, parent, delivery.timestamp_ns):
             await self._bus.record_tasks([foreign])
-        attempt = Attempt(task, task.prior_attempts + delivery.deliveries, self._runner, delivery.timestamp_ns)
+        attempt = AttemptRecorder(task, task.prior_attempts + delivery.deliveries, self._runner, delivery.timestamp_ns)
         reason = retry_policy.unusable(task)
         if not reason and retry_policy.exhausted(task, delivery.deliveries):
             reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
@@ -136,11 +142,11 @@ class TaskHandler:
             if outcome != "ok":
                 traced.failed(outcome)
 
-    async def _run(self, stay: Stay, delivery: Delivery, lease: Lease, task: Task, attempt: Attempt) -> Outcome:
+    async def _run(self, stay: Stay, delivery: Delivery, lease: Lease, task: Task, attempt: AttemptRecorder) -> Outcome:
         try:
             end = await run_agent(self._hosts[stay.slot.number], stay.slot, task, attempt)
         except asyncio.CancelledError:
-            attempt.conclude("cancelled", None, f"runner {self._runner} was stopped", "", final=False)
+            attempt.finish("cancelled", None, f"runner {self._runner} was stopped", "", final=False)
             with contextlib.suppress(BusError, NatsError, TimeoutError):
                 async with asyncio.timeout(GIVE_BACK_SECONDS):
                     await send(self._bus, attempt, GIVE_BACK_SECONDS)
@@ -151,7 +157,9 @@ class TaskHandler:
                 "rollout %s: its lease ran out, so another runner may have it too", attempt.rollout, extra=attempt.named
             )
         with tracing.span("publish"):
-            await self._conclude(attempt, delivery, retry_policy.decide(task, delivery.deliveries, end.outcome), end)
+            await self._conclude(
+                attempt, delivery, retry_policy.decide_next_action(task, delivery.deliveries, end.outcome), end
+            )
         return end.outcome
 
     async def _refuse(self, stay: Stay, delivery: Delivery, reason: str) -> None:
@@ -164,25 +172,27 @@ class TaskHandler:
             await self._give_back(delivery, UNREADABLE_SECONDS)
             return
         with contextlib.suppress(DecodeError):
-            attempt = Attempt(
+            attempt = AttemptRecorder(
                 decode(TaskIdentity, delivery.data), delivery.deliveries, self._runner, delivery.timestamp_ns
             )
             await self._report_poisoned(stay, attempt, reason)
         await self._bus.bury(delivery, reason)
 
-    async def _report_poisoned(self, stay: Stay, attempt: Attempt, reason: str) -> None:
+    async def _report_poisoned(self, stay: Stay, attempt: AttemptRecorder, reason: str) -> None:
         stay.leave(attempt.task.mode)
-        attempt.conclude("poisoned", None, reason, "")
+        attempt.finish("poisoned", None, reason, "")
         await send(self._bus, attempt)
 
-    async def _conclude(self, attempt: Attempt, delivery: Delivery, decision: Decision, end: Ending) -> None:
+    async def _conclude(
+        self, attempt: AttemptRecorder, delivery: Delivery, decision: RetryDecision, end: RolloutResult
+    ) -> None:
         """Publish how an attempt ended, then settle its task accordingly."""
         if end.outcome != "ok":
             self.problem = end.error
             said = (attempt.rollout, attempt.number, end.outcome, end.error)
             log.warning("rollout %s attempt %d: %s: %s", *said, extra=attempt.named)
         final = decision.retry_after is None
-        attempt.conclude(end.outcome, end.reward, end.error, end.result, final, end.reward_span)
+        attempt.finish(end.outcome, end.reward, end.error, end.result, final, end.reward_span)
         await send(self._bus, attempt)
         if decision.retry_after is not None:
             await delivery.nak(delay=decision.retry_after)

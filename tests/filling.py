@@ -13,8 +13,8 @@ from clickhouse_connect.driver.client import Client
 from msgspec.structs import replace
 
 from bus.task_file import producer_span
-from runners.protocol.choice import Part
-from runners.recording.attempt import Attempt
+from runners.protocol.choice import SampledChoice
+from runners.recording.attempt import AttemptRecorder
 from schemas import ids as identity
 from schemas import subjects
 from schemas.base import Event, Outcome
@@ -89,7 +89,7 @@ def run(
 
 def attempt(task: Task, version: int, started_ns: int, turns: int, chance: random.Random) -> list[SpanBatch]:
     """One attempt at a task: a chat with a tool between the turns."""
-    made = Attempt(task, 1, f"runner-{task.sample_index % 2}", started_ns - SECOND_NS // 4, started_ns)
+    made = AttemptRecorder(task, 1, f"runner-{task.sample_index % 2}", started_ns - SECOND_NS // 4, started_ns)
     messages: list[dict[str, str]] = [{"role": "system", "content": "You add numbers."}]
     tokens: list[int] = list(range(40))
     now = started_ns + 20_000_000
@@ -111,13 +111,13 @@ def attempt(task: Task, version: int, started_ns: int, turns: int, chance: rando
     outcome: Outcome = "agent_error" if chance.random() < 0.05 else "ok"
     error = f"ValueError: no number in answer {chance.randrange(1000)}" if outcome != "ok" else ""
     reward = float(chance.random() < 1 - math.exp(-0.3 * (version + 1))) if outcome == "ok" else None
-    made.conclude(outcome, reward, error, json.dumps(reward))
+    made.finish(outcome, reward, error, json.dumps(reward))
     return _ended(made, now)
 
 
-def _ended(made: Attempt, now: int) -> list[SpanBatch]:
+def _ended(made: AttemptRecorder, now: int) -> list[SpanBatch]:
     """What it sends, as if it had been concluded then."""
-    *before, last = made.unsent
+    *before, last = made.outbox
     assert last.end is not None
     spans = tuple(replace(span, end_ns=now) if span.span_id == made.root_id else span for span in last.spans)
     return [*before, replace(last, end=replace(last.end, ended_ns=now), spans=spans)]
@@ -126,7 +126,7 @@ def _ended(made: Attempt, now: int) -> list[SpanBatch]:
 def instrumented(name: str) -> list[SpanBatch]:
     """A run of one attempt: a graph as openinference-instrumentation-langchain 0.1.80 has it, and Agent Lightning."""
     chance = random.Random(5)
-    made = Attempt(
+    made = AttemptRecorder(
         Task(id="t", run_id=name, agent="default", input={}), 1, "runner-0", START_NS, START_NS + SECOND_NS // 5
     )
 
@@ -172,7 +172,7 @@ def instrumented(name: str) -> list[SpanBatch]:
     rewards = {"reward.0.name": "task", "reward.0.value": 1.0, "reward.1.name": "speed", "reward.1.value": 0.5}
     emitted = {f"agentlightning.{key}": value for key, value in {**link, **rewards}.items()}
     add("agentlightning.annotation", "", 520, 520, emitted)
-    made.conclude("ok", 1.0, "", "null")
+    made.finish("ok", 1.0, "", "null")
     return _ended(made, at(530))
 
 
@@ -180,11 +180,11 @@ def _said(chance: random.Random, words: int) -> str:
     return " ".join(chance.choice(WORDS) for _ in range(words))
 
 
-def _part(prompt: list[int], pieces: list[str], version: int, answer: str, chance: random.Random) -> Part:
+def _part(prompt: list[int], pieces: list[str], version: int, answer: str, chance: random.Random) -> SampledChoice:
     ids = [500 + chance.randrange(500) for _ in pieces]
     half = len(ids) // 2 if version else 0
     runs = [VersionSpan(version=version - 1, start=0, end=half)] if half else []
-    return Part(
+    return SampledChoice(
         model="policy",
         response_id="",
         prompt_ids=array("I", prompt).tobytes(),
@@ -198,7 +198,7 @@ def _part(prompt: list[int], pieces: list[str], version: int, answer: str, chanc
     )
 
 
-def _tool(made: Attempt, turn: int, start_ns: int, chance: random.Random) -> Span:
+def _tool(made: AttemptRecorder, turn: int, start_ns: int, chance: random.Random) -> Span:
     failed = chance.random() < 0.1
     return Span(
         trace_id=made.trace_id,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from learner.rollouts.assembler import Rollout
-from learner.rollouts.groups import Group
+from learner.rollouts.groups import RolloutGroup
 from schemas.base import Outcome
 from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, VersionSpan
 from schemas.trajectory.attempt_selection import resolution_of
@@ -64,9 +64,9 @@ def rollout(
     )
 
 
-def group(task: str, *members: Rollout) -> Group:
+def group(task: str, *members: Rollout) -> RolloutGroup:
     """A group that is ready."""
-    return Group(task, len(members), 0.0, {one.id: one for one in members})
+    return RolloutGroup(task, len(members), 0.0, {one.id: one for one in members})
 
 
 def batches(

@@ -24,8 +24,8 @@ from bus.client import Bus
 from bus.embedded.nats_server import NatsServer, nats_server
 from bus.fleet.heartbeats import Fleet
 from bus.streams import LEARNER_ROLLOUTS, STORE_TRAIN
-from runners.protocol.choice import Part
-from runners.recording.attempt import Attempt
+from runners.protocol.choice import SampledChoice
+from runners.recording.attempt import AttemptRecorder
 from schemas import ids, subjects
 from schemas.codec import encode
 from schemas.fleet import Heartbeat
@@ -52,7 +52,7 @@ def rollout(run: str, shape: tuple[int, int], number: int) -> list[SpanBatch]:
     turns, tokens = shape
     chance = np.random.default_rng((turns, tokens, number))
     name, sampled = f"{run}-{turns}-{tokens}-{number}", tokens * 2 // 5
-    attempt = Attempt(Task(id=name, run_id=run, agent="default", input={"n": number}), 1, "runner-0")
+    attempt = AttemptRecorder(Task(id=name, run_id=run, agent="default", input={"n": number}), 1, "runner-0")
     messages: list[dict[str, str]] = []
     held: list[int] = []
     for turn in range(turns):
@@ -60,7 +60,7 @@ def rollout(run: str, shape: tuple[int, int], number: int) -> list[SpanBatch]:
         messages.append({"role": "user", "content": " ".join(f"word{one}" for one in asked)})
         held += asked
         text = " ".join(f"word{one}" for one in answered)
-        part = Part(
+        part = SampledChoice(
             model="policy", response_id=f"chatcmpl-{number}-{turn}", prompt_ids=array("I", held).tobytes(),
             response_ids=array("I", answered).tobytes(),
             logprobs=(-chance.exponential(0.6, sampled)).astype("<f4").tobytes(),
@@ -73,8 +73,8 @@ def rollout(run: str, shape: tuple[int, int], number: int) -> list[SpanBatch]:
         attempt.add_call(part, node="node-0", role="", request=request, started_ns=at, ended_ns=at + 900_000_000)
         messages.append({"role": "assistant", "content": text})
         held += answered
-    attempt.conclude("ok", 1.0, "", "1.0")
-    return list(attempt.unsent)
+    attempt.finish("ok", 1.0, "", "1.0")
+    return list(attempt.outbox)
 
 
 def fitted(values: Sequence[float]) -> Fit:

@@ -120,12 +120,12 @@ class Gloo:
         self._group._set_default_timeout(timedelta(seconds=TENSOR_SECONDS))
 
     def send(self, tensors: Iterable[Named]) -> None:
-        """See `Group`."""
+        """See `RolloutGroup`."""
         for _, tensor in tensors:
             self._group.broadcast(tensor, 0).wait()
 
     def receive(self, wanted: Sequence[Wanted], load: Load) -> None:
-        """See `Group`."""
+        """See `RolloutGroup`."""
         for name, shape, dtype in wanted:
             tensor = torch.empty(shape, dtype=dtype)
             self._group.broadcast(tensor.reshape(-1).view(torch.uint8), 0).wait()
@@ -146,7 +146,7 @@ class Nccl:
         self._group = uid_init_process_group(store.get("id"), rank, world, self._device)
 
     def send(self, tensors: Iterable[Named]) -> None:
-        """See `Group`."""
+        """See `RolloutGroup`."""
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
         packed_nccl_broadcast_producer(
@@ -154,7 +154,7 @@ class Nccl:
         )
 
     def receive(self, wanted: Sequence[Wanted], load: Load) -> None:
-        """See `Group`."""
+        """See `RolloutGroup`."""
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_consumer
 
         named = iter([(name, (list(shape), dtype)) for name, shape, dtype in wanted])

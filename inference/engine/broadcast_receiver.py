@@ -28,7 +28,7 @@ DTYPES = {
 
 
 @dataclass
-class Meeting:
+class Rendezvous:
     """`schemas.weights.events.BroadcastPlan` for one engine; without an address there is no broadcast."""
 
     address: str = ""
@@ -41,7 +41,7 @@ class Meeting:
     seconds: float = 0.0
 
 
-class Receiver:
+class BroadcastReceiver:
     """What one worker holds of a group, from one version to the next."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Receiver:
         self._group: Group | None = None
         self._name = self._meeting = ""
 
-    def meet(self, at: Meeting, rank: int) -> None:
+    def join(self, at: Rendezvous, rank: int) -> None:
         """Wait until all are here, and be in their group; raises, and no weight has been touched yet.
 
         ``rank``: this worker's, in its engine.

@@ -18,7 +18,7 @@ def write_directory(adapters: Path, directory: Path, most: int) -> None:
 
     Raises `ValueError` in a sentence for adapters that cannot be loaded so, `OSError`.
     """
-    rank, scale, modules = described(adapters)
+    rank, scale, modules = inspect_adapter(adapters)
     if rank > most:
         raise ValueError(f"adapters of rank {rank} do not fit: set lora.rank of the node to {rank} at least")
     shutil.rmtree(directory, ignore_errors=True)
@@ -31,7 +31,7 @@ def write_directory(adapters: Path, directory: Path, most: int) -> None:
     (directory / CONFIG).write_text(json.dumps(config))
 
 
-def described(adapters: Path) -> tuple[int, float, list[str]]:
+def inspect_adapter(adapters: Path) -> tuple[int, float, list[str]]:
     """Rank, the factor of the product, and the adapted modules' last names; raises `ValueError`."""
     header = read_header(adapters)
     tensors = parse_tensors(header, adapters.stat().st_size)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from inference.engine.plugin import BACKEND
 from inference.settings import InferenceSettings
-from inference.version_registry import places
+from inference.version_registry import capacity
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as its largest."""
@@ -31,7 +31,7 @@ def command(settings: InferenceSettings, socket: Path) -> list[str]:
     if settings.max_model_len is not None:
         arguments["max-model-len"] = settings.max_model_len
     if settings.lora is not None:
-        arguments["max-loras"] = places(settings.lora.versions)
+        arguments["max-loras"] = capacity(settings.lora.versions)
         arguments["max-lora-rank"] = next(rank for rank in LORA_RANKS if rank >= settings.lora.rank)
     if settings.reasoning_parser is not None:
         arguments["reasoning-parser"] = settings.reasoning_parser

@@ -19,7 +19,7 @@ from common.observability import metrics
 from common.observability.tracing import environment_of_others
 from common.subprocesses import end, spawn
 from common.unix_sockets import PathTooLong, private_directory
-from inference.engine.broadcast_seats import backends
+from inference.engine.broadcast_seats import supported_backends
 from inference.engine.vllm_command import command, environment, has_gpu
 from inference.settings import InferenceSettings
 from schemas.weights.events import BroadcastCapability
@@ -27,7 +27,7 @@ from schemas.weights.events import BroadcastCapability
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
-ADMIN_SECONDS = 120.0
+CONTROL_TIMEOUT_SECONDS = 120.0
 STOP_SECONDS = 10.0
 END_SECONDS = 1.0
 IDLE_SECONDS = 2.0
@@ -35,23 +35,23 @@ IDLE_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
 URL = "http://vllm"
 """The engine, to a client that goes to its socket whatever the address."""
-WARMING: tuple[list[list[int]], ...] = ([[0]], [[0], [0]])
+WARMUP_PROMPTS: tuple[list[list[int]], ...] = ([[0]], [[0], [0]])
 """Prompts of tokens: what is compiled for one is compiled again for more, and then for any number."""
 
 
-class EngineFailed(Exception):
+class EngineError(Exception):
     """The engine did not start, or refused what it was told; the message holds its last words."""
 
 
-class EngineKilled(EngineFailed):
+class EngineKilledError(EngineError):
     """The engine was ended by a signal as it started, which says nothing about its settings."""
 
 
-class EngineRefused(EngineFailed):
+class EngineRejectedError(EngineError):
     """The engine answered, and not as it should; it is alive."""
 
 
-class Engine:
+class VllmServer:
     """Starts vLLM, knows when it is up, tells it to pause, load and resume; an async context manager."""
 
     def __init__(self, settings: InferenceSettings) -> None:
@@ -61,18 +61,18 @@ class Engine:
         self._process: asyncio.subprocess.Process | None = None
         self.max_model_len: int | None = None
         """Longest prompt and answer together, in tokens; known once the engine is up."""
-        self.reach: BroadcastCapability | None = None
+        self.broadcast_capability: BroadcastCapability | None = None
         """How weights can be sent straight into it, in this life; known once the engine is up."""
         self.log_path = settings.work / "vllm.log"
         self._exits = contextlib.ExitStack()
         self._socket: Path
 
-    async def __aenter__(self) -> "Engine":
-        """Raises `EngineFailed` where there can be no socket."""
+    async def __aenter__(self) -> "VllmServer":
+        """Raises `EngineError` where there can be no socket."""
         try:
             self._socket = self._exits.enter_context(private_directory("vllm")) / "socket"
         except PathTooLong as error:
-            raise EngineFailed(str(error)) from error
+            raise EngineError(str(error)) from error
         connector = aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=IDLE_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         self.session = aiohttp.ClientSession(connector=connector, timeout=timeout)
@@ -84,9 +84,9 @@ class Engine:
         self._exits.close()
 
     async def start(self) -> None:
-        """Start and wait until it answers; raises `EngineFailed`."""
+        """Start and wait until it answers; raises `EngineError`."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self.reach = None
+        self.broadcast_capability = None
         self._socket.unlink(missing_ok=True)
         metrics.engine_starts.inc()
         with self.log_path.open("ab") as out:
@@ -102,20 +102,22 @@ class Engine:
                 while not await self._healthy():
                     code = self._process.returncode
                     if code is not None:
-                        kind = EngineKilled if code < 0 else EngineFailed
+                        kind = EngineKilledError if code < 0 else EngineError
                         raise kind(f"vLLM ended with {code}: {self._last_words()}")
                     await asyncio.sleep(POLL_SECONDS)
-                await self.tell("/init_weight_transfer_engine", {"init_info": {}})
+                await self.post("/init_weight_transfer_engine", {"init_info": {}})
                 self.max_model_len = await self._context()
                 ranks = await self._workers()
                 await self._warm()
-                self.reach = BroadcastCapability(engine=secrets.token_hex(4), ranks=ranks, backends=backends(has_gpu()))
-        except EngineFailed as error:
+                self.broadcast_capability = BroadcastCapability(
+                    engine=secrets.token_hex(4), ranks=ranks, backends=supported_backends(has_gpu())
+                )
+        except EngineError as error:
             if await self._was_killed():
-                raise EngineKilled(str(error)) from error
+                raise EngineKilledError(str(error)) from error
             raise
         except TimeoutError:
-            raise EngineFailed(
+            raise EngineError(
                 f"vLLM did not start within {self._settings.start_seconds:g} s: {self._last_words()}"
             ) from None
 
@@ -128,7 +130,7 @@ class Engine:
         except TimeoutError:
             return False
 
-    async def lost(self) -> int:
+    async def wait_exit(self) -> int:
         """Wait until the process ends; returns its exit code."""
         assert self._process is not None
         return await self._process.wait()
@@ -139,29 +141,29 @@ class Engine:
         if process is not None and not await end(process, STOP_SECONDS):
             log.warning("vLLM did not end within %g s and was ended by force", STOP_SECONDS)
 
-    async def tell(self, path: str, body: object = None) -> None:
-        """POST to one of vLLM's own control routes; raises `EngineFailed`."""
+    async def post(self, path: str, body: object = None) -> None:
+        """POST to one of vLLM's own control routes; raises `EngineError`."""
         await self._post(path, body)
 
-    async def ask(self, path: str, body: object) -> Any:
-        """POST, and the JSON of the answer; raises `EngineRefused`, or `EngineFailed` if none comes."""
+    async def post_json(self, path: str, body: object) -> Any:
+        """POST, and the JSON of the answer; raises `EngineRejectedError`, or `EngineError` if none comes."""
         text = await self._post(path, body)
         try:
             return json.loads(text)
         except ValueError as error:
-            raise EngineRefused(f"vLLM's answer to {path} is no JSON") from error
+            raise EngineRejectedError(f"vLLM's answer to {path} is no JSON") from error
 
     async def _post(self, path: str, body: object) -> str:
         # uvicorn hangs up after an error it has answered: who took up that connection again would find it gone.
-        headers, timeout = {"Connection": "close"}, aiohttp.ClientTimeout(total=ADMIN_SECONDS)
+        headers, timeout = {"Connection": "close"}, aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_SECONDS)
         try:
             async with self.session.post(URL + path, json=body, headers=headers, timeout=timeout) as response:
                 text = await response.text()
                 if response.status != 200:
-                    raise EngineRefused(f"vLLM answered {response.status} to {path}: {text[:300]}")
+                    raise EngineRejectedError(f"vLLM answered {response.status} to {path}: {text[:300]}")
                 return text
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineFailed(f"vLLM does not answer {path}: {error or type(error).__name__}") from error
+            raise EngineError(f"vLLM does not answer {path}: {error or type(error).__name__}") from error
 
     async def _healthy(self) -> bool:
         try:
@@ -175,7 +177,7 @@ class Engine:
             async with self.session.get(URL + "/v1/models") as response:
                 return int((await response.json())["data"][0]["max_model_len"])
         except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
-            raise EngineFailed(f"vLLM does not say how long its context is: {error}") from error
+            raise EngineError(f"vLLM does not say how long its context is: {error}") from error
 
     async def _workers(self) -> int:
         """Tensor, pipeline and data parallel ones together."""
@@ -183,14 +185,14 @@ class Engine:
             async with self.session.get(URL + "/get_world_size") as response:
                 return int((await response.json())["world_size"])
         except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
-            raise EngineFailed(f"vLLM does not say how many workers it has: {error}") from error
+            raise EngineError(f"vLLM does not say how many workers it has: {error}") from error
 
     async def _warm(self) -> None:
         """Let vLLM compile its samplers now: its first answers do it else, for longer than some rollouts may take."""
         # Several tokens each: the second prompt joins the first where that is already being answered.
         asked = {"model": self._settings.model, "max_tokens": 8, "ignore_eos": True, "temperature": 1, "logprobs": 0}
-        for prompts in WARMING:
-            await self.tell("/v1/completions", {**asked, "prompt": prompts})
+        for prompts in WARMUP_PROMPTS:
+            await self.post("/v1/completions", {**asked, "prompt": prompts})
 
     def _last_words(self) -> str:
         lines = [line for line in self.log_path.read_text(errors="replace").splitlines() if "Error" in line]

@@ -15,12 +15,12 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from inference.engine.broadcast_receiver import Meeting, Receiver
+from inference.engine.broadcast_receiver import BroadcastReceiver, Rendezvous
 from inference.engine.peft import A_SUFFIX, B_SUFFIX
 
 
 @dataclass
-class Init(Meeting, WeightTransferInitInfo):
+class Init(Rendezvous, WeightTransferInitInfo):
     """Files need nothing to be set up; a broadcast begins with meeting the others."""
 
 
@@ -45,13 +45,13 @@ class LightningbusWeightEngine(WeightTransferEngine[Init, Update]):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._receiver = Receiver()
+        self._receiver = BroadcastReceiver()
 
     def init_transfer_engine(self, init_info: Init) -> None:
         """Meet the others of a broadcast; as the engine starts, there is none."""
         if init_info.address:
             parallel = self.parallel_config
-            self._receiver.meet(init_info, parallel.data_parallel_index * parallel.world_size + parallel.rank)
+            self._receiver.join(init_info, parallel.data_parallel_index * parallel.world_size + parallel.rank)
 
     def start_weight_update(self) -> None:
         """Make the model ready to take weights in checkpoint form."""

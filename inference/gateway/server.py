@@ -20,9 +20,9 @@ from bus.security.secrets import holds
 from common.http_server import Listening, body_of
 from common.observability import metrics, tracing
 from common.observability.metric_registry import counted
-from inference.gateway.version_stamp import Mark, marked, salted, stream
+from inference.gateway.version_stamp import StampEvent, add_cache_salt, stamp_event, stream
 from inference.settings import MOST_REQUESTS
-from inference.version_registry import Residents, chosen
+from inference.version_registry import LoadedVersions, select_version
 from schemas.semconv import attributes
 from schemas.subjects import TRACE_HEADER
 
@@ -32,10 +32,10 @@ log = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 64 * 1024 * 1024
 HEALTH = "/health"
 """The one route that asks for no key: it tells a load balancer the state and the version, and nothing else."""
-AGAIN = {"Retry-After": "1"}
+RETRY_AFTER = {"Retry-After": "1"}
 VERSION_HEADER = "X-Lightningbus-Version"
 """This version or none."""
-PREFERRED_HEADER = "X-Lightningbus-Prefers"
+PREFERRED_HEADER = "X-Lightningbus-Preferred-Version"
 """This version where it is held, else the newest."""
 
 
@@ -50,7 +50,7 @@ class Gateway:
         port: int,
         cluster_key: str = "",
         most: int = MOST_REQUESTS,
-        residents: Residents | None = None,
+        residents: LoadedVersions | None = None,
     ) -> None:
         """``session`` reaches the engine at ``engine_url``. ``cluster_key``: what a request must bring, none if empty.
 
@@ -60,7 +60,7 @@ class Gateway:
         self._cluster_key, self._most, self._held = cluster_key, most, 0
         self._session = session
         self._host, self._port = host, port
-        self._residents = residents or Residents("", 1)
+        self._residents = residents or LoadedVersions("", 1)
         self.version: int | None = None
         """Of the weights themselves; None where there are none, or a base for adapters, which is no version."""
         self.state: State = "starting"
@@ -70,7 +70,7 @@ class Gateway:
         self.address = ""
         self._listening = Listening()
         counting = counted(metrics.node_requests, metrics.node_inflight)
-        before = [self._listening.middleware, counting, self._let_in]
+        before = [self._listening.middleware, counting, self._admit]
         self._app = app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=before)
         app.router.add_post("/v1/chat/completions", self._forward)
         app.router.add_post("/v1/completions", self._forward)
@@ -88,60 +88,60 @@ class Gateway:
     async def __aexit__(self, *_: object) -> None:
         await self._listening.close()
 
-    async def settle(self) -> None:
+    async def flush_pending_chunks(self) -> None:
         """Let every chunk that has reached this process be marked; call between pause and resume."""
         for _ in range(4):  # a turn of the loop each: socket read, stream fed, reader woken, chunk marked
             await asyncio.sleep(0)
 
     @property
-    def inflight(self) -> int:
+    def num_in_flight(self) -> int:
         """How many requests the engine is answering."""
         return len(self._open)
 
     @property
     def versions(self) -> tuple[int, ...]:
         """Those a new call may go to, newest last."""
-        return self._residents.open or (() if self.version is None else (self.version,))
+        return self._residents.routable or (() if self.version is None else (self.version,))
 
     @property
     def newest(self) -> int | None:
         """The one a new call goes to that names none; None: it is refused."""
-        return chosen(self.versions, None, None)
+        return select_version(self.versions, None, None)
 
-    def inside(self, version: int) -> str:
+    def engine_model_name(self, version: int) -> str:
         """What vLLM calls a version; empty for the weights themselves, which it calls as agents do."""
         return self._residents.name(version) if version in self._residents else ""
 
     @asynccontextmanager
-    async def emptied(self) -> AsyncIterator[None]:
+    async def drained(self) -> AsyncIterator[None]:
         """A time without calls: new ones are turned away, to come again, and those in flight have ended."""
         self._closed = True
         try:
-            await self._quiet()
+            await self._wait_idle()
             yield
         finally:
             self._closed = False
 
-    async def drop(self) -> None:
+    async def abort_in_flight(self) -> None:
         """Break off every answer that is under way: who asked goes on at another node, from the tokens it has."""
         for request in self._open.values():
             if request.transport is not None:
                 request.transport.abort()
-        await self._quiet()
+        await self._wait_idle()
 
-    async def _quiet(self) -> None:
+    async def _wait_idle(self) -> None:
         while self._open:
             await self._ended.wait()
 
     @web.middleware
-    async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Before anything of a request but its headers is read."""
         if request.path == HEALTH:
             return await handler(request)
         if self._cluster_key and not holds(self._cluster_key, request.headers.get("Authorization", "")):
             return _error(401, "this node answers who holds the cluster key: set cluster_key_file")
         if self._held >= self._most:
-            return _error(429, f"this node answers {self._most} requests at once", AGAIN)
+            return _error(429, f"this node answers {self._most} requests at once", RETRY_AFTER)
         self._held += 1
         try:
             return await handler(request)
@@ -175,18 +175,18 @@ class Gateway:
         if not serves(self.state) or self._closed or not self.versions:
             return self._not_ready()
         pinned = request.headers.get(VERSION_HEADER)
-        version = chosen(self.versions, pinned, request.headers.get(PREFERRED_HEADER))
+        version = select_version(self.versions, pinned, request.headers.get(PREFERRED_HEADER))
         if version is None:
             served = ", ".join(map(str, self.versions))
             return _error(409, f"this node serves version {served}, not {pinned}")
         said: tracing.Said = {attributes.WEIGHT_VERSION: version}
         asked_in = request.headers.get(TRACE_HEADER, "")
         with (
-            self._answering(request, version) as (name, mark),
+            self._track(request, version) as (name, mark),
             tracing.span(f"POST {request.path}", said, asked_in, "server") as own,
         ):
             headers = {"Content-Type": "application/json", **own.headers}
-            body = salted(body, version, name)
+            body = add_cache_salt(body, version, name)
             try:
                 async with self._session.post(self._engine_url + request.path, data=body, headers=headers) as answer:
                     own.note({"http.response.status_code": answer.status})
@@ -199,23 +199,23 @@ class Gateway:
                 return _error(503, "the engine is not answering")
 
     @contextmanager
-    def _answering(self, request: web.Request, version: int) -> Iterator[tuple[str, Mark]]:
+    def _track(self, request: web.Request, version: int) -> Iterator[tuple[str, StampEvent]]:
         """Around a call: what its model is called inside vLLM, if not as it was asked, and what marks its events."""
-        name, asked = self.inside(version), self._residents.model
+        name, asked = self.engine_model_name(version), self._residents.model
         self._open[id(request)] = request
         try:
             if name:
-                with self._residents.call(version):
-                    yield name, lambda event: marked(event, version, name, asked)
+                with self._residents.track_call(version):
+                    yield name, lambda event: stamp_event(event, version, name, asked)
             else:
-                yield "", lambda event: marked(event, self.version or 0)
+                yield "", lambda event: stamp_event(event, self.version or 0)
         finally:
             del self._open[id(request)]
             self._ended.set()
             self._ended.clear()
 
     def _not_ready(self) -> web.Response:
-        return _error(503, f"this node is {'taking weights' if serves(self.state) else self.state}", AGAIN)
+        return _error(503, f"this node is {'taking weights' if serves(self.state) else self.state}", RETRY_AFTER)
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:

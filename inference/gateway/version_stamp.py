@@ -7,17 +7,17 @@ from collections.abc import Callable
 import aiohttp
 from aiohttp import web
 
-Mark = Callable[[bytes], bytes]
+StampEvent = Callable[[bytes], bytes]
 log = logging.getLogger(__name__)
 
 EVENT_START = b"data: {"
 EVENT_END = b"\n\n"
-QUIET_SECONDS = 10.0
-STILL_HERE = b": still here\n\n"
+KEEPALIVE_SECONDS = 10.0
+SSE_KEEPALIVE = b": still here\n\n"
 """Said on a stream that has been quiet for so long, so that a slow answer is told from a dead connection."""
 
 
-def marked(event: bytes, version: int, inside: str = "", asked: str = "") -> bytes:
+def stamp_event(event: bytes, version: int, inside: str = "", asked: str = "") -> bytes:
     """A server-sent event with ``weight_version`` as the first field of its JSON object.
 
     Of a model that has another name ``inside`` it says the one it was ``asked`` by.
@@ -29,7 +29,7 @@ def marked(event: bytes, version: int, inside: str = "", asked: str = "") -> byt
     return b'%b"weight_version":%d,%b' % (EVENT_START, version, event[len(EVENT_START) :])
 
 
-def salted(body: bytes, version: int, inside: str = "") -> bytes:
+def add_cache_salt(body: bytes, version: int, inside: str = "") -> bytes:
     """The request with a cache salt: a prefix computed by other weights is never reused.
 
     With ``inside`` it is one to the model of that name: of two fields of a name the last one counts.
@@ -41,7 +41,7 @@ def salted(body: bytes, version: int, inside: str = "") -> bytes:
     return b'%b,"cache_salt":"v%d"%b}' % (closing[:-1], version, model)
 
 
-async def stream(request: web.Request, answer: aiohttp.ClientResponse, mark: Mark) -> web.StreamResponse:
+async def stream(request: web.Request, answer: aiohttp.ClientResponse, mark: StampEvent) -> web.StreamResponse:
     """Pass a stream of events on, each marked as it arrives, however slowly they are read."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
@@ -60,7 +60,7 @@ async def stream(request: web.Request, answer: aiohttp.ClientResponse, mark: Mar
     return response
 
 
-async def _read(answer: aiohttp.ClientResponse, mark: Mark, events: asyncio.Queue[bytes | None]) -> None:
+async def _read(answer: aiohttp.ClientResponse, mark: StampEvent, events: asyncio.Queue[bytes | None]) -> None:
     # Apart from the writing, so that a slow reader of ours never delays the mark.
     rest = b""
     try:
@@ -74,7 +74,7 @@ async def _read(answer: aiohttp.ClientResponse, mark: Mark, events: asyncio.Queu
 
 async def _next(events: asyncio.Queue[bytes | None]) -> bytes | None:
     try:
-        async with asyncio.timeout(QUIET_SECONDS):
+        async with asyncio.timeout(KEEPALIVE_SECONDS):
             return await events.get()
     except TimeoutError:
-        return STILL_HERE
+        return SSE_KEEPALIVE

@@ -9,11 +9,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from bus.fleet.node_state import Happening
-from inference.engine.vllm_server import Engine, EngineFailed, EngineRefused
+from inference.engine.vllm_server import EngineError, EngineRejectedError, VllmServer
 from inference.gateway.server import Gateway
 from schemas.weights.events import CanaryPrompt, CanarySpec
 
-LOWEST = -9000.0
+MIN_LOGPROB = -9000.0
 """vLLM writes -9999 for minus infinity."""
 NO_WORD_FOR_NAN = "not JSON compliant"
 NOT_FINITE = "the engine's log-probabilities are not finite"
@@ -24,16 +24,16 @@ Logprobs = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class CanaryResult:
     """``reason`` is empty if the version may be served. Figures: see `judged`."""
 
     reason: str
     figures: dict[str, float]
-    spoiled: bool = False
+    is_kv_cache_tainted: bool = False
     """What is not finite is in the engine's KV cache now, and would come out under other weights, too."""
 
 
-def judged(trial: CanarySpec, prompts: Logprobs, answers: Logprobs, length_before: float | None) -> Judgement:
+def evaluate(trial: CanarySpec, prompts: Logprobs, answers: Logprobs, length_before: float | None) -> CanaryResult:
     """What a trial has shown. Pure.
 
     ``prompts``: the engine's log-probability of each token of the cases but their first; ``answers``: that of each
@@ -45,14 +45,14 @@ def judged(trial: CanarySpec, prompts: Logprobs, answers: Logprobs, length_befor
     engines = np.array([value for one in prompts for value in one])
     sampled = np.array([value for one in answers for value in one])
     for whose, values in (("the learner", learners), ("the engine", engines), ("a sampled token", sampled)):
-        bad = int((~np.isfinite(values) | (values < LOWEST)).sum())
+        bad = int((~np.isfinite(values) | (values < MIN_LOGPROB)).sum())
         if bad:
             spoiled = bool(np.isnan(engines).any() or np.isnan(sampled).any())
-            return Judgement(f"{bad} of {len(values)} log-probabilities of {whose} are not finite", {}, spoiled)
+            return CanaryResult(f"{bad} of {len(values)} log-probabilities of {whose} are not finite", {}, spoiled)
     if len(engines) != len(learners):
-        return Judgement(f"the engine gave {len(engines)} log-probabilities for {len(learners)} tokens", {})
+        return CanaryResult(f"the engine gave {len(engines)} log-probabilities for {len(learners)} tokens", {})
     if not len(sampled):
-        return Judgement("no token was sampled", {})
+        return CanaryResult("no token was sampled", {})
     difference = np.clip(learners - engines, -LARGEST_DIFFERENCE, LARGEST_DIFFERENCE)
     figures = {
         "k3_kl": float(np.mean(np.exp(difference) - 1 - difference)),
@@ -60,10 +60,10 @@ def judged(trial: CanarySpec, prompts: Logprobs, answers: Logprobs, length_befor
         "length": float(np.mean([len(one) for one in answers])),
         "tokens": float(len(engines)),
     }
-    return Judgement("; ".join(_complaints(trial, figures, length_before)), figures)
+    return CanaryResult("; ".join(_violations(trial, figures, length_before)), figures)
 
 
-def _complaints(trial: CanarySpec, figures: Mapping[str, float], length_before: float | None) -> list[str]:
+def _violations(trial: CanarySpec, figures: Mapping[str, float], length_before: float | None) -> list[str]:
     found = []
     if figures["k3_kl"] > trial.max_kl:
         found.append(f"k3-KL to the learner is {figures['k3_kl']:.4g} nats per token, above {trial.max_kl:g}")
@@ -79,7 +79,7 @@ def _complaints(trial: CanarySpec, figures: Mapping[str, float], length_before: 
     return found
 
 
-def fitted(trial: CanarySpec, context: int | None) -> CanarySpec:
+def fit_to_context(trial: CanarySpec, context: int | None) -> CanarySpec:
     """The trial with its prompts cut to what fits an engine's context beside the answers."""
     if context is None:
         return trial
@@ -99,7 +99,7 @@ class Canary(Protocol):
         """Serve nobody from now on."""
         ...
 
-    async def judge(self, trial: CanarySpec, version: int, length_before: float | None) -> Judgement:
+    async def judge(self, trial: CanarySpec, version: int, length_before: float | None) -> CanaryResult:
         """Judge the version the engine holds."""
         ...
 
@@ -116,14 +116,14 @@ class EngineCanary:
     """This node as one that tries versions: agents are answered elsewhere for the time."""
 
     def __init__(
-        self, engine: Engine, model: str, gateway: Gateway, happen: Callable[[Happening], Awaitable[None]]
+        self, engine: VllmServer, model: str, gateway: Gateway, happen: Callable[[Happening], Awaitable[None]]
     ) -> None:
         self._engine, self._model, self._gateway, self._happen = engine, model, gateway, happen
 
     async def withdraw(self) -> None:
         """Serve nobody: who is being answered goes on at another node from the tokens it has."""
         await self._happen("withdrawn")
-        await self._gateway.drop()
+        await self._gateway.abort_in_flight()
 
     async def give_up(self) -> None:
         """Wait for a version that stands."""
@@ -131,36 +131,36 @@ class EngineCanary:
         await self._happen("nothing_stands")
 
     async def renew(self) -> NoReturn:
-        """Give this engine up: the node starts another one. Always raises `EngineFailed`.
+        """Give this engine up: the node starts another one. Always raises `EngineError`.
 
         A masked place of attention counts 0 times what lies there, and that is NaN where NaN lies.
         """
         await self._engine.stop()
-        raise EngineFailed("vLLM is ended: its KV cache holds what is not finite")
+        raise EngineError("vLLM is ended: its KV cache holds what is not finite")
 
-    async def judge(self, trial: CanarySpec, version: int, length_before: float | None) -> Judgement:
-        """Ask the engine and judge; raises `EngineFailed` if it does not answer at all, which says nothing."""
-        trial = fitted(trial, self._engine.max_model_len)
+    async def judge(self, trial: CanarySpec, version: int, length_before: float | None) -> CanaryResult:
+        """Ask the engine and judge; raises `EngineError` if it does not answer at all, which says nothing."""
+        trial = fit_to_context(trial, self._engine.max_model_len)
         prompts = [np.frombuffer(case.ids, "<u4").tolist() for case in trial.prompts]
-        model = self._gateway.inside(version) or self._model
+        model = self._gateway.engine_model_name(version) or self._model
         asked = {"model": model, "prompt": prompts, "temperature": 1.0, "cache_salt": f"v{version}"}
         try:
             read = await self._ask({**asked, "max_tokens": 1, "prompt_logprobs": 0})
             told = [[_of(place, token) for place, token in zip(*pair, strict=True)] for pair in _told(read, prompts)]
             if not np.isfinite([value for one in told for value in one]).all():
-                return judged(trial, told, [], None)
+                return evaluate(trial, told, [], None)
             said = await self._ask({**asked, "max_tokens": trial.max_tokens, "logprobs": 0})
             answers = [[_number(one) for one in choice["logprobs"]["token_logprobs"]] for choice in said]
-        except EngineRefused as error:
+        except EngineRejectedError as error:
             spoiled = NO_WORD_FOR_NAN in str(error)
-            return Judgement(NOT_FINITE if spoiled else str(error), {}, spoiled)
+            return CanaryResult(NOT_FINITE if spoiled else str(error), {}, spoiled)
         except (LookupError, TypeError, ValueError) as error:
-            raise EngineFailed(f"vLLM answers a trial in a form that is not understood: {error!r}") from error
-        return judged(trial, told, answers, length_before)
+            raise EngineError(f"vLLM answers a trial in a form that is not understood: {error!r}") from error
+        return evaluate(trial, told, answers, length_before)
 
     async def _ask(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """A choice for each prompt, in their order."""
-        answer = await self._engine.ask("/v1/completions", body)
+        answer = await self._engine.post_json("/v1/completions", body)
         return sorted(answer["choices"], key=lambda choice: int(choice["index"]))
 
 

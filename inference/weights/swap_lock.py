@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 """Who waits looks again as often, because nobody says of himself that he is dead."""
-LONGEST_SECONDS = 900.0
+MAX_HOLD_SECONDS = 900.0
 """No swap takes this long: vLLM is given up before."""
 GIVE_BACK_SECONDS = 5.0
-BEGUN_ANEW = ("starting", "draining")
+RESTARTED_STATES = ("starting", "draining")
 """States of a node that swaps nothing."""
 
 
@@ -43,10 +43,10 @@ def free(turn: SwapLockState | None, me: str, holder: Heartbeat | None, known: f
         return True
     if holder is None:
         return known >= DEAD_SECONDS
-    return known >= LONGEST_SECONDS or (holder.state in BEGUN_ANEW and holder.sent_at_ns > turn.acquired_at_ns)
+    return known >= MAX_HOLD_SECONDS or (holder.state in RESTARTED_STATES and holder.sent_at_ns > turn.acquired_at_ns)
 
 
-class Turns:
+class SwapLock:
     """The turns of a model's nodes, as one of them takes part; an async context manager."""
 
     def __init__(self, bus: Bus, node: str, model: str) -> None:
@@ -57,9 +57,9 @@ class Turns:
         self._news = asyncio.Event()
         self._known = (0, 0.0)
         """Sequence of the last turn seen, and since when."""
-        self._owed = True
+        self._must_release = True
 
-    async def __aenter__(self) -> "Turns":
+    async def __aenter__(self) -> "SwapLock":
         await self._fleet.__aenter__()
         self._hint = await self._bus.nc.subscribe(self._subject, cb=self._on_news)
         return self
@@ -69,20 +69,20 @@ class Turns:
             await self._hint.unsubscribe()
         await self._fleet.__aexit__(*exit)
 
-    async def settle(self) -> None:
+    async def release_stale(self) -> None:
         """Give back what an earlier life of this node, or a bus that did not answer, has left taken."""
-        if self._owed:
+        if self._must_release:
             turn, sequence = await self._last()
-            self._owed = turn is not None and turn.node == self._node and not turn.released
-            if self._owed:
+            self._must_release = turn is not None and turn.node == self._node and not turn.released
+            if self._must_release:
                 await self._give_back(sequence)
 
     @asynccontextmanager
-    async def taken(self) -> AsyncIterator[None]:
+    async def held(self) -> AsyncIterator[None]:
         """Wait until it is this node's turn, and keep it while the block runs. Raises as `Bus.publish`."""
-        self._owed = True  # before it is asked for: the stream may have it though it never answered
+        self._must_release = True  # before it is asked for: the stream may have it though it never answered
         with metrics.turn_wait_seconds.time():
-            sequence = await self._take()
+            sequence = await self._acquire()
         try:
             yield
         finally:
@@ -96,9 +96,9 @@ class Turns:
         except BusError as error:
             log.warning("the turn was not given back: %s", error)
             return
-        self._owed = False
+        self._must_release = False
 
-    async def _take(self) -> int:
+    async def _acquire(self) -> int:
         while True:
             self._news.clear()
             turn, sequence = await self._last()

@@ -24,11 +24,11 @@ from bus.verified_download import counting
 from bus.weights.registry import Releases
 from common.observability import metrics, tracing
 from common.observability.faults import count_fault
-from inference.engine.vllm_server import EngineFailed, EngineRefused
-from inference.weights.canary import Canary, Judgement
-from inference.weights.swap_lock import Turns
-from inference.weights.target import Server
-from inference.weights.version_cache import VersionFiles
+from inference.engine.vllm_server import EngineError, EngineRejectedError
+from inference.weights.canary import Canary, CanaryResult
+from inference.weights.swap_lock import SwapLock
+from inference.weights.target import WeightTarget
+from inference.weights.version_cache import WeightCache
 from schemas import subjects
 from schemas.codec import encode
 from schemas.semconv import attributes
@@ -43,40 +43,40 @@ RECHECK_SECONDS = 5.0
 TRY_AGAIN_SECONDS = 60.0
 """How long a node that could not bring a trial to an end leaves that version to others."""
 
-HINT_PAUSES = (0.02, 0.1, 0.5, 1.5)
+NOTIFICATION_LAG_SECONDS = (0.02, 0.1, 0.5, 1.5)
 """An event may arrive before the stream can be asked for it: looked up again after these pauses, in seconds."""
 
 
 @dataclass(frozen=True)
-class Step:
+class PendingUpdate:
     """A version that is to be served or tried next, its files verified."""
 
     manifest: WeightManifest
-    on_trial: bool
+    is_canary: bool
     files: Sequence[Path] = ()
     """None of a version that came by a broadcast."""
     fetched: float = 0.0
     verified: float = 0.0
 
 
-class Subscriber:
+class WeightUpdater:
     """Keeps the engine at the version that is to be served."""
 
-    def __init__(self, bus: Bus, node: str, model: str, work: Path, server: Server) -> None:
+    def __init__(self, bus: Bus, node: str, model: str, work: Path, server: WeightTarget) -> None:
         self._bus, self._node, self._model, self._server = bus, node, model, server
-        self._files = VersionFiles(bus, model, work)
+        self._files = WeightCache(bus, model, work)
         self._releases = Releases(bus, model)
-        self._turns = Turns(bus, node, model)
-        self._news = asyncio.Event()
-        self._served: Step | None = None
-        self._left_alone: tuple[int, float] | None = None
+        self._turns = SwapLock(bus, node, model)
+        self._wakeup = asyncio.Event()
+        self._served: PendingUpdate | None = None
+        self._canary_backoff: tuple[int, float] | None = None
         """A version that is not to be tried here, and until when."""
         self.problem = ""
-        self.wants_whole = False
+        self.needs_full_weights = False
         """The newest version is a delta that cannot be put together here, not even from the whole one before it."""
 
     @property
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         """What keeps this node from the newest version, as a sentence; empty: nothing."""
         return self.problem or self._releases.problem
 
@@ -99,46 +99,46 @@ class Subscriber:
                     await hint.unsubscribe()
 
     async def _follow(self) -> None:
-        pauses = iter(HINT_PAUSES)
+        pauses = iter(NOTIFICATION_LAG_SECONDS)
         while True:
-            if self._news.is_set():
-                self._news.clear()
-                pauses = iter(HINT_PAUSES)
-            if await self._catch_up():
+            if self._wakeup.is_set():
+                self._wakeup.clear()
+                pauses = iter(NOTIFICATION_LAG_SECONDS)
+            if await self._reconcile_once():
                 continue
             try:
                 async with asyncio.timeout(next(pauses, RECHECK_SECONDS)):
-                    await self._news.wait()
+                    await self._wakeup.wait()
             except TimeoutError:
                 continue
 
     async def _on_news(self, message: Msg) -> None:
-        self._news.set()
+        self._wakeup.set()
 
     async def _on_release(self, message: Msg) -> None:
         """Heeded at once, for this node may be waiting for a place; a decision that the stream refused is none."""
-        self._news.set()
-        for pause in HINT_PAUSES:
+        self._wakeup.set()
+        for pause in NOTIFICATION_LAG_SECONDS:
             with suppress(BusError, NatsError):
                 release = await self._releases.look()
-                self._server.heed(release)
+                self._server.on_release_state(release)
                 if encode(release) == message.data:
                     return
             await asyncio.sleep(pause)
 
-    async def _catch_up(self) -> bool:
+    async def _reconcile_once(self) -> bool:
         """Go on to what is next; a bad or missing blob leaves the old version serving. False: there is nothing."""
         try:
-            await self._turns.settle()
-            step = await self._next()
-            if (step is None or step.on_trial) and await self._stopped():
+            await self._turns.release_stale()
+            step = await self._desired()
+            if (step is None or step.is_canary) and await self._stop_serving_revoked():
                 return True
             if step is None:
                 return False
             said: tracing.Said = {attributes.WEIGHT_VERSION: step.manifest.version, attributes.NODE: self._node}
             with tracing.span("version", said):
-                return await self._go_on_to(step)
-        except EngineFailed:
+                return await self._update_to(step)
+        except EngineError:
             raise
         except Exception as error:
             if not isinstance(error, (BusError, NatsError, OSError, ValueError)):
@@ -148,20 +148,20 @@ class Subscriber:
             log.warning("%s; version %s goes on serving", self.problem, self.version)
             return False
 
-    async def _next(self) -> Step | None:
+    async def _desired(self) -> PendingUpdate | None:
         """What is to be served and is not, else what is to be tried; its files are not here yet."""
         choice = await self._releases.choice()
-        self._server.heed(self._releases.state)
+        self._server.on_release_state(self._releases.state)
         if choice.serve is not None and choice.serve.version != self.version:
-            return Step(choice.serve, on_trial=False)
-        version, until = self._left_alone or (None, 0.0)
+            return PendingUpdate(choice.serve, is_canary=False)
+        version, until = self._canary_backoff or (None, 0.0)
         if choice.to_try is None or self._server.canary is None:
             return None
         if choice.to_try.version == version and time.monotonic() < until:
             return None
-        return Step(choice.to_try, on_trial=True)
+        return PendingUpdate(choice.to_try, is_canary=True)
 
-    async def _stopped(self) -> bool:
+    async def _stop_serving_revoked(self) -> bool:
         """Whether this node has ended serving a version that was revoked and has none before it."""
         version = self.version
         if version is None or self._server.canary is None or not is_revoked(self._releases.state, version):
@@ -173,115 +173,115 @@ class Subscriber:
         log.warning("%s", self.problem)
         return True
 
-    async def _go_on_to(self, step: Step) -> bool:
-        if await self._took_part(step):
+    async def _update_to(self, step: PendingUpdate) -> bool:
+        if await self._try_broadcast(step):
             return True
         step = await self._fetched(step)
-        missed = self._served is not None and self._pauses(step)  # who serves nobody is missed by nobody
-        if not missed and not step.on_trial:
-            return await self._take_turn(step)
-        async with self._turns.taken():
-            return await self._take_turn(step)
+        missed = self._served is not None and self._interrupts_calls(step)  # who serves nobody is missed by nobody
+        if not missed and not step.is_canary:
+            return await self._swap_under_lock(step)
+        async with self._turns.held():
+            return await self._swap_under_lock(step)
 
-    def _pauses(self, step: Step) -> bool:
+    def _interrupts_calls(self, step: PendingUpdate) -> bool:
         """Whether calls stand still for it: all but adapters of a base that is there."""
         before = self._served.manifest.blobs[:-1] if self._served is not None else ()
-        return self._server.one_at_a_time or step.manifest.kind != "lora" or step.manifest.blobs[:-1] != before
+        return self._server.needs_swap_lock or step.manifest.kind != "lora" or step.manifest.blobs[:-1] != before
 
-    async def _fetched(self, step: Step) -> Step:
+    async def _fetched(self, step: PendingUpdate) -> PendingUpdate:
         started = time.monotonic()
         try:
             with tracing.span("fetch and verify"), counting() as verified:
-                files = await self._files.get(step.manifest)
+                files = await self._files.ensure(step.manifest)
         except (BusError, NatsError, OSError, ValueError):
-            self.wants_whole = self.wants_whole or step.manifest.kind == "delta"
+            self.needs_full_weights = self.needs_full_weights or step.manifest.kind == "delta"
             raise
         took = time.monotonic() - started
         return changed(step, files=files, fetched=max(0.0, took - verified.seconds), verified=verified.seconds)
 
-    async def _took_part(self, step: Step) -> bool:
+    async def _try_broadcast(self, step: PendingUpdate) -> bool:
         """Whether a broadcast has brought what follows what is served: to all who have a seat, at once."""
-        if step.on_trial or step.manifest.broadcast is None or step.manifest.parent != self.version:
+        if step.is_canary or step.manifest.broadcast is None or step.manifest.parent != self.version:
             return False
         with tracing.span("broadcast"):
-            paused = await self._server.take_part(step.manifest)
+            paused = await self._server.join_broadcast(step.manifest)
         if paused is None:
             return False
-        await self._serves(step, paused)
+        await self._on_active(step, paused)
         return True
 
-    async def _take_turn(self, step: Step) -> bool:
-        now = await self._next()
+    async def _swap_under_lock(self, step: PendingUpdate) -> bool:
+        now = await self._desired()
         if now is None:
             return False
-        if now.manifest.version != step.manifest.version and not self._still_worth(step, now):
+        if now.manifest.version != step.manifest.version and not self._still_progress(step, now):
             return True  # it was decided otherwise while this node waited
-        if now.on_trial and now.manifest.version == step.manifest.version:
-            await self._try(step)
+        if now.is_canary and now.manifest.version == step.manifest.version:
+            await self._run_canary(step)
         else:
             await self._apply(step)
         return True
 
-    def _still_worth(self, step: Step, now: Step) -> bool:
+    def _still_progress(self, step: PendingUpdate, now: PendingUpdate) -> bool:
         """Versions may come quicker than turns: who began anew for each would never swap."""
         release, version = self._releases.state, step.manifest.version
         follows = (-1 if self.version is None else self.version) < version < now.manifest.version
-        return follows and not step.on_trial and release.pinned is None and is_servable(release, step.manifest)
+        return follows and not step.is_canary and release.pinned is None and is_servable(release, step.manifest)
 
-    async def _apply(self, step: Step) -> None:
-        await self._serves(step, await self._swapped(step))
+    async def _apply(self, step: PendingUpdate) -> None:
+        await self._on_active(step, await self._swapped(step))
 
-    async def _swapped(self, step: Step) -> float:
+    async def _swapped(self, step: PendingUpdate) -> float:
         with tracing.span("swap"):
-            return await self._server.swap(step.files, step.manifest.version)
+            return await self._server.load_files(step.files, step.manifest.version)
 
-    async def _serves(self, step: Step, paused: float) -> None:
+    async def _on_active(self, step: PendingUpdate, paused: float) -> None:
         version = step.manifest.version
-        self._served, self.problem, self.wants_whole = step, "", False
+        self._served, self.problem, self.needs_full_weights = step, "", False
         metrics.node_version.set(version)
         metrics.fetch_seconds.observe(step.fetched + step.verified)
         metrics.swap_pause_seconds.observe(paused)
         log.info("version %d: fetched in %.3f s, paused for %.3f s", version, step.fetched, paused)
         await self._announce(step, paused)
         if step.files:  # else those of the last version that came as one, which the next may be told from
-            self._files.drop_all_but(step.files)
-        await self._server.applied()
+            self._files.evict_except(step.files)
+        await self._server.on_activated()
 
-    async def _try(self, step: Step) -> None:
+    async def _run_canary(self, step: PendingUpdate) -> None:
         """Hold a version that nobody serves, judge it, and tell; what does not stand then is gone back from."""
         canary, manifest = self._server.canary, step.manifest
         assert canary is not None and manifest.canary is not None
         version, spoiled = manifest.version, False
-        self._left_alone = (version, time.monotonic() + TRY_AGAIN_SECONDS)
+        self._canary_backoff = (version, time.monotonic() + TRY_AGAIN_SECONDS)
         await canary.withdraw()
         try:
             paused = await self._swapped(step)
             with tracing.span("trial"):
                 judgement = await canary.judge(manifest.canary, version, last_approved_length(self._releases.state))
-            spoiled = judgement.spoiled
-            await self._say_verdict(version, judgement)
-        except EngineRefused as error:  # its weights: this engine is given up
-            await self._say_verdict(version, Judgement(str(error), {}))
+            spoiled = judgement.is_kv_cache_tainted
+            await self._publish_verdict(version, judgement)
+        except EngineRejectedError as error:  # its weights: this engine is given up
+            await self._publish_verdict(version, CanaryResult(str(error), {}))
             raise
         except (BusError, NatsError, OSError, ValueError):
-            await self._go_back(canary, spoiled)
+            await self._roll_back(canary, spoiled)
             raise
         release = self._releases.state
-        if not judgement.spoiled and is_servable(release, manifest) and release.pinned in (None, version):
-            await self._serves(step, paused)
+        if not judgement.is_kv_cache_tainted and is_servable(release, manifest) and release.pinned in (None, version):
+            await self._on_active(step, paused)
             return
-        await self._go_back(canary, judgement.spoiled)
+        await self._roll_back(canary, judgement.is_kv_cache_tainted)
         if not is_servable(release, manifest):
             self.problem = f"version {version} was revoked: {judgement.reason or 'by somebody else'}"[:200]
 
-    async def _say_verdict(self, version: int, judgement: Judgement) -> None:
+    async def _publish_verdict(self, version: int, judgement: CanaryResult) -> None:
         what: Literal["released", "revoked"] = "revoked" if judgement.reason else "released"
         metrics.trials.labels(what).inc()
         log.info("version %d is %s: %s", version, what, judgement.reason or judgement.figures)
         why, figures = judgement.reason, judgement.figures
         await self._releases.decide(what, version, who=self._node, why=why, figures=figures, first_only=True)
 
-    async def _go_back(self, canary: Canary, spoiled: bool = False) -> None:
+    async def _roll_back(self, canary: Canary, spoiled: bool = False) -> None:
         if spoiled:
             await canary.renew()
         before, self._served = self._served, None  # until it is there again
@@ -292,7 +292,7 @@ class Subscriber:
         else:
             await self._apply(await self._fetched(before))
 
-    async def _announce(self, step: Step, paused: float) -> None:
+    async def _announce(self, step: PendingUpdate, paused: float) -> None:
         applied = WeightsActivated(
             node=self._node,
             model=self._model,

@@ -17,17 +17,17 @@ from schemas.weights.events import Blob, DeltaLink, WeightManifest
 log = logging.getLogger(__name__)
 
 
-class VersionFiles:
+class WeightCache:
     """A directory of verified files; see the module."""
 
     def __init__(self, bus: Bus, model: str, directory: Path) -> None:
         self._model, self._directory = model, directory
         self._bases: set[Path] = set()  # fetched and verified by this process
-        self._held: tuple[str, Path] | None = None
+        self._delta_base: tuple[str, Path] | None = None
         """The newest whole file, by its fingerprint: deltas may start from here."""
         self._source = cache(partial(transport, bus))  # which may hold connections
 
-    async def get(self, manifest: WeightManifest) -> list[Path]:
+    async def ensure(self, manifest: WeightManifest) -> list[Path]:
         """What the engine is to load: all weights, or a base and its adapters.
 
         Raises `BusError`, `DeltaError`, `OSError`, or `ValueError` for a manifest this node cannot read.
@@ -42,11 +42,11 @@ class VersionFiles:
         files = [await self._base(source, blob) for blob in base]
         if manifest.kind == "delta":
             links = (*manifest.chain, DeltaLink(version=manifest.version, fingerprint=manifest.fingerprint, blob=own))
-            await self._follow(source, links, path)
+            await self._apply_chain(source, links, path)
         else:
             await source.get(own, path)
         if manifest.fingerprint:
-            self._held = (manifest.fingerprint, path)
+            self._delta_base = (manifest.fingerprint, path)
         return [*files, path]
 
     def clear(self) -> None:
@@ -55,10 +55,10 @@ class VersionFiles:
         for left in self._directory.glob(".*"):
             left.unlink(missing_ok=True)
 
-    def drop_all_but(self, files: Sequence[Path]) -> None:
+    def evict_except(self, files: Sequence[Path]) -> None:
         """Other versions are not needed any more, but for one that deltas may start from."""
         for old in self._directory.glob("*.safetensors"):
-            if old not in files and (self._held is None or old != self._held[1]):
+            if old not in files and (self._delta_base is None or old != self._delta_base[1]):
                 old.unlink(missing_ok=True)
 
     async def _base(self, source: Transport, blob: Blob) -> Path:
@@ -68,23 +68,23 @@ class VersionFiles:
             self._bases.add(path)
         return path
 
-    async def _follow(self, source: Transport, links: Sequence[DeltaLink], path: Path) -> None:
+    async def _apply_chain(self, source: Transport, links: Sequence[DeltaLink], path: Path) -> None:
         """From the version held if the chain leads over it; else, or if that fails, from the chain's whole one."""
-        content, held = self._held or ("", path)
+        content, held = self._delta_base or ("", path)
         since = [place for place, link in enumerate(links) if link.fingerprint == content]
         if since:
             try:
-                return await self._put_together(source, held, links[since[-1] + 1 :], path)
+                return await self._reconstruct(source, held, links[since[-1] + 1 :], path)
             except (BusError, DeltaError, OSError) as error:
                 log.warning("version %d: %s; starts from whole version %d", links[-1].version, error, links[0].version)
         anchor = self._directory / f".anchor-{path.name}"
         try:
             await source.get(links[0].blob, anchor)
-            await self._put_together(source, anchor, links[1:], path)
+            await self._reconstruct(source, anchor, links[1:], path)
         finally:
             anchor.unlink(missing_ok=True)
 
-    async def _put_together(self, source: Transport, base: Path, links: Sequence[DeltaLink], path: Path) -> None:
+    async def _reconstruct(self, source: Transport, base: Path, links: Sequence[DeltaLink], path: Path) -> None:
         deltas = [self._directory / f".delta-{link.version:08d}" for link in links]
         unproven = self._directory / f".unproven-{path.name}"
         try:

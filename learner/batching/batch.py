@@ -16,8 +16,8 @@ from learner.batching.rollout_uses import masked, use_of
 from learner.batching.sequences import Row, Shape, rows_of
 from learner.batching.staleness import lags, mask_tokens, worst_lag
 from learner.batching.transitions import Transition, transitions_of
-from learner.rollouts.assembler import Rollout, reward_of
-from learner.rollouts.groups import SMALLEST_GROUP, Group
+from learner.rollouts.assembler import Rollout, training_reward
+from learner.rollouts.groups import MIN_GROUP_SIZE, RolloutGroup
 from learner.settings.learner import LearnerSettings
 from schemas.training import RolloutDisposition
 
@@ -69,14 +69,14 @@ class BatchMaker:
         self._estimate = estimator(settings.algorithm)
         self._shape = Shape(settings.train_roles, settings.rows, settings.max_row_tokens, settings.long_rows)
 
-    def make(self, groups: Sequence[Group], version: int) -> Batch:
+    def make(self, groups: Sequence[RolloutGroup], version: int) -> Batch:
         """Advantages first, over whole groups; only then are rollouts left out, each with its reason.
 
         ``version`` is the one the step starts from: a token's staleness is counted against it.
         """
         settings = self._settings
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        rewards = [reward_of(rollout, settings.failed_rollouts) for rollout in rollouts]
+        rewards = [training_reward(rollout, settings.failed_rollouts) for rollout in rollouts]
         calls = [self._transitions(rollout) for rollout in rollouts]
         shared = self._credit(rollouts, rewards)
         rows: list[Row] = []
@@ -110,7 +110,7 @@ class BatchMaker:
         places: list[int] = []
         episodes: list[Episode] = []
         for place, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True)):
-            if reward is not None and valid[rollout.task] >= SMALLEST_GROUP:
+            if reward is not None and valid[rollout.task] >= MIN_GROUP_SIZE:
                 places.append(place)
                 states = tuple(call.prompt_ids for call in rollout.calls)
                 episodes.append(Episode(rollout.task, reward, rollout.rewards, states))

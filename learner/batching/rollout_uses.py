@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from learner.batching.sequences import Row
-from learner.rollouts.assembler import Rollout, reward_of
+from learner.rollouts.assembler import Rollout, training_reward
 from learner.settings.learner import LearnerSettings
 from schemas import ids
 from schemas.semconv import attributes
@@ -53,7 +53,13 @@ def unused(rollouts: Iterable[Rollout], reason: str, settings: LearnerSettings) 
     """Account of rollouts that never came into a batch."""
     return [
         use_of(
-            rollout, reward_of(rollout, settings.failed_rollouts), [], masked(rollout, settings) or reason, [], 0, -1
+            rollout,
+            training_reward(rollout, settings.failed_rollouts),
+            [],
+            masked(rollout, settings) or reason,
+            [],
+            0,
+            -1,
         )
         for rollout in rollouts
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from learner.checkpointing.seal import BrokenSeal, check_seal, key_of, write_seal
+from learner.checkpointing.seal import InvalidSealError, check_seal, load_key, write_seal
 from learner.rollouts.stream_position import StreamMark
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ LATEST = "latest"
 LOCK = ".lock"
 BROKEN = "broken-"
 """Before the name of a checkpoint that cannot be used."""
-_UNUSABLE = (OSError, BrokenSeal, msgspec.MsgspecError)
+_UNUSABLE = (OSError, InvalidSealError, msgspec.MsgspecError)
 
 
 class CheckpointError(Exception):
@@ -32,23 +32,23 @@ class CheckpointError(Exception):
 class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     """What is not in the model or the optimiser."""
 
-    run: str
+    run_id: str
     model: str
     step: int = 0
     version: int = 0
     epoch: int = 1
-    position: int = 1
+    stream_position: int = 1
     """Where to replay from, as `StreamMark` counts: everything before it is used or of no use."""
-    stream: StreamMark = StreamMark()
-    used: dict[str, int] = {}
+    stream_mark: StreamMark = StreamMark()
+    consumed_executions: dict[str, int] = {}
     """Executions that a replay from there meets again and must pass over, with the position of their last batch."""
-    closed: list[str] = []
+    closed_groups: list[str] = []
     """Tasks whose group is closed."""
     groups_dispatched: int = 0
     outstanding: list[int] = []
     """Places of the groups that are dispatched and neither trained on nor dropped."""
     groups_dropped: int = 0
-    event: bytes = b""
+    last_step_event: bytes = b""
     """The step's TrainingStep, encoded: published again after a crash, in case it had not been."""
     nonce: str = ""
     """Of the message id it is published under, both times."""
@@ -74,7 +74,7 @@ class Checkpoints:
                 ) from None
             yield
 
-    def begin(self, step: int) -> Path:
+    def create_temp(self, step: int) -> Path:
         """A fresh temporary directory to write into; hand it to `commit`."""
         path = self._directory / f".writing-{step:06d}"
         shutil.rmtree(path, ignore_errors=True)
@@ -85,7 +85,7 @@ class Checkpoints:
         """Write the state, seal the directory, make it the latest, remove old ones; returns where it lies now."""
         (path / STATE).write_bytes(msgspec.json.encode(state))
         write_seal(path, self._secret())
-        _to_disk(path)
+        _fsync_tree(path)
         final = self._free_name(f"step-{state.step:06d}-{state.epoch}")
         path.rename(final)
         pointer = self._directory / f".{LATEST}"
@@ -147,8 +147,8 @@ class Checkpoints:
 
     def _secret(self) -> bytes:
         try:
-            return key_of(self._key)
-        except (BrokenSeal, OSError) as error:
+            return load_key(self._key)
+        except (InvalidSealError, OSError) as error:
             raise CheckpointError(f"checkpoints: their key {self._key} cannot be used: {error}") from error
 
     def _by_age(self) -> list[Path]:
@@ -162,7 +162,7 @@ def _read(path: Path, key: bytes) -> LearnerState:
     return msgspec.json.decode((path / STATE).read_bytes(), type=LearnerState)
 
 
-def _to_disk(directory: Path) -> None:
+def _fsync_tree(directory: Path) -> None:
     """A checkpoint must be whole on disk before anything points to it, or a power loss leaves one that is not."""
     for path in directory.rglob("*"):
         _sync(path)

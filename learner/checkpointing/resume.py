@@ -5,29 +5,29 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from learner.checkpointing.checkpoint import LearnerState
-from learner.errors import CannotLearn
+from learner.errors import LearnerError
 from learner.settings.learner import LearnerSettings
 from schemas.weights.events import WeightManifest
 
 
-def resumed(
+def initial_state(
     found: tuple[Path, LearnerState] | None, last: WeightManifest | None, settings: LearnerSettings
 ) -> LearnerState:
     """The state to begin with, under an epoch of its own; ``last`` is the newest version on the bus.
 
-    Raises `CannotLearn` when the two do not belong together.
+    Raises `LearnerError` when the two do not belong together.
     """
     if found is None:
         if last is not None:
-            raise CannotLearn(
+            raise LearnerError(
                 f"model {settings.model!r} has version {last.version} on this bus, but {settings.checkpoints} holds no "
                 "checkpoint to go on from: give the right checkpoints, or another model name"
             )
-        return LearnerState(run=settings.run, model=settings.model)
+        return LearnerState(run_id=settings.run, model=settings.model)
     path, state = found
-    if (state.run, state.model) != (settings.run, settings.model):
-        raise CannotLearn(
-            f"checkpoints: {path} is of run {state.run!r}, model {state.model!r}, "
+    if (state.run_id, state.model) != (settings.run, settings.model):
+        raise LearnerError(
+            f"checkpoints: {path} is of run {state.run_id!r}, model {state.model!r}, "
             f"not of run {settings.run!r}, model {settings.model!r}"
         )
     epoch = max(state.epoch, last.epoch if last else 0) + 1

@@ -29,12 +29,12 @@ class Seal(msgspec.Struct, frozen=True):
     mac: str
 
 
-class BrokenSeal(ValueError):
+class InvalidSealError(ValueError):
     """A checkpoint is not what was written; the message says what differs."""
 
 
-def key_of(path: Path) -> bytes:
-    """The key in a file, made there if there is none; raises `BrokenSeal` if others may reach it."""
+def load_key(path: Path) -> bytes:
+    """The key in a file, made there if there is none; raises `InvalidSealError` if others may reach it."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):  # another process was quicker
@@ -53,23 +53,23 @@ def write_seal(directory: Path, key: bytes) -> None:
 
 
 def check_seal(directory: Path, key: bytes) -> None:
-    """Raises `BrokenSeal` or OSError unless a directory is what was sealed with this key, file by file."""
+    """Raises `InvalidSealError` or OSError unless a directory is what was sealed with this key, file by file."""
     for path in (directory, *directory.rglob("*")):
         _check_owner(path, OTHERS_WRITE)
     try:
         seal = msgspec.json.decode((directory / SEAL).read_bytes(), type=Seal)
     except FileNotFoundError:
-        raise BrokenSeal(f"it has no {SEAL}") from None
+        raise InvalidSealError(f"it has no {SEAL}") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise BrokenSeal(f"its {SEAL} cannot be read") from None
+        raise InvalidSealError(f"its {SEAL} cannot be read") from None
     if not hmac.compare_digest(_mac(seal.files, key), seal.mac):
-        raise BrokenSeal(f"its {SEAL} is not by the key of this run")
+        raise InvalidSealError(f"its {SEAL} is not by the key of this run")
     names = {str(path.relative_to(directory)) for path in _files(directory)}
     if names != seal.files.keys():
-        raise BrokenSeal(f"{min(names ^ seal.files.keys())} is missing, or was added")
+        raise InvalidSealError(f"{min(names ^ seal.files.keys())} is missing, or was added")
     for name, digest in seal.files.items():
         if sha256_of(directory / name) != digest:
-            raise BrokenSeal(f"{name} is not what was written")
+            raise InvalidSealError(f"{name} is not what was written")
 
 
 def _files(directory: Path) -> Iterator[Path]:
@@ -84,4 +84,4 @@ def _mac(files: dict[str, str], key: bytes) -> str:
 def _check_owner(path: Path, forbidden: int) -> None:
     found = path.lstat()
     if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & forbidden or path.is_symlink():
-        raise BrokenSeal(f"{path.name} belongs to another user, or others may change it")
+        raise InvalidSealError(f"{path.name} belongs to another user, or others may change it")

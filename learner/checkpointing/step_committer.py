@@ -6,17 +6,17 @@ from typing import Any
 
 from bus.errors import Fenced
 from learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
-from learner.checkpointing.resume import resumed
-from learner.publishing.canary_prompts import Cases
-from learner.publishing.publisher import WeightPublisher, another_learner
-from learner.publishing.weight_files import BASE, WEIGHTS, write_base, write_weights
+from learner.checkpointing.resume import initial_state
+from learner.publishing.canary_prompts import CanaryPrompts
+from learner.publishing.publisher import WeightPublisher, fenced_error
+from learner.publishing.weight_files import BASE, WEIGHTS, write_full, write_weights
 from learner.settings.learner import LearnerSettings
 
 InThread = Callable[..., Awaitable[Any]]
 """Runs a blocking call in the trainer's thread."""
 
 
-class Saver:
+class StepCommitter:
     """The one that writes versions and checkpoints of a trainer."""
 
     def __init__(
@@ -30,53 +30,55 @@ class Saver:
         """Raises ValueError for prompts of a canary that cannot be used."""
         self._settings, self._trainer = settings, trainer
         canary = settings.weights.canary
-        self._cases = Cases(canary, settings.model_path) if canary is not None else None
+        self._cases = CanaryPrompts(canary, settings.model_path) if canary is not None else None
         self._publisher, self._checkpoints, self._in_thread = publisher, checkpoints, in_thread
 
-    async def share_base(self) -> None:
+    async def publish_base(self) -> None:
         """With LoRA: what adapters are added to goes onto the bus once."""
         if self._settings.lora.lora_rank:
             base = self._settings.checkpoints / BASE
-            await self._in_thread(write_base, self._trainer, base)
-            await self._publisher.share_base(base)
+            await self._in_thread(write_full, self._trainer, base)
+            await self._publisher.publish_base(base)
 
-    async def first(self, state: LearnerState) -> Path:
+    async def write_initial_checkpoint(self, state: LearnerState) -> Path:
         """The checkpoint a run begins with."""
         path = await self._in_thread(self._write, state)
         return Path(await self._in_thread(self._checkpoints.commit, path, state))
 
-    async def claim(self, path: Path, found: tuple[Path, LearnerState] | None, state: LearnerState) -> LearnerState:
+    async def claim_epoch(
+        self, path: Path, found: tuple[Path, LearnerState] | None, state: LearnerState
+    ) -> LearnerState:
         """Publish the version to begin with; a learner that is still at work is overtaken. Returns what was claimed."""
         while True:
             try:
                 await self._publish(path, state)
             except Fenced as error:
                 if found is None:
-                    raise another_learner(state.model, state.epoch) from error
-                state = resumed(found, await self._publisher.look(), self._settings)
+                    raise fenced_error(state.model, state.epoch) from error
+                state = initial_state(found, await self._publisher.refresh(), self._settings)
             else:
                 return state
 
-    def is_written(self, step: int, is_filling: bool) -> bool:
+    def is_checkpoint_due(self, step: int, is_filling: bool) -> bool:
         """Whether a step leaves a checkpoint: the last one does, and each while the bus fills."""
         settings = self._settings
         interval = settings.checkpoint_every or settings.publish_every
         return is_filling or step == settings.steps or step % interval == 0
 
-    async def save(self, state: LearnerState, is_written: bool) -> None:
+    async def commit(self, state: LearnerState, is_written: bool) -> None:
         """The weights of a step as a version when it is due, and its checkpoint if it ``is_written``.
 
         The version first, because only the newest learner gets beyond publishing: an older one, still alive somewhere,
-        must not replace a checkpoint nor acknowledge what the newer one has yet to read. Raises `CannotLearn` then.
+        must not replace a checkpoint nor acknowledge what the newer one has yet to read. Raises `LearnerError` then.
         """
         if is_written:
-            await self.checkpoint(state)
+            await self.write_checkpoint(state)
         elif state.step % self._settings.publish_every == 0:
             path = self._settings.checkpoints
             await self._in_thread(write_weights, self._trainer, path / WEIGHTS)
             await self._publish_or_stop(path, state)
 
-    async def checkpoint(self, state: LearnerState) -> None:
+    async def write_checkpoint(self, state: LearnerState) -> None:
         """A checkpoint of the weights as they are, whose version is published unless it is out already."""
         path = await self._in_thread(self._write, state)
         last = self._publisher.last
@@ -88,16 +90,16 @@ class Saver:
         try:
             await self._publish(path, state)
         except Fenced as error:
-            raise another_learner(state.model, state.epoch) from error
+            raise fenced_error(state.model, state.epoch) from error
 
     async def _publish(self, path: Path, state: LearnerState) -> None:
-        trial = await self._in_thread(self._cases.trial, self._trainer) if self._cases is not None else None
+        trial = await self._in_thread(self._cases.build_spec, self._trainer) if self._cases is not None else None
         await self._publisher.publish(
             path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step, trial=trial
         )
 
     def _write(self, state: LearnerState) -> Path:
-        path = self._checkpoints.begin(state.step)
+        path = self._checkpoints.create_temp(state.step)
         self._trainer.save(path / TRAINER)
         write_weights(self._trainer, path / WEIGHTS)
         return path

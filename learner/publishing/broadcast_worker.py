@@ -18,7 +18,7 @@ from schemas.weights.events import Backend
 from schemas.weights.safetensors_header import parse_tensors, read_header
 
 
-class Order(msgspec.Struct, frozen=True):
+class SendRequest(msgspec.Struct, frozen=True):
     """Send a file to a group; the file must stay as it is until the answer."""
 
     group: str
@@ -28,7 +28,7 @@ class Order(msgspec.Struct, frozen=True):
     path: str
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+class SendReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """What came of an order; the first answer is to none, and says where the store is."""
 
     port: int = 0
@@ -66,7 +66,7 @@ class Sender:
         self._group: Any = None
         self._name = self._header = ""
 
-    def send(self, order: Order) -> None:
+    def send(self, order: SendRequest) -> None:
         """Meet and broadcast; raises `bus.weights.collective.NotMet`, RuntimeError, OSError, ValueError."""
         header, tensors = bytes_of(Path(order.path))
         if self._header:
@@ -82,7 +82,7 @@ class Sender:
             self._name = order.group
         self._group.send(tensors)
 
-    def absent(self, order: Order) -> tuple[int, ...]:
+    def missing_nodes(self, order: SendRequest) -> tuple[int, ...]:
         """Ranks that did not come to a meeting."""
         return tuple(self._collective.absent(self.store, order.meeting, order.world))
 
@@ -92,24 +92,24 @@ def main(backend: Backend, host: str, port: int) -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what libraries print is no answer
 
-    def say(answer: Answer) -> None:
+    def say(answer: SendReply) -> None:
         answers.write(msgspec.json.encode(answer) + b"\n")
 
     try:
         sender = Sender(backend, host, port)
     except (OSError, RuntimeError, ImportError) as error:
-        say(Answer(failed=str(error)))
+        say(SendReply(failed=str(error)))
         return
-    say(Answer(port=sender.store.port))
+    say(SendReply(port=sender.store.port))
     for line in sys.stdin.buffer:
-        order = msgspec.json.decode(line, type=Order)
+        order = msgspec.json.decode(line, type=SendRequest)
         started = time.monotonic()
         try:
             sender.send(order)
-            say(Answer())
+            say(SendReply())
         except Exception as error:  # whatever it is, the learner ends this process then
             why = f"{error or type(error).__name__} (after {time.monotonic() - started:.1f} s)"
-            say(Answer(failed=why, absent=sender.absent(order)))
+            say(SendReply(failed=why, absent=sender.missing_nodes(order)))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from bus.fleet.node_state import serves
 from common.aio import cancel
 from common.observability import metrics
 from common.subprocesses import kill_group, spawn
-from learner.publishing.broadcast_worker import Answer, Order
+from learner.publishing.broadcast_worker import SendReply, SendRequest
 from learner.publishing.delta_chain import link_or_copy
 from learner.settings.learner import LearnerSettings
 from learner.settings.weights import BroadcastSettings
@@ -27,14 +27,14 @@ from schemas.weights.events import Backend, BroadcastCapability, BroadcastPlan, 
 log = logging.getLogger(__name__)
 
 FILE = ".broadcast.safetensors"
-LONGEST_SECONDS = 110.0
+MAX_SEND_SECONDS = 110.0
 """Most that a broadcast may take once all have met: longer than its own bounds, less than nodes wait for engines."""
-START_SECONDS = 120.0
-RESTS = 10
+START_TIMEOUT_SECONDS = 120.0
+COOLDOWN_VERSIONS = 10
 """Versions that who did not come is not waited for."""
 
 
-def seats_for(
+def assign_ranks(
     beats: Sequence[Heartbeat], model: str, backend: Backend, held: int, resting: Collection[str] = ()
 ) -> tuple[RankAssignment, ...]:
     """Seats for the engines that serve version ``held`` and so are free for the next one, in the order of ``beats``.
@@ -63,7 +63,7 @@ class SenderFailed(Exception):
         self.absent = absent
 
 
-class Process:
+class SenderProcess:
     """A `learner.publishing.broadcast_worker` as a child."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -71,7 +71,7 @@ class Process:
         self.port = 0
 
     @classmethod
-    async def start(cls, settings: BroadcastSettings) -> "Process":
+    async def start(cls, settings: BroadcastSettings) -> "SenderProcess":
         """A sender that listens; raises `SenderFailed`."""
         command = [
             "-P",
@@ -84,16 +84,16 @@ class Process:
         pipe = asyncio.subprocess.PIPE
         made = cls(await spawn(sys.executable, *command, stdin=pipe, stdout=pipe))
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(START_TIMEOUT_SECONDS):
                 made.port = (await made._answer()).port
         except TimeoutError as error:
-            raise SenderFailed(f"the sender did not start within {START_SECONDS:g} s") from error
+            raise SenderFailed(f"the sender did not start within {START_TIMEOUT_SECONDS:g} s") from error
         finally:
             if not made.port:
                 await made.end()
         return made
 
-    async def send(self, order: Order) -> None:
+    async def send(self, order: SendRequest) -> None:
         """Raises `SenderFailed`."""
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(order) + b"\n")
@@ -103,11 +103,11 @@ class Process:
         """Whatever it is doing: with it every group that it is in breaks."""
         await kill_group(self._process)
 
-    async def _answer(self) -> Answer:
+    async def _answer(self) -> SendReply:
         assert self._process.stdout is not None
         try:
             line = await self._process.stdout.readline()
-            answer = msgspec.json.decode(line, type=Answer) if line else Answer(failed="the sender ended")
+            answer = msgspec.json.decode(line, type=SendReply) if line else SendReply(failed="the sender ended")
         except (ValueError, msgspec.DecodeError) as error:  # a line without end, or of something else
             raise SenderFailed(f"the sender says what is not understood: {error}") from error
         if answer.failed:
@@ -122,15 +122,15 @@ class Broadcaster:
         """``members``: the inference nodes that are alive."""
         self._settings, self._model, self._members = settings.weights.broadcast, settings.model, members
         self._file = settings.checkpoints / FILE
-        self._process: Process | None = None
+        self._process: SenderProcess | None = None
         self._starting: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
         self._group, self._seats = "", tuple[RankAssignment, ...]()
-        self._resting: dict[str, int] = {}
+        self._cooldown: dict[str, int] = {}
         """Engines that did not come, with the version until which they are not waited for."""
-        self._rests_until = -1
+        self._suspended_until = -1
         """No version before this one is broadcast."""
-        self.sent = 0
+        self.num_sent = 0
         """Broadcasts that went through."""
 
     async def __aenter__(self) -> "Broadcaster":
@@ -148,28 +148,28 @@ class Broadcaster:
                 await self._process.end()
             self._file.unlink(missing_ok=True)
 
-    async def settled(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until the last broadcast has come to an end and the next one can be made, or never will; bounded."""
         if self._sending is not None:
             await asyncio.wait({self._sending})
         if self._starting is not None:
             await asyncio.wait({self._starting})
 
-    async def offer(self, path: Path, version: int, epoch: int, held: int | None) -> BroadcastPlan | None:
+    async def plan(self, path: Path, version: int, epoch: int, held: int | None) -> BroadcastPlan | None:
         """Who can take a version straight from this machine's memory; None: nobody, or it cannot be sent now.
 
         ``held`` is the version before. The file at ``path`` may be replaced from now on.
         """
         backend = self._settings.backend
-        if backend == "off" or held is None or version < self._rests_until:
+        if backend == "off" or held is None or version < self._suspended_until:
             return None
         if self._sending is not None:
             await asyncio.wait({self._sending})
         if self._process is None:
             self._start_again()
             return None
-        self._resting = {engine: until for engine, until in self._resting.items() if version < until}
-        seats = seats_for(self._members(), self._model, backend, held, self._resting)
+        self._cooldown = {engine: until for engine, until in self._cooldown.items() if version < until}
+        seats = assign_ranks(self._members(), self._model, backend, held, self._cooldown)
         if not seats:
             return None
         try:  # before it is offered: who is offered what does not come leaves the group
@@ -189,7 +189,7 @@ class Broadcaster:
             rendezvous_timeout_seconds=self._settings.seconds,
         )
 
-    def begin(self, manifest: WeightManifest) -> None:
+    def start(self, manifest: WeightManifest) -> None:
         """What a manifest offers is done from now on."""
         if manifest.broadcast is not None:
             self._sending = asyncio.create_task(self._send(manifest.version, manifest.broadcast))
@@ -200,17 +200,17 @@ class Broadcaster:
 
     async def _start(self) -> None:
         try:
-            self._process = await Process.start(self._settings)
+            self._process = await SenderProcess.start(self._settings)
         except (SenderFailed, OSError) as error:
             log.warning("weights go by their files only: %s", error)
 
     async def _send(self, version: int, offer: BroadcastPlan) -> None:
         assert self._process is not None
-        order = Order(
+        order = SendRequest(
             offer.group, offer.rendezvous_key, offer.world_size, offer.rendezvous_timeout_seconds, str(self._file)
         )
         try:
-            async with asyncio.timeout(offer.rendezvous_timeout_seconds + LONGEST_SECONDS):
+            async with asyncio.timeout(offer.rendezvous_timeout_seconds + MAX_SEND_SECONDS):
                 await self._process.send(order)
         except (SenderFailed, TimeoutError, OSError) as error:
             metrics.broadcasts.labels("given_up").inc()
@@ -219,17 +219,19 @@ class Broadcaster:
             absent = getattr(error, "absent", ())
             self._rest(offer.participants, absent, version)
             if not absent:  # it broke off amid the weights, which costs every engine a start: it may do so again
-                self._rests_until = version + RESTS
+                self._suspended_until = version + COOLDOWN_VERSIONS
             await self._process.end()
             self._process, self._group, self._seats = None, "", ()
             self._start_again()
         else:
             metrics.broadcasts.labels("sent").inc()
-            self.sent += 1
+            self.num_sent += 1
             log.info("version %d was broadcast to %d engines", version, len(offer.participants))
 
     def _rest(self, seats: Sequence[RankAssignment], absent: Sequence[int], version: int) -> None:
         for seat in seats:
             if any(seat.rank <= rank < seat.rank + seat.ranks for rank in absent):
-                log.warning("node %s did not come, and is not waited for in the next %d versions", seat.node, RESTS)
-                self._resting[seat.engine] = version + RESTS
+                log.warning(
+                    "node %s did not come, and is not waited for in the next %d versions", seat.node, COOLDOWN_VERSIONS
+                )
+                self._cooldown[seat.engine] = version + COOLDOWN_VERSIONS

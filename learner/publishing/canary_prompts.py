@@ -10,12 +10,12 @@ from learner.batching.sequences import NOT_TRAINED, Row
 from learner.settings.weights import CanarySettings
 from schemas.weights.events import CanaryPrompt, CanarySpec
 
-MOST_PROMPTS = 32
-MOST_TOKENS = 256
+MAX_PROMPTS = 32
+MAX_PROMPT_TOKENS = 256
 """Of a prompt: together at most 64 KiB in each manifest."""
 
 
-class Cases:
+class CanaryPrompts:
     """The prompts of a file, as tokens of a model."""
 
     def __init__(self, settings: CanarySettings, model_path: Path) -> None:
@@ -23,7 +23,7 @@ class Cases:
         self._settings = settings
         self._rows = [_row(number, ids) for number, ids in enumerate(read_prompts(settings.prompts, model_path))]
 
-    def trial(self, trainer: Any) -> CanarySpec:
+    def build_spec(self, trainer: Any) -> CanarySpec:
         """What a node has to show of the trainer's current weights; blocks for a forward pass."""
         found = trainer.log_probs(self._rows)
         settings = self._settings
@@ -51,8 +51,8 @@ def read_prompts(file: Path, model_path: Path) -> list[list[int]]:
         lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"weights.canary.prompts: {file} cannot be read: {error}") from error
-    if not 0 < len(lines) <= MOST_PROMPTS:
-        raise ValueError(f"weights.canary.prompts: {file} has {len(lines)} prompts, not 1 to {MOST_PROMPTS}")
+    if not 0 < len(lines) <= MAX_PROMPTS:
+        raise ValueError(f"weights.canary.prompts: {file} has {len(lines)} prompts, not 1 to {MAX_PROMPTS}")
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     found = []
     for number, line in enumerate(lines, 1):
@@ -70,7 +70,7 @@ def read_prompts(file: Path, model_path: Path) -> list[list[int]]:
             ) from error
         if len(ids) < 2:
             raise ValueError(f"weights.canary.prompts: {file}, line {number} has fewer than two tokens")
-        found.append([int(one) for one in ids[:MOST_TOKENS]])
+        found.append([int(one) for one in ids[:MAX_PROMPT_TOKENS]])
     return found
 
 

@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 
 PARENT = ".parent.safetensors"
 DELTA = ".delta"
-WORTH = 0.5
+MAX_DELTA_RATIO = 0.5
 """A delta is sent if it takes at most this share of the whole file: a node has to put it together, too."""
 SUFFIX = "-delta"
 
 
-class Chain:
+class DeltaChain:
     """The versions since the last whole one, and on disk the file of the newest: what the next may be a delta of."""
 
     def __init__(self, directory: Path, longest: int) -> None:
@@ -32,7 +32,7 @@ class Chain:
         """A file of what changed since the last version; None if this one is better sent whole."""
         if not 0 < len(self.links) < self._longest:
             return None
-        at_most = int(WORTH * path.stat().st_size)
+        at_most = int(MAX_DELTA_RATIO * path.stat().st_size)
         try:
             worth = await asyncio.to_thread(encode_delta, self._parent, path, self._delta, at_most)
         except (OSError, InvalidSafetensors) as error:
@@ -40,7 +40,7 @@ class Chain:
             return None
         return self._delta if worth else None
 
-    async def published(self, link: DeltaLink, path: Path, whole: bool) -> None:
+    async def record_published(self, link: DeltaLink, path: Path, whole: bool) -> None:
         """A version is out: the next one may be told from it."""
         self._delta.unlink(missing_ok=True)
         links, self.links = (link,) if whole else (*self.links, link), ()
@@ -70,18 +70,18 @@ def blob_name(model: str, version: int, epoch: int) -> str:
     return f"{model}-{version:06d}-{epoch}"
 
 
-def of_model(model: str, names: Sequence[str]) -> list[str]:
+def filter_model(model: str, names: Sequence[str]) -> list[str]:
     """Those that are versions of a model, oldest first."""
     found = [(match, name) for name in names if (match := re.fullmatch(rf"{model}-(\d+)-(\d+)({SUFFIX})?", name))]
     return [name for match, name in sorted(found, key=lambda one: (int(one[0][1]), int(one[0][2]), one[1]))]
 
 
 def version_of(model: str, name: str) -> int:
-    """The inverse of `blob_name`, for one of the names of `of_model`."""
+    """The inverse of `blob_name`, for one of the names of `filter_model`."""
     return int(name.removeprefix(f"{model}-").split("-")[0])
 
 
-def expired(names: Sequence[str], kept: int, needed: Collection[str] = ()) -> list[str]:
+def versions_to_delete(names: Sequence[str], kept: int, needed: Collection[str] = ()) -> list[str]:
     """Of versions, oldest first, those neither ``needed`` nor among the last ``kept``, nor built upon by these.
 
     What a delta is built upon stands right before it, back to a whole one: nothing between them expires before it.

@@ -16,9 +16,17 @@ from bus.errors import BusError, Fenced
 from bus.weights.registry import Releases
 from bus.weights.signed_log import Entry, Verified
 from bus.weights.transports.factory import transport
-from learner.errors import CannotLearn
+from learner.errors import LearnerError
 from learner.publishing.broadcaster import Broadcaster
-from learner.publishing.delta_chain import SUFFIX, Chain, blob_name, expired, link_or_copy, of_model, version_of
+from learner.publishing.delta_chain import (
+    SUFFIX,
+    DeltaChain,
+    blob_name,
+    filter_model,
+    link_or_copy,
+    version_of,
+    versions_to_delete,
+)
 from learner.settings.learner import LearnerSettings
 from schemas import ids, subjects
 from schemas.fleet import Heartbeat
@@ -55,9 +63,9 @@ class WeightPublisher:
         try:
             self._transport = transport(bus, settings.weights.transport, settings.weights.place)
         except BusError as error:
-            raise CannotLearn(f"weights: {error}") from error
-        self._chain = Chain(settings.checkpoints, settings.weights.anchor_every)
-        self._kept: list[str] = []
+            raise LearnerError(f"weights: {error}") from error
+        self._chain = DeltaChain(settings.checkpoints, settings.weights.anchor_every)
+        self._blob_names: list[str] = []
         self._releases = Releases(bus, settings.model)
         self._base: tuple[Blob, ...] = ()
         self._base_path: Path | None = None
@@ -65,17 +73,17 @@ class WeightPublisher:
         self._lock = asyncio.Lock()
         self.last: WeightManifest | None = None
 
-    async def look(self) -> WeightManifest | None:
+    async def refresh(self) -> WeightManifest | None:
         """The newest version on the bus; what is published from now on replaces exactly that one."""
         last = await self._versions.last()
         found = await anext(self._versions.newest_first(last), None)
         self.last = found.event if found is not None else None
         self._last_sequence = last.sequence if last is not None else 0
-        self._kept = of_model(self._settings.model, await self._transport.names(BUCKET))
+        self._blob_names = filter_model(self._settings.model, await self._transport.names(BUCKET))
         return self.last
 
-    async def superseded(self, epoch: int) -> None:
-        """Wait until a learner of a newer epoch has published, then raise `CannotLearn`: this one is not to go on."""
+    async def wait_until_fenced(self, epoch: int) -> None:
+        """Wait until a learner of a newer epoch has published, then raise `LearnerError`: this one is not to go on."""
         heard = asyncio.Event()
 
         async def on_message(message: Msg) -> None:
@@ -94,12 +102,12 @@ class WeightPublisher:
                     heard.set()
                     continue
                 if found is not None and found.event.epoch > epoch:
-                    raise another_learner(self._settings.model, epoch)
+                    raise fenced_error(self._settings.model, epoch)
         finally:
             if self._bus.nc.is_connected:
                 await watching.unsubscribe()
 
-    async def share_base(self, path: Path) -> None:
+    async def publish_base(self, path: Path) -> None:
         """What the adapters of every version from now on are added to; it stays where versions are."""
         self._base_path = path
         self._base = (await self._transport.put(BUCKET, f"{self._settings.model}-base", path),)
@@ -118,7 +126,7 @@ class WeightPublisher:
     async def keep_published(self, was_reset: asyncio.Event) -> None:
         """Publish the newest version again whenever the bus has lost it, for ever; looks each time the event is set.
 
-        Raises `CannotLearn` when another learner has published since.
+        Raises `LearnerError` when another learner has published since.
         """
         while True:
             await was_reset.wait()
@@ -128,7 +136,7 @@ class WeightPublisher:
                     if self.last is not None and not await self._is_on_bus(self.last):
                         await self._publish_again(self.last)
             except Fenced as error:
-                raise another_learner(self._settings.model, self.last.epoch if self.last else 0) from error
+                raise fenced_error(self._settings.model, self.last.epoch if self.last else 0) from error
             except (BusError, NatsError) as error:
                 log.warning(
                     "whether the bus has the newest version is not known yet: %s", error or type(error).__name__
@@ -148,7 +156,7 @@ class WeightPublisher:
 
     async def _publish_again(self, lost: WeightManifest) -> None:
         if self._base_path is not None:
-            await self.share_base(self._base_path)
+            await self.publish_base(self._base_path)
         name = blob_name(lost.model, lost.version, lost.epoch)
         blob = await self._transport.put(BUCKET, name, self._file)
         manifest = replace(
@@ -157,10 +165,10 @@ class WeightPublisher:
         )  # fmt: skip
         await self._replace_last(manifest)
         self.last = manifest
-        self._kept = of_model(lost.model, await self._transport.names(BUCKET))
+        self._blob_names = filter_model(lost.model, await self._transport.names(BUCKET))
         if not self._base:
             link = DeltaLink(version=lost.version, fingerprint=lost.fingerprint, blob=blob)
-            await self._chain.published(link, self._file, whole=True)
+            await self._chain.record_published(link, self._file, whole=True)
         log.warning("the bus lost version %d: it is published again", lost.version)
 
     async def _publish(self, path: Path, version: int, epoch: int, step: int, trial: CanarySpec | None) -> None:
@@ -170,7 +178,7 @@ class WeightPublisher:
         blob = await self._transport.put(BUCKET, name, delta or path)
         content = "" if self._base else await asyncio.to_thread(fingerprint, path)
         parent = self.last.version if self.last is not None and self.last.version < version else None
-        offer = await self._broadcaster.offer(path, version, epoch, parent) if self._broadcaster else None
+        offer = await self._broadcaster.plan(path, version, epoch, parent) if self._broadcaster else None
         manifest = WeightManifest(
             run_id=self._settings.run,
             model=model,
@@ -192,9 +200,9 @@ class WeightPublisher:
         self.last = manifest
         await asyncio.to_thread(link_or_copy, path, self._file)
         if self._broadcaster:
-            self._broadcaster.begin(manifest)
+            self._broadcaster.start(manifest)
         if not self._base:
-            await self._chain.published(
+            await self._chain.record_published(
                 DeltaLink(version=version, fingerprint=content, blob=blob), path, whole=delta is None
             )
         try:
@@ -228,27 +236,27 @@ class WeightPublisher:
         return newest.sequence > self._last_sequence or newest.event.epoch > manifest.epoch
 
     async def _expire(self, newest: str) -> None:
-        self._kept = [*(name for name in self._kept if name != newest), newest]
+        self._blob_names = [*(name for name in self._blob_names if name != newest), newest]
         model, release = self._settings.model, await self._releases.look()
         before = self.last.parent if self.last is not None else None
         if before is not None and (said := latest_verdict(release, before)) is not None and said.action == "revoked":
             log.warning("version %d was revoked: %s; training goes on from its weights", before, said.reason)
-        fallback = versions_to_retain(release, (version_of(model, name) for name in self._kept[:-1]))
-        gone = expired(
-            self._kept,
+        fallback = versions_to_retain(release, (version_of(model, name) for name in self._blob_names[:-1]))
+        gone = versions_to_delete(
+            self._blob_names,
             self._settings.keep_versions,
-            [name for name in self._kept if version_of(model, name) in fallback],
+            [name for name in self._blob_names if version_of(model, name) in fallback],
         )
         for name in gone:
             await self._transport.delete(BUCKET, name)
-        self._kept = [name for name in self._kept if name not in gone]
+        self._blob_names = [name for name in self._blob_names if name not in gone]
 
 
-def another_learner(model: str, epoch: int) -> CannotLearn:
+def fenced_error(model: str, epoch: int) -> LearnerError:
     """Why a learner of an older epoch stops."""
-    return CannotLearn(f"another learner has published model {model!r} since: this one, of epoch {epoch}, stops")
+    return LearnerError(f"another learner has published model {model!r} since: this one, of epoch {epoch}, stops")
 
 
-def wants_whole(beat: Heartbeat, model: str) -> bool:
+def needs_full_weights(beat: Heartbeat, model: str) -> bool:
     """Whether a node can make nothing of the deltas of a model it was offered."""
     return beat.role == "inference" and beat.model == model and bool(beat.status.get("wants_whole"))

@@ -13,10 +13,10 @@ def write_weights(trainer: Any, path: Path) -> None:
         tensors, scale = adapters
         _save(tensors, path, {"scale": str(scale)})
     else:
-        write_base(trainer, path)
+        write_full(trainer, path)
 
 
-def write_base(trainer: Any, path: Path) -> None:
+def write_full(trainer: Any, path: Path) -> None:
     """All weights: without adapters the version itself, with them what they are added to."""
     _save(trainer.weights(), path)
 

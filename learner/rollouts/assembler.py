@@ -39,7 +39,7 @@ class Rollout:
 
 
 @dataclass(slots=True)
-class _Parts:
+class _PartialAttempt:
     task: str
     batches: dict[int, SpanBatch] = field(default_factory=dict)
     first_sequence: int = 0
@@ -52,11 +52,11 @@ class Assembler:
 
     def __init__(self, rules: Sequence[AirRule] = ()) -> None:
         self._rules = rules
-        self._parts: dict[str, _Parts] = {}
+        self._parts: dict[str, _PartialAttempt] = {}
 
     def add(self, batch: SpanBatch, sequence: int) -> Rollout | None:
         """Take a batch at its stream sequence; the attempt if this makes it whole."""
-        parts = self._parts.setdefault(batch.execution_id, _Parts(batch.task_id, first_sequence=sequence))
+        parts = self._parts.setdefault(batch.execution_id, _PartialAttempt(batch.task_id, first_sequence=sequence))
         parts.batches[batch.sequence] = batch
         parts.first_sequence = min(parts.first_sequence, sequence)
         parts.last_sequence = max(parts.last_sequence, sequence)
@@ -66,18 +66,18 @@ class Assembler:
             return None
         whole = self._parts.pop(batch.execution_id)
         ordered = [whole.batches[number] for number in range(parts.last + 1)]
-        return rollout_of(ordered, whole.first_sequence, whole.last_sequence, self._rules)
+        return build_rollout(ordered, whole.first_sequence, whole.last_sequence, self._rules)
 
-    def forget(self, tasks: Container[str]) -> None:
+    def discard(self, tasks: Container[str]) -> None:
         """These tasks are settled: what their attempts have not finished yet is waited for no longer."""
         self._parts = {execution: parts for execution, parts in self._parts.items() if parts.task not in tasks}
 
-    def oldest(self) -> int | None:
+    def oldest_pending_sequence(self) -> int | None:
         """First stream sequence of anything not yet whole; None if nothing is waiting."""
         return min((parts.first_sequence for parts in self._parts.values()), default=None)
 
 
-def rollout_of(
+def build_rollout(
     batches: Sequence[SpanBatch], first_sequence: int, last_sequence: int, rules: Sequence[AirRule] = ()
 ) -> Rollout:
     """The attempt these batches are, the last of which says how it ended; ``rules`` reward spans."""
@@ -102,7 +102,7 @@ def rollout_of(
     )
 
 
-def reward_of(rollout: Rollout, failed: str) -> float | None:
+def training_reward(rollout: Rollout, failed: str) -> float | None:
     """Reward for training, or None: masked. ``failed`` is the setting for rollouts the agent failed."""
     if rollout.outcome == "ok":
         return rollout.reward

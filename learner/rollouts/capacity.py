@@ -31,7 +31,7 @@ class Shortage:
     """Checkpoints are written earlier than the settings say."""
 
 
-def shortage(settings: LearnerSettings, capacity: Capacity) -> Shortage:
+def find_shortage(settings: LearnerSettings, capacity: Capacity) -> Shortage:
     """Whether the steps under way, and all steps of a checkpoint interval, fit the share that is there for them."""
     under_way = 1 + (settings.max_staleness if "wait" in settings.off_policy else 0)
     interval = settings.checkpoint_every or settings.publish_every
@@ -69,7 +69,7 @@ def _too_much(settings: LearnerSettings, capacity: Capacity, steps: int, what: s
     return ""
 
 
-def fill(unacknowledged: int, undelivered: int, messages: int, size: int, capacity: Capacity) -> float:
+def filled_share(unacknowledged: int, undelivered: int, messages: int, size: int, capacity: Capacity) -> float:
     """Share of the room that is taken by what the learner has not acknowledged, by whichever bound is nearest.
 
     ``messages`` and ``size`` (bytes) are the stream's; what only others have not read yet is not the learner's.

@@ -17,11 +17,11 @@ from bus.streams import LEARNER_ROLLOUTS
 from common.aio import cancel
 from common.observability import metrics
 from common.observability.faults import count_fault
-from learner.errors import CannotLearn
-from learner.rollouts.assembler import Assembler, Rollout, reward_of, rollout_of
-from learner.rollouts.groups import Groups
-from learner.rollouts.stream_fill import Room
-from learner.rollouts.stream_position import Gap, StreamMark, continue_at, gap_of
+from learner.errors import LearnerError
+from learner.rollouts.assembler import Assembler, Rollout, build_rollout, training_reward
+from learner.rollouts.groups import GroupBuffer
+from learner.rollouts.stream_fill import StreamFill
+from learner.rollouts.stream_position import StreamGap, StreamMark, find_gap, resume_at
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from schemas.codec import DecodeError
@@ -30,19 +30,19 @@ from schemas.spans import SpanBatch
 log = logging.getLogger(__name__)
 
 RESET_PAUSE_SECONDS = 1.0
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """How often the broker is asked what it has delivered to anybody."""
-CALM_SECONDS = 10.0
+GAP_WINDOW_SECONDS = 10.0
 """Misses that are further apart have nothing to do with each other."""
-PATIENCE_SECONDS = 60.0
+CONFLICT_TIMEOUT_SECONDS = 60.0
 """Who still takes deliveries after so long lives: what somebody who is gone has asked for ends after 30 s."""
-MOST_SAMPLES = 65_536
+MAX_GROUP_SIZE = 65_536
 """Of a group; what says that it is of a larger one is left out."""
 PREFETCH = 512
 """Span batches on their way to this process at once."""
 
 
-class Intake:
+class RolloutConsumer:
     """Reads the spans of one run; all but bus and settings come from the checkpoint it goes on from.
 
     Positions are those of `StreamMark`.
@@ -61,41 +61,41 @@ class Intake:
         self._settings = settings
         self._rules = settings.credit.rules_in_force
         self._assembler = Assembler(self._rules)
-        self._handed_out = dict(used or {})  # execution -> position of its last batch
-        self._held: deque[Delivery] = deque()
-        self.committed = position
+        self._consumed = dict(used or {})  # execution -> position of its last batch
+        self._unacked: deque[Delivery] = deque()
+        self.acked_up_to = position
         """Position that a checkpoint covers everything before."""
-        self.gap: Gap | None = None
+        self.gap: StreamGap | None = None
         """What the bus lost, while that which it has kept is not read."""
-        self.mark_before = StreamMark()
+        self.previous_stream_mark = StreamMark()
         """The stream as it was known before that."""
-        self._expected = 1
+        self._next_delivery = 1
         """The delivery to come next, as the broker counts them for a consumer."""
-        self.groups = Groups(settings.group_seconds, self._is_valid, closed)
-        self.news = asyncio.Event()
+        self.groups = GroupBuffer(settings.group_seconds, self._is_valid, closed)
+        self.attempt_ended = asyncio.Event()
         """Set whenever an attempt has ended, or the bus begins to fill."""
         self.was_reset = asyncio.Event()
         """Set when reading begins anew: the bus may have lost something. Whoever waits for it clears it."""
-        self.room = Room(bus)
-        self.mark = mark or StreamMark()
+        self.fill = StreamFill(bus)
+        self.stream_mark = mark or StreamMark()
         """The stream as it is known now."""
         self.next_sequence = position
         """Position of what has not been delivered yet."""
-        self.gaps: asyncio.Queue[Gap] = asyncio.Queue()
+        self.gaps: asyncio.Queue[StreamGap] = asyncio.Queue()
         """What the bus lost, each put here when what it has kept is read."""
 
     async def run(self) -> None:
         """Every batch of the run into its rollout, every rollout into its group, for ever.
 
-        Raises `CannotLearn` if another reader of the durable does not go.
+        Raises `LearnerError` if another reader of the durable does not go.
         """
-        calm, patience = time.monotonic(), PATIENCE_SECONDS
+        calm, patience = time.monotonic(), CONFLICT_TIMEOUT_SECONDS
         # One puller for all: what the broker is still asked for from before then comes here too, and to nobody else.
         async with self._bus.pull(LEARNER_ROLLOUTS, slots=PREFETCH) as puller:
             while True:
                 self._bus.reconnected.clear()
-                self._held.clear()  # their acknowledgements are of the consumer before the reset
-                self._expected = 1
+                self._unacked.clear()  # their acknowledgements are of the consumer before the reset
+                self._next_delivery = 1
                 try:
                     await self._bus.reset(LEARNER_ROLLOUTS, await self.find_position())
                 except (NatsError, BusError) as error:
@@ -105,27 +105,27 @@ class Intake:
                     continue
                 self.was_reset.set()
                 began = time.monotonic()
-                missed, now = await self._misses(puller), time.monotonic()
+                missed, now = await self._consume_until_gap(puller), time.monotonic()
                 if not missed:
                     calm = now
                     continue
-                if now - began > CALM_SECONDS:
-                    calm, patience = now, 2 * PATIENCE_SECONDS  # who was here before is not the one to go
+                if now - began > GAP_WINDOW_SECONDS:
+                    calm, patience = now, 2 * CONFLICT_TIMEOUT_SECONDS  # who was here before is not the one to go
                 elif now - calm > patience:
-                    raise CannotLearn("another reader takes this run's spans: there can be one learner to a bus")
+                    raise LearnerError("another reader takes this run's spans: there can be one learner to a bus")
                 log.warning("span batches went to another reader or were lost on their way: reading them again")
                 await asyncio.sleep(RESET_PAUSE_SECONDS)
 
     async def find_position(self) -> int:
         """The stream sequence to read from: the stream may have lost messages since it was last looked at."""
         stream, tasks = await self._bus.stream(LEARNER_ROLLOUTS.stream), await self._bus.stream(subjects.TASKS)
-        found = continue_at(self.mark, self.committed, stream)
-        gap = gap_of(found, self.mark, tasks, stream.last)
+        found = resume_at(self.stream_mark, self.acked_up_to, stream)
+        gap = find_gap(found, self.stream_mark, tasks, stream.last)
         if gap is not None and self.gap is None:
-            self.mark_before = self.mark
-        self.mark = replace(found.mark, tasks=tasks.created)
-        self.committed = self.mark.offset + found.sequence
-        self.next_sequence = max(self.next_sequence, self.committed)
+            self.previous_stream_mark = self.stream_mark
+        self.stream_mark = replace(found.mark, tasks=tasks.created)
+        self.acked_up_to = self.stream_mark.offset + found.sequence
+        self.next_sequence = max(self.next_sequence, self.acked_up_to)
         if gap is not None:
             self.gap = gap
             self._note_gap(found.sequence if stream.messages else stream.last + 1)
@@ -137,10 +137,10 @@ class Intake:
             self.gaps.put_nowait(self.gap)
             self.gap = None
 
-    async def _misses(self, puller: Puller) -> bool:
+    async def _consume_until_gap(self, puller: Puller) -> bool:
         """Read until a delivery is missing, or the connection was made anew: False."""
         lost = asyncio.create_task(self._bus.reconnected.wait())
-        tasks = lost, asyncio.create_task(self._read(puller)), asyncio.create_task(self._look())
+        tasks = lost, asyncio.create_task(self._consume(puller)), asyncio.create_task(self._poll_delivered_count())
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -149,75 +149,75 @@ class Intake:
             await cancel(*tasks)
         return lost not in done
 
-    async def _read(self, puller: Puller) -> None:
+    async def _consume(self, puller: Puller) -> None:
         """Read until a later delivery comes than the next one."""
         async for delivery in puller:
             delivery.release()
-            if delivery.consumer_sequence == self._expected:
-                self._expected += 1
-                self._count(delivery)
-            elif self._expected > 1:  # else it may have been on its way before the reset
+            if delivery.consumer_sequence == self._next_delivery:
+                self._next_delivery += 1
+                self._on_in_order(delivery)
+            elif self._next_delivery > 1:  # else it may have been on its way before the reset
                 return
 
-    async def _look(self) -> None:
+    async def _poll_delivered_count(self) -> None:
         """Look until the broker has delivered to anybody what has not come here, though nothing comes later."""
         given = 0
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            come = self._expected - 1
+            await asyncio.sleep(POLL_SECONDS)
+            come = self._next_delivery - 1
             try:
-                stream, backlog = await self.room.look()
+                stream, backlog = await self.fill.look()
             except (NatsError, BusError):
                 continue
             # What was on its way at the look before came ahead of this answer; a count that falls was reset by another.
             now = backlog.delivered
-            if self._expected <= given or now < come or stream.created != self.mark.created:
+            if self._next_delivery <= given or now < come or stream.created != self.stream_mark.created:
                 return
             given = now
-            if self.room.is_filling:
-                self.news.set()
+            if self.fill.is_filling:
+                self.attempt_ended.set()
 
-    def _count(self, delivery: Delivery) -> None:
-        position = self.mark.offset + delivery.sequence
+    def _on_in_order(self, delivery: Delivery) -> None:
+        position = self.stream_mark.offset + delivery.sequence
         if position >= self.next_sequence:
-            self._take(delivery, position)
+            self._assemble(delivery, position)
             self.next_sequence = position + 1
-            self.mark = replace(self.mark, last=delivery.sequence)
+            self.stream_mark = replace(self.stream_mark, last=delivery.sequence)
         self._note_gap(delivery.sequence + 1)
-        if not self._held or delivery.sequence > self._held[-1].sequence:  # else it comes again, after `ack_wait`
+        if not self._unacked or delivery.sequence > self._unacked[-1].sequence:  # else it comes again, after `ack_wait`
             delivery.data = b""  # held only to be acknowledged
-            self._held.append(delivery)
+            self._unacked.append(delivery)
 
-    def position(self) -> int:
+    def replay_position(self) -> int:
         """Where a replay must begin to see again everything that is not used yet."""
-        waiting = [rollout.first_sequence for rollout in self.groups.held()]
-        return min([self.next_sequence, *filter(None, [self._assembler.oldest()]), *waiting])
+        waiting = [rollout.first_sequence for rollout in self.groups.pending_rollouts()]
+        return min([self.next_sequence, *filter(None, [self._assembler.oldest_pending_sequence()]), *waiting])
 
-    def hand_out(self, rollouts: Iterable[Rollout]) -> None:
+    def mark_consumed(self, rollouts: Iterable[Rollout]) -> None:
         """These are trained on, or known not to be: a replay must pass them over."""
-        self._handed_out |= {rollout.execution: rollout.last_sequence for rollout in rollouts}
+        self._consumed |= {rollout.execution: rollout.last_sequence for rollout in rollouts}
 
-    def used(self, position: int) -> dict[str, int]:
+    def consumed_since(self, position: int) -> dict[str, int]:
         """What has been handed out and would come again in a replay from a position; the rest is forgotten."""
-        self._handed_out = {what: last for what, last in self._handed_out.items() if last >= position}
-        return dict(self._handed_out)
+        self._consumed = {what: last for what, last in self._consumed.items() if last >= position}
+        return dict(self._consumed)
 
     def expire(self) -> float | None:
         """Close the groups whose time is up; seconds until the next one's is, None if no group is open."""
         left = self.groups.expire(time.monotonic())
-        self._assembler.forget(self.groups.closed)
+        self._assembler.discard(self.groups.closed)
         return left
 
     async def acknowledge(self, position: int) -> None:
         """A checkpoint covers everything before ``position``."""
-        self.committed = max(position, self.committed)
+        self.acked_up_to = max(position, self.acked_up_to)
         last: Delivery | None = None
-        while self._held and self.mark.offset + self._held[0].sequence < position:
-            last = self._held.popleft()
+        while self._unacked and self.stream_mark.offset + self._unacked[0].sequence < position:
+            last = self._unacked.popleft()
         if last is not None:
             await last.ack()  # and with it all before
 
-    def _take(self, delivery: Delivery, position: int) -> None:
+    def _assemble(self, delivery: Delivery, position: int) -> None:
         try:
             self._add(delivery.as_(SpanBatch), position)
         except DecodeError as error:
@@ -229,19 +229,19 @@ class Intake:
         metrics.batches_left_out.inc()
 
     def _add(self, batch: SpanBatch, position: int) -> None:
-        if not batch.sample_index < batch.group_size <= MOST_SAMPLES:
+        if not batch.sample_index < batch.group_size <= MAX_GROUP_SIZE:
             raise DecodeError(f"sample {batch.sample_index} of {batch.group_size} is none of a group")
-        if batch.run_id != self._settings.run or batch.execution_id in self._handed_out:
+        if batch.run_id != self._settings.run or batch.execution_id in self._consumed:
             return
         if batch.task_id in self.groups.closed:  # too late to be used, so only its end is of interest
-            rollout = rollout_of([batch], position, position, self._rules) if batch.end else None
+            rollout = build_rollout([batch], position, position, self._rules) if batch.end else None
         else:
             rollout = self._assembler.add(batch, position)
         if rollout is not None:
             self.groups.add(rollout, time.monotonic())
             if rollout.task in self.groups.closed:
-                self._assembler.forget([rollout.task])
-            self.news.set()
+                self._assembler.discard([rollout.task])
+            self.attempt_ended.set()
 
     def _is_valid(self, rollout: Rollout) -> bool:
-        return reward_of(rollout, self._settings.failed_rollouts) is not None
+        return training_reward(rollout, self._settings.failed_rollouts) is not None

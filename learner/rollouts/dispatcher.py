@@ -7,7 +7,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from bus.client import Bus
 from bus.task_file import Problem
-from learner.rollouts.task_order import Passes
+from learner.rollouts.task_order import TaskOrder
 from learner.settings.learner import LearnerSettings
 from schemas.tasks import Task
 
@@ -17,7 +17,7 @@ def task_id(problem: Problem, number: int, settings: LearnerSettings) -> str:
     return f"{problem.id}@{settings.run}-p{number}"
 
 
-def group_of(problem: Problem, number: int, settings: LearnerSettings) -> list[Task]:
+def tasks_of_group(problem: Problem, number: int, settings: LearnerSettings) -> list[Task]:
     """The tasks of a problem's group in the pass of that number.
 
     Deterministic, so that a learner that starts again publishes the same tasks under the same message ids.
@@ -44,19 +44,19 @@ class Dispatcher:
 
     def __init__(self, bus: Bus, problems: Sequence[Problem], settings: LearnerSettings, dispatched: int) -> None:
         self._bus, self._problems, self._settings = bus, problems, settings
-        self._passes = Passes(len(problems), settings.seed)
+        self._task_order = TaskOrder(len(problems), settings.seed)
         self._places: dict[str, int] = {}
         self._lost: deque[tuple[int, Collection[int], str]] = deque()
         self._limit = dispatched
         self._nonce = ""  # of the last loss: the broker may still know ids of tasks that nobody has any more
-        self._moved = asyncio.Event()
+        self._limit_changed = asyncio.Event()
         self.dispatched = dispatched
         """Groups published since the run's start: the place of the next one."""
 
     async def restore(self, places: Iterable[int]) -> None:
         """The places of the groups that were dispatched before and are not settled."""
         for place in places:
-            number, index = await self._passes.reach(place)
+            number, index = await self._task_order.reach(place)
             self._places[task_id(self._problems[index], number, self._settings)] = place
 
     @property
@@ -70,26 +70,28 @@ class Dispatcher:
         return bool(self._lost)
 
     @property
-    def order(self) -> Collection[str]:
+    def dispatch_order(self) -> Collection[str]:
         """The tasks of those groups, where groups are taken in the order in which they were dispatched; else none."""
         return self._places.keys() if "ready_first" not in self._settings.off_policy else ()
 
-    def settle(self, tasks: Iterable[str]) -> None:
+    def release(self, tasks: Iterable[str]) -> None:
         """These groups are trained on, or came to nothing."""
         for task in tasks:
             self._places.pop(task, None)
 
-    def admit(self, step: int, dropped: int) -> None:
+    def update_limit(self, step: int, dropped: int) -> None:
         """``step`` optimiser steps are made and ``dropped`` groups came to nothing; without problems, nothing to do."""
         if not self._problems:
             return
         settings = self._settings
         wanted = settings.steps * settings.groups_per_step
         if "wait" in settings.off_policy:
-            admitted = admitted_groups(step, settings.max_staleness, settings.groups_per_step, settings.publish_every)
+            admitted = max_dispatched_groups(
+                step, settings.max_staleness, settings.groups_per_step, settings.publish_every
+            )
             wanted = min(wanted, admitted)
         self._limit = wanted + dropped
-        self._moved.set()
+        self._limit_changed.set()
 
     def dispatch_again(self, ended: Mapping[str, Container[int]], closed: Container[str], nonce: str) -> int:
         """The bus lost messages: whatever is outstanding and has not ended is published once more.
@@ -104,13 +106,13 @@ class Dispatcher:
             if samples and task not in closed:
                 self._lost.append((place, samples, nonce))
                 count += len(samples)
-        self._moved.set()
+        self._limit_changed.set()
         return count
 
     async def run(self) -> None:
         """Publish for ever; a full bus is waited for."""
         while True:
-            self._moved.clear()
+            self._limit_changed.clear()
             if self._lost:
                 place, samples, nonce = self._lost[0]
                 tasks = await self._group(place)
@@ -122,14 +124,14 @@ class Dispatcher:
                 await self._bus.publish_tasks(tasks, timeout=math.inf, nonce=self._nonce)
                 self.dispatched += 1
             else:
-                await self._moved.wait()
+                await self._limit_changed.wait()
 
     async def _group(self, place: int) -> list[Task]:
-        number, index = await self._passes.reach(place)
-        return group_of(self._problems[index], number, self._settings)
+        number, index = await self._task_order.reach(place)
+        return tasks_of_group(self._problems[index], number, self._settings)
 
 
-def admitted_groups(version: int, max_staleness: int, groups_per_step: int, publish_every: int = 1) -> int:
+def max_dispatched_groups(version: int, max_staleness: int, groups_per_step: int, publish_every: int = 1) -> int:
     """How many groups may have been dispatched since the start while step ``version`` is the one to come.
 
     The bound of AReaL (arXiv:2505.24298, section 5.1) with a group as its unit: what is under way is never more than

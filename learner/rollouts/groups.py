@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from learner.rollouts.assembler import Rollout
 from schemas.trajectory.attempt_selection import Resolution, supersedes
 
-SMALLEST_GROUP = 2
+MIN_GROUP_SIZE = 2
 """Valid rollouts a group needs: below it GRPO has nothing to compare."""
-REMEMBERED = 20_000
+MAX_CLOSED_GROUPS = 20_000
 """Closed groups that are told from new ones: a straggler of an older group opens one of its own, which then expires."""
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class RolloutGroup:
     """The rollouts of one task that have ended so far, by id."""
 
     task: str
@@ -33,7 +33,7 @@ class Group:
         return len(self.members) >= self.samples
 
 
-class Groups:
+class GroupBuffer:
     """Groups in the making, and those ready to be trained on, oldest first.
 
     ``is_valid`` says whether a rollout has a reward to train on. A group whose last rollouts do not come within
@@ -43,33 +43,35 @@ class Groups:
     def __init__(self, seconds: float, is_valid: Callable[[Rollout], bool], closed: Iterable[str] = ()) -> None:
         self._seconds = seconds
         self._is_valid = is_valid
-        self._open: dict[str, Group] = {}
-        self.ready: list[Group] = []
-        self.unusable: list[Group] = []
-        self.missing: list[tuple[str, int]] = []
+        self._open: dict[str, RolloutGroup] = {}
+        self.ready: list[RolloutGroup] = []
+        self.rejected: list[RolloutGroup] = []
+        self.missing_samples: list[tuple[str, int]] = []
         """(task, sample) of rollouts that had not ended when their group was closed."""
-        self.late: list[Rollout] = []
+        self.late_attempts: list[Rollout] = []
         """Attempts that ended when their rollout had its last word, or their group was closed."""
         self.closed: dict[str, None] = dict.fromkeys(closed)
         """Tasks whose group is closed, oldest first."""
 
     def add(self, rollout: Rollout, now: float) -> None:
         """An attempt has ended."""
-        if rollout.resolution == Resolution.RETRIED or any(rollout.execution == one.execution for one in self.late):
+        if rollout.resolution == Resolution.RETRIED or any(
+            rollout.execution == one.execution for one in self.late_attempts
+        ):
             return
         if rollout.task in self.closed:
-            if all(rollout.execution != one.execution for one in self.held()):  # else delivered twice
-                self.late.append(rollout)
+            if all(rollout.execution != one.execution for one in self.pending_rollouts()):  # else delivered twice
+                self.late_attempts.append(rollout)
             return
-        group = self._open.setdefault(rollout.task, Group(rollout.task, rollout.samples, now))
+        group = self._open.setdefault(rollout.task, RolloutGroup(rollout.task, rollout.samples, now))
         before = group.members.get(rollout.id)
         if before is not None and before.execution == rollout.execution:
             return  # delivered twice
         if supersedes(rollout.resolution, before.resolution if before else None):
             group.members[rollout.id] = rollout
-            self.late += [before] if before else []
+            self.late_attempts += [before] if before else []
         else:
-            self.late.append(rollout)
+            self.late_attempts.append(rollout)
         if group.complete:
             self._close(group)
 
@@ -80,7 +82,9 @@ class Groups:
                 self._close(group)
         return min((group.since + self._seconds - now for group in self._open.values()), default=None)
 
-    def take(self, count: int, choose: Callable[[Sequence[Group]], Sequence[Group]] = list) -> list[Group]:
+    def pop_ready(
+        self, count: int, choose: Callable[[Sequence[RolloutGroup]], Sequence[RolloutGroup]] = list
+    ) -> list[RolloutGroup]:
         """The first ``count`` of those ready groups that ``choose`` lets through; none if there are fewer.
 
         Without it they are taken in the order in which they became ready.
@@ -91,19 +95,19 @@ class Groups:
         self.ready = [group for group in self.ready if group not in taken]
         return taken
 
-    def held(self) -> Iterator[Rollout]:
+    def pending_rollouts(self) -> Iterator[Rollout]:
         """Every attempt not yet handed out."""
-        for group in (*self._open.values(), *self.ready, *self.unusable):
+        for group in (*self._open.values(), *self.ready, *self.rejected):
             yield from group.members.values()
-        yield from self.late
+        yield from self.late_attempts
 
-    def ended(self) -> dict[str, set[int]]:
+    def ended_rollouts(self) -> dict[str, set[int]]:
         """Samples that have ended, by the tasks of the groups that wait for more."""
         return {group.task: {one.sample for one in group.members.values()} for group in self._open.values()}
 
-    def settled(self) -> list[str]:
+    def released_tasks(self) -> list[str]:
         """Tasks whose group is closed and has been handed out, oldest first."""
-        pending = {group.task for group in (*self.ready, *self.unusable)}
+        pending = {group.task for group in (*self.ready, *self.rejected)}
         return [task for task in self.closed if task not in pending]
 
     @property
@@ -111,24 +115,26 @@ class Groups:
         """Groups that have begun and are not ready."""
         return len(self._open)
 
-    def _close(self, group: Group) -> None:
+    def _close(self, group: RolloutGroup) -> None:
         del self._open[group.task]
         self.closed[group.task] = None
-        while len(self.closed) > REMEMBERED:
+        while len(self.closed) > MAX_CLOSED_GROUPS:
             del self.closed[next(iter(self.closed))]
         ended = {rollout.sample for rollout in group.members.values()}
-        self.missing += [(group.task, sample) for sample in range(group.samples) if sample not in ended]
-        usable = sum(map(self._is_valid, group.members.values())) >= SMALLEST_GROUP
-        (self.ready if usable else self.unusable).append(group)
+        self.missing_samples += [(group.task, sample) for sample in range(group.samples) if sample not in ended]
+        usable = sum(map(self._is_valid, group.members.values())) >= MIN_GROUP_SIZE
+        (self.ready if usable else self.rejected).append(group)
 
 
-def in_dispatch_order(ready: Sequence[Group], dispatched: Iterable[str], closed: Collection[str]) -> list[Group]:
+def in_dispatch_order(
+    ready: Sequence[RolloutGroup], dispatched: Iterable[str], closed: Collection[str]
+) -> list[RolloutGroup]:
     """Of the groups that are ready, those no earlier one has to be waited for, as they were dispatched.
 
     ``dispatched`` are tasks in their order, ``closed`` those whose group has ended one way or the other.
     """
     at = {group.task: group for group in ready}
-    order: list[Group] = []
+    order: list[RolloutGroup] = []
     for task in dispatched:
         if task not in closed:
             break

@@ -8,7 +8,7 @@ from nats.errors import Error as NatsError
 from bus.client import Bus
 from bus.errors import BusError
 from common.observability import metrics
-from learner.rollouts.consumer import Intake
+from learner.rollouts.consumer import RolloutConsumer
 from learner.rollouts.dispatcher import Dispatcher
 from learner.rollouts.stream_position import StreamMark
 from schemas import subjects
@@ -17,10 +17,10 @@ from schemas.fleet import Alert
 log = logging.getLogger(__name__)
 
 
-class Mender:
+class LossRecovery:
     """Works on the gaps that the intake finds."""
 
-    def __init__(self, bus: Bus, intake: Intake, dispatcher: Dispatcher) -> None:
+    def __init__(self, bus: Bus, intake: RolloutConsumer, dispatcher: Dispatcher) -> None:
         self._bus, self._intake, self._dispatcher = bus, intake, dispatcher
         self._gaps = self._tasks = 0
         self._alert: Alert | None = None
@@ -30,7 +30,7 @@ class Mender:
         while True:
             gap = await self._intake.gaps.get()
             groups = self._intake.groups
-            tasks = self._dispatcher.dispatch_again(groups.ended(), groups.closed, gap.nonce)
+            tasks = self._dispatcher.dispatch_again(groups.ended_rollouts(), groups.closed, gap.nonce)
             self._gaps += 1
             self._tasks += tasks
             metrics.bus_gaps.inc()
@@ -43,7 +43,7 @@ class Mender:
     def mark(self) -> StreamMark:
         """The stream for a checkpoint: as it was before a loss, until the tasks are on the bus again."""
         is_done = self._intake.gap is None and self._intake.gaps.empty() and not self._dispatcher.is_behind
-        return self._intake.mark if is_done else self._intake.mark_before
+        return self._intake.stream_mark if is_done else self._intake.previous_stream_mark
 
     def figures(self) -> dict[str, float]:
         """What was lost since the last training step, for its record; nothing if nothing was."""

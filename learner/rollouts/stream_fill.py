@@ -2,10 +2,10 @@
 
 from bus.client import Bus
 from bus.streams import LEARNER_ROLLOUTS, Backlog, StreamState
-from learner.rollouts.capacity import FULL, Capacity, fill
+from learner.rollouts.capacity import FULL, Capacity, filled_share
 
 
-class Room:
+class StreamFill:
     """The learner's share of the bus, as of the last look."""
 
     def __init__(self, bus: Bus) -> None:
@@ -26,7 +26,7 @@ class Room:
         """Look at the stream and what the learner has to do yet; raises as `capacity`."""
         stream, backlog = await self._ask()
         capacity = _capacity(stream, backlog)
-        self.share = fill(backlog.unacknowledged, backlog.undelivered, stream.messages, stream.bytes, capacity)
+        self.share = filled_share(backlog.unacknowledged, backlog.undelivered, stream.messages, stream.bytes, capacity)
         return stream, backlog
 
     async def _ask(self) -> tuple[StreamState, Backlog]:

@@ -34,7 +34,7 @@ class Continuation:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class StreamGap:
     """The bus lost messages: what of the outstanding tasks has not ended is dispatched again."""
 
     reason: str
@@ -44,16 +44,16 @@ class Gap:
     """Sequence of the last message that the stream has kept; what was lost is known once it is read."""
 
 
-def gap_of(found: Continuation, mark: StreamMark, tasks: StreamState, last: int) -> Gap | None:
-    """What is missing of rollouts or tasks; None: nothing. ``mark`` is what was known, ``last`` as in `Gap`."""
+def find_gap(found: Continuation, mark: StreamMark, tasks: StreamState, last: int) -> StreamGap | None:
+    """What is missing of rollouts or tasks; None: nothing. ``mark`` is what was known, ``last`` as in `StreamGap`."""
     renewed = mark.tasks and mark.tasks != tasks.created
     queue = f"stream {tasks.name} was made anew at {tasks.created}" if renewed else ""
     reason = "; ".join(filter(None, [found.gap, queue]))
     nonce = f":{found.mark.created}:{found.mark.offset}:{found.sequence}:{tasks.created}"
-    return Gap(reason, nonce, last) if reason else None
+    return StreamGap(reason, nonce, last) if reason else None
 
 
-def continue_at(mark: StreamMark, position: int, stream: StreamState) -> Continuation:
+def resume_at(mark: StreamMark, position: int, stream: StreamState) -> Continuation:
     """Where to read on, from the checkpoint's ``mark`` and ``position`` and the stream as it is found."""
     name = stream.name
     wanted = position - mark.offset

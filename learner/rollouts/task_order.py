@@ -8,7 +8,7 @@ KEPT = 2
 """Passes whose order is kept: at the end of one, groups of the next are dispatched too."""
 
 
-class Passes:
+class TaskOrder:
     """Where each group of a run stands, for the same seed always the same; a pass is shuffled once."""
 
     def __init__(self, problems: int, seed: int) -> None:

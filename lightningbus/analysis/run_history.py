@@ -10,7 +10,7 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 
 from learner.rollouts.assembler import Rollout
-from learner.rollouts.groups import Group
+from learner.rollouts.groups import RolloutGroup
 from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.learner import AirRule, LearnerSettings
 from lightningbus.run.role_process import UserError
@@ -106,7 +106,7 @@ class History:
             for row in found
         ]
 
-    def groups(self, step: Step) -> list[Group]:
+    def groups(self, step: Step) -> list[RolloutGroup]:
         """The groups a step was made of, in their order; raises `UserError` when rollouts are gone."""
         uses = self._rows(USES, step=step.number)
         rollouts = {one.execution: one for one in self.rollouts([use["execution"] for use in uses], step.settings)}
@@ -116,7 +116,7 @@ class History:
         made = []
         for task, members in groupby(uses, key=lambda use: str(use["task"])):
             own = {one.id: one for one in (rollouts[use["execution"]] for use in members)}
-            made.append(Group(task, len(own), 0.0, own))
+            made.append(RolloutGroup(task, len(own), 0.0, own))
         return made
 
     def best(self, per_task: int, least: float) -> list[Rollout]:

@@ -10,14 +10,14 @@ from bus.streams import MAX_MESSAGES
 from bus.task_file import read_problems
 from common.unix_sockets import bound, private_directory
 from inference.settings import InferenceSettings
-from learner.rollouts.capacity import Capacity, shortage
+from learner.rollouts.capacity import Capacity, find_shortage
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import HeldOut, RunSettings
 from lightningbus.run.stack import children
-from runners.agent.factory import make_hosts
-from runners.agent.launcher import CannotStart
-from runners.agent.process import Keeper
+from runners.agent.factory import make_executors
+from runners.agent.launcher import AgentStartError
+from runners.agent.process import ProcessWatchdog
 from runners.gateway.slot import Slot
 from runners.settings import RunnerSettings
 from schemas.subjects import TRAIN_ROLLOUTS
@@ -83,7 +83,7 @@ def _sizes(settings: RunSettings, learner: LearnerSettings) -> str:
     """Whether the bus that is started here can hold what the learner has under way."""
     sizes = settings.bus.streams
     bound = sizes.bytes_of(TRAIN_ROLLOUTS) or SHIPPED_MIB[TRAIN_ROLLOUTS] * MIB
-    short = shortage(learner, Capacity(bound, MAX_MESSAGES, sizes.max_ack_pending or MAX_ACK_PENDING))
+    short = find_shortage(learner, Capacity(bound, MAX_MESSAGES, sizes.max_ack_pending or MAX_ACK_PENDING))
     if short.step:
         raise UserError(short.step)
     return f"{TRAIN_ROLLOUTS}: {short.interval or f'{bound // MIB:,} MiB hold the steps between two checkpoints'}"
@@ -134,10 +134,12 @@ async def _agent(runner: RunnerSettings) -> str:
     nowhere = Slot(0, base_url="http://127.0.0.1:9/slot/0")
     with private_directory("check") as place, bound(place / "socket"):
         paths = {"gateway": str(place / "socket"), "address": "127.0.0.1:0"}
-        (host,) = make_hosts(runner.model_copy(update={"concurrency": 1}), [nowhere.environment], Keeper(), paths)
+        (host,) = make_executors(
+            runner.model_copy(update={"concurrency": 1}), [nowhere.environment], ProcessWatchdog(), paths
+        )
         try:
             await host.start()
-        except CannotStart as error:
+        except AgentStartError as error:
             raise UserError(str(error)) from error
         finally:
             await host.stop()

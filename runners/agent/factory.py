@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from runners.agent.environment import agent_environment
-from runners.agent.executors import SCRIPT, CommandHost, Host, PythonHost
-from runners.agent.launcher import Place
-from runners.agent.limits import Limits
-from runners.agent.process import Keeper
+from runners.agent.executors import SCRIPT, AgentExecutor, CommandExecutor, PythonExecutor
+from runners.agent.launcher import AgentLauncher
+from runners.agent.limits import ResourceLimits
+from runners.agent.process import ProcessWatchdog
 from runners.agent.reward_function import RewardFunction, judged
-from runners.agent.shared_process import SharedHost, SharedSlot
+from runners.agent.shared_process import SharedExecutor, SharedSlotExecutor
 from runners.settings import RunnerSettings
 
 RELAY = Path(__file__).with_name("relay_script.py")
@@ -37,32 +37,32 @@ def uses_socket(settings: RunnerSettings) -> bool:
     return any("{gateway}" in word for word in settings.sandbox)
 
 
-def make_hosts(
+def make_executors(
     settings: RunnerSettings,
     slots: Sequence[Callable[[], dict[str, str]]],
-    keeper: Keeper,
+    keeper: ProcessWatchdog,
     gateway: Mapping[str, str],
-) -> list[Host]:
+) -> list[AgentExecutor]:
     """A host for each slot, as the settings ask for; a slot is called for each process that is started for it.
 
     ``gateway``: the gateway's ``paths``, for the sandbox.
     """
     python, agent = _found_from_here(settings.python or Path(sys.executable)), settings.agent or ""
-    limits, paths = Limits.of(settings), {**paths_of(python), **gateway}
+    limits, paths = ResourceLimits.of(settings), {**paths_of(python), **gateway}
     environment = agent_environment(os.environ, settings.env)
 
-    def place(slot: Callable[[], dict[str, str]]) -> Place:
-        return Place(settings.path, environment, slot, limits, settings.sandbox, paths, keeper)
+    def place(slot: Callable[[], dict[str, str]]) -> AgentLauncher:
+        return AgentLauncher(settings.path, environment, slot, limits, settings.sandbox, paths, keeper)
 
     def reward() -> RewardFunction | None:
         return RewardFunction(python, settings.reward, place(dict)) if settings.reward is not None else None
 
     if settings.command is not None:
-        return [CommandHost(settings.command, place(slot)) for slot in slots]
+        return [CommandExecutor(settings.command, place(slot)) for slot in slots]
     if settings.per_process == 1:
         fresh = settings.rollouts_per_process
-        return [judged(PythonHost(python, agent, place(slot), fresh), reward()) for slot in slots]
+        return [judged(PythonExecutor(python, agent, place(slot), fresh), reward()) for slot in slots]
     groups = range(0, len(slots), settings.per_process)
-    shared = [(SharedHost(python, agent, place(dict)), reward()) for _ in groups]
+    shared = [(SharedExecutor(python, agent, place(dict)), reward()) for _ in groups]
     sharing = [(*shared[number // settings.per_process], slot) for number, slot in enumerate(slots)]
-    return [judged(SharedSlot(host, slot), function) for host, function, slot in sharing]
+    return [judged(SharedSlotExecutor(host, slot), function) for host, function, slot in sharing]

@@ -12,45 +12,45 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.subprocesses import spawn, takes_in_orphans
-from runners.agent.limits import Limits
-from runners.agent.output import Printed, Share
-from runners.agent.process import Inmate, Keeper, remove
+from runners.agent.limits import ResourceLimits
+from runners.agent.output import OutputBudget, OutputForwarder
+from runners.agent.process import AgentProcess, ProcessWatchdog, remove
 
 QUICK = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
 """So that its spans and what it prints leave it soon."""
 
 
-class CannotStart(Exception):
+class AgentStartError(Exception):
     """The agent cannot be started as configured; no rollout could ever work."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AgentLauncher:
     """How an agent's processes are started; ``slot`` gives each new one its own variables."""
 
     directory: Path
     environment: dict[str, str]
     """What its operator has it find there, see `runners.agent.environment`."""
-    slot: Callable[[], dict[str, str]]
-    limits: Limits
+    slot_env: Callable[[], dict[str, str]]
+    limits: ResourceLimits
     sandbox: Sequence[str]
     """Put in front of every command; ``{name}`` stands for one of ``paths``, ``{path}`` or ``{tmp}``."""
     paths: dict[str, str]
-    keeper: Keeper
-    share: Share = field(default_factory=Share)
+    keeper: ProcessWatchdog
+    share: OutputBudget = field(default_factory=OutputBudget)
 
     def check(self, program: str) -> None:
-        """Raises `CannotStart` unless there is a program that could be started; a sandbox finds its own by itself."""
+        """Raises `AgentStartError` if there is no such program; a sandbox finds its own."""
         first = _filled([*self.sandbox, program][0], self.paths)
         if "/" in first:
             found, where = shutil.which(self.directory / first), str(self.directory)
         else:
             found, where = shutil.which(first, path=self.environment.get("PATH", os.defpath)), "PATH"
         if found is None:
-            raise CannotStart(f"{first} is no program in {where}")
+            raise AgentStartError(f"{first} is no program in {where}")
 
-    async def start(self, *command: str) -> Inmate:
-        """A process that is written to and read from; raises `CannotStart`."""
+    async def start(self, *command: str) -> AgentProcess:
+        """A process that is written to and read from; raises `AgentStartError`."""
         with contextlib.ExitStack() as undo:
             try:
                 scratch = Path(tempfile.mkdtemp(prefix="lightningbus-agent-"))
@@ -58,9 +58,9 @@ class Place:
                 process, said, heard, printed = await self._spawned(scratch, command, undo)
             except OSError as error:
                 first = [*self.sandbox, *command][0]
-                raise CannotStart(f"{first} cannot be started in {self.directory}: {error}") from error
+                raise AgentStartError(f"{first} cannot be started in {self.directory}: {error}") from error
             undo.pop_all()
-        inmate = Inmate(process, scratch, self.limits, Printed(printed, self.share))
+        inmate = AgentProcess(process, scratch, self.limits, OutputForwarder(printed, self.share))
         self.keeper.keep(inmate)
         try:
             await inmate.connect(said, heard)
@@ -80,7 +80,7 @@ class Place:
             if orphans is not None:
                 orphans()
             os.umask(0o077)
-            limits.take()
+            limits.apply()
 
         # Not asyncio's own pipes: the end of a process would not be heard while anything it left holds one.
         with contextlib.ExitStack() as theirs:
@@ -92,7 +92,7 @@ class Place:
                 *(_filled(word, paths) for word in self.sandbox),
                 *command,
                 cwd=self.directory,
-                env={**QUICK, "TMPDIR": str(scratch), **self.slot(), **self.environment},
+                env={**QUICK, "TMPDIR": str(scratch), **self.slot_env(), **self.environment},
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,

@@ -21,7 +21,7 @@ SIGNALS = {-signal.SIGXFSZ: "file_gb", -signal.SIGABRT: "memory_gb", -signal.SIG
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ResourceLimits:
     """Of one agent process and all it starts; None: as the runner's own."""
 
     memory_gb: float | None = None
@@ -30,7 +30,7 @@ class Limits:
     processes: int | None = None
 
     @classmethod
-    def of(cls, settings: RunnerSettings) -> "Limits":
+    def of(cls, settings: RunnerSettings) -> "ResourceLimits":
         """As a runner is set."""
         return cls(settings.memory_gb, settings.file_gb, settings.open_files, settings.processes)
 
@@ -39,7 +39,7 @@ class Limits:
         """Whether there is one that the kernel does not hold for all processes together."""
         return self.memory_gb is not None or self.processes is not None
 
-    def take(self) -> None:
+    def apply(self) -> None:
         """In the child, before the agent's program: what each process of its own is held to by the kernel."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for which, asked in (
@@ -52,7 +52,7 @@ class Limits:
                 most = int(asked) if hard == resource.RLIM_INFINITY else min(int(asked), hard)
                 resource.setrlimit(which, (most, most))
 
-    def exceeded(self, head: int) -> str:
+    def find_violation(self, head: int) -> str:
         """Of all processes from the head on, together: a sentence if they take too much, else nothing."""
         tree = [pid for pid in (head, *procfs.below(head)) if procfs.is_alive(pid)]
         if self.processes is not None and len(tree) > self.processes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
-AHEAD_BYTES = 1024 * 1024
+BURST_BYTES = 1024 * 1024
 PER_SECOND = 16 * 1024
 READ_BYTES = 64 * 1024
 PAUSE_SECONDS = 0.01
@@ -19,33 +19,33 @@ STANDARD_ERROR = 2
 
 
 @dataclass
-class Share:
+class OutputBudget:
     """Of our standard error, what the processes of one slot may fill: so much ahead, and so much a second."""
 
     clock: Callable[[], float] = time.monotonic
-    _left: float = AHEAD_BYTES
+    _left: float = BURST_BYTES
     _at: float = 0.0
     _spent: bool = False
 
     def take(self, count: int) -> bool:
         """Whether there is room for so many bytes."""
         now = self.clock()
-        self._left = min(AHEAD_BYTES, self._left + (now - self._at) * PER_SECOND)
+        self._left = min(BURST_BYTES, self._left + (now - self._at) * PER_SECOND)
         self._at = now
         # Once it is spent a quarter has to come back, or every other line would be missing.
-        self._spent = self._left < max(count, AHEAD_BYTES / 4 if self._spent else 0)
+        self._spent = self._left < max(count, BURST_BYTES / 4 if self._spent else 0)
         if not self._spent:
             self._left -= count
         return not self._spent
 
 
-class Printed:
+class OutputForwarder:
     """The reading end of one process' standard error; what is beyond its share is read and left out.
 
     The process has a pipe, not our own standard error: that may be a file, which it could read, shorten and fill.
     """
 
-    def __init__(self, end: int, share: Share) -> None:
+    def __init__(self, end: int, share: OutputBudget) -> None:
         """``end``: a file descriptor, which is ours to close from now on."""
         os.set_blocking(end, False)
         self._end, self._share = end, share
@@ -61,7 +61,7 @@ class Printed:
         if self._pause is not None:
             self._pause.cancel()
         with contextlib.suppress(BlockingIOError):
-            self._pass_on(os.read(self._end, AHEAD_BYTES))
+            self._pass_on(os.read(self._end, BURST_BYTES))
         os.close(self._end)
         if self._begun:
             self._say(self._begun + b"\n")

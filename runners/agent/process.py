@@ -14,28 +14,30 @@ from typing import Any
 from common import procfs
 from common.aio import cancel
 from common.subprocesses import PASSES, Guard, kill, kill_group
-from runners.agent.limits import Limits
-from runners.agent.output import Printed
+from runners.agent.limits import ResourceLimits
+from runners.agent.output import OutputForwarder
 
 log = logging.getLogger(__name__)
 
 MAX_LINE = 64 * 1024 * 1024
 """Longest answer of an agent that is read."""
 READ_BYTES = 1024 * 1024
-LAST_WORDS_SECONDS = 1.0
+OUTPUT_DRAIN_SECONDS = 1.0
 """How long the output of a process that has ended is listened to."""
-MOST_ZOMBIES = 100
+MAX_ZOMBIES = 100
 """Ended children that a warm process may have not asked after; each takes a process id of the system's."""
-WATCH_SECONDS = 0.5
+POLL_SECONDS = 0.5
 """Between two looks at what agents take; the kernel says nothing of a whole tree of processes by itself."""
 
 
-class Inmate:
+class AgentProcess:
     """A running agent process, and the streams to it; ``why`` says which limit ended it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, scratch: Path, limits: Limits, printed: Printed) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, scratch: Path, limits: ResourceLimits, printed: OutputForwarder
+    ) -> None:
         self.process, self.limits = process, limits
-        self.why = ""
+        self.kill_reason = ""
         self._scratch, self._printed = scratch, printed
         self._end = asyncio.create_task(process.wait())
         self._reader: asyncio.StreamReader
@@ -48,17 +50,17 @@ class Inmate:
         self._writers = [writer, other]
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it has not ended."""
         return self.process.returncode is None
 
     @property
-    def crowded(self) -> bool:
+    def has_too_many_zombies(self) -> bool:
         """Whether it has left more children unburied than a process should; it is given all orphans of its own."""
         children = procfs.children_of(self.process.pid)
-        return len(children) > MOST_ZOMBIES and sum(not procfs.is_alive(pid) for pid in children) > MOST_ZOMBIES
+        return len(children) > MAX_ZOMBIES and sum(not procfs.is_alive(pid) for pid in children) > MAX_ZOMBIES
 
-    def say(self, data: bytes, last: bool = False) -> None:
+    def write(self, data: bytes, last: bool = False) -> None:
         """To its standard input, which ``last`` ends."""
         writer = self._writers[0]
         if not writer.is_closing():
@@ -66,11 +68,11 @@ class Inmate:
             if last:
                 writer.write_eof()
 
-    async def line(self) -> bytes:
+    async def readline(self) -> bytes:
         """The next of its standard output, empty when there will be none; raises OSError, ValueError for a bad one."""
         return await self._heard(self._reader.readline())
 
-    async def everything(self) -> bytes:
+    async def read_all(self) -> bytes:
         """Its standard output to the end; raises ValueError when that does not come within `MAX_LINE`."""
         printed = bytearray()
         while data := await self._heard(self._reader.read(READ_BYTES)):
@@ -79,10 +81,10 @@ class Inmate:
                 raise ValueError(f"more than {MAX_LINE} bytes")
         return bytes(printed)
 
-    async def ended(self) -> str:
+    async def exit_reason(self) -> str:
         """How it ended, as a sentence; waits until it has."""
         code = await self.process.wait()
-        return self.why or self.limits.ended(code)
+        return self.kill_reason or self.limits.ended(code)
 
     async def stop(self) -> None:
         """End it and all it started, and remove its files."""
@@ -98,24 +100,24 @@ class Inmate:
         try:
             await asyncio.wait({read, self._end}, return_when=asyncio.FIRST_COMPLETED)
             if not read.done():
-                await asyncio.wait({read}, timeout=LAST_WORDS_SECONDS)
+                await asyncio.wait({read}, timeout=OUTPUT_DRAIN_SECONDS)
             return read.result() if read.done() else b""
         finally:
             read.cancel()
 
 
-class Keeper:
+class ProcessWatchdog:
     """Ends agents that take more than they may, and what agents have left behind; an async context manager."""
 
     def __init__(self) -> None:
-        self._inmates: set[Inmate] = set()
+        self._inmates: set[AgentProcess] = set()
         self._seen: set[int] = set()
 
-    def keep(self, inmate: Inmate) -> None:
+    def keep(self, inmate: AgentProcess) -> None:
         """From now on, until it ends."""
         self._inmates.add(inmate)
 
-    async def __aenter__(self) -> "Keeper":
+    async def __aenter__(self) -> "ProcessWatchdog":
         self._watching = asyncio.create_task(self._watch())
         return self
 
@@ -129,20 +131,20 @@ class Keeper:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             try:
                 await self._look()
             except Exception:  # the next look may do better, and without any nobody is held to anything
                 log.exception("what agents take could not be looked at")
 
     async def _look(self) -> None:
-        for inmate in [one for one in self._inmates if not one.runs]:  # before another has its process id
+        for inmate in [one for one in self._inmates if not one.is_running]:  # before another has its process id
             self._inmates.discard(inmate)
             await kill_group(inmate.process)
-        for inmate in [one for one in self._inmates if one.limits.watched and not one.why]:
-            why = await asyncio.to_thread(inmate.limits.exceeded, inmate.process.pid)
-            if why and inmate.runs:
-                inmate.why = why
+        for inmate in [one for one in self._inmates if one.limits.watched and not one.kill_reason]:
+            why = await asyncio.to_thread(inmate.limits.find_violation, inmate.process.pid)
+            if why and inmate.is_running:
+                inmate.kill_reason = why
                 log.warning("%s", why)
                 await kill_group(inmate.process)
         self._sweep()

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from runners.agent.executors import AgentFault, Host, ProcessLost
-from runners.agent.shared_process import SharedHost
+from runners.agent.executors import AgentError, AgentExecutor, WorkerProcessDied
+from runners.agent.shared_process import SharedExecutor
 
 
-class RewardFunction(SharedHost):
+class RewardFunction(SharedExecutor):
     """``module:function`` of (input, result), in the agent's interpreter, loaded once and kept warm.
 
     An async one serves many slots side by side, any other one after the other.
@@ -16,19 +16,19 @@ class RewardFunction(SharedHost):
     _kind = "reward function "
 
     async def reward_of(self, task: Any, result: Any) -> Any:
-        """What it returns, any JSON; raises `AgentFault` if it fails at this result, `ProcessLost` if it is gone."""
+        """What it returns, any JSON; raises `AgentError` if it fails, `WorkerProcessDied` if its process is gone."""
         try:
             return (await self.serve(task, result)).get("value")
-        except AgentFault as error:
-            raise AgentFault(f"the reward function failed: {error}", error.detail) from error
-        except ProcessLost as error:
-            raise ProcessLost(f"the reward function is gone: {error}") from error
+        except AgentError as error:
+            raise AgentError(f"the reward function failed: {error}", error.detail) from error
+        except WorkerProcessDied as error:
+            raise WorkerProcessDied(f"the reward function is gone: {error}") from error
 
 
 class JudgedHost:
     """A host whose rollouts are rewarded by a reward function."""
 
-    def __init__(self, host: Host, function: RewardFunction) -> None:
+    def __init__(self, host: AgentExecutor, function: RewardFunction) -> None:
         self._host, self._function = host, function
 
     async def start(self) -> None:
@@ -47,6 +47,6 @@ class JudgedHost:
         await self._function.stop()
 
 
-def judged(host: Host, function: RewardFunction | None) -> Host:
+def judged(host: AgentExecutor, function: RewardFunction | None) -> AgentExecutor:
     """A host with its reward function, if there is one."""
     return JudgedHost(host, function) if function is not None else host

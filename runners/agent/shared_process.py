@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runners.agent.executors import AgentFault, ProcessLost, PythonHost
-from runners.agent.launcher import Place
-from runners.agent.process import Inmate
+from runners.agent.executors import AgentError, PythonExecutor, WorkerProcessDied
+from runners.agent.launcher import AgentLauncher
+from runners.agent.process import AgentProcess
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +23,12 @@ ENDPOINT = {
 """What an agent that shares its process is told per rollout, and the variable that says it to any other."""
 
 
-class SharedHost(PythonHost):
+class SharedExecutor(PythonExecutor):
     """An async ``module:function`` of (task, endpoint) that serves many slots side by side in one process."""
 
     _mode = "many"
 
-    def __init__(self, python: Path, function: str, place: Place) -> None:
+    def __init__(self, python: Path, function: str, place: AgentLauncher) -> None:
         super().__init__(python, function, place)
         self._starting = asyncio.Lock()
         self._answers: dict[int, asyncio.Future[dict[str, Any] | str]] = {}
@@ -38,15 +38,14 @@ class SharedHost(PythonHost):
     async def start(self) -> None:
         """Start the process, unless it runs; whoever comes first does."""
         async with self._starting:
-            if self._inmate is None or not self._inmate.runs:
+            if self._inmate is None or not self._inmate.is_running:
                 await super().start()
                 self._listening = asyncio.create_task(self._listen(self._inmate))
 
     async def serve(self, *arguments: Any, **more: Any) -> dict[str, Any]:
-        """One call, see `Host.run`; cancelled, it is asked to end, and the process is ended if it does not.
+        """One call, see `AgentExecutor.run`; cancelled, it is asked to end, and the process is ended if it does not.
 
-        ``more`` goes into the job beside the arguments. Raises `ProcessLost` when that, or an end of its own, took the
-        process away.
+        ``more`` goes into the job beside the arguments. Raises `WorkerProcessDied` when the process has ended.
         """
         job = next(self._jobs)
         answer = self._answers[job] = asyncio.get_running_loop().create_future()
@@ -62,9 +61,9 @@ class SharedHost(PythonHost):
         finally:
             self._answers.pop(job, None)
         if isinstance(said, str):
-            raise ProcessLost(said)
+            raise WorkerProcessDied(said)
         if "error" in said:
-            raise AgentFault(str(said["error"]), str(said.get("traceback", "")))
+            raise AgentError(str(said["error"]), str(said.get("traceback", "")))
         return said
 
     async def stop(self) -> None:
@@ -72,7 +71,7 @@ class SharedHost(PythonHost):
         await super().stop()
         self._lost("the agent's process was ended")
 
-    async def _listen(self, inmate: Inmate | None) -> None:
+    async def _listen(self, inmate: AgentProcess | None) -> None:
         try:
             while self._inmate is inmate:
                 said = await self._hear()
@@ -80,7 +79,7 @@ class SharedHost(PythonHost):
                 answer = self._answers.get(job) if isinstance(job, int) else None
                 if answer is not None and not answer.done():
                     answer.set_result(said)
-        except AgentFault as fault:
+        except AgentError as fault:
             log.warning("%s", fault)
             if self._inmate in (None, inmate):  # else it is of a process whose rollouts know already
                 self._lost(str(fault))
@@ -91,10 +90,10 @@ class SharedHost(PythonHost):
                 answer.set_result(why)
 
 
-class SharedSlot:
-    """One slot's part of a `SharedHost`."""
+class SharedSlotExecutor:
+    """One slot's part of a `SharedExecutor`."""
 
-    def __init__(self, shared: SharedHost, slot: Callable[[], dict[str, str]]) -> None:
+    def __init__(self, shared: SharedExecutor, slot: Callable[[], dict[str, str]]) -> None:
         self._shared, self._slot = shared, slot
 
     async def start(self) -> None:
@@ -107,8 +106,8 @@ class SharedSlot:
         endpoint = {name: given[variable] for name, variable in ENDPOINT.items()}
         try:
             return await self._shared.serve(task, endpoint=endpoint)
-        except ProcessLost as error:
-            raise ProcessLost(f"{error}; other rollouts shared it") from None
+        except WorkerProcessDied as error:
+            raise WorkerProcessDied(f"{error}; other rollouts shared it") from None
 
     async def stop(self) -> None:
         """End the process, of the others too."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-MOST_BYTES = 64 * 1024 * 1024
+MAX_IN_FLIGHT_BYTES = 64 * 1024 * 1024
 """Of the requests of one slot that are being answered: each is held, and what was read from it."""
 CONNECTIONS = 2
 """For each request at once: a client keeps some for the next."""
@@ -17,7 +17,7 @@ ROUNDING = 1e-7
 """Who comes when it was told to is not sent away for the last digit of a clock."""
 
 
-class TooMany(Exception):
+class RateLimited(Exception):
     """A request that has to wait; the message says why, ``retry_after`` for how many seconds."""
 
     def __init__(self, message: str, retry_after: int) -> None:
@@ -26,7 +26,7 @@ class TooMany(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class RateLimits:
     """What every slot may have; ``per_second`` None: as many as it likes."""
 
     at_once: int = 64
@@ -40,7 +40,7 @@ class Connection(Protocol):
 
 
 @dataclass
-class Held:
+class InFlightRequest:
     """One request being answered, and the bytes it counts for."""
 
     size: int
@@ -50,9 +50,9 @@ class Held:
 class Admission:
     """One slot's requests: a token bucket that holds one second's worth, and a count of those being answered."""
 
-    allowance: Allowance = field(default_factory=Allowance)
+    allowance: RateLimits = field(default_factory=RateLimits)
     clock: Callable[[], float] = time.monotonic
-    requests: list[Held] = field(default_factory=list)
+    requests: list[InFlightRequest] = field(default_factory=list)
     """Those being answered."""
     _kept: list[Connection] = field(default_factory=list)
     _used: float = 0.0
@@ -60,14 +60,14 @@ class Admission:
     _at: float = 0.0
 
     @contextmanager
-    def request(self, size: int = 0) -> Iterator[Held]:
-        """Around answering one of so many bytes, which may be put right when they are known; raises `TooMany`."""
+    def request(self, size: int = 0) -> Iterator[InFlightRequest]:
+        """Around answering one of so many bytes, which may be put right when they are known; raises `RateLimited`."""
         if len(self.requests) >= self.allowance.at_once:
-            raise TooMany(f"an agent may make {self.allowance.at_once} requests at once", 1)
-        if sum(one.size for one in self.requests) + size > MOST_BYTES:
-            raise TooMany(f"an agent's requests may have {MOST_BYTES} bytes at once", 1)
+            raise RateLimited(f"an agent may make {self.allowance.at_once} requests at once", 1)
+        if sum(one.size for one in self.requests) + size > MAX_IN_FLIGHT_BYTES:
+            raise RateLimited(f"an agent's requests may have {MAX_IN_FLIGHT_BYTES} bytes at once", 1)
         self._take()
-        held = Held(size)
+        held = InFlightRequest(size)
         self.requests.append(held)
         try:
             yield held
@@ -92,5 +92,5 @@ class Admission:
         size = max(rate, 1.0)
         if used + 1 > size + ROUNDING:
             wait = (used + 1 - size) / rate
-            raise TooMany(f"an agent may make {rate:g} requests per second", math.ceil(wait))
+            raise RateLimited(f"an agent may make {rate:g} requests per second", math.ceil(wait))
         self._used, self._at = used + 1, now

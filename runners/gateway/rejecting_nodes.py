@@ -8,7 +8,7 @@ from schemas.fleet import Heartbeat
 log = logging.getLogger(__name__)
 
 
-class Refusing:
+class RejectingNodes:
     """Which nodes these are. A node reads its key as it starts, so its process is what is remembered."""
 
     def __init__(self, has_key: bool) -> None:

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from common.http_server import body_of
-from runners.gateway.admission import Held
+from runners.gateway.admission import InFlightRequest
 from runners.protocol.dialects.registry import api_of
 from runners.recording.otlp_limits import MAX_BYTES
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 """Of a body, unpacked; telemetry may have less."""
-HELD = web.RequestKey("held", Held)
+HELD = web.RequestKey("held", InFlightRequest)
 """Of a request: what it counts for in its slot's `Admission`."""
 KEPT = web.RequestKey("kept", bool)
 """Of a request: whether its connection may stay open."""

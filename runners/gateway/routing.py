@@ -7,7 +7,7 @@ from bus.fleet.node_state import answers_with, serves
 from schemas.fleet import Heartbeat
 
 
-def choose(
+def select_node(
     nodes: Iterable[Heartbeat],
     model: str,
     rollout: str,
@@ -31,7 +31,7 @@ def choose(
     for node in fit:
         if node.id == last:
             return node
-    return min(fit, key=lambda node: (_load(node, open_calls), _weight(rollout, node.id)), default=None)
+    return min(fit, key=lambda node: (_load(node, open_calls), _rendezvous_hash(rollout, node.id)), default=None)
 
 
 def missing_version(nodes: Iterable[Heartbeat], model: str, pinned: int | None) -> str:
@@ -52,5 +52,5 @@ def _load(node: Heartbeat, open_calls: Callable[[str], int]) -> tuple[int, int]:
     return open_calls(node.id), said if isinstance(said, int) else 0
 
 
-def _weight(rollout: str, node: str) -> bytes:
+def _rendezvous_hash(rollout: str, node: str) -> bytes:
     return blake2b(f"{rollout}\0{node}".encode(), digest_size=8).digest()

@@ -25,9 +25,9 @@ from common.http_server import Listening
 from common.observability import metrics
 from common.observability.metric_registry import counted
 from common.unix_sockets import PathTooLong, bound, private_directory
-from runners.agent.launcher import CannotStart
-from runners.gateway.admission import Admission, Allowance, TooMany
-from runners.gateway.handler import PATIENCE_SECONDS, Answering, Send
+from runners.agent.launcher import AgentStartError
+from runners.gateway.admission import Admission, RateLimited, RateLimits
+from runners.gateway.handler import PUBLISH_TIMEOUT_SECONDS, ModelCallHandler, PublishSpans
 from runners.gateway.requests import (
     HELD,
     KEPT,
@@ -40,8 +40,16 @@ from runners.gateway.requests import (
     too_large,
     well_formed,
 )
-from runners.gateway.slot import Running, Slot
-from runners.gateway.upstream import CONNECT_SECONDS, SILENCE_SECONDS, Errand, NoAnswer, Refused, UnknownModel, Upstream
+from runners.gateway.slot import ActiveRollout, Slot
+from runners.gateway.upstream import (
+    CONNECT_SECONDS,
+    READ_TIMEOUT_SECONDS,
+    CallContext,
+    EngineRejected,
+    NoNodeAvailable,
+    UnknownModel,
+    Upstream,
+)
 from runners.protocol.dialects.anthropic import Messages
 from runners.protocol.dialects.registry import APIS, Api, passed_on
 from runners.protocol.request import unsendable
@@ -50,7 +58,7 @@ from runners.recording.otlp_limits import BadTelemetry
 
 log = logging.getLogger(__name__)
 
-WAITS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+WAITS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_TIMEOUT_SECONDS)
 RETRY_AFTER_SECONDS = 1
 
 
@@ -60,13 +68,13 @@ class Gateway:
     def __init__(
         self,
         fleet: Fleet,
-        send: Send,
+        send: PublishSpans,
         slots: int,
         host: str = "127.0.0.1",
         token_in_token_out: bool = True,
         cluster_key: str = "",
         one_version: bool = False,
-        allowance: Allowance | None = None,
+        allowance: RateLimits | None = None,
         at_socket: bool = False,
     ) -> None:
         """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`.
@@ -76,7 +84,7 @@ class Gateway:
         """
         self._cluster_key, self._one_version = cluster_key, one_version
         self._send = send
-        self.slots = [Slot(number, admission=Admission(allowance or Allowance())) for number in range(slots)]
+        self.slots = [Slot(number, admission=Admission(allowance or RateLimits())) for number in range(slots)]
         self._fleet = fleet
         self._host, self._at_socket = host, at_socket
         self.paths: dict[str, str] = {}
@@ -95,16 +103,16 @@ class Gateway:
         self._app.router.add_get("/slot/{k}/v1/models/{model}", self._model)
         self._app.router.add_post("/slot/{k}/otlp/v1/{signal}", self._otlp)
         self.upstream: Upstream
-        self._answering: Answering
+        self._answering: ModelCallHandler
 
     async def __aenter__(self) -> "Gateway":
-        """Raises `CannotStart` where there can be no socket."""
+        """Raises `AgentStartError` where there can be no socket."""
         listeners = self._listeners()
         address = f"{self._host}:{listeners[0].getsockname()[1]}"
         self.paths["address"] = address
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=WAITS)
         self.upstream = Upstream(self._fleet, self._session, self._cluster_key, self._one_version)
-        self._answering = Answering(self.upstream, self._send, self._token_in_token_out)
+        self._answering = ModelCallHandler(self.upstream, self._send, self._token_in_token_out)
         await self._listening.open(self._app, *listeners, shutdown_seconds=1)
         for slot in self.slots:
             slot.base_url = f"http://{address}/slot/{slot.number}"
@@ -117,7 +125,7 @@ class Gateway:
         try:
             path = self._exits.enter_context(private_directory("gateway")) / "socket"
         except PathTooLong as error:
-            raise CannotStart(str(error)) from error
+            raise AgentStartError(str(error)) from error
         self.paths["gateway"] = str(path)
         return [socket.create_server((self._host, 0)), bound(path)]
 
@@ -137,7 +145,7 @@ class Gateway:
             request[KEPT] = admission.keeps(request.protocol)
             with admission.request(most_bytes(request)) as request[HELD]:
                 return await handler(request)
-        except TooMany as error:
+        except RateLimited as error:
             raise TurnedAway(429, "rate_limit_exceeded", str(error), error.retry_after) from error
 
     async def _call(self, api: Api, request: web.Request) -> web.StreamResponse:
@@ -149,8 +157,8 @@ class Gateway:
             raise TurnedAway(400, "invalid_request_error", problem)
         try:
             with _answerable(running):
-                return await self._answering.answer(request, running, dialect)
-        except Refused as refused:
+                return await self._answering.handle(request, running, dialect)
+        except EngineRejected as refused:
             body = passed_on(api, refused.status, refused.body)
             return web.Response(status=refused.status, body=body, content_type="application/json")
 
@@ -160,20 +168,22 @@ class Gateway:
         task, body = running.task, await read_body(request)
         with well_formed():
             call = Messages(json.loads(body)).call
-        errand = Errand(running.attempt, call.model, task.model, task.weight_version, running.deadline)
+        errand = CallContext(running.attempt, call.model, task.model, task.weight_version, running.deadline)
         with _answerable(running):
-            tokens = await self.upstream.rendered(errand, call.rendering(call.body["messages"], answered=False))
+            tokens = await self.upstream.tokenize(
+                errand, call.to_tokenize_request(call.body["messages"], answered=False)
+            )
         if tokens is None:
             raise TurnedAway(400, "invalid_request_error", "the engine does not render this prompt")
         return web.json_response({"input_tokens": len(tokens)})
 
     async def _models(self, request: web.Request) -> web.Response:
-        models = sorted(self.upstream.served())
+        models = sorted(self.upstream.known_models())
         return web.json_response({"object": "list", "data": [_card(model) for model in models]})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        if name.partition(":")[0] not in self.upstream.served():
+        if name.partition(":")[0] not in self.upstream.known_models():
             raise TurnedAway(404, "model_not_found", f"model {name!r} is not served")
         return web.json_response(_card(name))
 
@@ -197,9 +207,9 @@ class Gateway:
         if slot.running is not running:
             return otlp.answer(409, kind, "the rollout these spans belong to is over")
         refused = sum(not attempt.add(span) for span in spans)
-        attempt.cut()
+        attempt.flush()
         try:
-            await self._send(attempt, PATIENCE_SECONDS)
+            await self._send(attempt, PUBLISH_TIMEOUT_SECONDS)
         except StreamFull:
             return otlp.answer(429, kind, "the bus is full", retry_after=RETRY_AFTER_SECONDS)
         except (BusError, NatsError):
@@ -217,7 +227,7 @@ class Gateway:
             raise TurnedAway(401, "invalid_api_key", "this key is not valid here")
         return slot
 
-    def _running(self, request: web.Request) -> tuple[Slot, Running]:
+    def _running(self, request: web.Request) -> tuple[Slot, ActiveRollout]:
         slot = self._slot(request)
         if slot.running is None:
             raise TurnedAway(409, "no_rollout", "no rollout is running: a model call belongs to one")
@@ -225,14 +235,14 @@ class Gateway:
 
 
 @contextmanager
-def _answerable(running: Running) -> Iterator[None]:
+def _answerable(running: ActiveRollout) -> Iterator[None]:
     """Around asking the nodes: a model nobody serves is the client's to put right, no answer in time is ours."""
     try:
         yield
     except UnknownModel as error:
         raise TurnedAway(404, "model_not_found", str(error)) from error
-    except NoAnswer as error:
-        running.attempt.infra = running.attempt.infra or str(error)
+    except NoNodeAvailable as error:
+        running.attempt.infra_error = running.attempt.infra_error or str(error)
         raise TurnedAway(504, "timeout", str(error)) from error
 
 

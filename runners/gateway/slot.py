@@ -5,15 +5,15 @@ import secrets
 from dataclasses import dataclass, field
 
 from runners.gateway.admission import Admission
-from runners.recording.attempt import Attempt
+from runners.recording.attempt import AttemptRecorder
 from schemas.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class ActiveRollout:
     """The attempt in a slot, its task, and when it must be over."""
 
-    attempt: Attempt
+    attempt: AttemptRecorder
     task: Task
     deadline: float
 
@@ -25,14 +25,14 @@ class Slot:
     number: int
     base_url: str = ""
     key: str = ""
-    running: Running | None = None
+    running: ActiveRollout | None = None
     admission: Admission = field(default_factory=Admission)
     decoding: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while its telemetry is decoded: one request of each slot, so that no slot waits for all of another's."""
 
-    def begin(self, attempt: Attempt, task: Task, deadline: float) -> None:
+    def begin(self, attempt: AttemptRecorder, task: Task, deadline: float) -> None:
         """From now on calls to this slot belong to the attempt; ``deadline`` is in the event loop's time."""
-        self.running = Running(attempt, task, deadline)
+        self.running = ActiveRollout(attempt, task, deadline)
 
     def end(self) -> None:
         """Calls are refused until the next attempt begins."""

@@ -14,23 +14,23 @@ from bus.fleet.heartbeats import Fleet
 from bus.security.secrets import bearer
 from common.observability import metrics, tracing
 from runners.gateway import routing
-from runners.gateway.rejecting_nodes import Refusing
-from runners.recording.attempt import Attempt
+from runners.gateway.rejecting_nodes import RejectingNodes
+from runners.recording.attempt import AttemptRecorder
 from schemas.fleet import Heartbeat
 from schemas.semconv import attributes
 
 log = logging.getLogger(__name__)
 
 RETRY_STATUS = frozenset({409, 429, 502, 503, 504})
-RECHECK_SECONDS = 0.25
+FLEET_POLL_SECONDS = 0.25
 """How long a refused call waits for a change in the fleet before it asks again."""
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 CONNECT_SECONDS = 5.0
-SILENCE_SECONDS = 60.0
+READ_TIMEOUT_SECONDS = 60.0
 """A connection that brings nothing for this long is dead; a node with work to do says at least that much."""
 
 
-class Refused(Exception):
+class EngineRejected(Exception):
     """The engine refused the request itself; the agent gets its status and body as they are."""
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -42,15 +42,15 @@ class UnknownModel(Exception):
     """No node serves a model of this name."""
 
 
-class NoAnswer(Exception):
+class NoNodeAvailable(Exception):
     """No node answered before the rollout's deadline, or one failed amid an answer that had begun."""
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class CallContext:
     """For whom something is asked; ``deadline`` is in the event loop's time."""
 
-    attempt: Attempt
+    attempt: AttemptRecorder
     model: str
     expected: str
     """The model the task is about: it is waited for even if nobody has served it yet."""
@@ -80,11 +80,11 @@ class Upstream:
         self._fleet, self._one_version = fleet, one_version
         self._session = session
         self._own = bearer(cluster_key)
-        self._refusing = Refusing(bool(cluster_key))
+        self._refusing = RejectingNodes(bool(cluster_key))
         self._open: Counter[str] = Counter()
         self._served: set[str] = set()
 
-    def served(self) -> set[str]:
+    def known_models(self) -> set[str]:
         """Names of all models some node serves, or served before it went away."""
         self._served |= {node.model for node in self._fleet.members() if node.model}
         return self._served
@@ -93,28 +93,28 @@ class Upstream:
         """Why a node refuses to answer this runner, whoever asks; empty if none does."""
         return self._refusing.problem(self._fleet.members())
 
-    async def ask(
-        self, errand: Errand, request: MakeRequest
+    async def attempt_call(
+        self, context: CallContext, request: MakeRequest
     ) -> AsyncGenerator[tuple[Heartbeat, AsyncIterator[dict[str, Any]]], None]:
         """Tries, one after the other: a node and its stream of chunks; the caller stops at one it can use.
 
-        Raises `Refused`, `UnknownModel` or `NoAnswer`.
+        Raises `EngineRejected`, `UnknownModel` or `NoNodeAvailable`.
         """
-        attempt = errand.attempt
+        attempt = context.attempt
         headers = {"X-Lightningbus-Rollout": attempt.rollout, "Content-Type": "application/json", **self._own}
-        if errand.pinned is not None:
-            headers["X-Lightningbus-Version"] = str(errand.pinned)
+        if context.pinned is not None:
+            headers["X-Lightningbus-Version"] = str(context.pinned)
         problem = "no inference node is ready"
         while True:
-            node = await self._node(errand, problem)
-            if (preferred := self._preferred(errand)) is not None:
-                headers["X-Lightningbus-Prefers"] = str(preferred)
+            node = await self._node(context, problem)
+            if (preferred := self._preferred(context)) is not None:
+                headers["X-Lightningbus-Preferred-Version"] = str(preferred)
             path, body = request(node)
             payload = json.dumps(body).encode()
             self._open[node.id] += 1
-            said = {attributes.NODE: node.id, attributes.REQUEST_MODEL: errand.model}
+            said = {attributes.NODE: node.id, attributes.REQUEST_MODEL: context.model}
             try:
-                with tracing.part(f"chat {errand.model}", said, attempt.traceparent, "client") as traced:
+                with tracing.part(f"chat {context.model}", said, attempt.traceparent, "client") as traced:
                     async with self._session.post(
                         node.address + path, data=payload, headers=headers | traced.headers, allow_redirects=False
                     ) as response:
@@ -128,7 +128,7 @@ class Upstream:
                         elif response.status in RETRY_STATUS:
                             problem = f"{node.id} answered {response.status}"
                         else:
-                            raise Refused(response.status, await response.read())
+                            raise EngineRejected(response.status, await response.read())
                         traced.failed(problem)
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = f"{node.id} cannot be reached: {error or type(error).__name__}"
@@ -136,11 +136,11 @@ class Upstream:
             finally:
                 self._open[node.id] -= 1
             metrics.calls_asked_again.inc()
-            await self._change(errand, problem)
+            await self._wait_for_fleet(context, problem)
 
-    async def rendered(self, errand: Errand, body: dict[str, Any]) -> list[int] | None:
+    async def tokenize(self, context: CallContext, body: dict[str, Any]) -> list[int] | None:
         """The tokens of a chat as a node renders them; None if it does not say."""
-        node = await self._node(errand, "no inference node is ready")
+        node = await self._node(context, "no inference node is ready")
         try:
             async with self._session.post(
                 f"{node.address}/tokenize", json=body, headers=self._own, allow_redirects=False
@@ -151,39 +151,41 @@ class Upstream:
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
             return None
 
-    def _preferred(self, errand: Errand) -> int | None:
-        return errand.attempt.versions.get(errand.model) if self._one_version else None
+    def _preferred(self, context: CallContext) -> int | None:
+        return context.attempt.last_versions.get(context.model) if self._one_version else None
 
-    async def _node(self, errand: Errand, problem: str) -> Heartbeat:
+    async def _node(self, context: CallContext, problem: str) -> Heartbeat:
         while True:
             nodes = self._fleet.members()
-            served = self.served()
-            if nodes and errand.model not in served and errand.model != errand.expected:
-                raise UnknownModel(f"model {errand.model!r} is not served; served: {', '.join(sorted(served))}")
-            node = self._chosen(errand, self._refusing.others(nodes)) or self._chosen(errand, nodes)
+            served = self.known_models()
+            if nodes and context.model not in served and context.model != context.expected:
+                raise UnknownModel(f"model {context.model!r} is not served; served: {', '.join(sorted(served))}")
+            node = self._chosen(context, self._refusing.others(nodes)) or self._chosen(context, nodes)
             if node is not None:
                 return node
-            await self._change(errand, routing.missing_version(nodes, errand.model, errand.pinned) or problem)
+            await self._wait_for_fleet(
+                context, routing.missing_version(nodes, context.model, context.pinned) or problem
+            )
 
-    def _chosen(self, errand: Errand, nodes: Sequence[Heartbeat]) -> Heartbeat | None:
-        attempt, load, preferred = errand.attempt, self._open.__getitem__, self._preferred(errand)
-        return routing.choose(nodes, errand.model, attempt.rollout, attempt.node, errand.pinned, load, preferred)
+    def _chosen(self, context: CallContext, nodes: Sequence[Heartbeat]) -> Heartbeat | None:
+        attempt, load, preferred = context.attempt, self._open.__getitem__, self._preferred(context)
+        return routing.select_node(nodes, context.model, attempt.rollout, attempt.node, context.pinned, load, preferred)
 
-    async def _change(self, errand: Errand, problem: str) -> None:
-        errand.attempt.held += 1
+    async def _wait_for_fleet(self, context: CallContext, problem: str) -> None:
+        context.attempt.num_calls_waiting += 1
         metrics.calls_held.inc()
         try:
-            async with asyncio.timeout_at(errand.deadline):
+            async with asyncio.timeout_at(context.deadline):
                 try:
-                    async with asyncio.timeout(RECHECK_SECONDS):
+                    async with asyncio.timeout(FLEET_POLL_SECONDS):
                         await self._fleet.changed()
                 except TimeoutError:
-                    if asyncio.get_running_loop().time() >= errand.deadline:
+                    if asyncio.get_running_loop().time() >= context.deadline:
                         raise
         except TimeoutError:
-            raise NoAnswer(f"{problem} until the rollout's deadline") from None
+            raise NoNodeAvailable(f"{problem} until the rollout's deadline") from None
         finally:
-            errand.attempt.held -= 1
+            context.attempt.num_calls_waiting -= 1
             metrics.calls_held.dec()
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runners.protocol import continuation
-from runners.protocol.choice import Part, little_endian, version_runs
-from runners.protocol.request import Call
+from runners.protocol.choice import SampledChoice, pack_array, version_runs
+from runners.protocol.request import ChatRequest
 
 SAMPLING_KEYS = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "seed", "stop", "n",
@@ -20,17 +20,17 @@ SAMPLING_KEYS = (
 )  # fmt: skip
 
 
-class UnusableAnswer(ValueError):
+class InvalidEngineOutput(ValueError):
     """The engine's answer cannot be recorded exactly; the call counts as failed by our side."""
 
 
 @contextmanager
-def in_form() -> Iterator[None]:
-    """Around reading what an engine says: in another form than it should be, it is an `UnusableAnswer`."""
+def malformed_engine_output() -> Iterator[None]:
+    """Around reading what an engine says: in another form than it should be, it is an `InvalidEngineOutput`."""
     try:
         yield
     except (TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
-        raise UnusableAnswer(f"the engine's answer has not its form: {type(error).__name__}: {error}") from error
+        raise InvalidEngineOutput(f"the engine's answer has not its form: {type(error).__name__}: {error}") from error
 
 
 @dataclass
@@ -48,90 +48,94 @@ class _Choice:
     versions: list[tuple[int, int]] = field(default_factory=list)  # (version, tokens)
 
     @property
-    def plain(self) -> bool:
+    def is_plain_text(self) -> bool:
         """Whether it is text so far: not what a parser made of it, nor tokens that a parser still keeps back."""
         return self.message.keys() <= {"role", "content"} and bool(self.message.get("content") or self.text)
 
 
-class Completion:
+class StreamAccumulator:
     """Collects a response's chunks in order, over as many tries as it takes."""
 
     def __init__(
-        self, call: Call, sampling: dict[str, Any], pinned: int | None = None, prompt: list[int] | None = None
+        self, call: ChatRequest, sampling: dict[str, Any], pinned: int | None = None, prompt: list[int] | None = None
     ) -> None:
         """``prompt``: the tokens to ask with, instead of having the engine render the call; see `history`."""
         self._call = call
         self._prompt = prompt
         self._pinned = pinned
-        self._forced = sampling
+        self._sampling_overrides = sampling
         said = {**call.body, **sampling}
         self._sampling = {key: said[key] for key in SAMPLING_KEYS if said.get(key) is not None}
-        self.continuable = pinned is None and continuation.possible(call, sampling)
+        self.is_resumable = pinned is None and continuation.can_resume(call, sampling)
         """Whether an answer that breaks off is gone on with; one that is not is held back until it is whole."""
-        self.begun = False
+        self.is_resuming = False
         """Whether there is something to go on with."""
-        self._forget()
+        self.reset()
 
-    def _forget(self) -> None:
+    def reset(self) -> None:
         self._head: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
         self._prompt_ids: list[int] | None = None
         self._choices: dict[int, _Choice] = {}
-        self._made_before = 0  # tokens of the tries before this one
+        self._tokens_before_retry = 0  # tokens of the tries before this one
 
     def request(self, max_model_len: int) -> tuple[str, dict[str, Any]]:
         """Path and body of the next try: the whole answer, or the rest of one that broke off."""
         choice = self._choices.get(0)
         prompt = (choice.prompt_ids if choice else None) or self._prompt_ids
-        self.begun = bool(self.continuable and choice and choice.plain and prompt and choice.token_ids)
-        if choice is None or prompt is None or not self.begun:
-            self._forget()
+        self.is_resuming = bool(self.is_resumable and choice and choice.is_plain_text and prompt and choice.token_ids)
+        if choice is None or prompt is None or not self.is_resuming:
+            self.reset()
             if self._prompt is None:
                 path = "/v1/chat/completions" if self._call.chat else "/v1/completions"
-                return path, self._call.upstream(self._forced)
+                return path, self._call.to_engine_request(self._sampling_overrides)
             self._prompt_ids = tokens = list(self._prompt)
         else:
             choice.prompt_ids = self._prompt_ids = prompt
-            self._made_before = len(choice.token_ids)
+            self._tokens_before_retry = len(choice.token_ids)
             tokens = [*prompt, *choice.token_ids]
-        room = continuation.room(self._call, self._forced, len(tokens), self._made_before, max_model_len)
-        return "/v1/completions", continuation.request(self._call, self._forced, tokens, max(room, 1))
+        room = continuation.remaining_tokens(
+            self._call, self._sampling_overrides, len(tokens), self._tokens_before_retry, max_model_len
+        )
+        return "/v1/completions", continuation.resume_request(
+            self._call, self._sampling_overrides, tokens, max(room, 1)
+        )
 
     @property
-    def ended_by_itself(self) -> bool:
+    def stopped_at_eos(self) -> bool:
         """Whether there is one answer and it ended with the model's end token, not at a length or the agent's stop."""
         choices = list(self._choices.values())
         return len(choices) == 1 and choices[0].finish_reason == "stop" and choices[0].stop_reason is None
 
     @property
-    def is_whole(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether an answer that can be gone on with has come to its end: there is no rest to ask for."""
         choice = self._choices.get(0)
-        return self.continuable and choice is not None and choice.finish_reason is not None
+        return self.is_resumable and choice is not None and choice.finish_reason is not None
 
     def usage_chunk(self) -> dict[str, Any]:
         """The chunk with the counts of tokens, as the engine would end this try with."""
-        prompt, made = len(self._prompt_ids or ()), self.made - self._made_before
+        prompt, made = len(self._prompt_ids or ()), self.num_tokens - self._tokens_before_retry
         usage = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
         return {**self._head, "choices": [], "usage": usage}
 
     @property
-    def made(self) -> int:
+    def num_tokens(self) -> int:
         """Tokens sampled so far."""
         return sum(len(choice.token_ids) for choice in self._choices.values())
 
-    def taken(self, chunk: dict[str, Any]) -> dict[str, Any]:
+    def feed(self, chunk: dict[str, Any]) -> dict[str, Any]:
         """Take a chunk as it came; returns it in the form of the answer it belongs to."""
-        if self.begun or self._prompt is not None:
+        if self.is_resuming or self._prompt is not None:
             prompt = len(self._prompt_ids or ())
-            chunk = continuation.translated(chunk, self._call, self._head, prompt, self._made_before)
-        self.add(chunk)
+            chunk = continuation.rebase_chunk(chunk, self._call, self._head, prompt, self._tokens_before_retry)
+        self._feed_chunk(chunk)
         return chunk
 
-    def add(self, chunk: dict[str, Any]) -> None:
-        """Take one chunk; raises `UnusableAnswer` when it is an error."""
+    def _feed_chunk(self, chunk: dict[str, Any]) -> None:
+        """Take one chunk; raises `InvalidEngineOutput` when it is an error."""
         if "error" in chunk:
-            raise UnusableAnswer(str((chunk["error"] or {}).get("message") or "the engine failed"))
+            raise InvalidEngineOutput(str((chunk["error"] or {}).get("message") or "the engine failed"))
         self._head = self._head or {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
         self._usage = chunk.get("usage") or self._usage
         self._prompt_ids = chunk.get("prompt_token_ids") or self._prompt_ids
@@ -155,7 +159,7 @@ class Completion:
         if not ids:
             return
         if version is None:
-            raise UnusableAnswer("the node did not say which weight version made these tokens")
+            raise InvalidEngineOutput("the node did not say which weight version made these tokens")
         choice.token_ids += ids
         choice.versions.append((version, len(ids)))
         logprobs = said.get("logprobs") or {}
@@ -168,7 +172,7 @@ class Completion:
             choice.logprobs += logprobs.get("token_logprobs") or ()
             choice.pieces += logprobs.get("tokens") or ()
 
-    def visible(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
+    def to_agent_chunk(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
         """The chunk as a streaming agent gets it: without what it did not ask for; None if nothing is left."""
         if not chunk.get("choices") and not self._call.wants_usage:
             return None
@@ -186,7 +190,7 @@ class Completion:
                 said["delta"] = _without_thoughts(said.get("delta") or {})
         return shown
 
-    def response(self) -> dict[str, Any]:
+    def to_response(self) -> dict[str, Any]:
         """The whole answer for an agent that asked for no stream."""
         kind = "chat.completion" if self._call.chat else "text_completion"
         shown: dict[str, Any] = {**self._head, "object": kind, "choices": [], "usage": self._usage}
@@ -217,34 +221,36 @@ class Completion:
                 merged[key] = [*merged.get(key, ()), *(values or ())]
         return merged
 
-    def parts(self) -> Iterator[Part]:
-        """What was sampled, choice by choice; raises `UnusableAnswer` rather than guess.
+    def sampled_choices(self) -> Iterator[SampledChoice]:
+        """What was sampled, choice by choice; raises `InvalidEngineOutput` rather than guess.
 
         Also when the call is pinned to a weight version and a token is of another.
         """
         if not self._choices:
-            raise UnusableAnswer("the engine's stream ended without an answer")
+            raise InvalidEngineOutput("the engine's stream ended without an answer")
         for index in sorted(self._choices):
             choice = self._choices[index]
             prompt_ids = choice.prompt_ids or self._prompt_ids
             if choice.finish_reason is None:
-                raise UnusableAnswer("the engine's stream ended early")
+                raise InvalidEngineOutput("the engine's stream ended early")
             if prompt_ids is None:
-                raise UnusableAnswer("the engine gave no prompt token ids")
+                raise InvalidEngineOutput("the engine gave no prompt token ids")
             if len(choice.logprobs) != len(choice.token_ids) or None in choice.logprobs:
-                raise UnusableAnswer(
+                raise InvalidEngineOutput(
                     f"{len(choice.token_ids)} tokens came with {len(choice.logprobs)} log-probabilities"
                 )
             if not all(isinstance(version, int) and version >= 0 for version, _ in choice.versions):
-                raise UnusableAnswer("the node did not say by a number which weight version made these tokens")
+                raise InvalidEngineOutput("the node did not say by a number which weight version made these tokens")
             if self._pinned is not None and any(version != self._pinned for version, _ in choice.versions):
-                raise UnusableAnswer(f"tokens of another version than {self._pinned}: the weights changed meanwhile")
-            yield Part(
+                raise InvalidEngineOutput(
+                    f"tokens of another version than {self._pinned}: the weights changed meanwhile"
+                )
+            yield SampledChoice(
                 model=self._call.model,
                 response_id=str(self._head.get("id", "")),
-                prompt_ids=little_endian("I", prompt_ids),
-                response_ids=little_endian("I", choice.token_ids),
-                logprobs=little_endian("f", choice.logprobs),
+                prompt_ids=pack_array("I", prompt_ids),
+                response_ids=pack_array("I", choice.token_ids),
+                logprobs=pack_array("f", choice.logprobs),
                 pieces=tuple(choice.pieces) if len(choice.pieces) == len(choice.token_ids) else (),
                 versions=tuple(version_runs(choice.versions)),
                 finish_reason=str(choice.finish_reason),

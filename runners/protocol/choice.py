@@ -10,7 +10,7 @@ from schemas.spans import VersionSpan
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SampledChoice:
     """One sampled choice; array fields are little-endian bytes, u32 ids and f32 log-probabilities."""
 
     model: str
@@ -35,7 +35,7 @@ class Part:
         return struct.unpack(f"<{len(raw) // 4}I", raw)
 
 
-def little_endian(code: str, values: list[Any]) -> bytes:
+def pack_array(code: str, values: list[Any]) -> bytes:
     """``u32`` (I) or ``f32`` (f) bytes, little-endian whatever the machine."""
     packed = array(code, values)
     if array("H", [1]).tobytes() == b"\x00\x01":

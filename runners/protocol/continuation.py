@@ -6,15 +6,15 @@ back in the form the agent asked for.
 
 from typing import Any
 
-from runners.protocol.request import Call
+from runners.protocol.request import ChatRequest
 
-CARRIED = (
+RESUMABLE_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words",
     "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "user",
 )  # fmt: skip
 """Fields of a request that mean the same for its rest."""
-NEEDS_THE_WHOLE = (
+NON_RESUMABLE_FIELDS = (
     "tools", "functions", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
     "guided_grammar", "add_generation_prompt", "continue_final_message", "echo", "suffix", "logprobs", "top_logprobs",
     "prompt_logprobs", "min_tokens", "use_beam_search",
@@ -22,16 +22,18 @@ NEEDS_THE_WHOLE = (
 """Fields whose meaning hangs on the engine having made the answer from its beginning."""
 
 
-def possible(call: Call, sampling: dict[str, Any]) -> bool:
+def can_resume(call: ChatRequest, sampling: dict[str, Any]) -> bool:
     """Whether an answer to this call can be continued; if not, it is asked for again from the beginning."""
     body = {**call.body, **sampling}
     one_prompt = call.chat or isinstance(body.get("prompt"), str)
     return (
-        one_prompt and body.get("n") in (None, 1) and all(body.get(field) in (None, False) for field in NEEDS_THE_WHOLE)
+        one_prompt
+        and body.get("n") in (None, 1)
+        and all(body.get(field) in (None, False) for field in NON_RESUMABLE_FIELDS)
     )
 
 
-def room(call: Call, sampling: dict[str, Any], tokens: int, made: int, max_model_len: int) -> int:
+def remaining_tokens(call: ChatRequest, sampling: dict[str, Any], tokens: int, made: int, max_model_len: int) -> int:
     """How many tokens the rest may have; ``tokens`` is the length of prompt and answer so far."""
     body = {**call.body, **sampling}
     said = body.get("max_completion_tokens") or body.get("max_tokens") or (None if call.chat else 16)
@@ -40,15 +42,17 @@ def room(call: Call, sampling: dict[str, Any], tokens: int, made: int, max_model
     return max(0, min(left, asked - made) if asked is not None else left)
 
 
-def request(call: Call, sampling: dict[str, Any], tokens: list[int], room: int) -> dict[str, Any]:
+def resume_request(call: ChatRequest, sampling: dict[str, Any], tokens: list[int], room: int) -> dict[str, Any]:
     """Body for ``/v1/completions``; ``tokens`` are prompt and answer so far."""
     body = {**call.body, **sampling}
-    carried = {field: body[field] for field in CARRIED if body.get(field) is not None}
+    carried = {field: body[field] for field in RESUMABLE_FIELDS if body.get(field) is not None}
     carried |= {"model": call.model, "prompt": tokens, "max_tokens": room, "logprobs": 0}
     return {**carried, "stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
 
 
-def translated(chunk: dict[str, Any], call: Call, head: dict[str, Any], prompt: int, made: int) -> dict[str, Any]:
+def rebase_chunk(
+    chunk: dict[str, Any], call: ChatRequest, head: dict[str, Any], prompt: int, made: int
+) -> dict[str, Any]:
     """A chunk of the rest as one of the answer it goes on with: ``head``, ``prompt`` and ``made`` tokens are its."""
     if "error" in chunk:
         return chunk

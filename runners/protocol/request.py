@@ -4,13 +4,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-RENDERED_BY = ("chat_template", "chat_template_kwargs", "documents", "tools")
+TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents", "tools")
 """Fields that change how messages are rendered."""
-COUNTS = ("max_tokens", "max_completion_tokens", "n")
+INTEGER_FIELDS = ("max_tokens", "max_completion_tokens", "n")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ChatRequest:
     """What an agent asked for: its body, and the model and role its model name stands for."""
 
     body: dict[str, Any]
@@ -19,7 +19,7 @@ class Call:
     role: str
 
     @classmethod
-    def parse(cls, body: Any, chat: bool) -> "Call":
+    def parse(cls, body: Any, chat: bool) -> "ChatRequest":
         """Raises ValueError with a sentence for the agent."""
         if not isinstance(body, dict):
             raise ValueError("the request body is a JSON object")
@@ -28,14 +28,14 @@ class Call:
             raise ValueError("the request names no model")
         if chat and not isinstance(body.get("messages"), list):
             raise ValueError("the request has no list of messages")
-        for field in COUNTS:
+        for field in INTEGER_FIELDS:
             if not isinstance(body.get(field) or 0, int):
                 raise ValueError(f"{field} is a whole number")
         model, _, role = name.partition(":")
         return cls(body, chat, model, role)
 
     @property
-    def streams(self) -> bool:
+    def stream(self) -> bool:
         """Whether the agent wants a stream itself."""
         return bool(self.body.get("stream"))
 
@@ -61,18 +61,18 @@ class Call:
         """Whether the agent wants the answer without what the model thought; it is recorded all the same."""
         return self.body.get("include_reasoning") is False
 
-    def recorded(self) -> str:
+    def to_record(self) -> str:
         """The body as JSON, the conversation at its end: a call that goes on then begins as the one before it did."""
         last = "messages" if self.chat else "prompt"
         body = {name: value for name, value in self.body.items() if name != last}
         return json.dumps({**body, last: self.body.get(last)}, ensure_ascii=False)
 
-    def rendering(self, messages: list[Any], answered: bool) -> dict[str, Any]:
+    def to_tokenize_request(self, messages: list[Any], answered: bool) -> dict[str, Any]:
         """Asks how the chat template renders messages: to be answered next, or with their answer at the end."""
-        same = {name: self.body[name] for name in RENDERED_BY if self.body.get(name) is not None}
+        same = {name: self.body[name] for name in TEMPLATE_FIELDS if self.body.get(name) is not None}
         return {**same, "model": self.model, "messages": messages, "add_generation_prompt": not answered}
 
-    def upstream(self, sampling: dict[str, Any]) -> dict[str, Any]:
+    def to_engine_request(self, sampling: dict[str, Any]) -> dict[str, Any]:
         """The request for the engine; ``sampling`` wins over what the agent set."""
         body = {**self.body, **sampling, "model": self.model, "stream": True, "return_token_ids": True}
         body["stream_options"] = {"include_usage": True}

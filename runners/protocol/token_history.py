@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runners.protocol.request import Call
+from runners.protocol.request import ChatRequest
 from schemas.trajectory.chat_messages import extends
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     """Messages up to an answer, and the tokens all of that was."""
 
     model: str
@@ -23,32 +23,32 @@ class Turn:
     tokens: list[int]
 
     @property
-    def thoughtful(self) -> bool:
+    def has_reasoning(self) -> bool:
         """Whether an engine's parser told thoughts from what was said: it does so on the chat route only."""
         said = [message for message in self.messages if isinstance(message, dict)]
         return any(message.get("reasoning") or message.get("reasoning_content") for message in said)
 
 
 @dataclass(slots=True)
-class History:
+class TokenHistory:
     """The answers of one attempt so far."""
 
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[ChatTurn] = field(default_factory=list)
     responses: dict[str, list[Any]] = field(default_factory=dict)
     """Messages up to and with each response of the Responses API, by its id."""
 
-    def add(self, call: Call, answer: dict[str, Any], tokens: list[int]) -> None:
+    def add(self, call: ChatRequest, answer: dict[str, Any], tokens: list[int]) -> None:
         """An answer to a chat that ended by itself; ``tokens`` are its prompt's and its own."""
-        self.turns.append(Turn(call.model, [*call.body["messages"], answer], tokens))
+        self.turns.append(ChatTurn(call.model, [*call.body["messages"], answer], tokens))
 
-    def before(self, call: Call) -> Turn | None:
+    def longest_prefix(self, call: ChatRequest) -> ChatTurn | None:
         """The longest conversation that this call goes on with; None: it begins one, or changes what was said."""
         asked = call.body["messages"]
         fitting = [turn for turn in self.turns if turn.model == call.model and extends(asked, turn.messages)]
         return max(fitting, key=lambda turn: len(turn.tokens), default=None)
 
 
-def spliced(held: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int] | None:
+def splice_prompt(held: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int] | None:
     """The prompt for a conversation that goes on: the tokens held, and of the rendering what comes after them.
 
     ``held`` are prompt and answer as sampled, the answer's end token being the last; ``old`` is how the template

@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from common.observability import metrics
-from runners.protocol.choice import Part
-from runners.protocol.token_history import History
-from runners.recording.usage import Meter
+from runners.protocol.choice import SampledChoice
+from runners.protocol.token_history import TokenHistory
+from runners.recording.usage import UsageMeter
 from schemas import ids
 from schemas.base import Outcome
 from schemas.codec import MAX_BYTES, EncodeError, encode
@@ -32,7 +32,7 @@ SCOPE = "lightningbus.runners"
 
 
 @dataclass
-class Attempt:
+class AttemptRecorder:
     """What is known of a running attempt; spans are added as they end."""
 
     task: TaskIdentity
@@ -41,22 +41,22 @@ class Attempt:
     published_ns: int = 0
     """When the bus had the task."""
     started_ns: int = field(default_factory=time.time_ns)
-    unsent: deque[SpanBatch] = field(default_factory=deque)
+    outbox: deque[SpanBatch] = field(default_factory=deque)
     """Batches the bus does not have yet, in order."""
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by whoever sends them."""
-    rewarding: list[Span] = field(default_factory=list)
+    reward_spans: list[Span] = field(default_factory=list)
     """Spans that say a reward."""
     dropped: int = 0
     """Spans that found no room."""
-    history: History = field(default_factory=History)
+    history: TokenHistory = field(default_factory=TokenHistory)
     node: str = ""
     """The inference node that answered last: its cache holds the prefix of the next call."""
-    versions: dict[str, int] = field(default_factory=dict)
+    last_versions: dict[str, int] = field(default_factory=dict)
     """By model, the weight version that answered last."""
-    held: int = 0
+    num_calls_waiting: int = 0
     """Model calls waiting for a node now."""
-    infra: str = ""
+    infra_error: str = ""
     """Why our own side failed a model call; empty while it did not."""
     traceparent: str = ""
     """The runner's own span of this attempt, where its traces are exported."""
@@ -68,7 +68,7 @@ class Attempt:
         self.execution = ids.execution_id(self.rollout, self.number, self.runner, self.started_ns)
         self.trace_id = ids.trace_id(self.rollout)
         self.root_id = ids.root_span_id(self.rollout, self.execution)
-        self._meter = Meter()
+        self._meter = UsageMeter()
         self._prompts, self._requests = PrefixEncoder(), PrefixEncoder(unit=1, limit=MAX_TEXT)
         self._pending: list[Span] = []
         self._pending_bytes = self._bytes = 0
@@ -93,7 +93,7 @@ class Attempt:
             return False
         self._meter.add(span)
         if any(True for _ in extract_rewards(span)):
-            self.rewarding.append(span)
+            self.reward_spans.append(span)
         return True
 
     def _keep(self, span: Span) -> bool:
@@ -106,7 +106,7 @@ class Attempt:
             self.dropped += 1
             return False
         if self._pending and self._pending_bytes + size > BATCH_BYTES:
-            self.cut()
+            self.flush()
         self._pending.append(span)
         self._ids.add(span.span_id)
         self._pending_bytes += size
@@ -114,7 +114,15 @@ class Attempt:
         return True
 
     def add_call(
-        self, part: Part, *, node: str, role: str, request: str, started_ns: int, ended_ns: int, parent: str = ""
+        self,
+        part: SampledChoice,
+        *,
+        node: str,
+        role: str,
+        request: str,
+        started_ns: int,
+        ended_ns: int,
+        parent: str = "",
     ) -> None:
         """One sampled choice of one model call, as the engine made it; ``parent`` is the agent's span that asked."""
         index = self.calls
@@ -174,12 +182,12 @@ class Attempt:
                 f"a call may take {MAX_SPAN_BYTES} bytes, an attempt {MAX_ATTEMPT_BYTES}"
             )
 
-    def cut(self) -> None:
+    def flush(self) -> None:
         """What has been added so far is a batch of its own."""
         if self._pending:
             self._batch()
 
-    def conclude(
+    def finish(
         self,
         outcome: Outcome,
         reward: float | None,
@@ -196,7 +204,7 @@ class Attempt:
         metrics.attempts.labels(outcome).inc()
         metrics.attempt_seconds.observe((ended_ns - self.started_ns) / 1e9)
         if self._pending_bytes > BATCH_BYTES:
-            self.cut()
+            self.flush()
         self._pending.append(self._root(outcome, reward, error, ended_ns))
         self._batch(
             AttemptResult(
@@ -230,7 +238,7 @@ class Attempt:
             spans=tuple(self._pending),
             end=end,
         )
-        self.unsent.append(batch)
+        self.outbox.append(batch)
         self._sequence += 1
         self._pending, self._pending_bytes = [], 0
 

@@ -14,37 +14,37 @@ NO_REWARD = (
 )
 
 
-class NotAReward(ValueError):
+class InvalidReward(ValueError):
     """Something stood where a reward should, and was not a finite number."""
 
 
-def as_reward(value: Any) -> float:
-    """A finite float; booleans count as 1 and 0. Raises `NotAReward`."""
+def parse_reward(value: Any) -> float:
+    """A finite float; booleans count as 1 and 0. Raises `InvalidReward`."""
     if not isinstance(value, int | float):
-        raise NotAReward(f"a reward is a number, not {str(value)[:80]!r}")
+        raise InvalidReward(f"a reward is a number, not {str(value)[:80]!r}")
     try:
         reward = float(value)
     except OverflowError:
         reward = math.inf
     if not math.isfinite(reward):
-        raise NotAReward(f"a reward is a finite number, not {str(value)[:80]}")
+        raise InvalidReward(f"a reward is a finite number, not {str(value)[:80]}")
     return reward
 
 
-def resolve(answer: Mapping[str, Any], spans: Iterable[Span]) -> tuple[float, str]:
+def resolve_reward(answer: Mapping[str, Any], spans: Iterable[Span]) -> tuple[float, str]:
     """The reward function's value, else the returned number or its ``reward`` field, else the last span's.
 
-    With it the id of that span, empty where the reward is not a span's. Raises `NotAReward`, also when there is none.
+    With it the id of that span, empty where the reward is not a span's. Raises `InvalidReward`, also without any.
     """
     if "reward" in answer:
-        return as_reward(answer["reward"]), ""
+        return parse_reward(answer["reward"]), ""
     value = answer.get("value")
     if isinstance(value, dict) and "reward" in value:
-        return as_reward(value["reward"]), ""
+        return parse_reward(value["reward"]), ""
     if isinstance(value, int | float):
-        return as_reward(value), ""
+        return parse_reward(value), ""
     found = [(said, span) for span in sorted(spans, key=lambda span: span.end_ns) for said in extract_rewards(span)]
     if not found:
-        raise NotAReward(NO_REWARD)
+        raise InvalidReward(NO_REWARD)
     said, span = found[-1]
-    return as_reward(said), span.span_id
+    return parse_reward(said), span.span_id

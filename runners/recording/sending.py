@@ -3,18 +3,18 @@
 import math
 
 from bus.client import Bus
-from runners.recording.attempt import Attempt
+from runners.recording.attempt import AttemptRecorder
 from schemas import ids, subjects
 
 
-async def send(bus: Bus, attempt: Attempt, seconds: float = math.inf) -> None:
+async def send(bus: Bus, attempt: AttemptRecorder, seconds: float = math.inf) -> None:
     """Publish what an attempt has cut so far, in order; what fails is sent first the next time.
 
     A full stream is waited for, however long. Raises as `Bus.publish`.
     """
     async with attempt.sending:
-        while attempt.unsent:
-            batch = attempt.unsent[0]
+        while attempt.outbox:
+            batch = attempt.outbox[0]
             await bus.publish(
                 subjects.rollout(batch.mode),
                 batch,
@@ -22,4 +22,4 @@ async def send(bus: Bus, attempt: Attempt, seconds: float = math.inf) -> None:
                 traceparent=ids.traceparent(attempt.trace_id, attempt.root_id),
                 timeout=seconds,
             )
-            attempt.unsent.popleft()
+            attempt.outbox.popleft()

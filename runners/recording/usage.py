@@ -11,7 +11,7 @@ Interval = tuple[int, int]
 
 
 @dataclass
-class Meter:
+class UsageMeter:
     """Counts spans as they end."""
 
     calls: int = 0

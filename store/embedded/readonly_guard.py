@@ -58,7 +58,7 @@ class Refused(Exception):
 
 
 def admit(canonical: str, table_functions: Collection[str] = ()) -> None:
-    """Raise `Refused` unless a statement, as ClickHouse's parser writes it, is a question about the data.
+    """Raise `EngineRejected` unless a statement, as ClickHouse's parser writes it, is a question about the data.
 
     ``table_functions`` are the names of those that this ClickHouse has, in lower case.
     """
@@ -89,7 +89,7 @@ def _settings_in(bare: str) -> Iterator[tuple[str, str]]:
 
 
 def settings_of(given: Mapping[str, str]) -> dict[str, str]:
-    """Settings of a reader's session, in their order: what it chose, its limits, and readonly; raises `Refused`.
+    """Settings of a reader's session, in their order: what it chose, its limits, and readonly; raises `EngineRejected`.
 
     readonly is 2, which leaves a reader to set what `admit` lets through: a client that sees 1 sets nothing at all.
     """

@@ -40,7 +40,7 @@ from bus.streams import (
 )
 from bus.weights.registry import Releases
 from common.aio import cancel
-from inference.weights.updater import Subscriber
+from inference.weights.updater import WeightUpdater
 from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
 from learner.settings.weights import WeightSettings
@@ -163,14 +163,14 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
             model_path=tmp_path, checkpoints=tmp_path, keep_versions=2, weights=WeightSettings(anchor_every=2)
         )
         publisher = WeightPublisher(learner, settings)
-        assert await publisher.look() is None
+        assert await publisher.refresh() is None
         for version in range(4):  # whole, a delta, whole, which purges both, and a delta
             contents = tensorfiles.stepped(contents, version)
             weights = tensorfiles.write(tmp_path / f"{version}.safetensors", contents)
             await publisher.publish(weights, version=version, epoch=1, step=version)
         assert publisher.last is not None and publisher.last.kind == "delta"
         engine = Engine()
-        following = asyncio.create_task(Subscriber(node, "node", "policy", tmp_path / "node", engine).run())
+        following = asyncio.create_task(WeightUpdater(node, "node", "policy", tmp_path / "node", engine).run())
         await engine.holds(3)
         await Releases(roles["admin"], "policy").decide("pinned", 2, who="admin")
         await engine.holds(2)  # in its turn, and back to the manifest of an older version

@@ -48,16 +48,16 @@ class Engine:
     async def meet(self, request: web.Request) -> web.Response:
         asked = (await request.json())["init_info"]
         if asked:
-            await asyncio.to_thread(self.receiver.meet, self.meeting(**asked), 0)
+            await asyncio.to_thread(self.receiver.join, self.meeting(**asked), 0)
         return web.json_response({})
 
     def receives(self) -> None:
         from inference.engine.broadcast_receiver import (
-            Meeting,
-            Receiver,
+            BroadcastReceiver,
+            Rendezvous,
         )  # torch: most who use this stand-in have no need of it
 
-        self.meeting, self.receiver = Meeting, Receiver()
+        self.meeting, self.receiver = Rendezvous, BroadcastReceiver()
 
     def received(self, batch: Any) -> None:
         assert not self.running.is_set(), "weights are loaded while nothing is sampled"

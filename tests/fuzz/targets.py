@@ -22,21 +22,21 @@ from bus.dead_letters import build_replay
 from bus.errors import AccessError, BusError
 from bus.security.credentials import FILE, Access
 from bus.task_file import TaskFileError, read_problems
-from inference.gateway.version_stamp import marked, salted
+from inference.gateway.version_stamp import add_cache_salt, stamp_event
 from learner.rollouts.assembler import Assembler
 from learner.settings.learner import AirRule
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import RunSettings, load
-from runners.agent.executors import AgentFault, answer_of
+from runners.agent.executors import AgentError, parse_reply
 from runners.gateway import routing
 from runners.gateway.requests import TurnedAway, well_formed
 from runners.gateway.upstream import events_of
-from runners.protocol.accumulator import Completion, UnusableAnswer, in_form
+from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator, malformed_engine_output
 from runners.protocol.dialects.registry import APIS, passed_on
-from runners.protocol.token_history import History
+from runners.protocol.token_history import TokenHistory
 from runners.recording import otlp, rewards
-from runners.recording.attempt import Attempt
+from runners.recording.attempt import AttemptRecorder
 from runners.rollout import result_of
 from schemas import ids
 from schemas.base import Event
@@ -101,7 +101,7 @@ def _letter(data: bytes) -> None:
 
 def _beat(data: bytes) -> None:
     beat = decode(Heartbeat, data)
-    routing.choose([beat, beat], "policy", "q1.2", "n", None, lambda node: 0)
+    routing.select_node([beat, beat], "policy", "q1.2", "n", None, lambda node: 0)
 
 
 def _telemetry() -> Iterator[Target]:
@@ -119,13 +119,13 @@ def _telemetry() -> Iterator[Target]:
 
 def _otlp(signal: str, kind: str, data: bytes) -> None:
     """Spans are taken into an attempt, and it ends as always."""
-    attempt = Attempt(corpora.TASK, 1, "runner")
+    attempt = AttemptRecorder(corpora.TASK, 1, "runner")
     for span in otlp.read(signal, data, kind, attempt.rollout, attempt.root_id):
         attempt.add(span)
-    with contextlib.suppress(rewards.NotAReward):
-        rewards.resolve({"value": None}, attempt.rewarding)
-    attempt.conclude("ok", 1.0, "", "")
-    for batch in attempt.unsent:
+    with contextlib.suppress(rewards.InvalidReward):
+        rewards.resolve_reward({"value": None}, attempt.reward_spans)
+    attempt.finish("ok", 1.0, "", "")
+    for batch in attempt.outbox:
         decode(SpanBatch, encode(batch))
 
 
@@ -141,41 +141,41 @@ def _requests() -> Iterator[Target]:
 
 def _asked(path: str, data: bytes) -> None:
     """A request is refused with a sentence, or goes all its way: to an engine, which breaks off, and back."""
-    history = History(responses={"resp_1": [{"role": "user", "content": "hello"}]})
+    history = TokenHistory(responses={"resp_1": [{"role": "user", "content": "hello"}]})
     with well_formed():
         dialect = APIS[path].parse(json.loads(data), history)
     call = dialect.call
-    attempt = Attempt(corpora.TASK, 1, "runner", history=history)
-    completion = Completion(call, {"temperature": 0.5})
+    attempt = AttemptRecorder(corpora.TASK, 1, "runner", history=history)
+    completion = StreamAccumulator(call, {"temperature": 0.5})
     chunks = corpora.CHUNKS[0] if call.chat else corpora.CHUNKS[1]
     json.dumps(completion.request(MAX_MODEL_LEN))
-    completion.taken(chunks[0])
+    completion.feed(chunks[0])
     json.dumps(completion.request(MAX_MODEL_LEN))
     if call.chat:
-        history.before(call)
-        json.dumps(call.rendering(call.body["messages"], answered=False))
-    _recorded(Completion(call, {}), dialect, attempt, chunks)
+        history.longest_prefix(call)
+        json.dumps(call.to_tokenize_request(call.body["messages"], answered=False))
+    _recorded(StreamAccumulator(call, {}), dialect, attempt, chunks)
 
 
-def _recorded(completion: Completion, dialect: Any, attempt: Attempt, chunks: list[Any]) -> None:
+def _recorded(completion: StreamAccumulator, dialect: Any, attempt: AttemptRecorder, chunks: list[Any]) -> None:
     """An answer goes to the agent, streamed and whole, and into the record, which its readers can read."""
     completion.request(MAX_MODEL_LEN)
     events = dialect.events()
-    with in_form():
+    with malformed_engine_output():
         for chunk in chunks:
-            shown = completion.visible(completion.taken(chunk))
+            shown = completion.to_agent_chunk(completion.feed(chunk))
             if shown is not None:
                 events.take(shown)
-        parts = list(completion.parts())
-        json.dumps(dialect.answer(completion.response()))
+        parts = list(completion.sampled_choices())
+        json.dumps(dialect.answer(completion.to_response()))
     events.end()
     for part in parts:
         request = dialect.call.recorded()
         attempt.add_call(part, node="n", role=dialect.call.role, request=request, started_ns=1, ended_ns=2)
         if dialect.call.chat:
             attempt.history.add(dialect.call, json.loads(part.response), part.tokens)
-    attempt.conclude("ok", 1.0, "", "")
-    for batch in attempt.unsent:
+    attempt.finish("ok", 1.0, "", "")
+    for batch in attempt.outbox:
         decode(SpanBatch, encode(batch))
 
 
@@ -201,7 +201,7 @@ def _run(coroutine: Any) -> Any:
 
 
 def _answers() -> Iterator[Target]:
-    errors = (UnusableAnswer, aiohttp.ClientError, ValueError)  # after these the gateway asks again
+    errors = (InvalidEngineOutput, aiohttp.ClientError, ValueError)  # after these the gateway asks again
     for path, corpus in (
         ("chat/completions", corpora.CHATS),
         ("completions", corpora.COMPLETIONS),
@@ -214,16 +214,16 @@ def _answers() -> Iterator[Target]:
         yield Target(f"chunks to {path}", chunks, partial(_chunked, answered), errors, "json")
     yield Target("error of a node", corpora.json_lines({"error": {"message": "no"}}), _refused, (), "json", 0.2)
     yield Target("event of an engine", corpora.STREAMS, _engine, (), weight=0.2)
-    yield Target("answer of an agent", corpora.ANSWERS, _agent, (AgentFault, rewards.NotAReward), "json")
+    yield Target("answer of an agent", corpora.ANSWERS, _agent, (AgentError, rewards.InvalidReward), "json")
 
 
 def _answered(path: str, body: Any, data: bytes) -> None:
-    dialect = APIS[path].parse(body, History())
+    dialect = APIS[path].parse(body, TokenHistory())
 
     async def take() -> list[Any]:
         return [chunk async for chunk in events_of(_Content(data))]
 
-    _recorded(Completion(dialect.call, {}), dialect, Attempt(corpora.TASK, 1, "runner"), _run(take()))
+    _recorded(StreamAccumulator(dialect.call, {}), dialect, AttemptRecorder(corpora.TASK, 1, "runner"), _run(take()))
 
 
 def _chunked(answered: Callable[[bytes], None], data: bytes) -> None:
@@ -237,13 +237,13 @@ def _refused(data: bytes) -> None:
 
 
 def _engine(data: bytes) -> None:
-    marked(data, 3)
-    salted(data, 3)
+    stamp_event(data, 3)
+    add_cache_salt(data, 3)
 
 
 def _agent(data: bytes) -> None:
-    answer = answer_of(data)
-    rewards.resolve(answer, [])
+    answer = parse_reply(data)
+    rewards.resolve_reward(answer, [])
     result_of(answer)
     ids.parse_span_id(data.decode(errors="replace"))
 

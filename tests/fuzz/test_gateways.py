@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from bus.client import Bus
 from inference.gateway.server import Gateway as NodeGateway
 from runners.gateway.server import Gateway
-from runners.recording.attempt import Attempt
+from runners.recording.attempt import AttemptRecorder
 from tests.runners.conftest import ScriptedEngine, task
 
 OPENAPI = Path(__file__).parents[2] / "docs" / "openapi"
@@ -47,8 +47,8 @@ class StrictEngine(ScriptedEngine):
 async def runners_gateway(bus: Bus) -> AsyncIterator[tuple[str, str, web.Application]]:
     """Address, key and application of a runner's gateway with a rollout in its slot, and a node behind it."""
 
-    async def send(attempt: Attempt, seconds: float) -> None:
-        attempt.unsent.clear()
+    async def send(attempt: AttemptRecorder, seconds: float) -> None:
+        attempt.outbox.clear()
 
     async with StrictEngine().serving(bus), bus.fleet("inference") as fleet, Gateway(fleet, send, 1) as gateway:
         async with asyncio.timeout(20):
@@ -56,7 +56,7 @@ async def runners_gateway(bus: Bus) -> AsyncIterator[tuple[str, str, web.Applica
                 await fleet.changed()
         (slot,) = gateway.slots
         slot.environment()
-        slot.begin(Attempt(task(), 1, "runner"), task(), asyncio.get_running_loop().time() + 3600)
+        slot.begin(AttemptRecorder(task(), 1, "runner"), task(), asyncio.get_running_loop().time() + 3600)
         yield slot.base_url, slot.key, gateway._app
 
 

@@ -21,10 +21,10 @@ from bus.fleet.heartbeats import Fleet
 from bus.weights.collective import NotMet, absent, join, listen, meet, visit
 from common.aio import cancel
 from inference import node
-from inference.engine.broadcast_receiver import Meeting, Receiver
+from inference.engine.broadcast_receiver import BroadcastReceiver, Rendezvous
 from inference.settings import InferenceSettings
 from learner.publishing.broadcast_worker import bytes_of
-from learner.publishing.broadcaster import FILE, Broadcaster, seats_for
+from learner.publishing.broadcaster import FILE, Broadcaster, assign_ranks
 from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
@@ -57,8 +57,8 @@ class Learner:
             for name, (_, shape, data) in weights(8 * version + part).items()
         }
         path = write(self._directory / "made.safetensors", contents)
-        await self.broadcaster.settled()
-        await self._publisher.look()
+        await self.broadcaster.wait_idle()
+        await self._publisher.refresh()
         await self._publisher.publish(path, version=version, epoch=1, step=version)
         path.unlink()  # as the next step's would replace it
         assert self._publisher.last is not None
@@ -137,9 +137,9 @@ async def test_versions_go_to_all_who_are_ready_over_one_group_and_who_comes_lat
             assert await served(fleet, 3, "ab") == lives
             await served(fleet, 3, "c")
             assert (fetched(a), fetched(b), fetched(c)) == ([0], [0], [2]), "nobody wrote what was sent"
-            await learner.broadcaster.settled()
+            await learner.broadcaster.wait_idle()
     offers = [manifest.broadcast for manifest in learner.sent]
-    assert learner.broadcaster.sent == 3 and offers[0] is None
+    assert learner.broadcaster.num_sent == 3 and offers[0] is None
     assert [[seat.node for seat in offer.participants] for offer in offers if offer] == [["a", "b"]] * 2 + [
         ["a", "b", "c"]
     ]
@@ -155,7 +155,7 @@ async def test_what_cannot_be_sent_is_not_offered_and_the_group_stays(bus: Bus, 
         lives = await served(fleet, 0, "a")
         await learner.publish()
         assert await served(fleet, 1, "a") == lives
-        await learner.broadcaster.settled()
+        await learner.broadcaster.wait_idle()
         file = tmp_path / "learner" / FILE
         file.unlink()
         file.mkdir()  # in the way of the next one, as a full disk would be
@@ -164,8 +164,8 @@ async def test_what_cannot_be_sent_is_not_offered_and_the_group_stays(bus: Bus, 
         file.rmdir()
         await learner.publish()
         await served(fleet, 3, "a")
-        await learner.broadcaster.settled()
-        assert learner.broadcaster.sent == 2 and fetched(a)[-1] == 2
+        await learner.broadcaster.wait_idle()
+        assert learner.broadcaster.num_sent == 2 and fetched(a)[-1] == 2
 
 
 async def test_who_never_comes_is_waited_for_within_a_bound_and_not_again(bus: Bus, tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ async def test_who_never_comes_is_waited_for_within_a_bound_and_not_again(bus: B
         assert manifest.broadcast is not None and [seat.node for seat in manifest.broadcast.participants] == ["a", "g"]
         assert await served(fleet, 1, "a") == lives, "nothing was wrong with this engine"
         assert 2 <= time.monotonic() - started < 8 and fetched(a) == [1]
-        await learner.broadcaster.settled()
-        assert learner.broadcaster.sent == 0
+        await learner.broadcaster.wait_idle()
+        assert learner.broadcaster.num_sent == 0
         await ghost(1)
         manifest = await learner.publish()
         assert manifest.broadcast is not None and [seat.node for seat in manifest.broadcast.participants] == ["a"]
@@ -216,8 +216,8 @@ async def test_of_half_a_broadcast_nothing_is_served_and_the_version_is_fetched(
         again = await served(fleet, 1, "ab")
         assert not set(lives.values()) & set(again.values()), "an engine with half the weights is given up"
         assert (fetched(a), fetched(b)) == ([1], [1])
-        await learner.broadcaster.settled()
-        assert learner.broadcaster.sent == 0
+        await learner.broadcaster.wait_idle()
+        assert learner.broadcaster.num_sent == 0
 
 
 async def test_without_what_a_broadcast_needs_versions_are_fetched(
@@ -228,7 +228,7 @@ async def test_without_what_a_broadcast_needs_versions_are_fetched(
         {"model_path": "-", "checkpoints": tmp_path, "weights": {"broadcast": {"backend": "nccl"}}}
     )
     async with Broadcaster(settings, list) as broadcaster:
-        await broadcaster.settled()
+        await broadcaster.wait_idle()
         publisher = WeightPublisher(bus, settings, broadcaster=broadcaster)
         for version in range(2):
             path = write(tmp_path / "made.safetensors", weights(version))
@@ -265,7 +265,7 @@ def test_what_is_not_what_was_published_is_known(tmp_path: Path) -> None:
         tmp_path / "o.safetensors", {**weights(1, 1001), "empty": ("F32", (0, 4), b""), "one": ("I8", (), b"7")}
     )
     store = listen("127.0.0.1", 0)
-    receiver, group, got = Receiver(), list[Any](), dict[str, Any]()
+    receiver, group, got = BroadcastReceiver(), list[Any](), dict[str, Any]()
 
     def sends(meeting: str, source: Path) -> None:
         header, tensors = bytes_of(source)
@@ -276,8 +276,8 @@ def test_what_is_not_what_was_published_is_known(tmp_path: Path) -> None:
         group[0].send(tensors)
 
     def receives(meeting: str) -> None:
-        at = Meeting(f"127.0.0.1:{store.port}", "g", "gloo", meeting, rank=1, world=2, seconds=10)
-        receiver.meet(at, 0)
+        at = Rendezvous(f"127.0.0.1:{store.port}", "g", "gloo", meeting, rank=1, world=2, seconds=10)
+        receiver.join(at, 0)
         receiver.receive(fingerprint(path), path.stat().st_size, got.update)
 
     assert together(lambda: sends("m1", path), lambda: receives("m1")) == [None, None]
@@ -302,7 +302,7 @@ def beat(id: str, **changes: Any) -> Heartbeat:
 
 def test_a_seat_is_for_who_serves_the_version_before() -> None:
     def seated(beats: Sequence[Heartbeat], **changes: Any) -> tuple[RankAssignment, ...]:
-        return seats_for(beats, **{"model": "policy", "backend": "nccl", "held": 4, **changes})
+        return assign_ranks(beats, **{"model": "policy", "backend": "nccl", "held": 4, **changes})
 
     fit = [beat("a"), beat("b")]
     assert [(seat.node, seat.engine, seat.rank, seat.ranks) for seat in seated(fit)] == [

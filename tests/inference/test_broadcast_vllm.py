@@ -55,7 +55,7 @@ async def answered(at: Heartbeat) -> Answer:
 
 async def published(bus: Bus, publisher: WeightPublisher, path: Path) -> tuple[BroadcastPlan | None, Heartbeat, Answer]:
     """A version, the node that serves it, and what it answers."""
-    last = await publisher.look()
+    last = await publisher.refresh()
     version, epoch = (last.version + 1, last.epoch) if last else (0, 1)
     await publisher.publish(path, version=version, epoch=epoch, step=version)
     at = await seen(bus, "ready", version)
@@ -100,18 +100,18 @@ async def test_what_is_broadcast_answers_as_what_is_fetched(bus: Bus, tmp_path: 
             await seen(bus, "stale")
             by_file = WeightPublisher(bus, learner)
             fetched = [await published(bus, by_file, path) for path in paths]
-            await broadcaster.settled()
+            await broadcaster.wait_idle()
             by_broadcast = WeightPublisher(bus, learner, broadcaster=broadcaster)
             received = []
             for path in paths:
                 received.append(await published(bus, by_broadcast, path))
                 assert files(received[-1][1]) == [], "what is broadcast is in no file"
-                await broadcaster.settled()
-            assert broadcaster.sent == 2
+                await broadcaster.wait_idle()
+            assert broadcaster.num_sent == 2
             await says_it_serves(bus, nodes, received[-1][1].version)
             offer, at, answer = await published(bus, by_broadcast, paths[0])
-            await broadcaster.settled()
-            assert broadcaster.sent == 2
+            await broadcaster.wait_idle()
+            assert broadcaster.num_sent == 2
             assert offer is not None and len(offer.participants) == 2 and files(at), "who waited in vain has fetched it"
     finally:
         await cancel(running)

@@ -15,8 +15,8 @@ from bus.errors import BlobCorrupt, BusError
 from bus.weights.transports.base import key
 from bus.weights.transports.factory import transport
 from inference.weights import updater as subscriber_module
-from inference.weights.updater import Subscriber
-from learner.publishing.publisher import BUCKET, WeightPublisher, wants_whole
+from inference.weights.updater import WeightUpdater
+from learner.publishing.publisher import BUCKET, WeightPublisher, needs_full_weights
 from learner.settings.learner import LearnerSettings
 from schemas.fleet import Heartbeat
 from schemas.weights.events import Blob, WeightManifest
@@ -78,7 +78,7 @@ class Learner:
             self._weights = stepped(self._weights, len(self.files))
             self.files.append(write(self._directory / f"{len(self.files)}.safetensors", self._weights))
         version = len(self.files) - 1
-        await self._publisher.look()
+        await self._publisher.refresh()
         await self._publisher.publish(self.files[-1], version=version, epoch=epoch, step=version)
         assert self._publisher.last is not None
         self.sent.append(self._publisher.last)
@@ -89,7 +89,7 @@ class Learner:
         return all(content == self.files[version].read_bytes() for version, content in engine.held)
 
 
-async def says(node: Subscriber, words: str) -> None:
+async def says(node: WeightUpdater, words: str) -> None:
     """Wait until a node says what is wrong."""
     async with asyncio.timeout(30):
         while words not in node.problem:
@@ -181,14 +181,14 @@ async def test_of_a_broken_chain_nothing_is_served_and_a_whole_version_is_asked_
     words = {"missing": "is not on the bus", "other bytes": "hashes to", "other anchor": "hashes to"}[damage]
     async with following(bus, tmp_path) as (node, engine):
         await says(node, words)
-        assert engine.held == [] and node.wants_whole and node.version is None
-        detail = {"wants_whole": node.wants_whole}
-        learner.wanted = wants_whole(
+        assert engine.held == [] and node.needs_full_weights and node.version is None
+        detail = {"wants_whole": node.needs_full_weights}
+        learner.wanted = needs_full_weights(
             Heartbeat(role="inference", id="node", state="stale", model="policy", status=detail, sent_at_ns=1), "policy"
         )
         await learner.publish()
         await engine.holds(3)
-        assert learner.sent[-1].kind == "full" and not node.wants_whole and node.problem == ""
+        assert learner.sent[-1].kind == "full" and not node.needs_full_weights and node.problem == ""
     assert learner.right(engine)
 
 

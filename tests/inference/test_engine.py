@@ -10,7 +10,7 @@ import pytest
 from bus.client import Bus
 from inference import node
 from inference.engine.vllm_command import command, environment
-from inference.engine.vllm_server import Engine, EngineFailed
+from inference.engine.vllm_server import EngineError, VllmServer
 from inference.settings import AdapterSettings, InferenceSettings
 
 
@@ -37,7 +37,7 @@ def test_vllm_listens_on_its_socket_alone_and_gives_the_probabilities_sampled_fr
 
 
 async def test_a_directory_without_a_model_is_refused(bus: Bus, tmp_path: Path) -> None:
-    with pytest.raises(EngineFailed, match=r"model_path: .* holds no model"):
+    with pytest.raises(EngineError, match=r"model_path: .* holds no model"):
         await node.run(bus, InferenceSettings(model_path=tmp_path), asyncio.Event())
 
 
@@ -53,8 +53,8 @@ async def test_a_port_in_use_is_said_before_an_engine_is_started(bus: Bus, tmp_p
 async def test_an_engine_that_cannot_start_gives_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     settings = InferenceSettings(model_path=tmp_path, work=tmp_path / "work", extra_args=["--no-such-option"])
-    async with Engine(settings) as engine:
-        with pytest.raises(EngineFailed, match=r"vLLM ended with \d+: .* \(log: "):
+    async with VllmServer(settings) as engine:
+        with pytest.raises(EngineError, match=r"vLLM ended with \d+: .* \(log: "):
             await engine.start()
 
 
@@ -63,6 +63,6 @@ async def test_a_directory_for_the_socket_whose_name_is_too_long_is_one_sentence
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
     Path(tempfile.gettempdir()).mkdir()
-    with pytest.raises(EngineFailed, match=r"TMPDIR: .* is too long for a Unix socket"):
-        await Engine(InferenceSettings(model_path=tmp_path)).__aenter__()
+    with pytest.raises(EngineError, match=r"TMPDIR: .* is too long for a Unix socket"):
+        await VllmServer(InferenceSettings(model_path=tmp_path)).__aenter__()
     assert not list(Path(tempfile.gettempdir()).iterdir())

@@ -20,10 +20,10 @@ from bus.fleet.node_state import NEXT, Happening, State, serves, step
 from bus.security.secrets import bearer, holds
 from common.observability.metric_registry import REGISTRIES
 from inference.gateway.server import PREFERRED_HEADER, VERSION_HEADER, Gateway
-from inference.gateway.version_stamp import marked, salted
+from inference.gateway.version_stamp import add_cache_salt, stamp_event
 from inference.node import run
 from inference.settings import InferenceSettings
-from inference.version_registry import Residents
+from inference.version_registry import LoadedVersions
 
 
 class ScriptedVllm:
@@ -96,11 +96,11 @@ async def test_tokens_before_a_swap_are_the_old_versions_and_after_it_the_new(vl
     assert json.loads(second[6:]) == {"weight_version": 4, "n": 1}
     assert rest.endswith(b"data: [DONE]\n\n")
     assert vllm.bodies == [{**body, "cache_salt": "v3"}]
-    assert gateway.inflight == 0
+    assert gateway.num_in_flight == 0
 
 
 async def test_a_call_ends_on_the_adapters_it_began_with(vllm: ScriptedVllm) -> None:
-    residents = Residents("policy", 1)
+    residents = LoadedVersions("policy", 1)
     residents.add(3)
     async with serving(vllm, residents=residents) as (gateway, http):
         url, body = gateway.address + "/v1/completions", {"model": "policy", "stream": True}
@@ -112,13 +112,13 @@ async def test_a_call_ends_on_the_adapters_it_began_with(vllm: ScriptedVllm) -> 
             async with http.post(url, json=body, headers={PREFERRED_HEADER: "3"}) as new:
                 for _ in range(2 * vllm.events):
                     vllm.gate.release()
-                assert residents.held == (3, 4) and residents.due() == ()
+                assert residents.loaded == (3, 4) and residents.evictable() == ()
                 answers = [await answer.text() for answer in (old, new)]
     events = [[json.loads(line[6:]) for line in answer.split("\n\n") if "{" in line] for answer in answers]
     assert [[event["weight_version"] for event in of] for of in events] == [[3] * 3, [4] * 3]
     assert {event["model"] for of in events for event in of} == {"policy"}, "as the agent asked for it"
     assert [body["model"] for body in vllm.bodies] == ["policy@3", "policy@4"]
-    assert residents.due() == (3,)
+    assert residents.evictable() == (3,)
 
 
 async def test_a_gateway_is_emptied_of_its_calls_and_lets_none_in(vllm: ScriptedVllm) -> None:
@@ -139,22 +139,22 @@ async def test_a_gateway_is_emptied_of_its_calls_and_lets_none_in(vllm: Scripted
 
 
 async def closed_for(gateway: Gateway) -> int:
-    async with gateway.emptied():
-        return gateway.inflight
+    async with gateway.drained():
+        return gateway.num_in_flight
 
 
 async def test_who_is_being_answered_is_told_that_the_rest_comes_from_elsewhere(vllm: ScriptedVllm) -> None:
     """For a version that is not released: what comes later would be its tokens."""
     async with serving(vllm) as (gateway, http):
-        await asyncio.wait_for(gateway.drop(), 5)  # of nothing
+        await asyncio.wait_for(gateway.abort_in_flight(), 5)  # of nothing
         async with http.post(gateway.address + "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
             vllm.gate.release()
             assert await answer.content.readuntil(b"\n\n")
             gateway.state = "judging"
-            await asyncio.wait_for(gateway.drop(), 5)
+            await asyncio.wait_for(gateway.abort_in_flight(), 5)
             with pytest.raises(aiohttp.ClientError):
                 await answer.content.read()
-        assert gateway.inflight == 0
+        assert gateway.num_in_flight == 0
         async with http.post(gateway.address + "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
             assert answer.status == 503 and "judging" in await answer.text()
         gateway.state = "ready"
@@ -287,17 +287,20 @@ async def test_an_engine_that_is_gone_is_not_ready(vllm: ScriptedVllm) -> None:
 @given(st.dictionaries(st.text(), st.integers() | st.text(), min_size=1), st.integers(0, 2**40))
 def test_marking_and_salting_change_nothing_else(body: dict[str, object], version: int) -> None:
     event = b"data: " + json.dumps(body).encode()
-    assert json.loads(marked(event, version)[6:]) == {"weight_version": version, **body}
-    assert json.loads(salted(json.dumps(body).encode() + b" \n", version)) == {**body, "cache_salt": f"v{version}"}
-    assert marked(b"data: [DONE]", version) == b"data: [DONE]"
-    assert marked(b": a comment", version) == b": a comment"
-    named = salted(json.dumps({**body, "model": "policy"}).encode(), version, "policy@1")
+    assert json.loads(stamp_event(event, version)[6:]) == {"weight_version": version, **body}
+    assert json.loads(add_cache_salt(json.dumps(body).encode() + b" \n", version)) == {
+        **body,
+        "cache_salt": f"v{version}",
+    }
+    assert stamp_event(b"data: [DONE]", version) == b"data: [DONE]"
+    assert stamp_event(b": a comment", version) == b": a comment"
+    named = add_cache_salt(json.dumps({**body, "model": "policy"}).encode(), version, "policy@1")
     assert json.loads(named) == {**body, "model": "policy@1", "cache_salt": f"v{version}"}
     text = json.dumps({"model": "m@1", "text": '"model":"m@1"'}, separators=(",", ":")).encode()
-    assert json.loads(marked(b"data: " + text, 1, "m@1", "m")[6:]) == {
+    assert json.loads(stamp_event(b"data: " + text, 1, "m@1", "m")[6:]) == {
         "weight_version": 1, "model": "m", "text": '"model":"m@1"'
     }  # fmt: skip
-    assert salted(b"{}", version) == b"{}" and salted(b"[1]", version) == b"[1]"
+    assert add_cache_salt(b"{}", version) == b"{}" and add_cache_salt(b"[1]", version) == b"[1]"
 
 
 @given(st.lists(st.sampled_from(["engine_up", "weights_applied", "engine_lost", "stop"])))

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from bus.client import Bus
 from common.aio import cancel
 from inference import node
-from inference.engine.vllm_server import EngineFailed
+from inference.engine.vllm_server import EngineError
 from inference.gateway.server import VERSION_HEADER
 from inference.settings import InferenceSettings
 from schemas import subjects
@@ -149,5 +149,5 @@ async def test_an_engine_killed_as_it_first_starts_is_started_again(bus: Bus, tm
 
 async def test_an_engine_that_refuses_to_start_is_one_sentence(bus: Bus, tmp_path: Path) -> None:
     async with serving(bus, tmp_path, [sys.executable, "-c", "raise SystemExit('ValueError: no such thing')"]) as node:
-        with pytest.raises(EngineFailed, match="vLLM ended with 1: ValueError: no such thing"):
+        with pytest.raises(EngineError, match="vLLM ended with 1: ValueError: no such thing"):
             await asyncio.wait_for(node, 30)

@@ -15,12 +15,12 @@ from bus.errors import BusError, Fenced
 from bus.weights import registry as releases_module
 from bus.weights.registry import Releases
 from common.aio import cancel
-from inference.engine.vllm_server import EngineRefused
+from inference.engine.vllm_server import EngineRejectedError
 from inference.weights import updater as subscriber_module
-from inference.weights.canary import Judgement, fitted, judged
-from inference.weights.updater import Subscriber
-from inference.weights.version_cache import VersionFiles
-from learner.publishing.delta_chain import expired
+from inference.weights.canary import CanaryResult, evaluate, fit_to_context
+from inference.weights.updater import WeightUpdater
+from inference.weights.version_cache import WeightCache
+from learner.publishing.delta_chain import versions_to_delete
 from learner.publishing.publisher import BUCKET
 from schemas import subjects
 from schemas.weights.events import (
@@ -61,11 +61,11 @@ class Judge:
     async def withdraw(self) -> None:
         self.happened.append("withdrawn")
 
-    async def judge(self, trial: CanarySpec, version: int, length_before: float | None) -> Judgement:
+    async def judge(self, trial: CanarySpec, version: int, length_before: float | None) -> CanaryResult:
         self.happened.append(f"judges {version}")
         await self.gate.wait()
         figures = {"length": 1.0 + version}
-        return Judgement("it is bad" if version in self.bad else "", figures)
+        return CanaryResult("it is bad" if version in self.bad else "", figures)
 
     async def give_up(self) -> None:
         self.happened.append("nothing stands")
@@ -77,7 +77,7 @@ class Judge:
 @asynccontextmanager
 async def nodes(
     bus: Bus, directory: Path, count: int, *bad: int
-) -> AsyncIterator[tuple[list[Engine], list[Judge], list[Subscriber]]]:
+) -> AsyncIterator[tuple[list[Engine], list[Judge], list[WeightUpdater]]]:
     """Nodes that follow, and try versions."""
     judges = [Judge(*bad) for _ in range(count)]
     engines = [Engine(judge) for judge in judges]
@@ -86,7 +86,7 @@ async def nodes(
         for number, engine in enumerate(engines):
             name = f"n{number}"
             await exits.enter_async_context(bus.beat("inference", name, lambda: {"state": "ready", "model": "policy"}))
-            made.append(Subscriber(bus, name, "policy", directory / name, engine))
+            made.append(WeightUpdater(bus, name, "policy", directory / name, engine))
             running.append(asyncio.create_task(made[-1].run()))
         try:
             yield engines, judges, made
@@ -148,15 +148,15 @@ async def test_a_version_that_is_revoked_while_a_node_fetches_it_is_not_loaded(
 ) -> None:
     await publish(bus, tmp_path, 0)
     await publish(bus, tmp_path, 1)
-    fetching, decided_on, get = asyncio.Event(), asyncio.Event(), VersionFiles.get
+    fetching, decided_on, get = asyncio.Event(), asyncio.Event(), WeightCache.ensure
 
-    async def slow(files: VersionFiles, manifest: WeightManifest) -> list[Path]:
+    async def slow(files: WeightCache, manifest: WeightManifest) -> list[Path]:
         if manifest.version == 1:
             fetching.set()
             await decided_on.wait()
         return await get(files, manifest)
 
-    monkeypatch.setattr(VersionFiles, "get", slow)
+    monkeypatch.setattr(WeightCache, "ensure", slow)
     async with nodes(bus, tmp_path, 1) as ((engine,), _, _), asyncio.timeout(20):
         await fetching.wait()
         await Releases(bus, "policy").decide("revoked", 1, who="me")
@@ -173,7 +173,7 @@ async def test_what_is_revoked_is_left_though_another_version_awaits_its_trial_a
     async with nodes(bus, tmp_path, 1, 1) as ((engine,), (judge,), (subscriber,)), asyncio.timeout(20):
         await engine.holds(0)
         judge.gate.clear()
-        await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
+        await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
         await judge.comes_to("judges 1")
         await releases.decide("revoked", 0, who="me")
         judge.gate.set()
@@ -183,7 +183,7 @@ async def test_what_is_revoked_is_left_though_another_version_awaits_its_trial_a
         await engine.holds(2)
         judge.happened.clear()
         judge.gate.clear()
-        await publish(bus, tmp_path, 3, trial=trial_of(-1.0))
+        await publish(bus, tmp_path, 3, canary=trial_of(-1.0))
         await judge.comes_to("judges 3")
         await releases.decide("pinned", 2, who="me")
         judge.gate.set()
@@ -238,7 +238,7 @@ async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(
         await all_hold(engines, 0)
         releases = Releases(bus, "policy")
         for version in (1, 2):
-            await publish(bus, tmp_path, version, trial=trial_of(-1.0))
+            await publish(bus, tmp_path, version, canary=trial_of(-1.0))
             async with asyncio.timeout(10):
                 while latest_verdict(await releases.look(), version) is None:
                     await asyncio.sleep(0.01)
@@ -248,7 +248,7 @@ async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(
         async with asyncio.timeout(10):
             while not any("version 2 was revoked: it is bad" in node.problem for node in made):
                 await asyncio.sleep(0.01)  # said by who tried it
-        await publish(bus, tmp_path, 3, trial=trial_of(-1.0))
+        await publish(bus, tmp_path, 3, canary=trial_of(-1.0))
         await all_hold(engines, 3)
         assert made[0].problem == ""
     tried = [one for judge in judges for one in judge.happened if one.startswith("judges")]
@@ -261,12 +261,12 @@ async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(
 
 
 async def test_the_first_version_is_tried_too_and_nobody_serves_what_is_revoked(bus: Bus, tmp_path: Path) -> None:
-    await publish(bus, tmp_path, 0, trial=trial_of(-1.0))
+    await publish(bus, tmp_path, 0, canary=trial_of(-1.0))
     async with nodes(bus, tmp_path, 1, 0) as (engines, judges, made):
         await judges[0].comes_to("nothing stands")
         assert made[0].version is None and [version for version, _ in engines[0].held] == [0]
         assert not engines[0].changed.is_set(), "it was never said to serve"
-        await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
+        await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
         await engines[0].holds(1)
         assert made[0].version == 1
 
@@ -288,7 +288,7 @@ async def test_a_trial_that_cannot_be_made_here_is_left_to_others(bus: Bus, tmp_
     async with nodes(bus, tmp_path, 2) as (engines, judges, made):
         await all_hold(engines, 0)
         engines[0].refuses[1] = engines[1].refuses[1] = ValueError("adapters of rank 64 do not fit")
-        await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
+        await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
         for judge in judges:
             await judge.comes_to("withdrawn")
         await all_hold(engines, 0)
@@ -305,8 +305,8 @@ async def test_a_version_that_an_engine_refuses_is_revoked(bus: Bus, tmp_path: P
     await publish(bus, tmp_path, 0)
     async with nodes(bus, tmp_path, 1) as (engines, _, _):
         await engines[0].holds(0)
-        engines[0].refuses[1] = EngineRefused("vLLM answered 500 to /update_weights: a tensor of another shape")
-        await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
+        engines[0].refuses[1] = EngineRejectedError("vLLM answered 500 to /update_weights: a tensor of another shape")
+        await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
         releases = Releases(bus, "policy")
         async with asyncio.timeout(10):
             while (said := latest_verdict(await releases.look(), 1)) is None:
@@ -319,7 +319,7 @@ async def test_if_the_node_that_tries_is_lost_another_one_does(bus: Bus, tmp_pat
     async with nodes(bus, tmp_path / "a", 1) as (engines, judges, _):
         await engines[0].holds(0)
         judges[0].gate.clear()
-        await publish(bus, tmp_path, 1, trial=trial_of(-1.0))
+        await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
         await judges[0].comes_to("judges 1")
     assert latest_verdict(await Releases(bus, "policy").look(), 1) is None
     async with nodes(bus, tmp_path / "b", 1) as (others, _, _):
@@ -362,9 +362,9 @@ async def test_files_that_nodes_may_go_back_to_are_kept(bus: Bus, tmp_path: Path
 
 def test_what_a_delta_that_is_needed_is_built_upon_is_kept() -> None:
     names = ["0", "1-delta", "2-delta", "3", "4-delta", "5"]
-    assert expired(names, 1) == ["0", "1-delta", "2-delta", "3", "4-delta"]
-    assert expired(names, 1, ["1-delta"]) == ["2-delta", "3", "4-delta"]
-    assert expired(names, 2) == ["0", "1-delta", "2-delta"]
+    assert versions_to_delete(names, 1) == ["0", "1-delta", "2-delta", "3", "4-delta"]
+    assert versions_to_delete(names, 1, ["1-delta"]) == ["2-delta", "3", "4-delta"]
+    assert versions_to_delete(names, 2) == ["0", "1-delta", "2-delta"]
 
 
 WORDS = st.sampled_from(["released", "revoked", "pinned", "unpinned"])
@@ -412,20 +412,22 @@ def test_decisions_are_bounded() -> None:
 def test_a_version_is_judged_by_what_it_shows(
     engine: list[float], sampled: list[list[float]], before: float | None, words: str
 ) -> None:
-    found = judged(trial_of(-1.0, -2.0), [engine], sampled, before)
+    found = evaluate(trial_of(-1.0, -2.0), [engine], sampled, before)
     assert (words in found.reason) if words else not found.reason, found
-    assert found.spoiled == any(value != value for value in (*engine, *sampled[0])), "only NaN stays in a cache"
+    assert found.is_kv_cache_tainted == any(value != value for value in (*engine, *sampled[0])), (
+        "only NaN stays in a cache"
+    )
 
 
 def test_the_figures_are_what_they_are_called() -> None:
-    found = judged(trial_of(-1.0, -2.0), [[-1.2, -1.9]], [[-1.0, -3.0], [-2.0]], None).figures
+    found = evaluate(trial_of(-1.0, -2.0), [[-1.2, -1.9]], [[-1.0, -3.0], [-2.0]], None).figures
     k3 = np.mean([np.exp(0.2) - 1 - 0.2, np.exp(-0.1) - 1 + 0.1])
     assert found == {"k3_kl": pytest.approx(k3, rel=1e-5), "entropy": 2.0, "length": 1.5, "tokens": 2.0}
-    learners = judged(trial_of(float("nan"), -2.0), [[-1.0, -2.0]], [[-1.0]], None)
+    learners = evaluate(trial_of(float("nan"), -2.0), [[-1.0, -2.0]], [[-1.0]], None)
     assert "1 of 2 log-probabilities of the learner are not finite" in learners.reason
 
 
 def test_prompts_are_cut_to_an_engines_context() -> None:
-    cut = fitted(trial_of(*[-1.0] * 99), 20)
+    cut = fit_to_context(trial_of(*[-1.0] * 99), 20)
     assert cut.max_tokens == 8 and len(cut.prompts[0].ids) == 4 * 12 and len(cut.prompts[0].logprobs) == 4 * 11
-    assert fitted(trial_of(-1.0), 20).prompts == trial_of(-1.0).prompts
+    assert fit_to_context(trial_of(-1.0), 20).prompts == trial_of(-1.0).prompts

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.aio import cancel
-from inference.engine.peft import described, write_directory
-from inference.engine.vllm_server import EngineFailed
+from inference.engine.peft import inspect_adapter, write_directory
+from inference.engine.vllm_server import EngineError
 from inference.gateway.server import Gateway
-from inference.lora.manager import Adapters
-from inference.version_registry import Residents, chosen, places
+from inference.lora.manager import LoraManager
+from inference.version_registry import LoadedVersions, capacity, select_version
 from schemas.weights.events import ReleaseDecision, ReleaseState
 from schemas.weights.safetensors_header import InvalidSafetensors
 from tests import tensorfiles
@@ -30,8 +30,8 @@ class Holding(RuleBasedStateMachine):
     @initialize(kept=st.integers(1, 3))
     def starts(self, kept: int) -> None:
         self.kept, self.newest = kept, -1
-        self.residents = Residents("policy", kept)
-        self.open_calls: list[tuple[Residents, int, ExitStack]] = []
+        self.residents = LoadedVersions("policy", kept)
+        self.open_calls: list[tuple[LoadedVersions, int, ExitStack]] = []
         self.alive: list[int] = []
         """What it was given and has not lost or taken back, newest last."""
         self.closed: frozenset[int] = frozenset()
@@ -57,7 +57,7 @@ class Holding(RuleBasedStateMachine):
             self.is_to_be_served(self.newest - back)
 
     def is_to_be_served(self, version: int) -> None:
-        if self.residents.room or version in self.residents:
+        if self.residents.has_capacity or version in self.residents:
             self.residents.add(version)
             self.alive = [*(other for other in self.alive if other < version), version]
             self.last = version
@@ -68,18 +68,18 @@ class Holding(RuleBasedStateMachine):
     @rule(closed=st.frozensets(st.integers(0, 12)))
     def some_are_closed(self, closed: frozenset[int]) -> None:
         self.closed = closed
-        self.residents.close(closed.__contains__)
+        self.residents.block(closed.__contains__)
 
     @rule(pinned=st.none() | st.integers(0, 9), preferred=st.none() | st.integers(0, 9))
     def a_call_begins(self, pinned: int | None, preferred: int | None) -> None:
         wishes = [None if wish is None else str(wish) for wish in (pinned, preferred)]
-        version = chosen(self.residents.open, *wishes)
+        version = select_version(self.residents.routable, *wishes)
         kept = self.kept_open
         wanted = preferred if pinned is None else pinned
         assert version == (wanted if wanted in kept else kept[-1] if pinned is None and kept else None)
         if version is not None:
             ends = ExitStack()
-            ends.enter_context(self.residents.call(version))
+            ends.enter_context(self.residents.track_call(version))
             self.open_calls.append((self.residents, version, ends))
 
     @precondition(lambda self: getattr(self, "open_calls", []))
@@ -91,29 +91,31 @@ class Holding(RuleBasedStateMachine):
     @rule(waiting=st.booleans(), data=st.data())
     def what_is_due_goes(self, waiting: bool, data: st.DataObject) -> None:
         """While the engine is told calls begin and end, and closed versions are opened."""
-        with self.residents.waiting() if waiting else nullcontext():
-            while due := self.residents.due():
-                self.residents.leave(due[0])
+        with self.residents.pending_load() if waiting else nullcontext():
+            while due := self.residents.evictable():
+                self.residents.mark_draining(due[0])
                 self.alive = [other for other in self.alive if other != due[0]]
                 self.some_are_closed(data.draw(st.just(self.closed) | st.frozensets(st.integers(0, 12))))
                 self.a_call_begins(None, due[0])
                 self.residents.remove(due[0])
                 self.last = None if due[0] == self.last else self.last
-            needed = self.in_use | set(self.residents.open)
-            assert self.residents.room or needed >= set(self.residents.held) or not waiting, "waiting for nobody"
+            needed = self.in_use | set(self.residents.routable)
+            assert self.residents.has_capacity or needed >= set(self.residents.loaded) or not waiting, (
+                "waiting for nobody"
+            )
 
     @rule()
     def the_engine_is_killed(self) -> None:
         self.residents.clear()
         self.alive.clear()
         self.last = None
-        self.open_calls = [(Residents("gone", 1), version, ends) for _, version, ends in self.open_calls]
+        self.open_calls = [(LoadedVersions("gone", 1), version, ends) for _, version, ends in self.open_calls]
 
     @invariant()
     def a_call_has_its_version(self) -> None:
         if hasattr(self, "residents"):
             used = self.in_use
-            assert used <= set(self.residents.held) and not used & set(self.residents.due())
+            assert used <= set(self.residents.loaded) and not used & set(self.residents.evictable())
             for version in used:
                 with pytest.raises(ValueError, match=r"answers \d+ calls"):
                     self.residents.remove(version)
@@ -121,10 +123,10 @@ class Holding(RuleBasedStateMachine):
     @invariant()
     def the_newest_are_open_and_there_is_a_bound(self) -> None:
         if hasattr(self, "residents"):
-            assert self.residents.open == tuple(self.kept_open)
-            assert set(self.residents.due()).isdisjoint([*self.residents.open, self.last])
+            assert self.residents.routable == tuple(self.kept_open)
+            assert set(self.residents.evictable()).isdisjoint([*self.residents.routable, self.last])
             assert self.last is None or self.last in self.residents, "what came last stays"
-            assert len(self.residents.held) <= places(self.kept)
+            assert len(self.residents.loaded) <= capacity(self.kept)
 
 
 TestHolding = Holding.TestCase
@@ -132,8 +134,8 @@ TestHolding = Holding.TestCase
 
 @given(st.lists(st.integers(0, 5), unique=True, max_size=4), st.none() | st.text(max_size=3))
 def test_no_header_names_a_version_that_is_not_open(open_to: list[int], said: str | None) -> None:
-    assert chosen(open_to, said, None) in (*open_to, None)
-    assert chosen(open_to, None, said) in (open_to or [None])
+    assert select_version(open_to, said, None) in (*open_to, None)
+    assert select_version(open_to, None, said) in (open_to or [None])
 
 
 def adapters(path: Path, rank: int = 2, metadata: dict[str, str] | None = None, **more: int) -> Path:
@@ -146,17 +148,17 @@ def adapters(path: Path, rank: int = 2, metadata: dict[str, str] | None = None, 
 
 
 def test_what_may_not_be_served_answers_no_new_call_and_goes() -> None:
-    residents = Residents("policy", 3)
+    residents = LoadedVersions("policy", 3)
     for version in (5, 6, 7):
         residents.add(version)
-    with residents.call(6):
-        residents.close({6}.__contains__)
-        assert residents.open == (5, 7) and residents.due() == ()
-        residents.close({5, 6}.__contains__)
-        assert residents.open == (7,) and residents.due() == (5,)
-    assert residents.due() == (5, 6)
-    residents.close(lambda version: False)
-    assert residents.open == (5, 6, 7), "released again before it went"
+    with residents.track_call(6):
+        residents.block({6}.__contains__)
+        assert residents.routable == (5, 7) and residents.evictable() == ()
+        residents.block({5, 6}.__contains__)
+        assert residents.routable == (7,) and residents.evictable() == (5,)
+    assert residents.evictable() == (5, 6)
+    residents.block(lambda version: False)
+    assert residents.routable == (5, 6, 7), "released again before it went"
 
 
 def test_adapters_become_pefts_directory_without_a_copy(tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ def test_adapters_that_do_not_fit_are_a_sentence(tmp_path: Path) -> None:
         (tensorfiles.write(tmp_path / "whole", {"weight": ("F32", (1,), bytes(4))}), "does not hold LoRA adapters"),
     ):
         with pytest.raises(InvalidSafetensors, match=sentence):
-            described(file)
+            inspect_adapter(file)
     assert not (tmp_path / "d").exists()
 
 
@@ -196,7 +198,7 @@ class Names:
         assert isinstance(body, dict)
         name = body["lora_name"]
         if (name in self.known) == path.endswith("/load_lora_adapter"):
-            raise EngineFailed(f"400 to {path} of {name}")
+            raise EngineError(f"400 to {path} of {name}")
         if name in self.known:
             self.forgets.set()
             await self.may_forget.wait()
@@ -221,30 +223,30 @@ class Engine:
     """What a node has of an engine that holds adapters."""
 
     vllm: Names
-    residents: Residents
+    residents: LoadedVersions
     gateway: Gateway
-    held: Adapters
+    held: LoraManager
     files: list[Path]
 
     async def take(self, *versions: int) -> None:
         """Adapters of one base."""
         for version in versions:
-            await asyncio.wait_for(self.held.take(self.files, version, self.vllm.replace), 10)
+            await asyncio.wait_for(self.held.load_version(self.files, version, self.vllm.replace), 10)
 
     def heed(self, pinned: int | None = None, revoked: Sequence[int] = ()) -> None:
         """What was decided."""
         said = [ReleaseDecision(action="revoked", version=version, actor="me", decided_at_ns=1) for version in revoked]
-        self.held.heed(ReleaseState(model="policy", pinned=pinned, decisions=tuple(said)))
+        self.held.apply_release_state(ReleaseState(model="policy", pinned=pinned, decisions=tuple(said)))
 
 
 @asynccontextmanager
 async def engine(directory: Path, kept: int) -> AsyncIterator[Engine]:
     """One that retires what may go, and does so to the end."""
-    vllm, residents = Names(), Residents("policy", kept)
+    vllm, residents = Names(), LoadedVersions("policy", kept)
     async with aiohttp.ClientSession() as http:
         vllm.gateway = gateway = Gateway("", http, "127.0.0.1", 0, residents=residents)
-        held = Adapters(residents, 2, directory / "held", gateway, vllm.tell)
-        retiring = asyncio.create_task(held.retire())
+        held = LoraManager(residents, 2, directory / "held", gateway, vllm.tell)
+        retiring = asyncio.create_task(held.unload_loop())
         yield Engine(vllm, residents, gateway, held, [directory / "base", adapters(directory / "a")])
         assert not retiring.done()
         await cancel(retiring)
@@ -258,29 +260,29 @@ async def test_versions_come_go_and_come_again(tmp_path: Path) -> None:
             return {place.name for place in (tmp_path / "held").iterdir()}
 
         for version in (0, 1):
-            await held.take([base, file], version, vllm.replace)
+            await held.load_version([base, file], version, vllm.replace)
             await vllm.become(version)
-        with residents.call(1):
-            await held.take([base, file], 2, vllm.replace)
+        with residents.track_call(1):
+            await held.load_version([base, file], 2, vllm.replace)
             await vllm.become(1, 2)
             assert (gateway.versions, gateway.newest) == ((2,), 2)
-            waiting = asyncio.create_task(held.take([base, file], 3, vllm.replace))
+            waiting = asyncio.create_task(held.load_version([base, file], 3, vllm.replace))
             await asyncio.wait({waiting}, timeout=0.05)
             assert not waiting.done(), "there is no place while the call goes on"
         await waiting
         await vllm.become(3)
         assert lie() == {"policy@1", "policy@2", "policy@3"}, "vLLM may ask for what has just left"
-        with residents.call(3):
-            await held.take([base, file], 4, vllm.replace)
-            await held.take([base, file], 3, vllm.replace)  # 4 is taken back
+        with residents.track_call(3):
+            await held.load_version([base, file], 4, vllm.replace)
+            await held.load_version([base, file], 3, vllm.replace)  # 4 is taken back
             await vllm.become(3)
             assert (gateway.versions, gateway.newest) == ((3,), 3)
-        await held.take([base, file], 5, vllm.replace)
+        await held.load_version([base, file], 5, vllm.replace)
         await vllm.become(5)
         assert lie() == {"policy@3", "policy@4", "policy@5"}
-        await held.take([tmp_path / "other", file], 6, vllm.replace)
+        await held.load_version([tmp_path / "other", file], 6, vllm.replace)
         await vllm.become(6)
-        await held.take([tmp_path / "whole"], 7, vllm.replace)
+        await held.load_version([tmp_path / "whole"], 7, vllm.replace)
         await vllm.become()
         assert (gateway.versions, gateway.newest) == ((7,), 7)
 
@@ -304,20 +306,20 @@ async def test_a_version_on_trial_stays_whatever_is_decided_meanwhile(tmp_path: 
     async with engine(tmp_path, kept=2) as made:
         await made.take(7, 8, 9)
         made.heed(pinned=7)
-        assert 9 not in made.residents.due(), "its trial would end in a refusal, which revokes it for ever"
+        assert 9 not in made.residents.evictable(), "its trial would end in a refusal, which revokes it for ever"
 
 
 async def test_what_was_revoked_before_it_came_is_never_open(tmp_path: Path) -> None:
     async with engine(tmp_path, kept=2) as made:
         await made.take(7)
-        with made.residents.call(7):
+        with made.residents.track_call(7):
             await made.take(8, 9)
             waiting = asyncio.create_task(made.take(10))
             await asyncio.wait({waiting}, timeout=0.05)
             made.heed(revoked=[10])
         await waiting
         assert (made.gateway.versions, made.gateway.newest) == ((8, 9), 9)
-        made.held.begin()  # another engine
+        made.held.on_engine_restart()  # another engine
         made.vllm.known.clear()
         made.heed(revoked=[8, 10])
         await made.take(9)
@@ -341,13 +343,13 @@ async def test_what_is_about_to_go_answers_no_call_and_what_was_to_follow_may_st
         made.heed()
         made.vllm.forgets.clear()
         made.vllm.may_forget.clear()
-        with made.residents.call(3), made.residents.call(4):
+        with made.residents.track_call(3), made.residents.track_call(4):
             await made.take(5)
             made.heed(pinned=5)
-        assert made.residents.due() == (3, 4)
+        assert made.residents.evictable() == (3, 4)
         await asyncio.wait_for(made.vllm.forgets.wait(), 10)
         made.heed()
-        with made.residents.call(4):
+        with made.residents.track_call(4):
             made.vllm.may_forget.set()
             await made.vllm.become(4, 5)
             await made.take(6)

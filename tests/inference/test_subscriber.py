@@ -13,7 +13,7 @@ from bus.client import Bus
 from common.aio import cancel
 from inference.weights import updater as module
 from inference.weights.canary import Canary
-from inference.weights.updater import Subscriber
+from inference.weights.updater import WeightUpdater
 from schemas import subjects
 from schemas.weights.events import Blob, ReleaseState, WeightManifest
 
@@ -21,7 +21,7 @@ from schemas.weights.events import Blob, ReleaseState, WeightManifest
 class Engine:
     """Remembers what it was given; takes part in no broadcast."""
 
-    one_at_a_time = True
+    needs_swap_lock = True
 
     def __init__(self, canary: Canary | None = None) -> None:
         self.canary = canary
@@ -33,20 +33,20 @@ class Engine:
         self.gate.set()
         self.refuses: dict[int, Exception] = {}
 
-    async def swap(self, files: Sequence[Path], version: int) -> float:
+    async def load_files(self, files: Sequence[Path], version: int) -> float:
         await self.gate.wait()
         if version in self.refuses:
             raise self.refuses[version]
         self.held.append((version, b"+".join(path.read_bytes() for path in files)))
         return 0.0
 
-    async def take_part(self, manifest: WeightManifest) -> None:
+    async def join_broadcast(self, manifest: WeightManifest) -> None:
         pass
 
-    def heed(self, release: ReleaseState) -> None:
+    def on_release_state(self, release: ReleaseState) -> None:
         self.heeded.append(release)
 
-    async def applied(self) -> None:
+    async def on_activated(self) -> None:
         self.changed.set()
 
     async def holds(self, version: int) -> None:
@@ -58,9 +58,9 @@ class Engine:
 
 
 @asynccontextmanager
-async def following(bus: Any, directory: Path) -> AsyncIterator[tuple[Subscriber, Engine]]:
+async def following(bus: Any, directory: Path) -> AsyncIterator[tuple[WeightUpdater, Engine]]:
     engine = Engine()
-    made = Subscriber(bus, "node", "policy", directory / "node", engine)
+    made = WeightUpdater(bus, "node", "policy", directory / "node", engine)
     running = asyncio.create_task(made.run())
     try:
         yield made, engine

@@ -18,7 +18,7 @@ from inference import node
 from inference.settings import InferenceSettings
 from inference.weights.canary import NOT_FINITE
 from learner.checkpointing.checkpoint import Checkpoints, LearnerState
-from learner.checkpointing.step_committer import Saver
+from learner.checkpointing.step_committer import StepCommitter
 from learner.publishing.canary_prompts import read_prompts
 from learner.publishing.publisher import WeightPublisher
 from learner.training.trainer import Trainer
@@ -73,10 +73,10 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
     canary = {"prompts": tmp_path / "prompts.jsonl", "max_entropy": 7.0}
     learner = settings_for(model, checkpoints=tmp_path / "checkpoints", weights={"canary": canary})
     trainer, publisher = Trainer(learner), WeightPublisher(bus, learner)
-    saver = Saver(learner, trainer, publisher, Checkpoints(learner.checkpoints), asyncio.to_thread)
-    await publisher.look()
-    state = LearnerState(run="run", model="policy")
-    await saver.claim(await saver.first(state), None, state)
+    saver = StepCommitter(learner, trainer, publisher, Checkpoints(learner.checkpoints), asyncio.to_thread)
+    await publisher.refresh()
+    state = LearnerState(run_id="run", model="policy")
+    await saver.claim_epoch(await saver.write_initial_checkpoint(state), None, state)
     weights = trainer.weights()
     trial = publisher.last.canary if publisher.last is not None else None
     assert trial is not None

@@ -16,8 +16,8 @@ from bus.errors import PublishTimeout
 from bus.fleet.node_state import DEAD_SECONDS
 from common.aio import cancel
 from inference.weights import swap_lock
-from inference.weights.swap_lock import Turns, free
-from inference.weights.updater import Subscriber
+from inference.weights.swap_lock import SwapLock, free
+from inference.weights.updater import WeightUpdater
 from schemas import subjects
 from schemas.fleet import Heartbeat
 from schemas.weights.events import SwapLockState, WeightsActivated
@@ -153,14 +153,14 @@ def test_nobody_waits_for_ever(skews: list[float], fates: list[str], order: list
 
 
 @asynccontextmanager
-async def nodes(bus: Bus, directory: Path, engines: dict[str, Engine]) -> AsyncIterator[dict[str, Subscriber]]:
+async def nodes(bus: Bus, directory: Path, engines: dict[str, Engine]) -> AsyncIterator[dict[str, WeightUpdater]]:
     """Nodes that follow, each with its own connection and heartbeats."""
     async with AsyncExitStack() as exits:
-        made: dict[str, Subscriber] = {}
+        made: dict[str, WeightUpdater] = {}
         running = []
         for name, engine in engines.items():
             await exits.enter_async_context(bus.beat("inference", name, lambda: {"state": "ready", "model": "policy"}))
-            made[name] = Subscriber(bus, name, "policy", directory / name, engine)
+            made[name] = WeightUpdater(bus, name, "policy", directory / name, engine)
             running.append(asyncio.create_task(made[name].run()))
         try:
             yield made
@@ -173,7 +173,7 @@ class Rolling(Engine):
 
     away, most, swaps = 0, 0, 0
 
-    async def swap(self, files: Any, version: int) -> float:
+    async def load_files(self, files: Any, version: int) -> float:
         kind, serving = type(self), bool(self.held)
         kind.away += serving
         kind.most = max(kind.most, kind.away)
@@ -181,7 +181,7 @@ class Rolling(Engine):
         for _ in range(20):  # the others have every chance to begin, too
             await asyncio.sleep(0.001)
         kind.away -= serving
-        return await super().swap(files, version)
+        return await super().load_files(files, version)
 
 
 async def test_nodes_roll_one_after_the_other_and_who_joins_catches_up(bus: Bus, tmp_path: Path) -> None:
@@ -222,9 +222,9 @@ async def test_the_turn_of_a_node_that_was_killed_is_void_once_it_is_dead(
 async def test_a_node_gives_back_what_its_earlier_life_has_left(bus: Bus) -> None:
     left = SwapLockState(model="policy", node="a", acquired_at_ns=1)
     await bus.publish(subjects.swap_lock("policy"), left, msg_id="left", expect_last=0)
-    async with Turns(bus, "a", "policy") as own, Turns(bus, "b", "policy") as other:
-        await own.settle()
-        async with asyncio.timeout(5), other.taken():
+    async with SwapLock(bus, "a", "policy") as own, SwapLock(bus, "b", "policy") as other:
+        await own.release_stale()
+        async with asyncio.timeout(5), other.held():
             found = await bus.last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
         assert found is not None and found[0].node == "b"
 
@@ -259,11 +259,11 @@ class Deaf:
 
 
 async def test_a_turn_that_was_taken_without_an_answer_is_given_back(bus: Bus) -> None:
-    async with Turns(Deaf(bus), "n0", "policy") as made:  # type: ignore[arg-type]
-        await made.settle()
+    async with SwapLock(Deaf(bus), "n0", "policy") as made:  # type: ignore[arg-type]
+        await made.release_stale()
         with pytest.raises(PublishTimeout):
-            async with made.taken():
+            async with made.held():
                 raise AssertionError("it was not told that it is its turn")
-        await made.settle()
+        await made.release_stale()
     last = await bus.last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
     assert last is not None and last[0].node == "n0" and last[0].released

@@ -15,10 +15,10 @@ from learner.batching.rollout_uses import spans_of, unused
 from learner.batching.sequences import Row, Shape, rows_of
 from learner.batching.staleness import lags, mask_tokens, worst_lag
 from learner.batching.transitions import token_versions, transitions_of
-from learner.rollouts.assembler import rollout_of
-from learner.rollouts.dispatcher import admitted_groups, group_of
-from learner.rollouts.groups import Group, in_dispatch_order
-from learner.rollouts.task_order import Passes
+from learner.rollouts.assembler import build_rollout
+from learner.rollouts.dispatcher import max_dispatched_groups, tasks_of_group
+from learner.rollouts.groups import RolloutGroup, in_dispatch_order
+from learner.rollouts.task_order import TaskOrder
 from learner.settings.learner import AlgorithmSettings, LearnerSettings
 from learner.training.token_weights import row_weights
 from schemas import ids as identity
@@ -31,7 +31,7 @@ def settings(**changes: object) -> LearnerSettings:
     return LearnerSettings.model_validate({"model_path": Path("model"), **changes})
 
 
-def rewarded(task: str, *rewards: float | None, version: int = 0) -> Group:
+def rewarded(task: str, *rewards: float | None, version: int = 0) -> RolloutGroup:
     return group(
         task,
         *[
@@ -41,7 +41,7 @@ def rewarded(task: str, *rewards: float | None, version: int = 0) -> Group:
     )
 
 
-def make_batch(groups: list[Group], version: int, asked: LearnerSettings) -> Batch:
+def make_batch(groups: list[RolloutGroup], version: int, asked: LearnerSettings) -> Batch:
     return BatchMaker(asked).make(groups, version)
 
 
@@ -78,7 +78,9 @@ def test_every_rollout_is_accounted_for_and_stale_ones_are_left_out() -> None:
 
 def test_a_token_is_as_stale_as_the_version_that_made_it() -> None:
     call = model_call(0, [1], [2, 3, 4, 5])
-    mixed = replace(call, versions=(VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=4)))
+    mixed = replace(
+        call, weight_versions=(VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=4))
+    )
     assert token_versions(mixed).tolist() == [3, 4, 4, 4]
     assert lags(rows(mixed), 5).tolist() == [2, 1, 1, 1]
     assert worst_lag(rows(mixed), 5) == 2
@@ -99,7 +101,7 @@ def test_staleness_policies_leave_out_rollouts_or_tokens_or_nothing(
     policies: list[str], reasons: list[str], tokens: int
 ) -> None:
     first, second = (rollout("a", sample, 1.0 - sample, version=4) for sample in (0, 1))
-    old = replace(first.calls[0], versions=(VersionSpan(version=1, start=0, end=2),))
+    old = replace(first.calls[0], weight_versions=(VersionSpan(version=1, start=0, end=2),))
     groups = [group("a", dataclasses.replace(first, calls=(old, first.calls[1])), second)]
     batch = make_batch(groups, 5, settings(max_staleness=2, off_policy=policies))
     assert [use.exclusion_reason for use in batch.uses] == reasons and batch.metrics["tokens"] == tokens
@@ -107,18 +109,18 @@ def test_staleness_policies_leave_out_rollouts_or_tokens_or_nothing(
 
 
 def test_versions_that_do_not_cover_the_tokens_are_an_error() -> None:
-    broken = replace(model_call(0, [1], [2, 3]), versions=(VersionSpan(version=3, start=0, end=1),))
+    broken = replace(model_call(0, [1], [2, 3]), weight_versions=(VersionSpan(version=3, start=0, end=1),))
     with pytest.raises(ValueError, match="do not cover"):
         token_versions(broken)
 
 
 @pytest.mark.parametrize(
-    "change", [{"logprobs": b"\0" * 4}, {"versions": ()}, {"response_ids": b"\0" * 7}, {"prompt_ids": b"\0"}]
+    "change", [{"logprobs": b"\0" * 4}, {"weight_versions": ()}, {"response_ids": b"\0" * 7}, {"prompt_ids": b"\0"}]
 )
 def test_a_malformed_call_leaves_its_rollout_out_and_the_batch_goes_on(change: dict[str, Any]) -> None:
     good, bad = rollout("a", 0, 1.0), rollout("a", 1, 0.0)
     bad = dataclasses.replace(bad, calls=(bad.calls[0], replace(bad.calls[1], **change)))
-    batch = make_batch([Group("a", 2, 0.0, {good.id: good, bad.id: bad})], 0, settings())
+    batch = make_batch([RolloutGroup("a", 2, 0.0, {good.id: good, bad.id: bad})], 0, settings())
     assert {row.rollout for row in batch.rows} == {good.id}
     assert [use.exclusion_reason for use in batch.uses] == ["", "no row: malformed"]
 
@@ -173,13 +175,13 @@ def test_what_never_came_into_a_batch_keeps_its_own_reason() -> None:
 
 
 def test_admission_never_lets_more_be_under_way_than_the_bound_allows() -> None:
-    assert admitted_groups(0, 0, 16) == 16
-    assert admitted_groups(3, 1, 16) == 80
-    assert admitted_groups(3, 1, 16, publish_every=2) == 64, "what is served may be a step older"
+    assert max_dispatched_groups(0, 0, 16) == 16
+    assert max_dispatched_groups(3, 1, 16) == 80
+    assert max_dispatched_groups(3, 1, 16, publish_every=2) == 64, "what is served may be a step older"
 
 
 def test_groups_in_dispatch_order_wait_for_the_ones_before_them() -> None:
-    one, two, three = (Group(name, 2, 0.0) for name in "abc")
+    one, two, three = (RolloutGroup(name, 2, 0.0) for name in "abc")
     ready = [three, one]
     assert in_dispatch_order(ready, ["a", "b", "c"], {"a", "c"}) == [one]
     assert in_dispatch_order([three, two, one], ["a", "b", "c"], {"a", "b", "c"}) == [one, two, three]
@@ -189,7 +191,7 @@ def test_groups_in_dispatch_order_wait_for_the_ones_before_them() -> None:
 def test_dispatch_covers_every_problem_once_per_pass() -> None:
     problems = [Problem(str(number), number) for number in range(5)]
     asked = settings(samples=2, seed=3)
-    first = [group_of(problems[index], number, asked) for number, index in map(Passes(5, 3).at, range(10))]
+    first = [tasks_of_group(problems[index], number, asked) for number, index in map(TaskOrder(5, 3).at, range(10))]
     for number in (0, 1):
         one_pass = first[5 * number : 5 * number + 5]
         assert sorted(tasks[0].input for tasks in one_pass) == [0, 1, 2, 3, 4]
@@ -218,4 +220,4 @@ def test_a_rollout_that_would_break_the_trainer_is_left_out(changes: dict[str, A
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
 def test_a_reward_that_is_no_finite_number_is_none(reward: float) -> None:
     (whole,) = batches("a", 0, reward, parts=1)
-    assert rollout_of([whole], 1, 1).reward is None
+    assert build_rollout([whole], 1, 1).reward is None

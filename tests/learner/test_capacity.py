@@ -9,9 +9,9 @@ import pytest
 from bus.client import Bus
 from bus.stream_sizes import MIB, StreamSizes
 from bus.streams import LEARNER_ROLLOUTS, STORE_TRAIN
-from learner.errors import CannotLearn
+from learner.errors import LearnerError
 from learner.learner import run
-from learner.rollouts.capacity import Capacity, fill, shortage
+from learner.rollouts.capacity import Capacity, filled_share, find_shortage
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from tests.learner.conftest import settings_for
@@ -51,18 +51,18 @@ def settings(**changes: Any) -> LearnerSettings:
 def test_a_step_that_the_bus_cannot_hold_is_refused_with_the_numbers(
     changes: dict[str, Any], capacity: Capacity, step: str, interval: str
 ) -> None:
-    short = shortage(settings(**changes), capacity)
+    short = find_shortage(settings(**changes), capacity)
     assert step in short.step and bool(step) == bool(short.step)
     assert interval in short.interval and bool(interval) == bool(short.interval)
 
 
 def test_what_only_others_have_not_read_does_not_fill_the_learners_share() -> None:
     capacity = Capacity(1000, 100, 50)
-    assert fill(0, 0, 80, 900, capacity) == 0
-    assert fill(10, 10, 80, 800, capacity) == pytest.approx(0.2)
-    assert fill(10, 60, 80, 800, capacity) == pytest.approx(0.7)
-    assert fill(40, 0, 80, 80, capacity) == pytest.approx(0.8)
-    assert fill(5, 0, 0, 0, Capacity(-1, -1, -1)) == 0
+    assert filled_share(0, 0, 80, 900, capacity) == 0
+    assert filled_share(10, 10, 80, 800, capacity) == pytest.approx(0.2)
+    assert filled_share(10, 60, 80, 800, capacity) == pytest.approx(0.7)
+    assert filled_share(40, 0, 80, 80, capacity) == pytest.approx(0.8)
+    assert filled_share(5, 0, 0, 0, Capacity(-1, -1, -1)) == 0
 
 
 async def test_sizes_are_settings_and_provisioning_again_leaves_them(bus: Bus) -> None:
@@ -77,7 +77,7 @@ async def test_sizes_are_settings_and_provisioning_again_leaves_them(bus: Bus) -
 async def test_a_learner_whose_step_does_not_fit_refuses_to_start(bus: Bus, model_path: Path, tmp_path: Path) -> None:
     await bus.provision(sizes=StreamSizes(train_rollouts_mib=1))
     wanted = settings_for(model_path, checkpoints=tmp_path / "checkpoints", rollout_bytes=100_000)
-    with pytest.raises(CannotLearn, match="lightningbus provision --size train_rollouts_mib="):
+    with pytest.raises(LearnerError, match="lightningbus provision --size train_rollouts_mib="):
         await run(bus, wanted, asyncio.Event())
 
 
@@ -119,13 +119,13 @@ async def test_the_intake_says_how_full_its_share_is(bus: Bus) -> None:
     async with reading(bus) as intake, asyncio.timeout(30):
         await publish(bus, ("a", 0))
         await until_read(intake, 3)
-        await intake.room.look()
-        assert intake.room.share == pytest.approx(0.25) and not intake.room.is_filling
+        await intake.fill.look()
+        assert intake.fill.share == pytest.approx(0.25) and not intake.fill.is_filling
         await publish(bus, ("a", 1))
         await until_read(intake, 5)
-        await intake.room.look()
-        assert intake.room.share == pytest.approx(0.5) and intake.room.is_filling
-        intake.hand_out(intake.groups.take(1)[0].rollouts)
-        await intake.acknowledge(intake.position())
-        while intake.room.share:
-            await intake.room.look()
+        await intake.fill.look()
+        assert intake.fill.share == pytest.approx(0.5) and intake.fill.is_filling
+        intake.mark_consumed(intake.groups.pop_ready(1)[0].rollouts)
+        await intake.acknowledge(intake.replay_position())
+        while intake.fill.share:
+            await intake.fill.look()

@@ -9,7 +9,7 @@ import pytest
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
 from bus.streams import StreamState
-from learner.rollouts.stream_position import StreamMark, continue_at
+from learner.rollouts.stream_position import StreamMark, resume_at
 from schemas import subjects
 from tests.learner.test_intake import publish, reading, until_read
 
@@ -50,10 +50,10 @@ def mark(offset: int = 0, last: int = 0, created: str = "monday") -> StreamMark:
 def test_where_a_learner_goes_on_is_decided_by_what_it_knows_and_what_is_there(
     known: StreamMark, position: int, found: StreamState, sequence: int, offset: int, gap: str
 ) -> None:
-    said = continue_at(known, position, found)
+    said = resume_at(known, position, found)
     assert (said.sequence, said.mark.offset, said.mark.created) == (sequence, offset, found.created)
     assert (gap in said.gap) and bool(gap) == bool(said.gap)
-    again = continue_at(said.mark, max(position, said.mark.offset + said.sequence), found)
+    again = resume_at(said.mark, max(position, said.mark.offset + said.sequence), found)
     assert (again.sequence, again.gap, again.mark) == (sequence, "", said.mark), "said once"
 
 
@@ -61,7 +61,7 @@ async def test_a_learner_goes_on_when_the_bus_comes_back_empty(bus: Bus, nats: N
     async with reading(bus) as intake:
         await publish(bus, ("a", 0), ("b", 0), ("b", 1), ("c", 0))
         await until_read(intake, 9)
-        intake.hand_out(intake.groups.take(1)[0].rollouts)
+        intake.mark_consumed(intake.groups.pop_ready(1)[0].rollouts)
         await nats.kill()
         shutil.rmtree(nats.directory / "jetstream")
         await nats.start()
@@ -71,12 +71,12 @@ async def test_a_learner_goes_on_when_the_bus_comes_back_empty(bus: Bus, nats: N
             gap = await intake.gaps.get()
         assert "TRAIN_ROLLOUTS was made anew" in gap.reason and "it had 8 messages" in gap.reason
         assert "TASKS was made anew" in gap.reason
-        assert intake.groups.ended() == {"a": {0}, "c": {0}}, "what was read is not lost"
+        assert intake.groups.ended_rollouts() == {"a": {0}, "c": {0}}, "what was read is not lost"
         await publish(bus, ("a", 1))
         await until_read(intake, 11)
-        assert [group.task for group in intake.groups.take(1)] == ["a"]
-        assert intake.position() == 7, "c.0 was read of the stream that is gone"
-        state = intake.position(), intake.used(7), intake.groups.settled(), intake.mark
+        assert [group.task for group in intake.groups.pop_ready(1)] == ["a"]
+        assert intake.replay_position() == 7, "c.0 was read of the stream that is gone"
+        state = intake.replay_position(), intake.consumed_since(7), intake.groups.released_tasks(), intake.stream_mark
     async with reading(bus, *state) as again, asyncio.timeout(30):
         assert "messages from 1 on are gone" in (await again.gaps.get()).reason
         await until_read(again, 11)
@@ -102,8 +102,8 @@ async def test_a_learner_goes_on_when_the_bus_is_rolled_back_to_an_older_copy(
         assert "ends at message 4 again" in gap.reason and "TASKS" not in gap.reason
         await publish(bus, ("a", 1))
         await until_read(intake, 8 + 6 + 1)
-        assert sorted(group.task for group in intake.groups.take(2)) == ["a", "b"]
-        assert intake.groups.late == [] and intake.groups.ended() == {"c": {0}}
+        assert sorted(group.task for group in intake.groups.pop_ready(2)) == ["a", "b"]
+        assert intake.groups.late_attempts == [] and intake.groups.ended_rollouts() == {"c": {0}}
 
 
 async def test_a_checkpoint_ahead_of_the_streams_end_is_gone_on_from(bus: Bus) -> None:
@@ -115,7 +115,7 @@ async def test_a_checkpoint_ahead_of_the_streams_end_is_gone_on_from(bus: Bus) -
         assert "ends at message 2 again" in gap.reason
         await publish(bus, ("a", 1))
         await until_read(intake, 950 + 5)
-        assert [group.task for group in intake.groups.take(1)] == ["a"]
+        assert [group.task for group in intake.groups.pop_ready(1)] == ["a"]
 
 
 async def test_a_stream_made_anew_behind_a_connection_that_held_is_noticed(bus: Bus) -> None:
@@ -127,7 +127,7 @@ async def test_a_stream_made_anew_behind_a_connection_that_held_is_noticed(bus: 
         assert "made anew" in (await intake.gaps.get()).reason
         await publish(bus, ("a", 1))
         await until_read(intake, 7)
-        assert [group.task for group in intake.groups.take(1)] == ["a"]
+        assert [group.task for group in intake.groups.pop_ready(1)] == ["a"]
 
 
 async def test_the_same_loss_has_the_same_name_whenever_it_is_noticed(bus: Bus) -> None:

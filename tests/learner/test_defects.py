@@ -16,8 +16,8 @@ from learner.batching.credit import method
 from learner.batching.sequences import Shape, rows_of
 from learner.batching.transitions import transitions_of
 from learner.rollouts import groups as groups_module
-from learner.rollouts.groups import Group, Groups
-from learner.rollouts.task_order import Passes
+from learner.rollouts.groups import GroupBuffer, RolloutGroup
+from learner.rollouts.task_order import TaskOrder
 from learner.settings.learner import LearnerSettings
 from learner.training.token_weights import row_weights
 from schemas.spans import VersionSpan
@@ -29,7 +29,7 @@ def settings(**changes: Any) -> LearnerSettings:
     return LearnerSettings.model_validate({"model_path": Path("m"), **changes})
 
 
-def made(*groups: Group, version: int = 0, **changes: Any) -> Batch:
+def made(*groups: RolloutGroup, version: int = 0, **changes: Any) -> Batch:
     return BatchMaker(settings(**changes)).make(list(groups), version)
 
 
@@ -104,7 +104,7 @@ def test_07_a_call_without_log_probabilities_takes_only_its_own_rollout_out() ->
 def test_08_the_version_is_the_engines_per_token_and_the_lag_is_bounded() -> None:
     mixed = replace(
         model_call(0, [1], [2, 3]),
-        versions=(VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=2)),
+        weight_versions=(VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=2)),
     )
     groups = group("a", rollout("a", 0, 1.0, calls=[mixed]), rollout("a", 1, 0.0, version=5))
     batch = made(groups, version=5, max_staleness=2)
@@ -115,21 +115,21 @@ def test_08_the_version_is_the_engines_per_token_and_the_lag_is_bounded() -> Non
 
 def test_10_a_learner_that_starts_again_dispatches_what_it_would_have() -> None:
     """Position in the stream, groups in the making and place in the tasks come back; see also `test_intake`."""
-    whole = [*map(Passes(7, 5).at, range(20))]
-    assert [*map(Passes(7, 5).at, range(9, 20))] == whole[9:]
-    held = Groups(60.0, lambda one: one.reward is not None, closed=["a"])
+    whole = [*map(TaskOrder(7, 5).at, range(20))]
+    assert [*map(TaskOrder(7, 5).at, range(9, 20))] == whole[9:]
+    held = GroupBuffer(60.0, lambda one: one.reward is not None, closed=["a"])
     held.add(rollout("a", 0, 1.0), 0.0)
-    assert held.late and not held.ready, "what was used before the restart is not used again"
+    assert held.late_attempts and not held.ready, "what was used before the restart is not used again"
 
 
 def test_12_what_has_ended_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups_module, "REMEMBERED", 10)
-    held = Groups(60.0, lambda one: one.reward is not None)
+    monkeypatch.setattr(groups_module, "MAX_CLOSED_GROUPS", 10)
+    held = GroupBuffer(60.0, lambda one: one.reward is not None)
     for number in range(100):
         for sample in range(2):
             held.add(rollout(f"t{number}", sample, 1.0, samples=2), 0.0)
-        held.take(1)
-    assert len(held.closed) == 10 and not list(held.held())
+        held.pop_ready(1)
+    assert len(held.closed) == 10 and not list(held.pending_rollouts())
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])

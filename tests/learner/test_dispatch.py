@@ -15,7 +15,7 @@ from bus.streams import runner_tasks
 from bus.task_file import Problem
 from common.aio import cancel
 from learner.rollouts.dispatcher import Dispatcher
-from learner.rollouts.task_order import Passes
+from learner.rollouts.task_order import TaskOrder
 from learner.settings.learner import LearnerSettings
 from schemas.tasks import Task
 
@@ -52,7 +52,7 @@ async def test_a_pass_is_shuffled_once_and_off_the_event_loop(bus: Bus, monkeypa
     monkeypatch.setattr(random.Random, "shuffle", counted)
     await bus.ensure(runner_tasks("default", "train"))
     dispatcher = Dispatcher(bus, problems(1_000), settings(off_policy=["wait", "drop"]), 800)
-    dispatcher.admit(398, 8)
+    dispatcher.update_limit(398, 8)
     dispatching = asyncio.create_task(dispatcher.run())
     try:
         assert [task.sample_index for task in await tasks_of(bus, 16)] == [0, 1] * 8
@@ -64,25 +64,25 @@ async def test_a_pass_is_shuffled_once_and_off_the_event_loop(bus: Bus, monkeypa
 @given(st.integers(1, 30), st.integers(0, 5), st.lists(st.integers(0, 200), min_size=1))
 def test_a_restart_at_any_place_goes_on_in_the_same_order(count: int, seed: int, places: list[int]) -> None:
     """Whatever was asked for before; and in the order that runs of earlier releases began with."""
-    passes = Passes(count, seed)
+    passes = TaskOrder(count, seed)
     for place in places:
         number, index = passes.at(place)
         order = list(range(count))
         random.Random(f"{seed}:{number}").shuffle(order)
         assert (number, index) == (place // count, order[place % count])
-        assert Passes(count, seed).at(place) == (number, index)
+        assert TaskOrder(count, seed).at(place) == (number, index)
 
 
 async def test_groups_that_were_outstanding_at_a_restart_are_waited_for_in_their_order(bus: Bus) -> None:
     """Also where more groups have been closed since the start than the learner remembers."""
     before = Dispatcher(bus, problems(5), settings(off_policy=["wait", "drop"]), 100_000)
     await before.restore([50_003, 99_998])
-    before.settle(["nobody"])
-    assert before.outstanding == [50_003, 99_998] and len(before.order) == 2
+    before.release(["nobody"])
+    assert before.outstanding == [50_003, 99_998] and len(before.dispatch_order) == 2
     again = Dispatcher(bus, problems(5), settings(off_policy=["wait", "drop"]), 100_000)
     await again.restore(before.outstanding)
-    assert [*again.order] == [*before.order]
-    before.settle([next(iter(before.order))])
+    assert [*again.dispatch_order] == [*before.dispatch_order]
+    before.release([next(iter(before.dispatch_order))])
     assert before.outstanding == [99_998]
 
 
@@ -90,7 +90,7 @@ async def test_what_the_bus_lost_is_dispatched_again_and_what_has_ended_is_not(b
     """Under message ids of their own: the broker may still know those of the tasks it lost."""
     await bus.ensure(runner_tasks("default", "train"))
     dispatcher = Dispatcher(bus, problems(5), settings(steps=3, groups_per_step=1, max_staleness=2), 0)
-    dispatcher.admit(0, 0)
+    dispatcher.update_limit(0, 0)
     dispatching = asyncio.create_task(dispatcher.run())
     try:
         first = await tasks_of(bus, 6)

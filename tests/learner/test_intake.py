@@ -13,8 +13,8 @@ from bus.embedded.nats_server import NatsServer
 from bus.streams import LEARNER_ROLLOUTS
 from common.aio import cancel
 from learner.batching.batch import BatchMaker
-from learner.errors import CannotLearn
-from learner.rollouts.consumer import Intake
+from learner.errors import LearnerError
+from learner.rollouts.consumer import RolloutConsumer
 from learner.rollouts.stream_position import StreamMark
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
@@ -30,9 +30,9 @@ async def reading(
     used: dict[str, int] | None = None,
     closed: Sequence[str] = (),
     mark: StreamMark | None = None,
-) -> AsyncIterator[Intake]:
+) -> AsyncIterator[RolloutConsumer]:
     """An intake that runs while the block does."""
-    intake = Intake(bus, LearnerSettings(model_path=Path("model"), samples=2), position, used, closed, mark)
+    intake = RolloutConsumer(bus, LearnerSettings(model_path=Path("model"), samples=2), position, used, closed, mark)
     running = asyncio.create_task(intake.run())
     try:
         yield intake
@@ -40,7 +40,7 @@ async def reading(
         await cancel(running)
 
 
-async def until_read(intake: Intake, next_sequence: int) -> None:
+async def until_read(intake: RolloutConsumer, next_sequence: int) -> None:
     """Wait until everything before a stream position has been taken in."""
     async with asyncio.timeout(30):
         while intake.next_sequence < next_sequence:
@@ -57,12 +57,12 @@ async def test_the_position_stays_before_what_is_not_used_and_acknowledgement_fo
     async with reading(bus) as intake:
         await publish(bus, ("a", 0), ("b", 0), ("a", 1))  # two messages each: a is whole, b waits for its second
         await until_read(intake, 7)
-        assert intake.position() == 1 and intake.used(1) == {}
-        (group,) = intake.groups.take(1)
-        intake.hand_out(group.rollouts)
+        assert intake.replay_position() == 1 and intake.consumed_since(1) == {}
+        (group,) = intake.groups.pop_ready(1)
+        intake.mark_consumed(group.rollouts)
         assert group.task == "a"
-        assert intake.position() == 3 and intake.used(3) == {"a.1-1": 6}, "a.0 ends before position 3"
-        await intake.acknowledge(intake.position())
+        assert intake.replay_position() == 3 and intake.consumed_since(3) == {"a.1-1": 6}, "a.0 ends before position 3"
+        await intake.acknowledge(intake.replay_position())
         async with asyncio.timeout(10):
             while (await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.LEARNER)).ack_floor.stream_seq != 2:
                 await asyncio.sleep(0.02)
@@ -72,15 +72,15 @@ async def test_a_replay_gives_what_was_left_and_nothing_that_was_used(bus: Bus) 
     async with reading(bus) as intake:
         await publish(bus, ("a", 0), ("b", 0), ("a", 1))
         await until_read(intake, 7)
-        intake.hand_out(intake.groups.take(1)[0].rollouts)
-        position, closed = intake.position(), intake.groups.settled()
-        used = intake.used(position)
+        intake.mark_consumed(intake.groups.pop_ready(1)[0].rollouts)
+        position, closed = intake.replay_position(), intake.groups.released_tasks()
+        used = intake.consumed_since(position)
     async with reading(bus, position, used, closed) as again:
         await publish(bus, ("b", 1))
         await until_read(again, 9)
-        (group,) = again.groups.take(1)
+        (group,) = again.groups.pop_ready(1)
         assert (group.task, len(group.rollouts)) == ("b", 2)
-        assert again.groups.take(1) == [] and list(again.groups.held()) == []
+        assert again.groups.pop_ready(1) == [] and list(again.groups.pending_rollouts()) == []
 
 
 async def test_what_cannot_be_read_and_what_is_of_another_run_is_passed_over(bus: Bus) -> None:
@@ -90,8 +90,8 @@ async def test_what_cannot_be_read_and_what_is_of_another_run_is_passed_over(bus
             await bus.publish(subjects.rollout("train"), part, msg_id=f"other:{part.sequence}")
         await publish(bus, ("a", 0), ("a", 1))
         await until_read(intake, 8)
-        assert [group.task for group in intake.groups.take(1)] == ["a"]
-        assert intake.position() == 8
+        assert [group.task for group in intake.groups.pop_ready(1)] == ["a"]
+        assert intake.replay_position() == 8
 
 
 async def test_what_another_reader_took_is_read_again(bus: Bus) -> None:
@@ -104,7 +104,7 @@ async def test_what_another_reader_took_is_read_again(bus: Bus) -> None:
             await asyncio.wait_for(anext(thief), 10)
         await publish(bus, ("a", 1), ("b", 1), ("c", 1), ("d", 1), ("e", 1))
         await until_read(intake, 21)
-        assert sorted(group.task for group in intake.groups.take(5)) == ["a", "b", "c", "d", "e"]
+        assert sorted(group.task for group in intake.groups.pop_ready(5)) == ["a", "b", "c", "d", "e"]
 
 
 async def test_the_first_delivery_after_a_reset_is_missed_though_nothing_comes_later(bus: Bus) -> None:
@@ -144,20 +144,20 @@ async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
     bus: Bus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One of its kind that is told nothing: what it takes is read again, with a pause each time, and then no more."""
-    monkeypatch.setattr("learner.rollouts.consumer.PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr("learner.rollouts.consumer.CONFLICT_TIMEOUT_SECONDS", 3.0)
     await publish(bus, *((str(task), 0) for task in range(30)))
 
     async def take() -> None:
         async for delivery in thief:
             delivery.release()
 
-    intake = Intake(bus, LearnerSettings(model_path=Path("model"), samples=2))
+    intake = RolloutConsumer(bus, LearnerSettings(model_path=Path("model"), samples=2))
     running = asyncio.create_task(intake.run())
     await until_read(intake, 61)
     async with bus.pull(LEARNER_ROLLOUTS, slots=1) as thief, asyncio.timeout(30):  # which always asks last
         taking = asyncio.create_task(take())
         await publish(bus, *((str(task), 1) for task in range(30)))
-        with pytest.raises(CannotLearn, match="one learner to a bus"):
+        with pytest.raises(LearnerError, match="one learner to a bus"):
             await running
         await cancel(taking)
     assert sum("reading them again" in one.message for one in caplog.records) <= 4
@@ -167,19 +167,24 @@ async def test_of_two_readers_that_stay_the_one_who_came_last_gives_up(
     bus: Bus, nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Learners of two models by mistake: none is fenced, and each takes the other's batches."""
-    changes = {"LOOK_SECONDS": 0.2, "RESET_PAUSE_SECONDS": 0.2, "CALM_SECONDS": 2.0, "PATIENCE_SECONDS": 4.0}
+    changes = {
+        "POLL_SECONDS": 0.2,
+        "RESET_PAUSE_SECONDS": 0.2,
+        "GAP_WINDOW_SECONDS": 2.0,
+        "CONFLICT_TIMEOUT_SECONDS": 4.0,
+    }
     for name, value in changes.items():
         monkeypatch.setattr(f"learner.rollouts.consumer.{name}", value)
     async with reading(bus) as older, Bus.connect(nats_url) as other, asyncio.timeout(60):
         await publish(bus, ("a", 0), ("b", 0))
         await until_read(older, 5)
-        await asyncio.sleep(changes["CALM_SECONDS"])
-        newer = Intake(other, LearnerSettings(model_path=Path("model"), samples=2))
-        with pytest.raises(CannotLearn, match="one learner to a bus"):
+        await asyncio.sleep(changes["GAP_WINDOW_SECONDS"])
+        newer = RolloutConsumer(other, LearnerSettings(model_path=Path("model"), samples=2))
+        with pytest.raises(LearnerError, match="one learner to a bus"):
             await newer.run()
         await publish(bus, ("a", 1), ("b", 1))
         await until_read(older, 9)
-        assert sorted(group.task for group in older.groups.take(2)) == ["a", "b"]
+        assert sorted(group.task for group in older.groups.pop_ready(2)) == ["a", "b"]
 
 
 async def test_what_comes_again_is_not_acknowledged_in_place_of_what_is_newer(bus: Bus) -> None:
@@ -187,7 +192,7 @@ async def test_what_comes_again_is_not_acknowledged_in_place_of_what_is_newer(bu
     async with reading(bus) as intake, asyncio.timeout(20):
         await publish(bus, ("a", 0))
         await until_read(intake, 3)
-        await intake._held[0].nak()  # as if its time were up
+        await intake._unacked[0].nak()  # as if its time were up
         while await bus.delivered(LEARNER_ROLLOUTS) != 3:
             await asyncio.sleep(0.02)
         await publish(bus, ("b", 0))
@@ -206,7 +211,7 @@ async def test_nothing_is_missed_when_the_broker_is_killed(bus: Bus, nats: NatsS
         await nats.start()
         await publish(bus, ("a", 1))
         await until_read(intake, 5)
-        assert [len(group.rollouts) for group in intake.groups.take(1)] == [2]
+        assert [len(group.rollouts) for group in intake.groups.pop_ready(1)] == [2]
 
 
 async def test_a_late_attempt_is_accounted_for_and_never_used(bus: Bus) -> None:
@@ -215,8 +220,8 @@ async def test_a_late_attempt_is_accounted_for_and_never_used(bus: Bus) -> None:
         for part in batches("a", 0, reward=0.0, attempt=2, samples=2):
             await bus.publish(subjects.rollout("train"), part, msg_id=f"again:{part.sequence}")
         await until_read(intake, 7)
-        assert [one.attempt for one in intake.groups.late] == [2]
-        assert [one.attempt for one in intake.groups.take(1)[0].rollouts] == [1, 1]
+        assert [one.attempt for one in intake.groups.late_attempts] == [2]
+        assert [one.attempt for one in intake.groups.pop_ready(1)[0].rollouts] == [1, 1]
 
 
 async def test_the_same_batches_come_of_the_same_stream_position_to_the_bit(bus: Bus) -> None:
@@ -227,7 +232,7 @@ async def test_the_same_batches_come_of_the_same_stream_position_to_the_bit(bus:
     for _ in range(2):
         async with reading(bus) as intake:
             await until_read(intake, 13)
-            batches_of = [maker.make(intake.groups.take(1), 0) for _ in range(3)]
+            batches_of = [maker.make(intake.groups.pop_ready(1), 0) for _ in range(3)]
             digests.append([batch.digest() for batch in batches_of])
             assert [batch.uses[0].task_id for batch in batches_of] == ["b", "c", "a"], "in the order they became whole"
     assert digests[0] == digests[1] and len(set(digests[0])) == 3
@@ -244,5 +249,5 @@ async def test_no_message_ends_the_reading_of_the_others(bus: Bus) -> None:
             await bus.publish(subjects.TRAIN_ROLLOUT, batch, msg_id=f"odd:{number}")
         await publish(bus, ("a", 0), ("a", 1))
         await until_read(intake, 9)
-        assert [group.task for group in intake.groups.take(1)] == ["a"]
-        assert intake.groups.ended() == {} and intake.position() == 9
+        assert [group.task for group in intake.groups.pop_ready(1)] == ["a"]
+        assert intake.groups.ended_rollouts() == {} and intake.replay_position() == 9

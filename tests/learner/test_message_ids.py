@@ -55,9 +55,9 @@ async def test_a_step_whose_id_was_taken_is_an_error_and_one_said_again_after_a_
     await bus.publish(subjects.TASK_PUBLISHED, version, msg_id="step:run:1:1")
     await bus.publish(subjects.TASK_PUBLISHED, version, msg_id="step:run:1:1:taken")
     with pytest.raises(DuplicateMessage, match="step:run:1:1:taken"):
-        await learner._announce(step, "taken", unique=True)
-    await learner._announce(step, "mine", unique=True)
-    await learner._announce(step, "mine")
+        await learner._publish_step(step, "taken", unique=True)
+    await learner._publish_step(step, "mine", unique=True)
+    await learner._publish_step(step, "mine")
     assert (await bus.js.stream_info(subjects.EVENTS)).state.messages == 3
 
 
@@ -68,7 +68,7 @@ async def test_bytes_of_a_stranger_stop_no_learner(bus: Bus, tmp_path: Path, set
     publisher, other = WeightPublisher(bus, settings), WeightPublisher(bus, settings)
     await publisher.publish(weights, version=0, epoch=1, step=0)
     await bus.publish_raw(subjects.weights("policy"), b"{}", {}, 10)
-    assert (last := await other.look()) is not None and last.version == 0
+    assert (last := await other.refresh()) is not None and last.version == 0
     await publisher.publish(weights, version=1, epoch=1, step=1)
     with pytest.raises(Fenced):
         await other.publish(weights, version=1, epoch=1, step=1)

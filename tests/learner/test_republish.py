@@ -10,7 +10,7 @@ from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
 from bus.weights.registry import Releases
 from common.aio import cancel
-from learner.errors import CannotLearn
+from learner.errors import LearnerError
 from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
@@ -80,7 +80,7 @@ async def test_a_version_that_another_learner_has_replaced_is_not_published_agai
 ) -> None:
     first, second, was_reset = WeightPublisher(bus, settings), WeightPublisher(bus, settings), asyncio.Event()
     await first.publish(write(tmp_path / "weights", 0), version=0, epoch=1, step=0)
-    await second.look()
+    await second.refresh()
     await second.publish(write(tmp_path / "weights", 0), version=0, epoch=2, step=0)
     keeping = asyncio.create_task(first.keep_published(was_reset))
     was_reset.set()
@@ -89,7 +89,7 @@ async def test_a_version_that_another_learner_has_replaced_is_not_published_agai
             async with asyncio.timeout(0.5):
                 await asyncio.shield(keeping)
         assert (last := await newest(bus)) is not None and last.epoch == 2
-    except CannotLearn:
+    except LearnerError:
         pytest.fail("the other learner's version is on the bus: nothing is to be done")
     finally:
         await cancel(keeping)

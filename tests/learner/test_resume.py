@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from learner.checkpointing.checkpoint import CheckpointError, Checkpoints, LearnerState
-from learner.checkpointing.resume import resumed
-from learner.errors import CannotLearn
+from learner.checkpointing.resume import initial_state
+from learner.errors import LearnerError
 from learner.settings.learner import LearnerSettings
 from schemas.weights.events import Blob, WeightManifest
 
@@ -15,7 +15,7 @@ SETTINGS = LearnerSettings(model_path=Path("model"))
 
 
 def state(**changes: Any) -> LearnerState:
-    return LearnerState(**{"run": "run", "model": "policy", "step": 5, "version": 5, "epoch": 2, **changes})
+    return LearnerState(**{"run_id": "run", "model": "policy", "step": 5, "version": 5, "epoch": 2, **changes})
 
 
 def on_the_bus(version: int, epoch: int) -> WeightManifest:
@@ -26,7 +26,7 @@ def on_the_bus(version: int, epoch: int) -> WeightManifest:
 
 
 def test_a_first_start_is_version_0_of_epoch_1() -> None:
-    assert resumed(None, None, SETTINGS) == LearnerState(run="run", model="policy")
+    assert initial_state(None, None, SETTINGS) == LearnerState(run_id="run", model="policy")
 
 
 @pytest.mark.parametrize(
@@ -37,22 +37,22 @@ def test_a_first_start_is_version_0_of_epoch_1() -> None:
 def test_a_restart_has_an_epoch_of_its_own_and_gives_no_number_to_other_weights(
     version: int, epoch: int, expected: tuple[int, int]
 ) -> None:
-    begun = resumed((Path("c"), state()), on_the_bus(version, epoch), SETTINGS)
+    begun = initial_state((Path("c"), state()), on_the_bus(version, epoch), SETTINGS)
     assert (begun.version, begun.epoch, begun.step) == (*expected, 5)
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
-    with pytest.raises(CannotLearn, match="has version 3 on this bus, but runs/checkpoints holds no checkpoint"):
-        resumed(None, on_the_bus(3, 1), SETTINGS)
-    with pytest.raises(CannotLearn, match="is of run 'other'"):
-        resumed((Path("c"), state(run="other")), None, SETTINGS)
+    with pytest.raises(LearnerError, match="has version 3 on this bus, but runs/checkpoints holds no checkpoint"):
+        initial_state(None, on_the_bus(3, 1), SETTINGS)
+    with pytest.raises(LearnerError, match="is of run 'other'"):
+        initial_state((Path("c"), state(run_id="other")), None, SETTINGS)
 
 
 def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     """A learner killed at any moment of writing leaves the one before; one directory belongs to one learner."""
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
-        path = checkpoints.begin(step)
+        path = checkpoints.create_temp(step)
         (path / "weights.safetensors").write_bytes(b"%d" % step)
         if step == 1:
             checkpoints.commit(path, state(step=1))

@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.rollouts.assembler import Assembler, Rollout, reward_of
-from learner.rollouts.groups import Groups
+from learner.rollouts.assembler import Assembler, Rollout, training_reward
+from learner.rollouts.groups import GroupBuffer
 from tests.making import batches, rollout
 
 
@@ -23,7 +23,7 @@ def test_any_order_and_any_duplicate_give_the_same_rollout(order: list[int], aga
     (finished,) = [one for one in made if one is not None]
     assert [call.index for call in finished.calls] == list(range(6))
     assert finished.first_sequence == 1
-    assert assembler.oldest() is None
+    assert assembler.oldest_pending_sequence() is None
 
 
 def test_attempts_of_one_rollout_are_never_mixed() -> None:
@@ -37,7 +37,7 @@ def test_attempts_of_one_rollout_are_never_mixed() -> None:
 
 
 def test_the_first_result_is_the_rollout_and_whatever_else_ends_is_late() -> None:
-    groups = Groups(10.0, valid)
+    groups = GroupBuffer(10.0, valid)
     given_up = rollout("a", 0, None, outcome="infra", samples=2)
     first, second = (
         replace(rollout("a", 0, reward, samples=2), attempt=number, execution=f"e{number}")
@@ -45,58 +45,58 @@ def test_the_first_result_is_the_rollout_and_whatever_else_ends_is_late() -> Non
     )
     for one in (given_up, given_up, first, second):
         groups.add(one, 0.0)
-    assert [one.attempt for one in groups.late] == [1, 3]
+    assert [one.attempt for one in groups.late_attempts] == [1, 3]
     groups.add(rollout("a", 1, 0.5, samples=2), 0.0)
-    assert [one.attempt for one in groups.take(1)[0].rollouts] == [2, 1]
+    assert [one.attempt for one in groups.pop_ready(1)[0].rollouts] == [2, 1]
 
 
 def test_an_attempt_that_is_tried_again_says_nothing_of_its_rollout() -> None:
-    assembler, groups = Assembler(), Groups(10.0, valid)
+    assembler, groups = Assembler(), GroupBuffer(10.0, valid)
     for number, part in enumerate(batches("a", 0, outcome="infra", final=False), start=1):
         if (ended := assembler.add(part, number)) is not None:
             groups.add(ended, 0.0)
-    assert (groups.waiting, groups.late, assembler.oldest()) == (0, [], None)
+    assert (groups.waiting, groups.late_attempts, assembler.oldest_pending_sequence()) == (0, [], None)
 
 
 def test_an_unfinished_rollout_holds_the_replay_position() -> None:
     assembler = Assembler()
     assembler.add(batches("a", 0)[0], 7)
-    assert assembler.oldest() == 7
+    assert assembler.oldest_pending_sequence() == 7
 
 
 def test_a_group_is_ready_when_every_sample_has_ended() -> None:
-    groups = Groups(10.0, valid)
+    groups = GroupBuffer(10.0, valid)
     for sample in range(4):
-        assert groups.take(1) == []
+        assert groups.pop_ready(1) == []
         groups.add(rollout("a", sample, 1.0), 0.0)
-    (group,) = groups.take(1)
+    (group,) = groups.pop_ready(1)
     assert [one.sample for one in group.rollouts] == [0, 1, 2, 3]
-    assert list(groups.held()) == []
+    assert list(groups.pending_rollouts()) == []
 
 
 def test_a_group_whose_last_rollouts_do_not_come_is_trained_on_without_them() -> None:
-    groups = Groups(10.0, valid)
+    groups = GroupBuffer(10.0, valid)
     groups.add(rollout("a", 0, 1.0), 100.0)
     groups.add(rollout("a", 1, 0.0), 105.0)
     assert groups.expire(109.0) == 1.0
-    assert groups.take(1) == []
+    assert groups.pop_ready(1) == []
     assert groups.expire(110.0) is None
-    assert len(groups.take(1)[0].rollouts) == 2
-    assert groups.missing == [("a", 2), ("a", 3)]
+    assert len(groups.pop_ready(1)[0].rollouts) == 2
+    assert groups.missing_samples == [("a", 2), ("a", 3)]
     groups.add(rollout("a", 2, 1.0), 111.0)
-    assert [one.sample for one in groups.late] == [2]
+    assert [one.sample for one in groups.late_attempts] == [2]
 
 
 def test_a_group_of_fewer_than_two_valid_rollouts_is_put_aside() -> None:
-    groups = Groups(10.0, valid)
+    groups = GroupBuffer(10.0, valid)
     groups.add(rollout("a", 0, 1.0, samples=2), 0.0)
     groups.add(rollout("a", 1, None, outcome="infra", samples=2), 0.0)
     assert groups.ready == []
-    assert len(groups.unusable) == 1
+    assert len(groups.rejected) == 1
 
 
 def test_an_infrastructure_failure_is_never_a_reward() -> None:
     for outcome in ("infra", "poisoned", "cancelled"):
-        assert reward_of(rollout("a", 0, 0.0, outcome=outcome), "zero") is None
-    assert reward_of(rollout("a", 0, None, outcome="agent_error"), "zero") == 0.0
-    assert reward_of(rollout("a", 0, None, outcome="timeout"), "mask") is None
+        assert training_reward(rollout("a", 0, 0.0, outcome=outcome), "zero") is None
+    assert training_reward(rollout("a", 0, None, outcome="agent_error"), "zero") == 0.0
+    assert training_reward(rollout("a", 0, None, outcome="timeout"), "mask") is None

@@ -20,11 +20,11 @@ def written(directory: Path, *steps: int) -> Checkpoints:
     """Checkpoints of some steps."""
     checkpoints = Checkpoints(directory / "checkpoints")
     for step in steps:
-        path = checkpoints.begin(step)
+        path = checkpoints.create_temp(step)
         (path / WEIGHTS).write_bytes(b"%d" % step * 1000)
         (path / "trainer").mkdir()
         (path / "trainer" / ".metadata").write_bytes(pickle.dumps(step))
-        checkpoints.commit(path, LearnerState(run="run", model="policy", step=step))
+        checkpoints.commit(path, LearnerState(run_id="run", model="policy", step=step))
     return checkpoints
 
 

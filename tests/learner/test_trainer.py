@@ -197,20 +197,20 @@ def test_a_critic_learns_the_returns(start: Start) -> None:
 
 def test_adapters_alone_are_trained_and_merge_to_what_the_learner_computes(start: Start, tmp_path: Path) -> None:
     """LoRA: the files a node loads give the learner's own log-probabilities."""
-    from inference.engine.peft import described
+    from inference.engine.peft import inspect_adapter
     from inference.engine.weight_transfer import tensors
-    from learner.publishing.weight_files import write_base, write_weights
+    from learner.publishing.weight_files import write_full, write_weights
 
     trainer = start(lora={"lora_rank": 4, "lora_alpha": 8}, actor={"use_kl_loss": True, "optim": {"lr": 1e-2}})
     batch = batch_of(trainer, sampled_by(trainer, conversations(), shift=0.0))
-    write_base(trainer, tmp_path / "base")
+    write_full(trainer, tmp_path / "base")
     for _ in range(3):
         metrics = trainer.step(batch)
     assert metrics["actor/kl_loss"] > 0, "the model has left the one without adapters"
     write_weights(trainer, tmp_path / "adapters")
-    write_base(trainer, tmp_path / "again")
+    write_full(trainer, tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "base").read_bytes()
-    rank, scale, modules = described(tmp_path / "adapters")  # as vLLM's own loader is told
+    rank, scale, modules = inspect_adapter(tmp_path / "adapters")  # as vLLM's own loader is told
     assert (rank, scale) == (4, 2.0) and {"q_proj", "o_proj", "down_proj"} <= set(modules)
     merged = dict(tensors(str(tmp_path / "base"), str(tmp_path / "adapters")))
     full = start()

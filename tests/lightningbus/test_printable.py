@@ -38,7 +38,7 @@ def _hostile(event: Any) -> Any:
             if span.scope == "agent"
             else span
             if span.call is None
-            else msgspec.structs.replace(span, call=msgspec.structs.replace(span.call, pieces=(), role=HOSTILE))
+            else msgspec.structs.replace(span, call=msgspec.structs.replace(span.call, token_texts=(), role=HOSTILE))
             for span in event.spans
         )
         end = event.end and msgspec.structs.replace(event.end, outcome="agent_error", reward=None, error=HOSTILE)

@@ -64,11 +64,11 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, n
     await bus.blobs.delete(subjects.WEIGHT_BUCKET, "policy-0")
     assert "policy-0 has expired" in await weights(nats_url, "pin", 0, code=2)
     shown = json.loads(await weights(nats_url, "show", 2))
-    assert [(one["what"], one.get("why", "")) for one in shown["decisions"]] == [
+    assert [(one["action"], one.get("reason", "")) for one in shown["decisions"]] == [
         ("revoked", "it swears"),
         ("released", ""),
     ]
-    assert all("@" in one["who"] for one in shown["decisions"])
+    assert all("@" in one["actor"] for one in shown["decisions"])
     assert [one["node"] for one in shown["applied"]] == ["node", "node"]
     assert {"fetch_seconds", "verify_seconds", "pause_seconds"} <= set(shown["applied"][0])
     assert shown["manifest"]["blobs"][0]["name"] == "policy-2"
@@ -77,14 +77,14 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, n
 
 
 async def test_a_trial_is_shown_with_its_figures(bus: Bus, nats_url: str, tmp_path: Path) -> None:
-    await publish(bus, tmp_path, 0, trial=trial_of(-1.0, -2.0))
+    await publish(bus, tmp_path, 0, canary=trial_of(-1.0, -2.0))
     (row,) = await listed(nats_url)
     assert row["state"] == "awaits its trial"
     await Releases(bus, "policy").decide(
         "released", 0, who="n0", figures=(await Judge().judge(trial_of(-1.0), 0, None)).figures
     )
     shown = json.loads(await weights(nats_url, "show", 0))
-    assert shown["state"] == "released" and shown["decisions"][0]["figures"] == {"length": 1.0}
+    assert shown["state"] == "released" and shown["decisions"][0]["metrics"] == {"length": 1.0}
     assert shown["manifest"]["canary"]["prompts"] == 1 and shown["manifest"]["canary"]["max_kl"] == 0.1
 
 
@@ -107,12 +107,12 @@ async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
         await engine.holds(0)
         await bus.publish_raw(strangers[0], answer, {}, 10)
         async with asyncio.timeout(30):
-            while "is passed over: this is not a WeightManifest" not in subscriber.trouble:
+            while "is passed over: this is not a WeightManifest" not in subscriber.last_error:
                 await asyncio.sleep(0.02)
         assert [row["version"] for row in await listed(nats_url)] == [1, 0]
         assert "messages removed: 4" in await weights(nats_url, "repair")
         async with asyncio.timeout(30):
-            while subscriber.trouble:
+            while subscriber.last_error:
                 await asyncio.sleep(0.02)
     assert "messages removed: 0" in await weights(nats_url, "repair")
     assert metrics.messages_skipped.labels("WeightManifest")._value.get() >= skipped + 2

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from bus.fleet.node_state import DEAD_SECONDS, SUSPECT_SECONDS, Happening, State, seen, serves, step
 from bus.lease import Lease
 from learner.rollouts.assembler import Rollout
-from learner.rollouts.dispatcher import admitted_groups
-from learner.rollouts.groups import Groups
+from learner.rollouts.dispatcher import max_dispatched_groups
+from learner.rollouts.groups import GroupBuffer
 from schemas.base import Outcome
 from schemas.spans import AttemptResult
 from schemas.trajectory.attempt_selection import (
@@ -72,7 +72,7 @@ class Grouping(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.now = 0.0
-        self.groups = Groups(self.seconds, lambda rollout: rollout.reward is not None)
+        self.groups = GroupBuffer(self.seconds, lambda rollout: rollout.reward is not None)
         self.executions = itertools.count()
         self.added: list[Rollout] = []
         self.taken: list[Rollout] = []
@@ -98,7 +98,7 @@ class Grouping(RuleBasedStateMachine):
 
     @rule()
     def trained(self) -> None:
-        for group in self.groups.take(1):
+        for group in self.groups.pop_ready(1):
             assert sum(rollout.reward is not None for rollout in group.rollouts) >= 2, "fewer than two valid rollouts"
             self.taken += group.rollouts
 
@@ -106,7 +106,7 @@ class Grouping(RuleBasedStateMachine):
     def nothing_is_lost_nothing_is_twice(self) -> None:
         if not hasattr(self, "groups"):
             return
-        accounted = [rollout.execution for rollout in (*self.taken, *self.groups.held())]
+        accounted = [rollout.execution for rollout in (*self.taken, *self.groups.pending_rollouts())]
         assert len(accounted) == len(set(accounted)), "an attempt counts twice"
         assert set(accounted) == {
             rollout.execution for rollout in self.added if rollout.resolution != Resolution.RETRIED
@@ -190,9 +190,9 @@ def test_dispatched_groups_are_trained_on_before_they_are_too_stale(
     groups_per_step: int, max_staleness: int, steps: int
 ) -> None:
     """Groups are trained on in the order they were dispatched; each was sampled by the version current at the time."""
-    sampled = [0] * admitted_groups(0, max_staleness, groups_per_step)
+    sampled = [0] * max_dispatched_groups(0, max_staleness, groups_per_step)
     for version in range(steps):
         batch, sampled = sampled[:groups_per_step], sampled[groups_per_step:]
         assert len(batch) == groups_per_step and all(version - old <= max_staleness for old in batch)
         dispatched = (version + 1) * groups_per_step + len(sampled)
-        sampled += [version + 1] * (admitted_groups(version + 1, max_staleness, groups_per_step) - dispatched)
+        sampled += [version + 1] * (max_dispatched_groups(version + 1, max_staleness, groups_per_step) - dispatched)

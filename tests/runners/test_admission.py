@@ -19,11 +19,11 @@ from bus.security.secrets import bearer
 from common import http_server
 from common.procfs import resident
 from inference.gateway.server import Gateway as NodeGateway
-from runners.gateway.admission import MOST_BYTES, Admission, Allowance, TooMany
+from runners.gateway.admission import MAX_IN_FLIGHT_BYTES, Admission, RateLimited, RateLimits
 from runners.gateway.requests import MAX_REQUEST_BYTES
 from runners.gateway.server import Gateway
 from runners.gateway.slot import Slot
-from runners.recording.attempt import Attempt
+from runners.recording.attempt import AttemptRecorder
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 
 OTLP = "application/x-protobuf"
@@ -33,15 +33,15 @@ KEY = "k" * 16
 @asynccontextmanager
 async def serving(bus: Bus, send: Any, **allowance: Any) -> AsyncIterator[list[Slot]]:
     """Two slots of a gateway, a rollout in each."""
-    async with bus.fleet("inference") as fleet, Gateway(fleet, send, 2, allowance=Allowance(**allowance)) as gateway:
+    async with bus.fleet("inference") as fleet, Gateway(fleet, send, 2, allowance=RateLimits(**allowance)) as gateway:
         for slot in gateway.slots:
             slot.environment()
-            attempt = Attempt(task(id=f"t{slot.number}"), 1, "runner")
+            attempt = AttemptRecorder(task(id=f"t{slot.number}"), 1, "runner")
             slot.begin(attempt, task(), asyncio.get_running_loop().time() + 60)
         yield gateway.slots
 
 
-async def nothing(attempt: Attempt, seconds: float) -> None:
+async def nothing(attempt: AttemptRecorder, seconds: float) -> None:
     """Sends nothing."""
 
 
@@ -55,7 +55,7 @@ async def post(http: aiohttp.ClientSession, slot: Slot, path: str, body: bytes, 
 async def test_so_many_requests_at_once_and_no_more_of_one_slot(bus: Bus) -> None:
     let_go, sending = asyncio.Event(), asyncio.Semaphore(0)
 
-    async def send(attempt: Attempt, seconds: float) -> None:
+    async def send(attempt: AttemptRecorder, seconds: float) -> None:
         sending.release()
         await let_go.wait()
 
@@ -87,14 +87,14 @@ async def test_so_many_requests_per_second_and_no_more(bus: Bus) -> None:
 @given(rate=st.floats(0.1, 50), pauses=st.lists(st.floats(0, 3), max_size=60))
 def test_never_more_than_the_rate_and_one_second_ahead(rate: float, pauses: list[float]) -> None:
     now = 1000.0
-    admission = Admission(Allowance(per_second=rate), clock=lambda: now)
+    admission = Admission(RateLimits(per_second=rate), clock=lambda: now)
     admitted = 0
     for pause in pauses:
         now += pause
         try:
             with admission.request():
                 admitted += 1
-        except TooMany as error:
+        except RateLimited as error:
             assert error.retry_after >= 1
             earlier, now = now, now + error.retry_after
             with admission.request():
@@ -106,11 +106,11 @@ def test_never_more_than_the_rate_and_one_second_ahead(rate: float, pauses: list
 
 def test_large_requests_wait_for_one_another() -> None:
     admission = Admission()
-    with admission.request(MOST_BYTES - 10) as first:
-        with admission.request(10), pytest.raises(TooMany, match="bytes at once"), admission.request(1):
+    with admission.request(MAX_IN_FLIGHT_BYTES - 10) as first:
+        with admission.request(10), pytest.raises(RateLimited, match="bytes at once"), admission.request(1):
             pass
         first.size = 5  # it was packed, and is known now
-        with admission.request(MOST_BYTES - 5):
+        with admission.request(MAX_IN_FLIGHT_BYTES - 5):
             pass
     assert not admission.requests
 

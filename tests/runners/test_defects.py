@@ -81,6 +81,6 @@ async def test_16_a_task_whose_taker_dies_before_it_has_noted_it_is_handed_out_a
 
 def test_18_every_state_and_outcome_that_is_compared_with_exists() -> None:
     assert {state for state, _ in NEXT} | set(NEXT.values()) <= set(get_args(State))
-    written = "".join(path.read_text() for path in (ROOT / "runners").glob("*.py"))
-    ended_as = set(re.findall(r'(?:Ending|conclude)\("(\w+)"', written))
+    written = "".join(path.read_text() for path in (ROOT / "runners").rglob("*.py"))
+    ended_as = set(re.findall(r'(?:RolloutResult|finish)\("(\w+)"', written))
     assert ended_as == set(get_args(Outcome)), "every outcome is given by somebody, and nobody gives another"

@@ -16,8 +16,8 @@ from bus.client import Bus
 from runners.gateway.server import Gateway
 from runners.protocol.dialects.anthropic_request import chat as chat_of_messages
 from runners.protocol.dialects.responses_request import chat as chat_of_response
-from runners.protocol.token_history import Turn
-from runners.recording.attempt import Attempt
+from runners.protocol.token_history import ChatTurn
+from runners.recording.attempt import AttemptRecorder
 from schemas.spans import ModelCall, Span
 from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, task
 
@@ -43,7 +43,7 @@ SAYING = [{"role": "assistant", "content": "four"}, {"content": "teen"}, {"conte
 class Desk:
     """Both vendors' clients, and what was recorded of them."""
 
-    def __init__(self, url: str, key: str, attempt: Attempt) -> None:
+    def __init__(self, url: str, key: str, attempt: AttemptRecorder) -> None:
         self.url, self.key, self._attempt = url, key, attempt
         self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
         self.anthropic = anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0)
@@ -54,20 +54,20 @@ class Desk:
 
     @property
     def spans(self) -> list[Span]:
-        self._attempt.cut()
-        return [span for batch in self._attempt.unsent for span in batch.spans]
+        self._attempt.flush()
+        return [span for batch in self._attempt.outbox for span in batch.spans]
 
     @property
     def calls(self) -> list[ModelCall]:
-        self._attempt.cut()
-        return [call for batch in self._attempt.unsent for call in calls_of(batch)]
+        self._attempt.flush()
+        return [call for batch in self._attempt.outbox for call in calls_of(batch)]
 
 
 @asynccontextmanager
 async def opened(bus: Bus) -> AsyncIterator[Desk]:
-    attempt = Attempt(task(model="policy"), 1, "runner")
+    attempt = AttemptRecorder(task(model="policy"), 1, "runner")
 
-    async def send(attempt: Attempt, seconds: float) -> None:
+    async def send(attempt: AttemptRecorder, seconds: float) -> None:
         """Kept, for the test to look at."""
 
     async with bus.fleet("inference") as fleet, Gateway(fleet, send, 1) as gateway:
@@ -485,5 +485,5 @@ def test_a_message_begun_for_the_model_is_gone_on_with() -> None:
 
 def test_thoughts_are_not_gone_on_with_as_tokens() -> None:
     asked = {"role": "user", "content": "x"}
-    assert Turn("policy", [asked, {"role": "assistant", "content": "y", "reasoning": "hm"}], [1]).thoughtful
-    assert not Turn("policy", [asked, {"role": "assistant", "content": "y"}], [1]).thoughtful
+    assert ChatTurn("policy", [asked, {"role": "assistant", "content": "y", "reasoning": "hm"}], [1]).has_reasoning
+    assert not ChatTurn("policy", [asked, {"role": "assistant", "content": "y"}], [1]).has_reasoning

@@ -8,9 +8,9 @@ from aiohttp import web
 from transformers import Qwen2Tokenizer
 
 from bus.client import Bus
-from runners.protocol.accumulator import Completion
-from runners.protocol.request import Call
-from runners.protocol.token_history import History, spliced
+from runners.protocol.accumulator import StreamAccumulator
+from runners.protocol.request import ChatRequest
+from runners.protocol.token_history import TokenHistory, splice_prompt
 from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, ended, running, task
 
 END = "<|im_end|>"
@@ -61,7 +61,7 @@ def test_a_conversation_goes_on_from_the_very_tokens_that_were_sampled(
     held = [*prompt, *said, tokenizer.convert_tokens_to_ids(END)]
     old = rendered(tokenizer, template, GOES_ON[:2], answered=True)
     new = rendered(tokenizer, template, GOES_ON, answered=False)
-    found = spliced(held, old, new)
+    found = splice_prompt(held, old, new)
     assert found is not None and found[: len(held)] == held
     decode = tokenizer.decode
     assert (
@@ -78,25 +78,27 @@ def test_what_a_template_rewrites_is_rendered_anew(tokenizer: Qwen2Tokenizer) ->
     held = prompt + tokenizer.encode("the cat</think> on the mat" + END, add_special_tokens=False)
     old = rendered(tokenizer, FORGETS, thought, answered=True)
     new = rendered(tokenizer, FORGETS, [*thought, GOES_ON[2]], answered=False)
-    assert spliced(held, old, new) is None
+    assert splice_prompt(held, old, new) is None
 
 
 def test_an_answer_that_was_cut_off_has_no_end_to_go_on_from() -> None:
-    assert spliced([1, 2, 3], [1, 2, 4, 9], [1, 2, 4, 9, 5]) is None
-    assert spliced([], [], [1]) is None
-    assert spliced([1, 9, 3, 9], [1, 3, 9], [1, 3, 9, 5]) is None, "two ends held, one rendered"
+    assert splice_prompt([1, 2, 3], [1, 2, 4, 9], [1, 2, 4, 9, 5]) is None
+    assert splice_prompt([], [], [1]) is None
+    assert splice_prompt([1, 9, 3, 9], [1, 3, 9], [1, 3, 9, 5]) is None, "two ends held, one rendered"
 
 
-def call(messages: list[Any]) -> Call:
-    return Call.parse({"model": "policy", "messages": messages}, chat=True)
+def call(messages: list[Any]) -> ChatRequest:
+    return ChatRequest.parse({"model": "policy", "messages": messages}, chat=True)
 
 
 def test_the_longest_conversation_that_is_gone_on_with_is_found() -> None:
-    history = History()
+    history = TokenHistory()
     history.add(call(ASKED), {"role": "assistant", "content": ANSWER, "tool_calls": []}, [1])
     history.add(call(GOES_ON), {"role": "assistant", "content": "x"}, [1, 2, 3])
     longer = [*GOES_ON, {"role": "assistant", "content": "x"}, {"role": "user", "content": "?"}]
-    turns = [history.before(call(messages)) for messages in (longer, GOES_ON, ASKED, [*longer[:1], *longer[3:]])]
+    turns = [
+        history.longest_prefix(call(messages)) for messages in (longer, GOES_ON, ASKED, [*longer[:1], *longer[3:]])
+    ]
     assert [turn and turn.tokens for turn in turns] == [[1, 2, 3], [1], None, None]
 
 
@@ -105,9 +107,9 @@ def test_the_longest_conversation_that_is_gone_on_with_is_found() -> None:
 )
 def test_only_an_answer_the_model_ended_itself_is_gone_on_with(finish: str, stopped: Any, expected: bool) -> None:
     """A stop of the agent's is in the tokens and not in the text, so no rendering says where it was."""
-    completion = Completion(call(ASKED), {})
-    completion.add({"choices": [{"index": 0, "delta": {}, "finish_reason": finish, "stop_reason": stopped}]})
-    assert completion.ended_by_itself is expected
+    completion = StreamAccumulator(call(ASKED), {})
+    completion._feed_chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": finish, "stop_reason": stopped}]})
+    assert completion.stopped_at_eos is expected
 
 
 class Rendering(ScriptedEngine):

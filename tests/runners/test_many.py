@@ -7,7 +7,7 @@ import pytest
 
 from bus.client import Bus
 from runners import runner
-from runners.agent.launcher import CannotStart
+from runners.agent.launcher import AgentStartError
 from runners.settings import RunnerSettings
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 
@@ -54,5 +54,5 @@ async def test_one_that_does_not_end_takes_its_process_with_it_and_the_others_ar
 
 async def test_a_function_that_blocks_is_refused(bus: Bus) -> None:
     settings = RunnerSettings(agent="many:blocks", path=AGENTS, concurrency=8, per_process=8)
-    with pytest.raises(CannotStart, match="many:blocks is no async function"):
+    with pytest.raises(AgentStartError, match="many:blocks is no async function"):
         await runner.run(bus, settings, asyncio.Event())

@@ -13,10 +13,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from runners import retry_policy
 from runners.gateway import routing
-from runners.protocol.accumulator import Completion, UnusableAnswer
-from runners.protocol.request import Call
+from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator
+from runners.protocol.request import ChatRequest
 from runners.recording import otlp, rewards
-from runners.recording.attempt import Attempt
+from runners.recording.attempt import AttemptRecorder
 from schemas import ids as identity
 from schemas.codec import encode
 from schemas.fleet import Heartbeat
@@ -47,7 +47,7 @@ def test_reward_comes_from_the_function_the_value_or_the_last_span(
     answer: dict[str, Any], spans: list[Span], expected: float
 ) -> None:
     from_span = "s" if spans and "reward" not in answer else ""
-    assert rewards.resolve(answer, spans) == (expected, from_span)
+    assert rewards.resolve_reward(answer, spans) == (expected, from_span)
 
 
 @pytest.mark.parametrize(
@@ -55,18 +55,18 @@ def test_reward_comes_from_the_function_the_value_or_the_last_span(
     [{"value": None}, {"value": "9"}, {"value": float("nan")}, {"value": {"reward": "good"}}, {"reward": 1e999}],
 )
 def test_what_is_not_a_finite_number_is_no_reward(answer: dict[str, Any]) -> None:
-    with pytest.raises(rewards.NotAReward):
-        rewards.resolve(answer, [])
+    with pytest.raises(rewards.InvalidReward):
+        rewards.resolve_reward(answer, [])
 
 
 def test_only_what_is_not_the_agents_doing_is_tried_again() -> None:
     asked = task(max_attempts=3)
-    assert retry_policy.decide(asked, 1, "infra").retry_after == 1.0
-    assert retry_policy.decide(asked, 2, "infra").retry_after == 2.0
-    assert retry_policy.decide(asked, 3, "infra") == retry_policy.Decision(dead=True)
-    assert retry_policy.decide(asked, 3, "cancelled").retry_after == 0.0
+    assert retry_policy.decide_next_action(asked, 1, "infra").retry_after == 1.0
+    assert retry_policy.decide_next_action(asked, 2, "infra").retry_after == 2.0
+    assert retry_policy.decide_next_action(asked, 3, "infra") == retry_policy.RetryDecision(dead=True)
+    assert retry_policy.decide_next_action(asked, 3, "cancelled").retry_after == 0.0
     for outcome in ("ok", "agent_error", "timeout"):
-        assert retry_policy.decide(asked, 1, outcome) == retry_policy.Decision()  # type: ignore[arg-type]
+        assert retry_policy.decide_next_action(asked, 1, outcome) == retry_policy.RetryDecision()  # type: ignore[arg-type]
     assert not retry_policy.exhausted(asked, 3) and retry_policy.exhausted(asked, 4)
 
 
@@ -92,7 +92,7 @@ def chosen(
     preferred: int | None = None,
     **open_calls: int,
 ) -> str | None:
-    found = routing.choose(nodes, model, rollout, last, pinned, lambda id: open_calls.get(id, 0), preferred)
+    found = routing.select_node(nodes, model, rollout, last, pinned, lambda id: open_calls.get(id, 0), preferred)
     return found.id if found else None
 
 
@@ -184,11 +184,11 @@ def chunk(version: int | None, ids: list[int], text: str, **more: Any) -> dict[s
     return whole if version is None else {"weight_version": version, **whole}
 
 
-def collected(*chunks: dict[str, Any], pinned: int | None = None, **body: Any) -> Completion:
-    call = Call.parse({"model": "policy:writer", "messages": [], **body}, chat=True)
-    completion = Completion(call, {"temperature": 0.5}, pinned)
+def collected(*chunks: dict[str, Any], pinned: int | None = None, **body: Any) -> StreamAccumulator:
+    call = ChatRequest.parse({"model": "policy:writer", "messages": [], **body}, chat=True)
+    completion = StreamAccumulator(call, {"temperature": 0.5}, pinned)
     for one in chunks:
-        completion.add(one)
+        completion._feed_chunk(one)
     return completion
 
 
@@ -197,7 +197,7 @@ FIRST = {"prompt_token_ids": [1, 2, 3]}
 
 def test_a_stream_over_a_swap_keeps_the_version_of_every_token() -> None:
     chunks = [FIRST | chunk(4, [7], "a"), chunk(4, [8, 9], "b"), chunk(5, [10], "c", finish_reason="stop")]
-    (part,) = collected(*chunks).parts()
+    (part,) = collected(*chunks).sampled_choices()
     assert array("I", part.response_ids).tolist() == [7, 8, 9, 10]
     assert array("I", part.prompt_ids).tolist() == [1, 2, 3]
     assert array("f", part.logprobs).tolist() == [-0.5] * 4
@@ -223,29 +223,29 @@ def test_an_answer_that_cannot_be_recorded_exactly_is_not_used(
     if reason is None:
         chunks[0]["choices"][0]["logprobs"] = None
         reason = "1 tokens came with 0 log-probabilities"
-    with pytest.raises(UnusableAnswer, match=reason):
-        list(collected(*chunks).parts())
+    with pytest.raises(InvalidEngineOutput, match=reason):
+        list(collected(*chunks).sampled_choices())
 
 
 def test_a_pinned_answer_of_another_version_is_not_used() -> None:
     mixed = (FIRST | chunk(4, [7], "a"), chunk(5, [8], "b", finish_reason="stop"))
-    assert len(list(collected(*mixed).parts())) == 1
-    with pytest.raises(UnusableAnswer, match="another version than 4"):
-        list(collected(*mixed, pinned=4).parts())
+    assert len(list(collected(*mixed).sampled_choices())) == 1
+    with pytest.raises(InvalidEngineOutput, match="another version than 4"):
+        list(collected(*mixed, pinned=4).sampled_choices())
 
 
 def test_the_agent_sees_nothing_it_did_not_ask_for() -> None:
     completion = collected(FIRST | chunk(4, [7], "a", finish_reason="stop"))
-    shown = completion.visible(FIRST | chunk(4, [7], "a"))
+    shown = completion.to_agent_chunk(FIRST | chunk(4, [7], "a"))
     assert shown is not None
     assert set(shown) == {"id", "created", "model", "choices"}
     assert set(shown["choices"][0]) == {"index", "delta", "finish_reason"}
-    whole = completion.response()
+    whole = completion.to_response()
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": "a"}
     assert whole["choices"][0]["logprobs"] is None
     asked = collected(FIRST | chunk(4, [7], "a", finish_reason="stop"), logprobs=True, return_token_ids=True)
-    assert asked.response()["choices"][0]["token_ids"] == [7]
-    assert asked.response()["choices"][0]["logprobs"]["content"][0]["logprob"] == -0.5
+    assert asked.to_response()["choices"][0]["token_ids"] == [7]
+    assert asked.to_response()["choices"][0]["logprobs"]["content"][0]["logprob"] == -0.5
 
 
 def test_streamed_tool_calls_are_put_together() -> None:
@@ -256,7 +256,7 @@ def test_streamed_tool_calls_are_put_together() -> None:
     chunks = [FIRST | chunk(1, [7], ""), chunk(1, [8], "", finish_reason="tool_calls")]
     for one, piece in zip(chunks, pieces, strict=True):
         one["choices"][0]["delta"] = {"tool_calls": [piece]}
-    message = collected(*chunks).response()["choices"][0]["message"]
+    message = collected(*chunks).to_response()["choices"][0]["message"]
     assert message["tool_calls"] == [
         {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     ]
@@ -265,15 +265,15 @@ def test_streamed_tool_calls_are_put_together() -> None:
 @pytest.mark.parametrize("body", [[], {"messages": []}, {"model": "policy"}, {"model": "policy", "messages": "hello"}])
 def test_a_request_that_is_none_is_refused(body: Any) -> None:
     with pytest.raises(ValueError, match="the request"):
-        Call.parse(body, chat=True)
+        ChatRequest.parse(body, chat=True)
 
 
 def test_long_attempts_are_cut_into_batches_and_the_last_one_ends_them() -> None:
-    attempt = Attempt(task(), 2, "runner")
+    attempt = AttemptRecorder(task(), 2, "runner")
     for n in range(9):
         attempt.add(Span(trace_id="t", span_id=f"{n}", name="x", start_ns=1, end_ns=2, attributes={"a": "a" * 300_000}))
-    attempt.conclude("ok", 1.0, "", "1")
-    batches = list(attempt.unsent)
+    attempt.finish("ok", 1.0, "", "1")
+    batches = list(attempt.outbox)
     assert len(batches) > 1
     assert [batch.sequence for batch in batches] == list(range(len(batches)))
     assert [batch.end is not None for batch in batches] == [False] * (len(batches) - 1) + [True]

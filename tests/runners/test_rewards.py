@@ -6,7 +6,7 @@ import pytest
 
 from bus.client import Bus
 from runners import runner
-from runners.agent.launcher import CannotStart
+from runners.agent.launcher import AgentStartError
 from runners.settings import RunnerSettings
 from tests.runners.conftest import AGENTS, ended, running, task
 
@@ -36,7 +36,7 @@ async def test_a_reward_function_has_its_own_process_the_task_as_it_came_and_no_
     ("reward", "why"), [("plain:hlaf", "no attribute 'hlaf'"), ("rewards:half", "No module named")]
 )
 async def test_a_reward_function_that_cannot_be_loaded_is_said_at_start(bus: Bus, reward: str, why: str) -> None:
-    with pytest.raises(CannotStart, match=f"reward function {reward} cannot be loaded .*{why}"):
+    with pytest.raises(AgentStartError, match=f"reward function {reward} cannot be loaded .*{why}"):
         async with asyncio.timeout(30):
             await runner.run(bus, RunnerSettings(agent="plain:asks", reward=reward, path=AGENTS), asyncio.Event())
 

@@ -17,7 +17,7 @@ from bus.dead_letters import DeadLetters
 from bus.errors import PoisonFlood
 from bus.streams import STORE_EVENTS, runner_tasks
 from runners import runner
-from runners.agent.launcher import CannotStart
+from runners.agent.launcher import AgentStartError
 from runners.settings import RunnerSettings
 from schemas.codec import encode, schema_of
 from schemas.tasks import Task, TaskBatchRecord, TaskRecord
@@ -299,7 +299,7 @@ async def test_a_finished_rollout_waits_for_room_and_meanwhile_no_other_is_begun
     ],
 )
 async def test_an_agent_that_cannot_start_is_one_sentence(bus: Bus, settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(CannotStart, match=sentence):
+    with pytest.raises(AgentStartError, match=sentence):
         async with asyncio.timeout(30):
             checked = RunnerSettings.model_validate({"path": AGENTS, **settings})
             await runner.run(bus, checked, asyncio.Event())
@@ -318,7 +318,7 @@ async def test_a_mistyped_command_is_found_before_any_task_is_taken(
 ) -> None:
     await bus.ensure(runner_tasks("default", "eval"))
     await bus.publish_task(task())
-    with pytest.raises(CannotStart, match=sentence):
+    with pytest.raises(AgentStartError, match=sentence):
         async with asyncio.timeout(30):
             await runner.run(bus, RunnerSettings(command=command, path=AGENTS), asyncio.Event())
     assert await bus.delivered(runner_tasks("default", "eval")) == 0
@@ -327,7 +327,7 @@ async def test_a_mistyped_command_is_found_before_any_task_is_taken(
 async def test_an_agent_that_cannot_be_imported_is_found_before_any_task_is_taken(bus: Bus) -> None:
     await bus.ensure(runner_tasks("default", "eval"))
     await bus.publish_task(task())
-    with pytest.raises(CannotStart, match="No module named 'agnet'"):
+    with pytest.raises(AgentStartError, match="No module named 'agnet'"):
         async with asyncio.timeout(30):
             await runner.run(bus, RunnerSettings(agent="agnet:solve", path=AGENTS), asyncio.Event())
     assert await bus.delivered(runner_tasks("default", "eval")) == 0

@@ -21,14 +21,14 @@ from bus.client import Bus
 from bus.embedded.nats_server import free_port
 from common.procfs import below, is_alive
 from common.subprocesses import kill_group, spawn
-from inference.engine.vllm_server import Engine
+from inference.engine.vllm_server import VllmServer
 from inference.settings import InferenceSettings
 from lightningbus.run import preflight
 from runners.agent.factory import RELAY, paths_of
-from runners.agent.launcher import CannotStart, Place
-from runners.agent.limits import Limits
-from runners.agent.output import AHEAD_BYTES, READ_BYTES
-from runners.agent.process import Keeper
+from runners.agent.launcher import AgentLauncher, AgentStartError
+from runners.agent.limits import ResourceLimits
+from runners.agent.output import BURST_BYTES, READ_BYTES
+from runners.agent.process import ProcessWatchdog
 from runners.settings import RunnerSettings
 from schemas.spans import SpanBatch
 from store.service import embedded
@@ -152,7 +152,7 @@ async def test_what_an_agent_prints_reaches_our_log_whole_lines_of_it_and_not_wi
     assert (said(batch)["file"], said(batch)["shortened"]) == (False, False)
     first, *lines = [line for line in capfd.readouterr().err.splitlines() if line[:3] in ("its", "xxx")]
     assert first == "its first words" and set(lines) <= {"x" * 99, "its last words"}
-    assert AHEAD_BYTES - 2 * READ_BYTES < 100 * len(lines) < 2 * AHEAD_BYTES
+    assert BURST_BYTES - 2 * READ_BYTES < 100 * len(lines) < 2 * BURST_BYTES
     assert "bytes of what an agent printed are left out" in caplog.text
 
 
@@ -169,14 +169,16 @@ async def test_the_ended_are_not_counted_and_a_process_that_leaves_many_gives_wa
     process = await spawn(sys.executable, "-c", leaves, stdout=asyncio.subprocess.PIPE, env=environment)
     assert process.stdout is not None
     await process.stdout.readline()
-    assert len(below(process.pid)) == 120 and Limits(processes=1).exceeded(process.pid) == ""
+    assert len(below(process.pid)) == 120 and ResourceLimits(processes=1).find_violation(process.pid) == ""
     await kill_group(process)
 
 
 async def test_what_a_process_leaves_ends_with_it_though_nobody_asks(tmp_path: Path) -> None:
-    async with Keeper() as keeper:
-        inmate = await Place(tmp_path, {}, dict, Limits(), [], {}, keeper).start("sh", "-c", "sleep 600 & echo $!")
-        left = int(await inmate.line())
+    async with ProcessWatchdog() as keeper:
+        inmate = await AgentLauncher(tmp_path, {}, dict, ResourceLimits(), [], {}, keeper).start(
+            "sh", "-c", "sleep 600 & echo $!"
+        )
+        left = int(await inmate.readline())
         await asyncio.to_thread(until, lambda: is_alive(left), False)
         await inmate.stop()
 
@@ -185,8 +187,8 @@ async def test_one_that_is_given_up_as_it_starts_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "private"))
-    place = Place(tmp_path, {}, dict, Limits(), [], {}, Keeper())
-    with pytest.raises(CannotStart, match="cannot be started"):
+    place = AgentLauncher(tmp_path, {}, dict, ResourceLimits(), [], {}, ProcessWatchdog())
+    with pytest.raises(AgentStartError, match="cannot be started"):
         await place.start("true")
     (tmp_path / "private").mkdir()
     before = set(Path("/proc/self/fd").iterdir())
@@ -230,7 +232,7 @@ def test_an_interpreter_that_stands_anywhere_lets_nothing_into_the_sandbox(tmp_p
 
 
 def test_a_signal_that_a_sandbox_hands_on_is_known() -> None:
-    limits = Limits(memory_gb=2)
+    limits = ResourceLimits(memory_gb=2)
     for code in (-signal.SIGSEGV, 128 + signal.SIGSEGV):
         assert limits.ended(code) == f"its process ended with {code}; the limit is memory_gb: 2"
     assert limits.ended(3) == "its process ended with 3"
@@ -262,7 +264,7 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
     sandbox = documented()
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
     settings = InferenceSettings(model_path=tmp_path, work=tmp_path / "work", command=[sys.executable, STAND_IN])
-    async with embedded(tmp_path / "store") as store, Engine(settings) as vllm:
+    async with embedded(tmp_path / "store") as store, VllmServer(settings) as vllm:
         await vllm.start()
         _, (steering,) = ports_and_sockets(child(STAND_IN))
         names = {"bus": nats_url, "clickhouse": store, "node": engine.address}
@@ -295,7 +297,7 @@ async def test_a_directory_too_long_for_the_gateways_socket_is_one_sentence(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
     Path(tempfile.gettempdir()).mkdir()
-    with pytest.raises(CannotStart, match=r"TMPDIR: .* is too long for a Unix socket: set a shorter one"):
+    with pytest.raises(AgentStartError, match=r"TMPDIR: .* is too long for a Unix socket: set a shorter one"):
         async with running(bus, agent="nasty:tells", sandbox=["env", "SOCKET={gateway}"]):
             pass
     assert not list(Path(tempfile.gettempdir()).iterdir())

@@ -25,8 +25,8 @@ from bus.errors import BusError, StreamFull
 from runners.gateway.server import Gateway
 from runners.gateway.slot import Slot
 from runners.recording import otlp
-from runners.recording.attempt import Attempt
-from runners.recording.usage import Meter, seconds
+from runners.recording.attempt import AttemptRecorder
+from runners.recording.usage import UsageMeter, seconds
 from schemas import ids
 from schemas.semconv import attributes
 from schemas.spans import Span, SpanBatch
@@ -51,17 +51,17 @@ def traces(count: int = 1) -> ExportTraceServiceRequest:
 class Bed:
     """A slot of a gateway with an attempt in it, and what its `send` does."""
 
-    def __init__(self, slot: Slot, attempt: Attempt) -> None:
+    def __init__(self, slot: Slot, attempt: AttemptRecorder) -> None:
         self.slot, self.attempt = slot, attempt
         self.error: BusError | None = None
         self.sent: list[SpanBatch] = []
 
-    async def send(self, attempt: Attempt, seconds: float) -> None:
+    async def send(self, attempt: AttemptRecorder, seconds: float) -> None:
         async with attempt.sending:
-            while attempt.unsent:
+            while attempt.outbox:
                 if self.error is not None:
                     raise self.error
-                self.sent.append(attempt.unsent.popleft())
+                self.sent.append(attempt.outbox.popleft())
 
     async def post(self, signal: str, body: bytes, kind: str = PROTOBUF, **headers: str) -> tuple[int, Any, bytes]:
         url = f"{self.slot.base_url}/otlp/v1/{signal}"
@@ -72,7 +72,7 @@ class Bed:
 
 @asynccontextmanager
 async def bed(bus: Bus) -> AsyncIterator[Bed]:
-    attempt = Attempt(task(), 1, "runner")
+    attempt = AttemptRecorder(task(), 1, "runner")
     async with bus.fleet("inference") as fleet:
         made = Bed(Slot(0), attempt)
         async with Gateway(fleet, lambda a, s: made.send(a, s), 1) as gateway:
@@ -211,7 +211,7 @@ async def test_an_attempts_spans_come_in_batches_and_its_end_counts_them(bus: Bu
 
 def test_time_is_counted_once_where_calls_overlap() -> None:
     assert seconds([(0, 10**9), (5 * 10**8, 2 * 10**9), (3 * 10**9, 4 * 10**9)]) == 3.0
-    meter = Meter()
+    meter = UsageMeter()
     times = [("execute_tool a", 0, 2), ("execute_tool b", 1, 3), ("other", 0, 9)]
     for name, start, end in times:
         said = {attributes.OPERATION: "execute_tool"} if name != "other" else {}

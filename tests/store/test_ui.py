@@ -134,7 +134,10 @@ async def test_the_pulse_changes_when_a_rollout_ends(ask: Ask, store: StoreProce
         ({"outcome": "agent_error"}, lambda end: end.outcome == "agent_error"),
         ({"reward_from": "0.5"}, lambda end: end.reward == 1),
         ({"reward_from": "0", "reward_to": "0.5"}, lambda end: end.reward == 0),
-        ({"version_from": "3", "version_to": "3"}, lambda end: 3 in (end.usage.version_min, end.usage.version_max)),
+        (
+            {"version_from": "3", "version_to": "3"},
+            lambda end: 3 in (end.usage.min_weight_version, end.usage.max_weight_version),
+        ),
         ({"mode": "eval"}, lambda end: False),
     ],
 )

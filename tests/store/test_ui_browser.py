@@ -57,7 +57,9 @@ def evaluations() -> Iterator[SpanBatch]:
     """Rollouts of the same run that are not trained on."""
     for event in filling.run(RUN, steps=12, groups=2, samples=2, seed=7):
         if isinstance(event, SpanBatch):
-            yield replace(event, mode="eval", task=f"held-out-{event.task_id}", rollout=f"held-out-{event.rollout_id}")
+            yield replace(
+                event, mode="eval", task_id=f"held-out-{event.task_id}", rollout_id=f"held-out-{event.rollout_id}"
+            )
 
 
 @contextmanager

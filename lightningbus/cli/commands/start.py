@@ -43,7 +43,7 @@ def inference(
     given = {"model_path": model_path, "model": model, "port": port, "host": host, "advertise": advertise}
     checked = settings_of(InferenceSettings, settings, **given, health=health)
     at = or_fail(place, bus, "node")
-    run_role(at, "inference", node.run, with_key(checked, at), vllm_server.EngineFailed, node.PortInUse)
+    run_role(at, "inference", node.run, with_key(checked, at), vllm_server.EngineError, node.PortInUse)
 
 
 def learner(
@@ -72,7 +72,7 @@ def learner(
     if distributed.is_follower():
         room.follow(checked)
         return
-    expected = (errors.CannotLearn, checkpoint.CheckpointError, TaskFileError)
+    expected = (errors.LearnerError, checkpoint.CheckpointError, TaskFileError)
     run_role(or_fail(place, bus, "learner"), "learner", room.run, checked, *expected)
 
 
@@ -95,7 +95,7 @@ def runner(
     """Take tasks from the bus, run the agent on each, and publish what happened."""
     from common.subprocesses import Guard
     from runners import runner as room
-    from runners.agent.launcher import CannotStart
+    from runners.agent.launcher import AgentStartError
     from runners.settings import RunnerSettings
 
     words = shlex.split(command) if command is not None else None
@@ -103,7 +103,7 @@ def runner(
     checked = settings_of(RunnerSettings, settings, **given, reward=reward, name=name, health=health)
     at = or_fail(place, bus, "runner")
     Guard.stand()
-    run_role(at, "runner", room.run, with_key(checked, at), CannotStart)
+    run_role(at, "runner", room.run, with_key(checked, at), AgentStartError)
 
 
 def up(

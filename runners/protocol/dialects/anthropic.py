@@ -8,7 +8,7 @@ from typing import Any
 
 from runners.protocol.dialects.anthropic_request import chat
 from runners.protocol.dialects.base import said
-from runners.protocol.request import Call
+from runners.protocol.request import ChatRequest
 
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 KINDS = {
@@ -29,7 +29,7 @@ class Messages:
         if not isinstance(body, dict):
             raise ValueError("the request body is a JSON object")
         self._model = body.get("model")
-        self.call = Call.parse(chat(body), chat=True)
+        self.call = ChatRequest.parse(chat(body), chat=True)
 
     def answer(self, response: dict[str, Any]) -> dict[str, Any]:
         """The message."""
@@ -57,7 +57,7 @@ class MessageEvents:
         self._ending: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
 
-    def take(self, chunk: dict[str, Any]) -> bytes:
+    def on_chunk(self, chunk: dict[str, Any]) -> bytes:
         """The events of one chunk."""
         events = b""
         if not self._begun:
@@ -84,7 +84,7 @@ class MessageEvents:
                 self._ending = choice
         return events
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """The message is over; one that says nothing has an empty text."""
         silent = not self._said and not self._called
         empty = self._grow(("text", None), {"type": "text", "text": ""}) if silent else b""
@@ -95,7 +95,7 @@ class MessageEvents:
             + _event("message_stop")
         )
 
-    def failed(self, reason: str) -> bytes:
+    def fail(self, reason: str) -> bytes:
         """An error ends the stream."""
         return said(error(500, reason), "error")
 

@@ -3,41 +3,41 @@
 import json
 from typing import Any, Protocol
 
-from runners.protocol.request import Call
+from runners.protocol.request import ChatRequest
 
 
-class Events(Protocol):
+class StreamEncoder(Protocol):
     """A streamed answer on its way: chunks of a chat in, server-sent events out."""
 
-    def take(self, chunk: dict[str, Any]) -> bytes:
+    def on_chunk(self, chunk: dict[str, Any]) -> bytes:
         """What is said of one chunk."""
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """What is said when the answer is whole."""
 
-    def failed(self, reason: str) -> bytes:
+    def fail(self, reason: str) -> bytes:
         """What is said when it will not be."""
 
 
 class Dialect(Protocol):
     """One request in the words of its API."""
 
-    call: Call
+    call: ChatRequest
     """The chat, or completion, it stands for."""
 
     def answer(self, response: dict[str, Any]) -> dict[str, Any]:
         """The chat's whole answer as this API says it."""
 
-    def events(self) -> Events:
+    def events(self) -> StreamEncoder:
         """A new stream."""
 
 
-class Plain:
+class OpenAIDialect:
     """Chat Completions and Completions."""
 
     def __init__(self, body: Any, chat: bool) -> None:
         """Raises ValueError with a sentence for the agent."""
-        self.call = Call.parse(body, chat)
+        self.call = ChatRequest.parse(body, chat)
 
     def answer(self, response: dict[str, Any]) -> dict[str, Any]:
         """As it is."""
@@ -51,15 +51,15 @@ class Plain:
 class PlainEvents:
     """``data:`` lines up to ``[DONE]``."""
 
-    def take(self, chunk: dict[str, Any]) -> bytes:
+    def on_chunk(self, chunk: dict[str, Any]) -> bytes:
         """The chunk."""
         return said(chunk)
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """The mark of the end."""
         return b"data: [DONE]\n\n"
 
-    def failed(self, reason: str) -> bytes:
+    def fail(self, reason: str) -> bytes:
         """An error where a chunk would be."""
         return said(error("server_error", reason))
 

@@ -8,16 +8,16 @@ from typing import Any
 
 from runners.protocol.dialects import anthropic, base
 from runners.protocol.dialects.anthropic import Messages
-from runners.protocol.dialects.base import Dialect, Plain
+from runners.protocol.dialects.base import Dialect, OpenAIDialect
 from runners.protocol.dialects.responses import Responses
-from runners.protocol.token_history import History
+from runners.protocol.token_history import TokenHistory
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
     """How its requests are read and its errors said."""
 
-    parse: Callable[[Any, History], Dialect]
+    parse: Callable[[Any, TokenHistory], Dialect]
     """A body, in a rollout with this history; raises ValueError with a sentence for the agent."""
     error: Callable[[int, str, str], dict[str, Any]]
     """Of a status, an error's name and its message."""
@@ -31,15 +31,15 @@ def _anthropic(status: int, kind: str, message: str) -> dict[str, Any]:
     return anthropic.error(status, message)
 
 
-def _plain(chat: bool, body: Any, history: History) -> Dialect:
-    return Plain(body, chat)
+def _plain(chat: bool, body: Any, history: TokenHistory) -> Dialect:
+    return OpenAIDialect(body, chat)
 
 
-def _responses(body: Any, history: History) -> Dialect:
+def _responses(body: Any, history: TokenHistory) -> Dialect:
     return Responses(body, history.responses)
 
 
-def _messages(body: Any, history: History) -> Dialect:
+def _messages(body: Any, history: TokenHistory) -> Dialect:
     return Messages(body)
 
 

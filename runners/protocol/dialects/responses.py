@@ -5,7 +5,7 @@ from typing import Any
 from runners.protocol.dialects.responses_events import ResponseEvents
 from runners.protocol.dialects.responses_items import id_of, items, usage_of
 from runners.protocol.dialects.responses_request import Earlier, chat
-from runners.protocol.request import Call
+from runners.protocol.request import ChatRequest
 
 ECHOED = (
     "instructions", "max_output_tokens", "metadata", "previous_response_id", "reasoning", "temperature", "text",
@@ -22,7 +22,7 @@ class Responses:
             raise ValueError("the request body is a JSON object")
         self.body = body
         self._earlier = earlier
-        self.call = Call.parse(chat(body, earlier), chat=True)
+        self.call = ChatRequest.parse(chat(body, earlier), chat=True)
 
     def answer(self, response: dict[str, Any]) -> dict[str, Any]:
         """The response, which a later request may name as the one before it."""

@@ -27,7 +27,7 @@ class ResponseEvents:
         self._call: dict[str, Any] = {}
         self._call_index: int | None = None
 
-    def take(self, chunk: dict[str, Any]) -> bytes:
+    def on_chunk(self, chunk: dict[str, Any]) -> bytes:
         """The events of one chunk."""
         events = b""
         if not self._head:
@@ -47,7 +47,7 @@ class ResponseEvents:
             self._finish = choice.get("finish_reason") or self._finish
         return events
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """The last item is done, and with it the response."""
         events = b""
         if not self._open and not any(item["type"] in ("message", "function_call") for item in self._done):
@@ -57,7 +57,7 @@ class ResponseEvents:
         self._remember(response["id"], self._message())
         return events + self._event(f"response.{response['status']}", response=response)
 
-    def failed(self, reason: str) -> bytes:
+    def fail(self, reason: str) -> bytes:
         """An error ends the stream."""
         return self._event("error", code="server_error", message=reason, param=None)
 
