@@ -19,13 +19,13 @@ from schemas import subjects
 from schemas.codec import encode, schema_of
 from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, VersionSpan
 from store.clickhouse import migrations
-from store.clickhouse.client import connect, first
+from store.clickhouse.client import connect, query_row
 from store.ingest import arrow
-from store.ingest.batch import types_of
+from store.ingest.batch import load_column_types
 from store.ingest.ingester import Ingester
-from store.ingest.rows import Received, Row, rows_of
+from store.ingest.rows import EventMetadata, Row, build_rows
 from store.ingest.writer import Insert, Writer
-from store.service import served
+from store.service import serve_embedded
 from store.settings import StoreSettings
 
 PER_ATTEMPT = 10
@@ -86,16 +86,16 @@ def _call(place: int) -> ModelCall:
 
 async def ready_made(client: Client, said: list[SpanBatch], settings: StoreSettings, insert: Insert) -> float:
     """Spans per second of inserting columns that are already there, in batches as the ingester's; the ceiling."""
-    types = await asyncio.to_thread(types_of, client, settings.database)
+    types = await asyncio.to_thread(load_column_types, client, settings.database)
     lots: list[tuple[str, object]] = []
     tables: dict[str, list[Row]] = {}
     size = 0
     for sequence, batch in enumerate(said):
-        for name, row in rows_of(batch, Received(sequence, START_NS, lambda run: 0)):
+        for name, row in build_rows(batch, EventMetadata(sequence, START_NS, lambda run: 0)):
             tables.setdefault(name, []).append(row)
         size += len(encode(batch))
         if size > settings.batch_bytes or batch is said[-1]:
-            lots += [(name, arrow.table(rows, types[name])) for name, rows in tables.items()]
+            lots += [(name, arrow.rows_to_arrow(rows, types[name])) for name, rows in tables.items()]
             tables, size = {}, 0
     started = time.monotonic()
     for name, columns in lots:
@@ -111,17 +111,17 @@ async def from_the_stream(
     await asyncio.gather(
         *(bus.publish_raw(subjects.rollout("eval"), encode(batch), headers, timeout=300) for batch in said)
     )
-    types = await asyncio.to_thread(types_of, client, settings.database)
+    types = await asyncio.to_thread(load_column_types, client, settings.database)
     writer, stop = Writer(bus, insert, settings.database, types), asyncio.Event()
     ingester = Ingester(bus, writer, settings)
-    expected = sum(1 for batch in said for _ in rows_of(batch, Received(0, START_NS, lambda run: 0)))
+    expected = sum(1 for batch in said for _ in build_rows(batch, EventMetadata(0, START_NS, lambda run: 0)))
     before, started = _cpu(), time.monotonic()
     work = asyncio.create_task(ingester.run(stop))
     while writer.rows < expected:
         await asyncio.sleep(0.005)
     seconds, spent = time.monotonic() - started, _cpu() - before
     sql = "SELECT count() FROM raw_attempts WHERE run = {run:String}"
-    assert await asyncio.to_thread(first, client, sql, {"run": said[0].run_id}) == (len(said),)
+    assert await asyncio.to_thread(query_row, client, sql, {"run": said[0].run_id}) == (len(said),)
     stop.set()
     await work
     spans = len(said) * PER_ATTEMPT
@@ -144,7 +144,7 @@ async def measure(place: Path) -> list[Result]:
     async with (
         nats_server(place / "nats") as server,
         Bus.connect(server.url) as bus,
-        served(place / "store") as (engine, url),
+        serve_embedded(place / "store") as (engine, url),
     ):
         await bus.provision()
         client, settings = await asyncio.to_thread(_made, url), StoreSettings()

@@ -22,11 +22,11 @@ from schemas.spans import SpanBatch, VersionSpan
 from schemas.tasks import Task
 from schemas.trajectory.prefix_encoding import expand_calls
 from store.clickhouse import migrations
-from store.clickhouse.client import connect, first
+from store.clickhouse.client import connect, query_row
 from store.ingest import arrow
-from store.ingest.batch import types_of
-from store.ingest.rows import Received, Row, rows_of
-from store.service import served
+from store.ingest.batch import load_column_types
+from store.ingest.rows import EventMetadata, Row, build_rows
+from store.service import serve_embedded
 
 TURNS, TOKENS, SAMPLED = 100, 320, 64
 """A conversation of 32k tokens: each turn adds so many, so many of them sampled."""
@@ -87,7 +87,7 @@ def plain(batch: SpanBatch) -> SpanBatch:
 def rows(batches: list[SpanBatch]) -> Iterator[Row]:
     """What the store keeps of their calls."""
     for batch in batches:
-        for name, row in rows_of(batch, Received(1, 0, lambda run: 0)):
+        for name, row in build_rows(batch, EventMetadata(1, 0, lambda run: 0)):
             if name == "raw_call_contents":
                 yield row
 
@@ -96,18 +96,18 @@ def on_disk(client: Client, name: str) -> int:
     """Compressed bytes of a table."""
     client.command(f"OPTIMIZE TABLE {name} FINAL")
     asked = "SELECT sum(data_compressed_bytes) FROM system.parts WHERE active AND database = 'lightningbus'"
-    return int(first(client, f"{asked} AND table = {{name:String}}", {"name": name})[0])
+    return int(query_row(client, f"{asked} AND table = {{name:String}}", {"name": name})[0])
 
 
 def bytes_per_rollout(client: Client, kept: list[SpanBatch]) -> list[Result]:
     """Ours beside the plain way."""
-    types = types_of(client, "lightningbus")["raw_call_contents"]
+    types = load_column_types(client, "lightningbus")["raw_call_contents"]
     client.command("CREATE TABLE plain AS raw_call_contents")
     full = [plain(batch) for batch in kept]
     # One encoded span at a time: a whole plain rollout is more than a message may be.
     sent = [[sum(len(encode(span)) for span in batch.spans) for batch in lot] for lot in (kept, full)]
-    client.insert_arrow("raw_call_contents", arrow.table(list(rows(kept)), types))
-    client.insert_arrow("plain", arrow.table(list(rows(full)), types))
+    client.insert_arrow("raw_call_contents", arrow.rows_to_arrow(list(rows(kept)), types))
+    client.insert_arrow("plain", arrow.rows_to_arrow(list(rows(full)), types))
     stored = [on_disk(client, name) / len(kept) for name in ("raw_call_contents", "plain")]
     note = f"{TURNS} turns to {TURNS * TOKENS // 1000}k tokens; peer: every prompt whole"
     return [
@@ -135,7 +135,7 @@ def codecs(client: Client) -> list[Result]:
 async def measure(place: Path) -> list[Result]:
     """Both."""
     kept = [conversation(number) for number in range(ROLLOUTS)]
-    async with served(place) as (_, url):
+    async with serve_embedded(place) as (_, url):
         client = await asyncio.to_thread(_made, url)
         found = await asyncio.to_thread(bytes_per_rollout, client, kept)
         return [*found, *await asyncio.to_thread(codecs, client)]

@@ -16,7 +16,7 @@ from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import Stack, stack
 from lightningbus.run.supervisor import Child
 from runners.settings import RunnerSettings
-from store.clickhouse.client import connect, first
+from store.clickhouse.client import connect, query_row
 from store.settings import StoreSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +33,7 @@ class System:
 
     async def one(self, statement: str, **parameters: Any) -> Any:
         """First value of an answer."""
-        return (await asyncio.to_thread(first, self.sql, statement, parameters))[0]
+        return (await asyncio.to_thread(query_row, self.sql, statement, parameters))[0]
 
     async def until(self, statement: str, least: int, seconds: float = 300.0, **parameters: Any) -> None:
         """Wait for a count: a row that is readable announces itself by nothing."""
@@ -61,7 +61,7 @@ async def running(name: str) -> AsyncIterator[System]:
     with tempfile.TemporaryDirectory(prefix=f"bench-{name}-", ignore_cleanup_errors=True) as place:
         directory = RunDirectory(Path(place) / "run").create()
         async with stack(directory, BusSettings(port=0), f"bench {name}") as at:
-            store = StoreSettings(path=directory.store, http_port=0, id="store")
+            store = StoreSettings(data_dir=directory.store, http_port=0, id="store")
             await at.supervisor.start(Child("store", "store", store))
             found = await at.member(lambda beat: beat.role == "store", "store", STARTING_SECONDS)
             yield System(at, await asyncio.to_thread(connect, found.address))

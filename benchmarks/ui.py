@@ -19,11 +19,11 @@ import aiohttp
 from clickhouse_connect.driver.client import Client
 
 from store.clickhouse import migrations
-from store.clickhouse.client import DATABASE, connect, reader
-from store.clickhouse.query_limits import PAGE
-from store.service import served
+from store.clickhouse.client import DATABASE, connect, connect_readonly
+from store.clickhouse.query_limits import UI
+from store.service import serve_embedded
 from store.ui.client import Reader
-from store.ui.server import Pages, serving
+from store.ui.server import UiServer, serve
 
 RESULTS = Path(__file__).parent / "results" / "ui.json"
 CEILING_MS = 300.0
@@ -179,7 +179,7 @@ CASES = {
     "run: steps": ("run/steps", {}),
     "run: time": ("run/time", {}),
     "run: throughput": ("run/throughput", {}),
-    "run: versions served": ("run/served", {}),
+    "run: versions serve_embedded": ("run/served", {}),
     "rollouts: newest": ("run/rollouts", {}),
     "rollouts: slowest, page 1000": ("run/rollouts", {"sort": "slowest", "page": "1000"}),
     "rollouts: five filters": (
@@ -196,8 +196,8 @@ DROP = ("SYSTEM DROP MARK CACHE", "SYSTEM DROP UNCOMPRESSED CACHE", "SYSTEM DROP
 async def measured(client: Client, asked: Client) -> list[dict[str, Any]]:
     """Milliseconds of each question a page asks, by ``asked``: cold (ClickHouse's own caches dropped) and warm."""
     rows = []
-    pages = Pages(Reader(asked), "127.0.0.1", lambda: "no bus")
-    async with serving(pages, "127.0.0.1", 0) as site, aiohttp.ClientSession(site) as session:
+    pages = UiServer(Reader(asked), "127.0.0.1", lambda: "no bus")
+    async with serve(pages, "127.0.0.1", 0) as site, aiohttp.ClientSession(site) as session:
         for case, (path, asked) in CASES.items():
             address = f"/api/{path}?{urlencode({'run': 'long', **asked})}"
             cold = []
@@ -255,15 +255,15 @@ async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lightningbus-ui-") as temporary:
         path = given.path or Path(temporary)
         filled = path.is_dir() and any(path.iterdir())
-        async with served(path) as (_, url):
+        async with serve_embedded(path) as (_, url):
             if not filled:
                 bare = await asyncio.to_thread(connect, url, None)
                 await asyncio.to_thread(migrations.migrate, bare, DATABASE)
             client = await asyncio.to_thread(connect, url)
             if not filled:
-                await asyncio.to_thread(migrations.make_views, client, DATABASE)
+                await asyncio.to_thread(migrations.create_report_views, client, DATABASE)
                 await asyncio.to_thread(fill, client, given.rollouts)
-            rows = await measured(client, await asyncio.to_thread(reader, url, limits=PAGE))
+            rows = await measured(client, await asyncio.to_thread(connect_readonly, url, limits=UI))
     print(printed(rows))
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
 

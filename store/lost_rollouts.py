@@ -8,9 +8,9 @@ from clickhouse_connect.driver.client import Client
 
 from bus.client import Bus
 from schemas import subjects
-from store.clickhouse.client import first
+from store.clickhouse.client import query_row
 
-ACCOUNTED = """
+COUNT_FINISHED_TASKS = """
 WITH ended AS (
     SELECT rollout, published FROM raw_attempts
     WHERE standing < 2 AND published >= fromUnixTimestamp64Nano({since:Int64}, 'UTC')
@@ -25,37 +25,37 @@ SELECT uniqExact(rollout, published) + (
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledTasks:
     """Tasks that left TASKS, by the broker's own sequence numbers, and since when it counts."""
 
     count: int
     since_ns: int
 
 
-async def settled(bus: Bus) -> Settled:
+async def read_settled(bus: Bus) -> SettledTasks:
     """As the broker has it now; raises nats' errors."""
     info = await bus.js.stream_info(subjects.TASKS)
     created = info.created.timestamp() if isinstance(info.created, datetime) else 0.0
-    return Settled(info.state.last_seq - info.state.messages, int(created * 1e9))
+    return SettledTasks(info.state.last_seq - info.state.messages, int(created * 1e9))
 
 
-def accounted(client: Client, since_ns: int) -> int:
+def count_finished(client: Client, since_ns: int) -> int:
     """Tasks whose end ClickHouse has; raises clickhouse-connect's errors, blocks."""
-    return int(first(client, ACCOUNTED, {"since": since_ns})[0])
+    return int(query_row(client, COUNT_FINISHED_TASKS, {"since": since_ns})[0])
 
 
-class Losses:
+class LostRolloutCounter:
     """Counts again and again; what is on its way from the bus to ClickHouse is no loss."""
 
     def __init__(self, bus: Bus, client: Client) -> None:
         self._bus, self._client = bus, client
-        self._before = 0
+        self._previous = 0
         self.missing = 0
         """Tasks without an end in ClickHouse at two looks, one after the other."""
 
-    async def look(self, waiting: int) -> None:
+    async def update(self, waiting: int) -> None:
         """``waiting``: messages that are not written yet. Raises nats' and clickhouse-connect's errors."""
-        broker = await settled(self._bus)
-        there = await asyncio.to_thread(accounted, self._client, broker.since_ns)
-        now = max(0, broker.count - there - waiting)
-        self.missing, self._before = min(now, self._before), now
+        settled = await read_settled(self._bus)
+        finished = await asyncio.to_thread(count_finished, self._client, settled.since_ns)
+        now = max(0, settled.count - finished - waiting)
+        self.missing, self._previous = min(now, self._previous), now

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from schemas.fleet import Heartbeat
 
-LEFT = ("done", "draining", "stopping")
+LEAVING_STATES = ("done", "draining", "stopping")
 """States in which a process says that it goes, and may."""
-NEW_SECONDS = 120.0
+RESET_AFTER_SECONDS = 120.0
 """Who comes back after so long is a new one."""
-LOOP_SECONDS = 600.0
+RESTART_WINDOW_SECONDS = 600.0
 """Starts further apart have nothing to do with each other."""
 
 
@@ -30,19 +30,19 @@ class Roster:
         self._roles = {role: _Role(now, now) for role in expected}
         self._expected = frozenset(expected)
 
-    def note(self, members: Iterable[Heartbeat], now: float) -> None:
+    def observe(self, members: Iterable[Heartbeat], now: float) -> None:
         """Who is there now."""
         alive: dict[str, list[Heartbeat]] = {}
-        for beat in members:
-            alive.setdefault(beat.role, []).append(beat)
-        for name, beats in alive.items():
+        for heartbeat in members:
+            alive.setdefault(heartbeat.role, []).append(heartbeat)
+        for name, heartbeats in alive.items():
             role = self._roles.setdefault(name, _Role(now, now))
-            if now - role.seen > NEW_SECONDS:
+            if now - role.seen > RESET_AFTER_SECONDS:
                 role.since = now
-            processes = {(beat.id, beat.pid) for beat in beats}
+            processes = {(heartbeat.id, heartbeat.pid) for heartbeat in heartbeats}
             role.starts.extend([now] * len(processes - role.processes))
             role.processes, role.seen = processes, now
-            role.has_left = all(beat.state in LEFT for beat in beats)
+            role.has_left = all(heartbeat.state in LEAVING_STATES for heartbeat in heartbeats)
 
     def absent(self, now: float) -> Mapping[str, float]:
         """Seconds without anybody, by role."""
@@ -56,8 +56,8 @@ class Roster:
         """When a role was first seen, without a long absence since; never: infinity."""
         return self._roles[name].since if name in self._roles else float("inf")
 
-    def starts(self, name: str, after: float, now: float) -> int:
+    def count_starts(self, name: str, after: float, now: float) -> int:
         """How many processes of a role have started ``after`` a time, of those that belong together."""
         if name not in self._roles:
             return 0
-        return sum(at > max(after, now - LOOP_SECONDS) for at in self._roles[name].starts)
+        return sum(at > max(after, now - RESTART_WINDOW_SECONDS) for at in self._roles[name].starts)

@@ -19,59 +19,64 @@ from common import disk_space
 from common.aio import cancel
 from common.observability import metrics
 from store.clickhouse import migrations
-from store.clickhouse.client import StoreDown, connect, first, without_secrets
-from store.embedded.engine import Engine
+from store.clickhouse.client import StoreUnavailable, connect, query_row, without_secrets
+from store.embedded.engine import EmbeddedClickHouse
 from store.embedded.http_interface import HttpInterface
 from store.embedded.readonly_guard import KEY_FILE, WRITER
-from store.ingest.batch import types_of
+from store.ingest.batch import load_column_types
 from store.ingest.ingester import Ingester
-from store.ingest.writer import Insert, Writer, by_client
-from store.lost_rollouts import Losses
+from store.ingest.writer import Insert, Writer, insert_over_http
+from store.lost_rollouts import LostRolloutCounter
 from store.settings import StoreSettings
-from store.stall_detector import Watchdog
+from store.stall_detector import StallDetector
 
 log = logging.getLogger(__name__)
 
-WRITERS_KEY = "key of the writer"
+WRITER_KEY_NAME = "key of the writer"
 RETRY_SECONDS = 2.0
-LOOK_SECONDS = 2.0
-COUNT_SECONDS = 10.0
+PING_INTERVAL_SECONDS = 2.0
+COUNT_INTERVAL_SECONDS = 10.0
 
 
 async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
     """Ingest and answer until asked to stop.
 
-    Raises `http.PortInUse`, `engine.EngineBusy`, `client.StoreUnreachable`, `migrations.MigrationError`, or
+    Raises `http.AddressInUse`, `engine.EngineBusy`, `client.StoreUnreachable`, `migrations.MigrationError`, or
     `bus.PoisonFlood` when most events are unreadable.
     """
     if settings.url is not None:
         await _ingest(bus, settings, settings.url, stop)
         return
-    async with served(settings.path, settings.host, settings.http_port, settings.names) as (engine, url):
+    async with serve_embedded(settings.data_dir, settings.host, settings.http_port, settings.allowed_hosts) as (
+        engine,
+        url,
+    ):
         # Its own engine is in this process: columns need not travel to it.
         await _ingest(bus, settings, url, stop, engine.insert)
 
 
 @asynccontextmanager
-async def embedded(path: Path, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+async def serve_readonly(path: Path, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
     """The embedded engine of a directory behind ClickHouse's HTTP interface, while the block runs.
 
     Yields the URL of its readers; raises `engine.EngineBusy`.
     """
-    async with served(path, host, port) as (_, url):
+    async with serve_embedded(path, host, port) as (_, url):
         yield without_secrets(url)
 
 
 @asynccontextmanager
-async def served(
-    path: Path, host: str = "127.0.0.1", port: int = 0, names: Collection[str] = ()
-) -> AsyncIterator[tuple[Engine, str]]:
-    """`embedded`, but yields the engine itself and the URL of its writer, whose key lies in the directory."""
-    engine = await asyncio.to_thread(Engine, path)
+async def serve_embedded(
+    path: Path, host: str = "127.0.0.1", port: int = 0, allowed_hosts: Collection[str] = ()
+) -> AsyncIterator[tuple[EmbeddedClickHouse, str]]:
+    """`serve_readonly`, but yields the engine itself and the URL of its writer, whose key lies in the directory."""
+    engine = await asyncio.to_thread(EmbeddedClickHouse, path)
     try:
         if not (path / KEY_FILE).exists():
             write_secret(path / KEY_FILE, new_key())
-        async with HttpInterface(engine, host, port, read_key(path / KEY_FILE, WRITERS_KEY), names) as interface:
+        async with HttpInterface(
+            engine, host, port, read_key(path / KEY_FILE, WRITER_KEY_NAME), allowed_hosts
+        ) as interface:
             yield engine, writer_url(path, interface.url)
     finally:
         await asyncio.to_thread(engine.close)
@@ -79,15 +84,15 @@ async def served(
 
 def writer_url(path: Path, url: str) -> str:
     """The URL of an embedded engine for who may write, by the key in its directory; raises `bus.AccessError`."""
-    return url.replace("://", f"://{WRITER}:{read_key(path / KEY_FILE, WRITERS_KEY)}@", 1)
+    return url.replace("://", f"://{WRITER}:{read_key(path / KEY_FILE, WRITER_KEY_NAME)}@", 1)
 
 
-async def _reached(url: str, stop: asyncio.Event) -> Client | None:
+async def _connect_with_retry(url: str, stop: asyncio.Event) -> Client | None:
     """A client once ClickHouse answers, however long that takes; None: asked to stop meanwhile."""
     while not stop.is_set():
         try:
             return await asyncio.to_thread(connect, url, None)
-        except StoreDown as error:
+        except StoreUnavailable as error:
             log.warning("%s; trying again", error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_SECONDS):
@@ -100,80 +105,80 @@ async def _ingest(
 ) -> None:
     for consumer in STORE_CONSUMERS:
         await bus.ensure(consumer)
-    bare = await _reached(url, stop)
+    bare = await _connect_with_retry(url, stop)
     if bare is None:
         return
     for name in await asyncio.to_thread(migrations.migrate, bare, settings.database, None, settings.cluster):
         log.info("migration %s applied", name)
     client = await asyncio.to_thread(connect, url, settings.database)
-    await asyncio.to_thread(migrations.make_views, client, settings.database, settings.cluster)
-    types = await asyncio.to_thread(types_of, client, settings.database)
-    writer = Writer(bus, insert or by_client(client), settings.database, types)
+    await asyncio.to_thread(migrations.create_report_views, client, settings.database, settings.cluster)
+    column_types = await asyncio.to_thread(load_column_types, client, settings.database)
+    writer = Writer(bus, insert or insert_over_http(client), settings.database, column_types)
     ingester = Ingester(bus, writer, settings)
-    silent, losses, short = asyncio.Event(), Losses(bus, client), ""
+    unreachable, lost_rollouts, disk_problem = asyncio.Event(), LostRolloutCounter(bus, client), ""
 
-    async def look() -> None:
+    async def ping_loop() -> None:
         """Whether ClickHouse answers and has room, for there may be nothing to insert."""
-        nonlocal short
+        nonlocal disk_problem
         while True:
-            answers = await asyncio.to_thread(client.ping, LOOK_SECONDS)
-            silent.clear() if answers else silent.set()
+            is_alive = await asyncio.to_thread(client.ping, PING_INTERVAL_SECONDS)
+            unreachable.clear() if is_alive else unreachable.set()
             try:
                 free = await asyncio.to_thread(_free_bytes, settings, client)
-                short = disk_space.note_free("store", free, settings.disk_free_mib)
+                disk_problem = disk_space.note_free("store", free, settings.disk_free_mib)
             except (OSError, ClickHouseError) as error:
                 log.debug("free space is not known: %s", error)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(PING_INTERVAL_SECONDS)
 
-    async def count() -> None:
+    async def count_loop() -> None:
         """What the broker counts as settled and ClickHouse does not have."""
         while True:
-            await asyncio.sleep(COUNT_SECONDS)
-            before = losses.missing
+            await asyncio.sleep(COUNT_INTERVAL_SECONDS)
+            previous = lost_rollouts.missing
             try:
-                await losses.look(ingester.pending + ingester.waiting)
+                await lost_rollouts.update(ingester.pending + ingester.waiting_rows)
             except Exception as error:
                 log.warning("what is missing is not known: %s", error)
-            metrics.rollouts_missing.set(losses.missing)
-            if losses.missing > before:
-                log.error("%d tasks that the bus has settled have no end in ClickHouse", losses.missing)
+            metrics.rollouts_missing.set(lost_rollouts.missing)
+            if lost_rollouts.missing > previous:
+                log.error("%d tasks that the bus has settled have no end in ClickHouse", lost_rollouts.missing)
 
     def describe() -> dict[str, Any]:
-        detail: dict[str, Any] = {
+        status: dict[str, Any] = {
             "rows": writer.rows,
-            "rows_per_s": writer.rate(),
+            "rows_per_s": writer.rows_per_second(),
             "backlog": ingester.pending,
             "database": settings.database,
         }
-        problem = writer.problem or ("it does not answer" if silent.is_set() else "")
+        problem = writer.problem or ("it does not answer" if unreachable.is_set() else "")
         if problem:
-            detail["problem"] = problem
-        if short:
-            detail["disk"] = short
-        if losses.missing:
-            detail["missing"] = losses.missing
-        if watchdog.alarm:
-            detail["alarm"] = watchdog.alarm
+            status["problem"] = problem
+        if disk_problem:
+            status["disk"] = disk_problem
+        if lost_rollouts.missing:
+            status["missing"] = lost_rollouts.missing
+        if stall_detector.alert:
+            status["alarm"] = stall_detector.alert
         return {
             "state": "inserting" if not problem else "waiting",
             "address": without_secrets(url),
-            "status": detail,
+            "status": status,
         }
 
     name = own_id(settings.id)
     log.info("SQL at %s, database %s", without_secrets(url), settings.database)
     async with bus.fleet("*") as fleet:
-        watchdog = Watchdog(bus, fleet, ingester, writer, settings)
+        stall_detector = StallDetector(bus, fleet, ingester, writer, settings)
         async with bus.beat("store", name, describe):
-            beside = [asyncio.create_task(part) for part in (watchdog.run(), look(), count())]
+            background = [asyncio.create_task(loop) for loop in (stall_detector.run(), ping_loop(), count_loop())]
             try:
                 await ingester.run(stop)
             finally:
-                await cancel(*beside)
+                await cancel(*background)
 
 
 def _free_bytes(settings: StoreSettings, client: Client) -> int:
     """Where ClickHouse writes; raises OSError or ClickHouse's errors."""
     if settings.url is None:
-        return disk_space.free_bytes(settings.path)
-    return int(first(client, "SELECT min(free_space) FROM system.disks")[0])
+        return disk_space.free_bytes(settings.data_dir)
+    return int(query_row(client, "SELECT min(free_space) FROM system.disks")[0])

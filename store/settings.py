@@ -16,11 +16,11 @@ class StoreSettings(RoleSettings):
         description="ClickHouse server, http(s)://user:password@host:port; default: an embedded engine in this process",
         pattern=r"^https?://.+",
     )
-    path: Path = Field(Path("runs/store"), description="directory of the embedded engine's data")
+    data_dir: Path = Field(Path("runs/store"), description="directory of the embedded engine's data")
     host: str = Field("127.0.0.1", description="address the embedded engine's HTTP interface listens on")
-    names: list[str] = Field(
+    allowed_hosts: list[str] = Field(
         [],
-        description="more names that is reached by, where it listens beyond loopback; others are refused to browsers",
+        description="more host names it is reached by, where it listens beyond loopback; browsers get no other",
     )
     http_port: int = Field(8123, ge=0, le=65535, description="its port; 0 takes a free one")
     database: str = Field(
@@ -31,13 +31,13 @@ class StoreSettings(RoleSettings):
         description="cluster to make the tables on, as replicas of one another; default: on this server alone",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$",
     )
-    keep_days: int = Field(0, ge=0, le=65535, description="days the rows of a run are kept; 0: for ever")
-    keep_days_by_run: dict[str, int] = Field({}, description="other numbers of days, by run")
+    retention_days: int = Field(0, ge=0, le=65535, description="days the rows of a run are kept; 0: for ever")
+    retention_days_by_run: dict[str, int] = Field({}, description="other numbers of days, by run")
     batch_rows: int = Field(20_000, ge=1, description="rows that make a batch full")
     batch_bytes: int = Field(16 * 1024 * 1024, ge=1, description="bytes of messages that make a batch full")
-    batch_seconds: float = Field(0.25, gt=0, description="longest a row waits for its batch to fill")
+    flush_interval_seconds: float = Field(0.25, gt=0, description="longest a row waits for its batch to fill")
     disk_free_mib: int = Field(1024, ge=0, description="MiB free on ClickHouse's disk below which there is an alarm")
-    stall_seconds: float = Field(
+    stall_timeout_seconds: float = Field(
         120.0,
         gt=0,
         description="seconds without a finished rollout, or a training step, before an alarm",
@@ -50,6 +50,6 @@ class StoreSettings(RoleSettings):
     absent_seconds: float = Field(30.0, gt=0, description="seconds without anybody in such a role before an alarm")
     id: str | None = Field(None, description="name of this store; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
 
-    def keep_days_of(self, run: str) -> int:
+    def retention_days_of(self, run: str) -> int:
         """Days the rows of a run are kept; 0: for ever."""
-        return self.keep_days_by_run.get(run, self.keep_days)
+        return self.retention_days_by_run.get(run, self.retention_days)

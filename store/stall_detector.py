@@ -24,157 +24,165 @@ from store.settings import StoreSettings
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 2.0
+CHECK_INTERVAL_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StallThresholds:
     """Seconds after which something is an alarm, and starts of a learner without a step between."""
 
-    stall_seconds: float
+    stall_timeout_seconds: float
     absent_seconds: float
-    starts: int = 4
+    num_starts: int = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known now; ``since_rollout`` and ``since_step`` are seconds without one."""
+class SystemSnapshot:
+    """What is known now; ``seconds_since_rollout`` and ``seconds_since_step`` are seconds without one."""
 
-    since_rollout: float
-    since_step: float
-    tasks: int
+    seconds_since_rollout: float
+    seconds_since_step: float
+    num_tasks: int
     """Tasks in the queue, those being worked on included."""
-    backlog: int
+    num_pending: int
     """Messages the store has not written yet."""
     store_problem: str
     members: tuple[Heartbeat, ...]
     absent: Mapping[str, float] = field(default_factory=dict)
     """Seconds without anybody in a role that is expected."""
-    starts: int = 0
+    num_starts: int = 0
     """Learners that have started since the last training step."""
     lags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Messages that a role has not acknowledged, by the subject they are on."""
 
-    def of(self, role: str) -> list[Heartbeat]:
-        """Who is there in a role."""
+    def members_in(self, role: str) -> list[Heartbeat]:
+        """Living processes of a role."""
         return [beat for beat in self.members if beat.role == role]
 
     @property
     def is_work_left(self) -> bool:
         """Whether there is something to do for runners and nodes."""
-        return self.tasks > 0 or any(beat.state in WORKING["learner"] for beat in self.of("learner"))
+        return self.num_tasks > 0 or any(beat.state in WORKING["learner"] for beat in self.members_in("learner"))
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Stall:
     """Who starves, or is missing, and why."""
 
     role: str
     reason: str
 
 
-def diagnose(facts: Facts, limits: Limits) -> list[Finding]:
+def diagnose(snapshot: SystemSnapshot, limits: StallThresholds) -> list[Stall]:
     """What is missing or stands still for longer than it may, one finding a role; none: all is well. Pure."""
-    findings = [*_disks(facts)] or [*_missing(facts, limits), *_stalled(facts, limits)]
-    return list({finding.role: finding for finding in reversed(findings)}.values())[::-1]
+    stalls = [*_find_full_disks(snapshot)] or [
+        *_find_missing_roles(snapshot, limits),
+        *_find_stalled_roles(snapshot, limits),
+    ]
+    return list({stall.role: stall for stall in reversed(stalls)}.values())[::-1]
 
 
-def _disks(facts: Facts) -> Iterator[Finding]:
-    for beat in (*facts.of("store"), *facts.of("learner")):
+def _find_full_disks(snapshot: SystemSnapshot) -> Iterator[Stall]:
+    for beat in (*snapshot.members_in("store"), *snapshot.members_in("learner")):
         if beat.status.get("disk"):
-            yield Finding(beat.role, f"{beat.role} {beat.id}: {beat.status['disk']}")
+            yield Stall(beat.role, f"{beat.role} {beat.id}: {beat.status['disk']}")
 
 
-def _missing(facts: Facts, limits: Limits) -> Iterator[Finding]:
-    for role, seconds in facts.absent.items():
-        if seconds >= limits.absent_seconds and (role == "learner" or facts.is_work_left):
+def _find_missing_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> Iterator[Stall]:
+    for role, seconds in snapshot.absent.items():
+        if seconds >= limits.absent_seconds and (role == "learner" or snapshot.is_work_left):
             who = "inference node" if role == "inference" else role
-            yield Finding(role, f"no {who} has been there for {seconds:.0f} s: it ended without a word, or is cut off")
-    if facts.starts >= limits.starts:
-        starts = f"the learner has started {facts.starts} times without a training step between"
-        yield Finding("learner", f"{starts}: its log says why it ends")
+            yield Stall(role, f"no {who} has been there for {seconds:.0f} s: it ended without a word, or is cut off")
+    if snapshot.num_starts >= limits.num_starts:
+        restarts = f"the learner has started {snapshot.num_starts} times without a training step between"
+        yield Stall("learner", f"{restarts}: its log says why it ends")
 
 
-def _stalled(facts: Facts, limits: Limits) -> Iterator[Finding]:
-    if facts.since_rollout >= limits.stall_seconds and facts.tasks > 0:
-        yield _why_no_rollout(facts)
-    learners = [beat for beat in facts.of("learner") if beat.state in WORKING["learner"]]
-    if learners and facts.since_step >= limits.stall_seconds:
+def _find_stalled_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> Iterator[Stall]:
+    if snapshot.seconds_since_rollout >= limits.stall_timeout_seconds and snapshot.num_tasks > 0:
+        yield _explain_missing_rollouts(snapshot)
+    learners = [beat for beat in snapshot.members_in("learner") if beat.state in WORKING["learner"]]
+    if learners and snapshot.seconds_since_step >= limits.stall_timeout_seconds:
         learner = learners[0]
-        doing = f"no training step for {facts.since_step:.0f} s: the learner is {learner.state}, {_said(learner)}"
+        state = f"{learner.state}, {_format_status(learner)}"
+        doing = f"no training step for {snapshot.seconds_since_step:.0f} s: the learner is {state}"
         if learner.state == "training":
             doing += "; its process is there and does not get on"
-        yield Finding("learner", doing if facts.tasks else f"{doing}; no task is left in the queue")
+        yield Stall("learner", doing if snapshot.num_tasks else f"{doing}; no task is left in the queue")
 
 
-def _why_no_rollout(facts: Facts) -> Finding:
-    still = f"no rollout has finished for {facts.since_rollout:.0f} s and {facts.tasks} tasks wait"
-    if facts.store_problem:
-        return Finding("store", f"{still}: the store cannot write: {facts.store_problem}")
-    runners, nodes = facts.of("runner"), facts.of("inference")
+def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
+    symptom = f"no rollout has finished for {snapshot.seconds_since_rollout:.0f} s and {snapshot.num_tasks} tasks wait"
+    if snapshot.store_problem:
+        return Stall("store", f"{symptom}: the store cannot write: {snapshot.store_problem}")
+    runners, nodes = snapshot.members_in("runner"), snapshot.members_in("inference")
     if not [beat for beat in runners if beat.state == "running"]:
-        return Finding("runner", f"{still}: no runner is there to take them")
+        return Stall("runner", f"{symptom}: no runner is there to take them")
     if not [beat for beat in nodes if serves(beat.state)]:
         states = ", ".join(f"{beat.id} is {beat.state}" for beat in nodes) or "there is none"
-        return Finding("runner", f"{still}: no inference node is ready ({states})")
+        return Stall("runner", f"{symptom}: no inference node is ready ({states})")
     if full := next((beat.status["waits_for_room"] for beat in runners if beat.status.get("waits_for_room")), ""):
-        return _who_lags(f"{still}: {full} is full", facts.lags.get(str(full).split(", ")[0], {}), facts.backlog)
+        return _explain_lag(
+            f"{symptom}: {full} is full", snapshot.lags.get(str(full).split(", ")[0], {}), snapshot.num_pending
+        )
     if not any(str(beat.status.get("busy", "0")).split("/")[0] != "0" for beat in runners):
         agents = ", ".join(sorted({str(beat.status.get("agent")) for beat in runners}))
-        return Finding(
-            "runner", f"{still}: the runners, of agent {agents}, get none of them; are they another agent's?"
+        return Stall(
+            "runner", f"{symptom}: the runners, of agent {agents}, get none of them; are they another agent's?"
         )
-    return Finding("runner", f"{still}: the runners are busy, but no agent comes to an end")
+    return Stall("runner", f"{symptom}: the runners are busy, but no agent comes to an end")
 
 
-def _who_lags(full: str, lags: Mapping[str, int], backlog: int) -> Finding:
+def _explain_lag(full: str, lags: Mapping[str, int], num_pending: int) -> Stall:
     """The reader with most to do is who is waited for."""
     if not any(lags.values()):
-        return Finding("store", f"{full}, {backlog} messages are not written yet")
+        return Stall("store", f"{full}, {num_pending} messages are not written yet")
     role = max(lags, key=lambda name: lags[name])
     counts = ", ".join(f"{name} {count}" for name, count in sorted(lags.items()))
-    return Finding(role, f"{full}: the {role} lags (messages not acknowledged: {counts})")
+    return Stall(role, f"{full}: the {role} lags (messages not acknowledged: {counts})")
 
 
-def _said(beat: Heartbeat) -> str:
+def _format_status(beat: Heartbeat) -> str:
     return ", ".join(f"{key} {value}" for key, value in beat.status.items())
 
 
-class Watchdog:
-    """Looks every two seconds; `alarm` is what it found, empty while all is well."""
+class StallDetector:
+    """Looks every two seconds; `alert` is what it found, empty while all is well."""
 
     def __init__(self, bus: Bus, fleet: Fleet, ingester: Ingester, writer: Writer, settings: StoreSettings) -> None:
         self._bus, self._fleet = bus, fleet
-        self._limits = Limits(settings.stall_seconds, settings.absent_seconds)
+        self._limits = StallThresholds(settings.stall_timeout_seconds, settings.absent_seconds)
         self._ingester, self._writer = ingester, writer
-        self._raised: dict[str, Finding] = {}
+        self._firing: dict[str, Stall] = {}
         self._work_since = time.monotonic()
         self._roster = Roster(settings.expected, self._work_since)
-        self.alarm = ""
+        self.alert = ""
 
     async def run(self) -> None:
         """Watch for ever; what is found is published once, and again when it is over."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_INTERVAL_SECONDS)
             try:
-                tasks = (await self._bus.stream(subjects.TASKS)).messages
-                await self._tell(diagnose(self._facts(tasks, await self._lags()), self._limits))
+                num_tasks = (await self._bus.stream(subjects.TASKS)).messages
+                await self._update_alerts(
+                    diagnose(self._take_snapshot(num_tasks, await self._consumer_lags()), self._limits)
+                )
             except (NatsError, BusError) as error:  # without a bus nobody could be told either
                 log.warning("nobody could be asked or told: %s", str(error) or type(error).__name__)
             except Exception:
-                log.exception("a look failed; the next one is in %g s", LOOK_SECONDS)
+                log.exception("a look failed; the next one is in %g s", CHECK_INTERVAL_SECONDS)
 
-    async def _tell(self, findings: list[Finding]) -> None:
-        self.alarm = "; ".join(finding.reason for finding in findings)
-        found = {finding.role: finding for finding in findings}
-        for role in [role for role in self._raised if role not in found]:
-            await self._publish(self._raised[role], over=True)
-            del self._raised[role]
-        for role in [role for role in found if role not in self._raised]:
-            await self._publish(found[role], over=False)
-            self._raised[role] = found[role]
+    async def _update_alerts(self, stalls: list[Stall]) -> None:
+        self.alert = "; ".join(stall.reason for stall in stalls)
+        stall_by_role = {stall.role: stall for stall in stalls}
+        for role in [role for role in self._firing if role not in stall_by_role]:
+            await self._publish(self._firing[role], over=True)
+            del self._firing[role]
+        for role in [role for role in stall_by_role if role not in self._firing]:
+            await self._publish(stall_by_role[role], over=False)
+            self._firing[role] = stall_by_role[role]
 
-    async def _lags(self) -> Mapping[str, Mapping[str, int]]:
+    async def _consumer_lags(self) -> Mapping[str, Mapping[str, int]]:
         """What each reader of a full stream has not acknowledged; asked only where somebody waits for room."""
         if not any(beat.status.get("waits_for_room") for beat in self._fleet.members()):
             return {}
@@ -184,29 +192,29 @@ class Watchdog:
             lags.setdefault(reader.filter, {})[reader.durable] = backlog.unacknowledged + backlog.undelivered
         return lags
 
-    def _facts(self, tasks: int, lags: Mapping[str, Mapping[str, int]]) -> Facts:
-        metrics.tasks_queued.set(tasks)
+    def _take_snapshot(self, num_tasks: int, lags: Mapping[str, Mapping[str, int]]) -> SystemSnapshot:
+        metrics.tasks_queued.set(num_tasks)
         now, writer, members = time.monotonic(), self._writer, tuple(self._fleet.members())
-        if not tasks:
+        if not num_tasks:
             self._work_since = now
-        self._roster.note(members, now)
-        return Facts(
-            since_rollout=now - max(writer.last_rollout, self._work_since),
-            since_step=now - max(writer.last_step, self._roster.since("learner")),
-            tasks=tasks,
-            backlog=self._ingester.pending,
+        self._roster.observe(members, now)
+        return SystemSnapshot(
+            seconds_since_rollout=now - max(writer.last_rollout_at, self._work_since),
+            seconds_since_step=now - max(writer.last_step_at, self._roster.since("learner")),
+            num_tasks=num_tasks,
+            num_pending=self._ingester.pending,
             store_problem=writer.problem,
             members=members,
             absent=self._roster.absent(now),
-            starts=self._roster.starts("learner", writer.last_step, now),
+            num_starts=self._roster.count_starts("learner", writer.last_step_at, now),
             lags=lags,
         )
 
-    async def _publish(self, finding: Finding, over: bool) -> None:
+    async def _publish(self, stall: Stall, over: bool) -> None:
         if over:
-            log.info("over: %s", finding.reason)
+            log.info("over: %s", stall.reason)
         else:
-            log.warning("ALARM: %s", finding.reason)
-        metrics.alarm.labels(finding.role).set(not over)
-        alarm = Alert(role=finding.role, reason=finding.reason, resolved=over, fired_at_ns=time.time_ns())  # type: ignore[arg-type]
+            log.warning("ALARM: %s", stall.reason)
+        metrics.alarm.labels(stall.role).set(not over)
+        alarm = Alert(role=stall.role, reason=stall.reason, resolved=over, fired_at_ns=time.time_ns())  # type: ignore[arg-type]
         await self._bus.publish(subjects.ALERT, alarm, msg_id=f"alarm:{alarm.role}:{alarm.fired_at_ns}")

@@ -24,8 +24,8 @@ from schemas.tasks import Task, TaskBatchRecord, TaskRecord
 from schemas.training import RolloutDisposition, TrainingStep
 from schemas.weights.events import Blob, WeightManifest, WeightsActivated
 from store.ingest import arrow
-from store.ingest.batch import types_of
-from store.ingest.rows import Received, Row, rows_of
+from store.ingest.batch import load_column_types
+from store.ingest.rows import EventMetadata, Row, build_rows
 
 START_NS = 1_790_000_000_000_000_000
 SECOND_NS = 1_000_000_000
@@ -35,14 +35,14 @@ WORDS = TEXT.split()
 
 def insert(client: Client, events: Iterable[Event], database: str = "lightningbus", first: int = 1) -> int:
     """Write events as the ingester would, in one batch; returns how many rows."""
-    types = types_of(client, database)
+    types = load_column_types(client, database)
     tables: dict[str, list[Row]] = defaultdict(list)
     for sequence, event in enumerate(events, start=first):
         stored_ns = event.end.ended_ns + 2_000_000 if isinstance(event, SpanBatch) and event.end else START_NS
-        for table, row in rows_of(event, Received(sequence, stored_ns, lambda run: 0)):
+        for table, row in build_rows(event, EventMetadata(sequence, stored_ns, lambda run: 0)):
             tables[table].append(row)
     for table, rows in tables.items():
-        client.insert_arrow(table, arrow.table(rows, types[table]), database=database)
+        client.insert_arrow(table, arrow.rows_to_arrow(rows, types[table]), database=database)
     return sum(map(len, tables.values()))
 
 

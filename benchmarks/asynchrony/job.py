@@ -27,7 +27,7 @@ from lightningbus.run.supervisor import Child
 from runners.settings import RunnerSettings
 from schemas import subjects
 from schemas.weights.events import WeightManifest
-from store.clickhouse.client import connect, first
+from store.clickhouse.client import connect, query_row
 from store.settings import StoreSettings
 
 HERE = Path(__file__).resolve().parent
@@ -79,7 +79,7 @@ class Bench:
         )  # fmt: skip
         await at.supervisor.start(Child("node", "inference", node))
         await at.supervisor.start(
-            Child("store", "store", StoreSettings(path=at.directory.store, http_port=0, id="store"))
+            Child("store", "store", StoreSettings(data_dir=at.directory.store, http_port=0, id="store"))
         )
         for number in range(RUNNERS):
             settings = RunnerSettings(agent="agent:solve", path=HERE, concurrency=SLOTS, id=f"runner-{number}")
@@ -109,7 +109,7 @@ class Bench:
         final = await evaluate(
             self._at.bus, self._sql, name, self._held_out, label="final", version=last, samples=2, sampling=GREEDY
         )
-        while (await asyncio.to_thread(first, self._sql, "SELECT count() FROM lost_rollouts"))[0]:
+        while (await asyncio.to_thread(query_row, self._sql, "SELECT count() FROM lost_rollouts"))[0]:
             await self._at.fleet.changed()
         measured = await asyncio.to_thread(_measured, self._sql, name)
         curve = measured.pop("curve")

@@ -32,12 +32,12 @@ from schemas.fleet import Heartbeat
 from schemas.spans import SpanBatch, VersionSpan
 from schemas.tasks import Task
 from store.clickhouse import migrations
-from store.clickhouse.client import connect, first
-from store.ingest.batch import types_of
+from store.clickhouse.client import connect, query_row
+from store.ingest.batch import load_column_types
 from store.ingest.ingester import Ingester
-from store.ingest.rows import Received, rows_of
+from store.ingest.rows import EventMetadata, build_rows
 from store.ingest.writer import Writer
-from store.service import served
+from store.service import serve_embedded
 from store.settings import StoreSettings
 
 SHAPES = ((1, 100), (1, 1000), (8, 100), (8, 500), (32, 100))
@@ -128,9 +128,9 @@ async def stored() -> tuple[Fit, Fit, Fit]:
     """Bytes on the bus, bytes in ClickHouse, and CPU seconds of the store, of a rollout."""
     sent, spent, kept = [], [], []
     with tempfile.TemporaryDirectory(prefix="bench-sizing-", ignore_cleanup_errors=True) as place:
-        async with broker() as (_, bus), served(Path(place)) as (engine, url):
+        async with broker() as (_, bus), serve_embedded(Path(place)) as (engine, url):
             client = await asyncio.to_thread(_made, url)
-            types = await asyncio.to_thread(types_of, client, "lightningbus")
+            types = await asyncio.to_thread(load_column_types, client, "lightningbus")
             await _inserted(bus, Writer(bus, engine.insert, "lightningbus", types), _some("warm", SHAPES[0], EACH))
             for shape in SHAPES:
                 count = EACH * (1 + 8 // shape[0])
@@ -150,7 +150,7 @@ def _some(run: str, shape: tuple[int, int], count: int) -> list[SpanBatch]:
 async def _inserted(bus: Bus, writer: Writer, batches: Sequence[SpanBatch]) -> float:
     """CPU seconds of this process from a stream that holds them to rows."""
     await publish(bus, batches)
-    expected = sum(1 for batch in batches for _ in rows_of(batch, Received(0, 0, lambda run: 0)))
+    expected = sum(1 for batch in batches for _ in build_rows(batch, EventMetadata(0, 0, lambda run: 0)))
     stop, used = asyncio.Event(), own_seconds()
     work = asyncio.create_task(Ingester(bus, writer, StoreSettings()).run(stop))
     while writer.rows < expected:
@@ -167,7 +167,7 @@ def _on_disk(client: Client) -> int:
     for (table,) in client.query(tables).result_rows:
         client.command(f"OPTIMIZE TABLE {table} FINAL")
     size = "SELECT sum(bytes_on_disk) FROM system.parts WHERE active AND database = 'lightningbus'"
-    return int(first(client, size)[0])
+    return int(query_row(client, size)[0])
 
 
 def _made(url: str) -> Client:

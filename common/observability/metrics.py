@@ -114,11 +114,11 @@ store_rows = made(
 )  # fmt: skip
 store_bytes = made(
     Counter, "store", "store_bytes_total", "Bytes of the messages whose rows are in ClickHouse.",
-    "What disk and retention (`keep_days`) have to be planned for.",
+    "What disk and retention (`retention_days`) have to be planned for.",
 )  # fmt: skip
 insert_seconds = made(
     Histogram, "store", "store_insert_seconds", "A batch is inserted.",
-    "Above `batch_seconds`, with a backlog: ClickHouse is the bottleneck.", buckets=MILLISECONDS,
+    "Above `flush_interval_seconds`, with a backlog: ClickHouse is the bottleneck.", buckets=MILLISECONDS,
 )  # fmt: skip
 insert_failures = made(
     Counter, "store", "store_insert_failures_total", "ClickHouse did not take a batch; it is tried again.",
@@ -127,10 +127,10 @@ insert_failures = made(
 rollouts_missing = made(
     Gauge, "store", "store_rollouts_missing",
     "Tasks that the broker counts as settled and ClickHouse has no end of; looked up every ten seconds.",
-    "Above 0: rows were lost, removed (`keep_days`), or are in another ClickHouse; see the log of the store.",
+    "Above 0: rows were lost, removed (`retention_days`), or are in another ClickHouse; see the log of the store.",
 )  # fmt: skip
 alarm = made(
-    Gauge, "store", "alarm", "1 while nothing moves: no rollout, or no training step, for `stall_seconds`.",
+    Gauge, "store", "alarm", "1 while nothing moves: no rollout, or no training step, for `stall_timeout_seconds`.",
     "The role that starves is the label; `lightningbus status` says why.", ["starving"],
 )  # fmt: skip
 

@@ -89,14 +89,14 @@ def with_sql(sql: str | None, database: str, work: Callable[[Any], T]) -> T:
 
         from lightningbus.run.store_discovery import sql_client
         from store.clickhouse.client import StoreUnreachable
-        from store.clickhouse.query_limits import sentence
+        from store.clickhouse.query_limits import explain_error
 
     async def ask() -> T:
         async with sql_client(sql, database) as client:
             try:
                 return await asyncio.to_thread(work, client)
             except ClickHouseError as error:
-                raise UserError(sentence(error)) from error
+                raise UserError(explain_error(error)) from error
 
     try:
         return finish(ask())

@@ -6,16 +6,16 @@ from datetime import datetime
 from typing import Any
 
 from common.printable import printable, printable_json
-from store.reports import Answer
+from store.reports import ResultTable
 
 
-def answer_of(client: Any, statement: str, **parameters: Any) -> Answer:
+def answer_of(client: Any, statement: str, **parameters: Any) -> ResultTable:
     """What ClickHouse answers."""
     result = client.query(statement, parameters=parameters or None)
     return list(result.column_names), [tuple(row) for row in result.result_rows]
 
 
-def show(answer: Answer, as_json: bool = False, as_csv: bool = False, title: str = "", none: str = "done") -> None:
+def show(answer: ResultTable, as_json: bool = False, as_csv: bool = False, title: str = "", none: str = "done") -> None:
     """Print an answer; ``none`` is said instead of a table without columns or rows."""
     columns, rows = answer
     if as_json:

@@ -18,7 +18,7 @@ from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings, HeldOut, RunSettings
 from lightningbus.run.stack import Stack, stack
 from runners.settings import RunnerSettings
-from store.clickhouse.client import connect, first
+from store.clickhouse.client import connect, query_row
 from store.settings import StoreSettings
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "calculator"
@@ -138,7 +138,7 @@ async def _python(made: Stack, script: str, arguments: list[Any]) -> None:
 def _example(directory: RunDirectory) -> str:
     endpoints = directory.endpoints()
     assert endpoints is not None, "the run is up"
-    return str(first(connect(endpoints.sql), "SELECT any(rollout) FROM training_uses")[0])
+    return str(query_row(connect(endpoints.sql), "SELECT any(rollout) FROM training_uses")[0])
 
 
 def _look_further(rollout: str) -> None:

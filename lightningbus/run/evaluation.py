@@ -11,7 +11,7 @@ from bus.client import Bus
 from bus.task_file import Problem
 from lightningbus.run.publishing import publish_all, samples_of
 from lightningbus.run.role_process import UserError
-from store.clickhouse.client import first
+from store.clickhouse.client import query_row
 
 RESULTS = """
 SELECT count() AS ended, countIf(outcome = 'ok') AS ok, avgIf(reward, outcome = 'ok') AS mean
@@ -70,10 +70,10 @@ async def evaluate(
         async with asyncio.timeout(deadline), bus.fleet("store") as stores:
             while ended < published:
                 await stores.changed()  # the store says each second what it has inserted
-                ended, ok, mean = await asyncio.to_thread(first, sql, RESULTS, parameters)
+                ended, ok, mean = await asyncio.to_thread(query_row, sql, RESULTS, parameters)
     except TimeoutError:
         raise UserError(f"evaluation {label}: {ended} of {published} rollouts ended within {deadline:g} s") from None
-    versions = (await asyncio.to_thread(first, sql, VERSIONS, parameters))[0]
+    versions = (await asyncio.to_thread(query_row, sql, VERSIONS, parameters))[0]
     if list(versions) != [version]:
         raise UserError(f"evaluation {label} was pinned to version {version}, but versions {versions} answered")
     return Evaluation(label, version, published, ok, mean * ok / published if ok else 0.0)

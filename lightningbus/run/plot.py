@@ -7,7 +7,7 @@ from typing import Any
 
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.role_process import UserError
-from store.reports import Answer, Plot
+from store.reports import Plot, ResultTable
 
 Point = tuple[int, float, float, int]
 """Version, mean reward, spread, rollouts."""
@@ -49,7 +49,7 @@ def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Se
     pyplot.close(figure)
 
 
-def plot_report(path: Path, title: str, plot: Plot, answer: Answer) -> None:
+def plot_report(path: Path, title: str, plot: Plot, answer: ResultTable) -> None:
     """Write a PNG of a report; raises `UserError` when there is nothing to draw or nowhere to write it."""
     import matplotlib
 

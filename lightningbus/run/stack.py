@@ -199,7 +199,7 @@ def children(settings: RunSettings, where: Path) -> list[Child]:
     """The processes of a run, in the order they start; what is left at its default lies in the run's directory."""
     made: list[Child] = []
     if settings.store is not None:
-        placed_store = _placed(settings.store, path=where / "store")
+        placed_store = _placed(settings.store, data_dir=where / "store")
         if placed_store.http_port == 0:  # chosen here, so that a store that is started again is found where it was
             placed_store = placed_store.model_copy(update={"http_port": free_port(placed_store.host)})
         made.append(Child("store", "store", placed_store))

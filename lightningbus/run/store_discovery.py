@@ -11,10 +11,10 @@ from bus.errors import AccessError, BusError
 from lightningbus.run.discovery import connected
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
-from store.clickhouse.client import reader
-from store.clickhouse.query_limits import PEOPLE, Limits
+from store.clickhouse.client import connect_readonly
+from store.clickhouse.query_limits import INTERACTIVE, QueryLimits
 from store.embedded.engine import EngineBusy
-from store.service import embedded
+from store.service import serve_readonly
 
 SQL_VARIABLE = "LIGHTNINGBUS_SQL"
 LISTEN_SECONDS = 2.5
@@ -22,18 +22,18 @@ LISTEN_SECONDS = 2.5
 
 
 @asynccontextmanager
-async def sql_client(given: str | None, database: str, limits: Limits = PEOPLE) -> AsyncIterator[Client]:
+async def sql_client(given: str | None, database: str, limits: QueryLimits = INTERACTIVE) -> AsyncIterator[Client]:
     """A reader of whatever holds the latest data: a store that runs, else the latest run's files, opened here."""
     url = given or os.environ.get(SQL_VARIABLE) or await _running_store()
     if url is not None:
-        yield await asyncio.to_thread(reader, url, database, limits)
+        yield await asyncio.to_thread(connect_readonly, url, database, limits)
         return
     run = RunDirectory.latest()
     if run is None or not any(run.store.iterdir()):
         raise UserError("no store is running and there is no run here: start `lightningbus store`, or give --sql URL")
     try:
-        async with embedded(run.store) as address:
-            yield await asyncio.to_thread(reader, address, database, limits)
+        async with serve_readonly(run.store) as address:
+            yield await asyncio.to_thread(connect_readonly, address, database, limits)
     except EngineBusy as error:
         raise UserError(f"{error}; give the store's address with --sql") from error
 

@@ -23,7 +23,7 @@ from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import HeldOut, RunSettings
 from lightningbus.run.stack import Stack, children, stack
 from lightningbus.run.supervisor import Child
-from store.clickhouse.client import StoreDown, connect, first
+from store.clickhouse.client import StoreUnavailable, connect, query_row
 
 TRIAL_SECONDS = 600.0
 """Longest wait for a node that tries a version."""
@@ -121,8 +121,8 @@ async def _serve(made: Stack, settings: RunSettings, ready: Awaitable[object] | 
     assert settings.store is not None, "a training job has a store"
     try:
         client = await asyncio.to_thread(connect, settings.store.url or store.address, settings.store.database)
-        held = await asyncio.to_thread(first, client, HELD, {"run": settings.name})
-    except (StoreDown, ClickHouseError) as error:
+        held = await asyncio.to_thread(query_row, client, HELD, {"run": settings.name})
+    except (StoreUnavailable, ClickHouseError) as error:
         raise UserError(f"the store cannot be asked: {' '.join(str(error).split())[:300]}") from error
     if held[0]:
         raise UserError(f"the store holds a run {settings.name!r} already: give this one another name")
@@ -158,7 +158,7 @@ async def _drained(made: Stack, client: Client, run: str) -> None:
     """Wait until everything published has ended, as far as it will within half a minute; the count is the store's."""
     try:
         async with asyncio.timeout(30):
-            while (await asyncio.to_thread(first, client, COUNTS["rollouts_lost"], {"run": run}))[0]:
+            while (await asyncio.to_thread(query_row, client, COUNTS["rollouts_lost"], {"run": run}))[0]:
                 await made.fleet.changed()
     except TimeoutError:
         return
@@ -168,7 +168,7 @@ def _figures(client: Client, run: str, before: list[Evaluation], after: list[Eva
     return {
         **_accuracies("before", before),
         **_accuracies("after", after),
-        **{name: first(client, sql, {"run": run})[0] for name, sql in COUNTS.items()},
+        **{name: query_row(client, sql, {"run": run})[0] for name, sql in COUNTS.items()},
     }
 
 

@@ -7,7 +7,7 @@ import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
 
-from store.clickhouse.query_limits import PEOPLE, Limits, settings_for
+from store.clickhouse.query_limits import INTERACTIVE, QueryLimits, settings_for
 
 DATABASE = "lightningbus"
 
@@ -16,7 +16,7 @@ class StoreUnreachable(Exception):
     """No ClickHouse answers at the address as it should."""
 
 
-class StoreDown(StoreUnreachable):
+class StoreUnavailable(StoreUnreachable):
     """Nobody answers there at all: it may be back later."""
 
 
@@ -35,13 +35,13 @@ def connect(url: str, database: str | None = DATABASE) -> Client:
             compress=not local,
         )
     except (OperationalError, OSError) as error:
-        raise StoreDown(f"no ClickHouse answers at {without_secrets(url)}: {_cause(error)}") from error
+        raise StoreUnavailable(f"no ClickHouse answers at {without_secrets(url)}: {_root_cause(error)}") from error
     except ClickHouseError as error:
-        at = without_secrets(url)
-        raise StoreUnreachable(f"ClickHouse at {at} does not answer as it should: {_first_line(error)}") from error
+        address = without_secrets(url)
+        raise StoreUnreachable(f"ClickHouse at {address} does not answer as it should: {_first_line(error)}") from error
 
 
-def reader(url: str, database: str | None = DATABASE, limits: Limits = PEOPLE) -> Client:
+def connect_readonly(url: str, database: str | None = DATABASE, limits: QueryLimits = INTERACTIVE) -> Client:
     """`connect`, for questions: each is read-only and within limits, whatever it says; raises `StoreUnreachable`."""
     client = connect(url, database)
     readonly = client.server_settings["readonly"].value
@@ -50,7 +50,7 @@ def reader(url: str, database: str | None = DATABASE, limits: Limits = PEOPLE) -
     return client
 
 
-def _cause(error: BaseException) -> str:
+def _root_cause(error: BaseException) -> str:
     """What the system says of a connection that failed, below the layers of what the clients say; else their words."""
     below: BaseException | None = error
     while below is not None:
@@ -64,7 +64,7 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
 
 
-def first(client: Client, sql: str, parameters: dict[str, Any] | None = None) -> tuple[Any, ...]:
+def query_row(client: Client, sql: str, parameters: dict[str, Any] | None = None) -> tuple[Any, ...]:
     """The first row of an answer that has one."""
     row = client.query(sql, parameters=parameters).first_row
     if row is None:

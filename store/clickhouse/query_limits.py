@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from clickhouse_connect.driver.exceptions import OperationalError
 
-Limits = Mapping[str, int]
+QueryLimits = Mapping[str, int]
 
-PEOPLE: Limits = {
+INTERACTIVE: QueryLimits = {
     "max_execution_time": 60,
     "max_rows_to_read": 10_000_000_000,
     "max_bytes_to_read": 1_000_000_000_000,
@@ -16,15 +16,15 @@ PEOPLE: Limits = {
     "max_memory_usage": 4_000_000_000,
 }
 """Of a question somebody asks: seconds, rows and bytes. It answers whole or not at all."""
-PAGE: Limits = {
+UI: QueryLimits = {
     "max_execution_time": 10,
     "max_result_rows": 10_000,
     "max_memory_usage": 2_000_000_000,
 }
 """Of a question the page asks."""
-WORDS = "DB::Exception: "
-TAIL = re.compile(r"(?:\.? \((?:[A-Z_]+|version [^)]*|for url [^)]*)\))+\.?\s*$")
-ADVICE = {
+EXCEPTION_MARK = "DB::Exception: "
+ERROR_SUFFIX = re.compile(r"(?:\.? \((?:[A-Z_]+|version [^)]*|for url [^)]*)\))+\.?\s*$")
+HINTS = {
     "READONLY": "questions only read and set nothing",
     "ACCESS_DENIED": "give --sql a user who may read that",
     "TIMEOUT_EXCEEDED": "ask about one run, or less of it",
@@ -38,10 +38,10 @@ ADVICE = {
     "UNKNOWN_DATABASE": "has a store of this version written here?",
 }
 """What to do, by ClickHouse's name of an error."""
-NAMED = re.compile(r"\(([A-Z_]+)\)")
+ERROR_NAME = re.compile(r"\(([A-Z_]+)\)")
 
 
-def settings_for(readonly: str, limits: Limits) -> dict[str, int]:
+def settings_for(readonly: str, limits: QueryLimits) -> dict[str, int]:
     """Settings to send with each question, by what ``readonly`` is of the user already.
 
     readonly 1 forbids everything but reading, so it is sent, and last: nothing may be set after it. A user who has it
@@ -56,11 +56,11 @@ def settings_for(readonly: str, limits: Limits) -> dict[str, int]:
             return {}
 
 
-def sentence(error: Exception) -> str:
+def explain_error(error: Exception) -> str:
     """What ClickHouse says is wrong and what to do about it, on one line and without where in its code."""
     text = " ".join(str(error).split())
-    if WORDS not in text and isinstance(error, OperationalError):
+    if EXCEPTION_MARK not in text and isinstance(error, OperationalError):
         return "the store does not answer any more"
-    said = TAIL.sub("", text.rsplit(WORDS, 1)[-1].split(". Stack trace", 1)[0]).rstrip(". ")[:400]
-    advice = next((ADVICE[name] for name in NAMED.findall(text) if name in ADVICE), "")
-    return f"{said}: {advice}" if advice else said
+    message = ERROR_SUFFIX.sub("", text.rsplit(EXCEPTION_MARK, 1)[-1].split(". Stack trace", 1)[0]).rstrip(". ")[:400]
+    hint = next((HINTS[name] for name in ERROR_NAME.findall(text) if name in HINTS), "")
+    return f"{message}: {hint}" if hint else message

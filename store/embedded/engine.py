@@ -16,14 +16,14 @@ from bus.directory_lock import locked
 from bus.errors import BusError
 from store.embedded import readonly_guard
 
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SETTING_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 INSERT_WITH_DATA = re.compile(
     rb"(?is)\s*(INSERT\s+INTO\s.*?)(\s+SETTINGS\s.*?)?\s+FORMAT\s+(?!VALUES\b)(\w+)\s*?(?:\n|\Z)"
 )
 """An INSERT whose data follows it in a stated format, as clients send it."""
-OWN_SCOPE = re.compile(r"(?s)[:.]? In scope SELECT formatQuerySingleLine\(.*\)(?=\. \()")
+GUARD_SCOPE = re.compile(r"(?s)[:.]? In scope SELECT formatQuerySingleLine\(.*\)(?=\. \()")
 """Where in our own question an error of the parser was met, which is not where whoever asks has to look."""
-EXCEPTION = re.compile(r"Code: (\d+)\.")
+ERROR_CODE = re.compile(r"Code: (\d+)\.")
 
 
 class EngineError(Exception):
@@ -31,8 +31,8 @@ class EngineError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        found = EXCEPTION.search(message)
-        self.code = int(found[1]) if found else 1000
+        match = ERROR_CODE.search(message)
+        self.code = int(match[1]) if match else 1000
 
 
 class EngineBusy(Exception):
@@ -52,7 +52,7 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryResult:
     """Result bytes, and how many rows were written."""
 
     body: bytes
@@ -60,54 +60,54 @@ class Answer:
     written_bytes: int = 0
 
 
-class Engine:
+class EmbeddedClickHouse:
     """The engine of one directory; `execute` may be called from several threads at once."""
 
     def __init__(self, path: Path) -> None:
-        self._exits = ExitStack()
+        self._exit_stack = ExitStack()
         try:
-            self._exits.enter_context(locked(path))
+            self._exit_stack.enter_context(locked(path))
         except BusError as error:
             raise EngineBusy(str(error)) from error
         self._path = str(path.resolve())
         self._closing = threading.Lock()
         try:
-            self._keeper = chdb.connect(self._path)  # the engine lives while any connection does
+            self._keepalive_connection = chdb.connect(self._path)  # the engine lives while any connection does
         except RuntimeError as error:
-            self._exits.close()
+            self._exit_stack.close()
             raise EngineBusy(
                 f"{path} is in use by another process, or no ClickHouse data: {_first_line(error)}"
             ) from error
-        names = self._keeper.query("SELECT lower(name) FROM system.table_functions", "TabSeparatedRaw")
+        names = self._keepalive_connection.query("SELECT lower(name) FROM system.table_functions", "TabSeparatedRaw")
         self._table_functions = frozenset(bytes(names.bytes()).decode().split())
 
     def close(self) -> None:
         """Stop the engine; what was inserted is on disk."""
         with self._closing:
-            self._keeper.close()
-            self._exits.close()
+            self._keepalive_connection.close()
+            self._exit_stack.close()
 
-    def execute(self, statement: Statement) -> Answer:
+    def execute(self, statement: Statement) -> QueryResult:
         """Run one statement to its end; raises `EngineError`."""
         with self._session(statement) as connection:
             try:
                 return _run(connection, statement)
             except Exception as error:  # chdb raises RuntimeError and its own, with ClickHouse's words inside
-                raise EngineError(_message(error)) from error
+                raise EngineError(_error_message(error)) from error
 
-    def ask(self, statement: Statement) -> Answer:
+    def query_readonly(self, statement: Statement) -> QueryResult:
         """As `execute`, of a reader: a question within limits, and nothing else; raises `EngineError`."""
         try:
-            settings = readonly_guard.settings_of(statement.settings or {})
+            settings = readonly_guard.restrict_settings(statement.settings or {})
             with self._session(replace(statement, settings=settings)) as connection:
-                readonly_guard.admit(_canonical(connection, _whole(statement)), self._table_functions)
+                readonly_guard.check_statement(_canonicalize(connection, _full_text(statement)), self._table_functions)
                 return _run(connection, statement)
         except EngineError:
             raise
         except Exception as error:
-            raise EngineError(_message(error)) from error
+            raise EngineError(_error_message(error)) from error
 
-    def insert(self, database: str, table: str, columns: Any, how: dict[str, str]) -> int:
+    def insert(self, database: str, table: str, columns: Any, settings: dict[str, str]) -> int:
         """Write an Arrow table with ClickHouse's settings; returns how many rows ClickHouse wrote.
 
         Raises clickhouse-connect's `DatabaseError`.
@@ -115,14 +115,14 @@ class Engine:
         import pyarrow as pa
 
         names = ", ".join(f"`{name}`" for name in columns.schema.names)
-        with self._session(Statement(b"", database=database, settings=how)) as connection, _memory_file() as file:
+        with self._session(Statement(b"", database=database, settings=settings)) as connection, _memory_file() as file:
             with pa.ipc.new_stream(file, columns.schema) as writer:
                 writer.write_table(columns)
             try:
                 return int(_insert(connection, f"INSERT INTO `{table}` ({names})", file, "ArrowStream").rows_written())
             except Exception as error:
-                said = EngineError(_message(error))
-                raise DatabaseError(str(said), code=said.code) from error
+                engine_error = EngineError(_error_message(error))
+                raise DatabaseError(str(engine_error), code=engine_error.code) from error
 
     @contextmanager
     def _session(self, statement: Statement) -> Iterator[Any]:
@@ -132,50 +132,50 @@ class Engine:
                 settings = dict(statement.settings or {})
                 readonly = settings.pop("readonly", None)
                 for name, value in settings.items():
-                    _set(connection, name, value)
+                    _apply_setting(connection, name, value)
                 if statement.database:
                     connection.query(f"USE `{statement.database.replace('`', '')}`")
                 if readonly is not None:  # last: nothing may be set after it
-                    _set(connection, "readonly", readonly)
+                    _apply_setting(connection, "readonly", readonly)
             except EngineError:
                 raise
             except Exception as error:
-                raise EngineError(_message(error)) from error
+                raise EngineError(_error_message(error)) from error
             yield connection
         finally:
             connection.close()
 
 
-def _whole(statement: Statement) -> bytes:
+def _full_text(statement: Statement) -> bytes:
     return statement.sql + (b"\n" + statement.data if statement.data else b"")
 
 
-def _canonical(connection: Any, sql: bytes) -> str:
+def _canonicalize(connection: Any, sql: bytes) -> str:
     """One statement as ClickHouse's parser writes it: no comments, strings in one form, names as they are."""
     try:
-        made = connection.query(f"SELECT formatQuerySingleLine({_quoted(_text(sql))})", "RawBLOB")
+        result = connection.query(f"SELECT formatQuerySingleLine({_quote(_decode_sql(sql))})", "RawBLOB")
     except RuntimeError as error:
-        raise EngineError(OWN_SCOPE.sub("", _message(error))) from error
-    return bytes(made.bytes()).decode()
+        raise EngineError(GUARD_SCOPE.sub("", _error_message(error))) from error
+    return bytes(result.bytes()).decode()
 
 
-def _text(sql: bytes) -> str:
+def _decode_sql(sql: bytes) -> str:
     try:
         return sql.decode()
     except UnicodeDecodeError as error:
         raise EngineError("Code: 62. DB::Exception: the statement is not UTF-8. (SYNTAX_ERROR)") from error
 
 
-def _run(connection: Any, statement: Statement) -> Answer:
-    whole = _whole(statement)
-    found = INSERT_WITH_DATA.match(whole)
-    if found is None:
-        result = connection.query(_text(whole), statement.format, params=dict(statement.parameters or {}))
-        return Answer(bytes(result.bytes() or b""), result.rows_written(), result.bytes_written())
+def _run(connection: Any, statement: Statement) -> QueryResult:
+    text = _full_text(statement)
+    match = INSERT_WITH_DATA.match(text)
+    if match is None:
+        result = connection.query(_decode_sql(text), statement.format, params=dict(statement.parameters or {}))
+        return QueryResult(bytes(result.bytes() or b""), result.rows_written(), result.bytes_written())
     with _memory_file() as file:
-        file.write(memoryview(whole)[found.end() :])
-        done = _insert(connection, _text(found[1]), file, _text(found[3]), _text(found[2] or b""))
-    return Answer(b"", done.rows_written(), done.bytes_written())
+        file.write(memoryview(text)[match.end() :])
+        result = _insert(connection, _decode_sql(match[1]), file, _decode_sql(match[3]), _decode_sql(match[2] or b""))
+    return QueryResult(b"", result.rows_written(), result.bytes_written())
 
 
 @contextmanager
@@ -195,23 +195,23 @@ def _insert(connection: Any, sql: str, file: BinaryIO, format: str, settings: st
     return connection.query(f"{sql} {source}{settings} FORMAT {format}")
 
 
-def _set(connection: Any, name: str, value: str) -> None:
-    if not NAME.fullmatch(name):
+def _apply_setting(connection: Any, name: str, value: str) -> None:
+    if not SETTING_NAME.fullmatch(name):
         raise EngineError(f"Code: 115. DB::Exception: {name!r} is not a setting. (UNKNOWN_SETTING)")
     try:
-        connection.query(f"SET {name} = {_quoted(value)}")
+        connection.query(f"SET {name} = {_quote(value)}")
     except Exception as error:
-        raise EngineError(f"{_message(error).strip()} Setting: {name}") from error
+        raise EngineError(f"{_error_message(error).strip()} Setting: {name}") from error
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def _message(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     text = str(error)
     return text[text.find("Code: ") :] if "Code: " in text else f"Code: 1000. DB::Exception: {text}"
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(_message(error).splitlines()), "")[:200]
+    return next(iter(_error_message(error).splitlines()), "")[:200]

@@ -2,7 +2,7 @@
 
 What a client may send: https://clickhouse.com/docs/interfaces/http. One statement per request, in the body or in
 ``?query=``; ``param_x``, ``database`` and settings in the URL or a form; compressed bodies; a FORMAT clause.
-Whoever comes as `door.WRITER` with its key may do everything, anybody else may ask, but for pages of other sites.
+The user `readonly_guard.WRITER` with its key may do everything. Everybody else may read, except pages of other sites.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from aiohttp import BasicAuth, web
 
 from bus.security.secrets import same
 from store.embedded import origin_check, request_body
-from store.embedded.engine import Answer, Engine, EngineError, Statement
+from store.embedded.engine import EmbeddedClickHouse, EngineError, QueryResult, Statement
 from store.embedded.readonly_guard import WRITER
 
 log = logging.getLogger(__name__)
 
-WRITER_BYTES = 256 * 1024 * 1024
-READER_BYTES = 4 * 1024 * 1024
+MAX_WRITER_BYTES = 256 * 1024 * 1024
+MAX_READER_BYTES = 4 * 1024 * 1024
 """Longest body, before and after it is inflated."""
-READERS_AT_ONCE = 32
+MAX_CONCURRENT_READERS = 32
 """Requests of readers that are read or answered at a time; those beyond come again."""
 THREADS = 4
-TRANSPORT = frozenset(
+PROTOCOL_PARAMS = frozenset(
     {
         "query", "database", "default_format", "user", "password", "compress", "decompress", "session_id",
         "session_timeout", "session_check", "query_id", "quota_key", "buffer_size", "wait_end_of_query", "role",
@@ -38,28 +38,32 @@ TRANSPORT = frozenset(
     }
 )  # fmt: skip
 """Parameters that are about the transport, or that an engine without a network does not know."""
-FORMAT = re.compile(rb"(?i)\bFORMAT\s+(\w+)\s*;?\s*$")
-NO_RESULT = re.compile(rb"(?i)\s*(INSERT|CREATE|DROP|ALTER|TRUNCATE|RENAME|OPTIMIZE|SET|USE|ATTACH|DETACH|SYSTEM)\b")
+FORMAT_CLAUSE = re.compile(rb"(?i)\bFORMAT\s+(\w+)\s*;?\s*$")
+STATEMENTS_WITHOUT_RESULT = re.compile(
+    rb"(?i)\s*(INSERT|CREATE|DROP|ALTER|TRUNCATE|RENAME|OPTIMIZE|SET|USE|ATTACH|DETACH|SYSTEM)\b"
+)
 
-STATUS = {60: 404, 81: 404, 62: 400, 47: 400, 46: 400, 51: 400, 456: 400, 164: 403, 516: 403}
+HTTP_STATUS = {60: 404, 81: 404, 62: 400, 47: 400, 46: 400, 51: 400, 456: 400, 164: 403, 516: 403}
 """By ClickHouse's error: not known, not understood, not allowed."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class PortInUse(Exception):
+class AddressInUse(Exception):
     """The interface cannot listen where it should."""
 
 
 class HttpInterface:
-    """Serves an engine on one address; an async context manager. ``names``: more names it is reached by."""
+    """Serves an engine on one address; an async context manager. ``allowed_hosts``: more names it is reached by."""
 
-    def __init__(self, engine: Engine, host: str, port: int, key: str, names: Collection[str] = ()) -> None:
+    def __init__(
+        self, engine: EmbeddedClickHouse, host: str, port: int, key: str, allowed_hosts: Collection[str] = ()
+    ) -> None:
         self._engine, self._host, self._port, self._key = engine, host, port, key
-        self._names = names
+        self._allowed_hosts = allowed_hosts
         self._threads = ThreadPoolExecutor(THREADS, "clickhouse")
-        self._readers = 0
-        app = web.Application(client_max_size=READER_BYTES, middlewares=[self._guard])
+        self._num_readers = 0
+        app = web.Application(client_max_size=MAX_READER_BYTES, middlewares=[self._check_origin])
         app.router.add_get("/ping", self._ping)
         app.router.add_get("/", self._query)
         app.router.add_post("/", self._query)
@@ -70,8 +74,10 @@ class HttpInterface:
         try:
             listener = socket.create_server((self._host, self._port))
         except OSError as error:
-            at = f"{self._host}:{self._port}"
-            raise PortInUse(f"http_port: cannot listen on {at}: {error.strerror}; set another port, or 0") from error
+            address = f"{self._host}:{self._port}"
+            raise AddressInUse(
+                f"http_port: cannot listen on {address}: {error.strerror}; set another port, or 0"
+            ) from error
         await self._runner.setup()
         await web.SockSite(self._runner, listener).start()
         self.url = f"http://{self._host}:{listener.getsockname()[1]}"
@@ -82,17 +88,17 @@ class HttpInterface:
         await asyncio.to_thread(self._threads.shutdown)
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _check_origin(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if not origin_check.named(request.host, self._host, self._names):
-                why = f"{request.host} is not a name of this store (its setting `names` has more)"
-                return web.Response(status=421, text=f"Code: 516. DB::Exception: {why}. (AUTHENTICATION_FAILED)\n")
-            refused = origin_check.foreign(request.headers)
+            if not origin_check.is_allowed_host(request.host, self._host, self._allowed_hosts):
+                reason = f"{request.host} is not a name of this store (its setting `allowed_hosts` has more)"
+                return web.Response(status=421, text=f"Code: 516. DB::Exception: {reason}. (AUTHENTICATION_FAILED)\n")
+            is_foreign = origin_check.is_cross_site(request.headers)
         except ValueError:  # a host or an origin that is none
-            refused = True
-        if refused:
-            why = "a page of another site asks nothing here"
-            return web.Response(status=403, text=f"Code: 516. DB::Exception: {why}. (AUTHENTICATION_FAILED)\n")
+            is_foreign = True
+        if is_foreign:
+            reason = "a page of another site asks nothing here"
+            return web.Response(status=403, text=f"Code: 516. DB::Exception: {reason}. (AUTHENTICATION_FAILED)\n")
         return await handler(request)
 
     async def _ping(self, request: web.Request) -> web.Response:
@@ -102,37 +108,39 @@ class HttpInterface:
         if request.method in ("GET", "HEAD") and "query" not in request.query:
             return web.Response(text="Ok.\n")
         try:
-            if self._writes(request):  # before anything of the body is read
-                return await self._answer(request, WRITER_BYTES, self._engine.execute)
+            if self._is_writer(request):  # before anything of the body is read
+                return await self._run_statement(request, MAX_WRITER_BYTES, self._engine.execute)
         except EngineError as error:
-            return _refusal(error)
-        if self._readers >= READERS_AT_ONCE:
-            why = f"{READERS_AT_ONCE} questions are being answered; ask again"
-            text = f"Code: 202. DB::Exception: {why}. (TOO_MANY_SIMULTANEOUS_QUERIES)\n"
+            return _error_response(error)
+        if self._num_readers >= MAX_CONCURRENT_READERS:
+            reason = f"{MAX_CONCURRENT_READERS} questions are being answered; ask again"
+            text = f"Code: 202. DB::Exception: {reason}. (TOO_MANY_SIMULTANEOUS_QUERIES)\n"
             return web.Response(status=503, text=text, headers={"Retry-After": "1"})
-        self._readers += 1
+        self._num_readers += 1
         try:
-            return await self._answer(request, READER_BYTES, self._engine.ask)
+            return await self._run_statement(request, MAX_READER_BYTES, self._engine.query_readonly)
         finally:
-            self._readers -= 1
+            self._num_readers -= 1
 
-    async def _answer(self, request: web.Request, most: int, work: Callable[[Statement], Answer]) -> web.Response:
+    async def _run_statement(
+        self, request: web.Request, max_bytes: int, execute: Callable[[Statement], QueryResult]
+    ) -> web.Response:
         try:
-            statement = await statement_of(request, most)
+            statement = await parse_statement(request, max_bytes)
             if not statement.sql.strip():
                 raise ValueError("Empty query")
-        except (request_body.TooLarge, web.HTTPRequestEntityTooLarge):
-            why = f"a body of more than {most} bytes is refused"
-            return web.Response(status=413, text=f"Code: 307. DB::Exception: {why}. (TOO_MANY_BYTES)\n")
+        except (request_body.BodyTooLarge, web.HTTPRequestEntityTooLarge):
+            reason = f"a body of more than {max_bytes} bytes is refused"
+            return web.Response(status=413, text=f"Code: 307. DB::Exception: {reason}. (TOO_MANY_BYTES)\n")
         except (ValueError, OSError, RuntimeError, web.RequestPayloadError) as error:  # a body no decoder reads
             return web.Response(status=400, text=f"Code: 62. DB::Exception: {error}. (SYNTAX_ERROR)\n")
         try:
-            answer = await asyncio.get_running_loop().run_in_executor(self._threads, work, statement)
+            result = await asyncio.get_running_loop().run_in_executor(self._threads, execute, statement)
         except EngineError as error:
-            return _refusal(error)
-        return web.Response(body=answer.body, headers=_headers(statement, answer))
+            return _error_response(error)
+        return web.Response(body=result.body, headers=_response_headers(statement, result))
 
-    def _writes(self, request: web.Request) -> bool:
+    def _is_writer(self, request: web.Request) -> bool:
         """Raises `EngineError` for a writer with another key."""
         user, key = _credentials(request)
         if user == WRITER and not same(self._key, key):
@@ -140,9 +148,9 @@ class HttpInterface:
         return user == WRITER
 
 
-def _refusal(error: EngineError) -> web.Response:
+def _error_response(error: EngineError) -> web.Response:
     headers = {"X-ClickHouse-Exception-Code": str(error.code)}
-    return web.Response(status=STATUS.get(error.code, 500), text=f"{error}\n", headers=headers)
+    return web.Response(status=HTTP_STATUS.get(error.code, 500), text=f"{error}\n", headers=headers)
 
 
 def _credentials(request: web.Request) -> tuple[str, str]:
@@ -157,21 +165,21 @@ def _credentials(request: web.Request) -> tuple[str, str]:
     return user or request.query.get("user", ""), key or request.query.get("password", "")
 
 
-async def statement_of(request: web.Request, most: int) -> Statement:
-    """What is asked, in a body of at most so many bytes.
+async def parse_statement(request: web.Request, max_bytes: int) -> Statement:
+    """The statement of a request, with a body of at most ``max_bytes``.
 
-    Raises ValueError, OSError, RuntimeError or `web.RequestPayloadError` where it cannot be read, `body.TooLarge` or
-    `web.HTTPRequestEntityTooLarge` where it is too long.
+    Raises ValueError, OSError, RuntimeError or `web.RequestPayloadError` if the body cannot be read,
+    `request_body.BodyTooLarge` or `web.HTTPRequestEntityTooLarge` if it is too long.
     """
     fields = {name: str(value) for name, value in request.query.items()}
     content = b""
     if request.content_type == "multipart/form-data":
         fields |= {name: value for name, value in (await request.post()).items() if isinstance(value, str)}
     elif request.can_read_body:
-        content = await request_body.read(request, most)
+        content = await request_body.read_body(request, max_bytes)
     sql = fields.get("query", "").encode()
     parameters = {name[6:]: value for name, value in fields.items() if name.startswith("param_")}
-    settings = {n: v for n, v in fields.items() if n not in TRANSPORT and not n.startswith("param_")}
+    settings = {n: v for n, v in fields.items() if n not in PROTOCOL_PARAMS and not n.startswith("param_")}
     return Statement(
         sql=sql or content,
         data=content if sql else b"",
@@ -182,14 +190,14 @@ async def statement_of(request: web.Request, most: int) -> Statement:
     )
 
 
-def _headers(statement: Statement, answer: Answer) -> dict[str, str]:
-    written = {"written_rows": str(answer.written_rows), "written_bytes": str(answer.written_bytes)}
+def _response_headers(statement: Statement, result: QueryResult) -> dict[str, str]:
+    written = {"written_rows": str(result.written_rows), "written_bytes": str(result.written_bytes)}
     summary = {
         "read_rows": "0",
         "read_bytes": "0",
         **written,
         "result_rows": "0",
-        "result_bytes": str(len(answer.body)),
+        "result_bytes": str(len(result.body)),
     }
     headers = {
         "X-ClickHouse-Summary": json.dumps(summary),
@@ -197,7 +205,7 @@ def _headers(statement: Statement, answer: Answer) -> dict[str, str]:
         "X-ClickHouse-Server-Display-Name": "lightningbus",
         "X-ClickHouse-Timezone": "UTC",
     }
-    if not NO_RESULT.match(statement.sql):
-        found = FORMAT.search(statement.sql)
-        headers["X-ClickHouse-Format"] = found[1].decode() if found else statement.format
+    if not STATEMENTS_WITHOUT_RESULT.match(statement.sql):
+        match = FORMAT_CLAUSE.search(statement.sql)
+        headers["X-ClickHouse-Format"] = match[1].decode() if match else statement.format
     return headers

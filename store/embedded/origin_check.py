@@ -9,29 +9,31 @@ from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
-OWN = frozenset({"", "none", "same-origin"})
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::"})
+SAME_SITE = frozenset({"", "none", "same-origin"})
 """What a browser says of a request that no other site made (``Sec-Fetch-Site``); others than browsers say nothing."""
 
 
-def named(host: str, listens: str, more: Collection[str] = ()) -> bool:
-    """Whether a Host header names the server that listens there, or has ``more`` names; raises ValueError for no host.
+def is_allowed_host(host: str, listen_host: str, allowed_hosts: Collection[str] = ()) -> bool:
+    """Whether a Host header names this server or one of ``allowed_hosts``; raises ValueError for an invalid host.
 
     Addresses need no name, and nobody outside can own a name without a dot: neither can be made to point here.
     """
     name = urlsplit(f"//{host}").hostname or ""
-    if name in LOOPBACK or name == listens.lower() or name in {one.lower() for one in more}:
+    if name in LOOPBACK_HOSTS or name == listen_host.lower() or name in {allowed.lower() for allowed in allowed_hosts}:
         return True
-    return listens in EVERYWHERE and (name == socket.gethostname().lower() or "." not in name or _is_address(name))
+    return listen_host in WILDCARD_HOSTS and (
+        name == socket.gethostname().lower() or "." not in name or _is_address(name)
+    )
 
 
-def foreign(headers: Mapping[str, str]) -> bool:
+def is_cross_site(headers: Mapping[str, str]) -> bool:
     """Whether a page of another site sent a request."""
     origin = headers.get("Origin")
     if origin is not None and urlsplit(origin).netloc.lower() != headers.get("Host", "").lower():
         return True
-    return headers.get("Sec-Fetch-Site", "") not in OWN
+    return headers.get("Sec-Fetch-Site", "") not in SAME_SITE
 
 
 def _is_address(name: str) -> bool:

@@ -9,21 +9,21 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from store.clickhouse.query_limits import PEOPLE, Limits
+from store.clickhouse.query_limits import INTERACTIVE, QueryLimits
 
 WRITER = "writer"
 """User who may do everything."""
 KEY_FILE = "writer.key"
 """Its password, a file in the engine's directory: who can read that can write the data as well."""
 
-ASKS = re.compile(r"(SELECT|WITH|SHOW|EXISTS|EXPLAIN|DESCRIBE)\b")
-LITERAL = re.compile(r"'(?:[^'\\]|\\.)*'", re.DOTALL)
-OUTSIDE = re.compile(
+READ_STATEMENTS = re.compile(r"(SELECT|WITH|SHOW|EXISTS|EXPLAIN|DESCRIBE)\b")
+STRING_LITERAL = re.compile(r"'(?:[^'\\]|\\.)*'", re.DOTALL)
+FORBIDDEN = re.compile(
     r"\b(file|[Pp]ython|eval|OUTFILE|INFILE|PARALLEL WITH|ai[A-Z]\w*|AI[A-Z]\w*)\b|\bDESCRIBE TABLE [\w`.]+\("
 )
 """What readonly lets through though it reaches further than the tables."""
-CALLED = re.compile(r"`?(\w+)`?\(")
-HARMLESS_TABLES = frozenset(
+FUNCTION_CALL = re.compile(r"`?(\w+)`?\(")
+ALLOWED_TABLE_FUNCTIONS = frozenset(
     {
         "format", "generate_series", "generaterandom", "generateseries", "merge", "mergetreeanalyzeindexes",
         "mergetreeindex", "mergetreeprojection", "mergetreetextindex", "null", "numbers", "numbers_mt", "primes",
@@ -31,11 +31,11 @@ HARMLESS_TABLES = frozenset(
     }
 )  # fmt: skip
 """Table functions, in lower case, that reach nothing but tables and what the question itself holds."""
-CLAUSE = re.compile(r"\bSETTINGS\b(?: (\w+ = [\w.']+(?:, \w+ = [\w.']+)*)(?![^ )]))?")
+SETTINGS_CLAUSE = re.compile(r"\bSETTINGS\b(?: (\w+ = [\w.']+(?:, \w+ = [\w.']+)*)(?![^ )]))?")
 """SETTINGS in a statement; without its group: other than names with plain values."""
-MOST: Limits = {**PEOPLE, "max_threads": os.cpu_count() or 1, "max_block_size": 1_000_000}
+MAX_SETTINGS: QueryLimits = {**INTERACTIVE, "max_threads": os.cpu_count() or 1, "max_block_size": 1_000_000}
 """Settings that a reader may only lower."""
-HARMLESS = frozenset(
+ALLOWED_SETTINGS = frozenset(
     {
         "cast_string_to_dynamic_use_inference", "date_time_input_format", "date_time_output_format", "session_timezone",
         "join_use_nulls", "log_comment",
@@ -50,56 +50,64 @@ HARMLESS = frozenset(
 (``output_format_schema`` one that is written)."""
 
 
-class Refused(Exception):
+class ReadOnlyViolation(Exception):
     """The statement is not for a reader; the message is in ClickHouse's form."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"Code: 164. DB::Exception: {why}. (READONLY)")
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Code: 164. DB::Exception: {reason}. (READONLY)")
 
 
-def admit(canonical: str, table_functions: Collection[str] = ()) -> None:
-    """Raise `EngineRejected` unless a statement, as ClickHouse's parser writes it, is a question about the data.
+def check_statement(canonical: str, table_functions: Collection[str] = ()) -> None:
+    """Raise `ReadOnlyViolation` unless a statement, as ClickHouse's parser writes it, is a question about the data.
 
     ``table_functions`` are the names of those that this ClickHouse has, in lower case.
     """
-    if not ASKS.match(canonical):
-        raise Refused(f"a reader asks and changes nothing, so not {canonical.split(maxsplit=1)[0]}")
-    bare = LITERAL.sub("''", canonical)
-    called = {name for name in CALLED.findall(bare) if name.lower() in table_functions}
-    if reaches := sorted(name for name in called if name.lower() not in HARMLESS_TABLES):
-        raise Refused(f"a reader reaches tables, and neither files nor addresses: {reaches[0]} is refused")
-    if found := OUTSIDE.search(bare):
-        raise Refused(f"a reader reaches tables, and neither files nor addresses: {found[0].rstrip('(')} is refused")
-    for name, value in _settings_in(bare):
-        if name in MOST:
-            if not (value.isdecimal() and 0 < int(value) <= MOST[name]):
-                raise Refused(f"a reader may lower {name} from {MOST[name]}, and not set it to {value}")
-        elif name not in HARMLESS:
-            raise Refused(f"a reader may not set {name}")
+    if not READ_STATEMENTS.match(canonical):
+        raise ReadOnlyViolation(f"a reader asks and changes nothing, so not {canonical.split(maxsplit=1)[0]}")
+    bare = STRING_LITERAL.sub("''", canonical)
+    functions = {name for name in FUNCTION_CALL.findall(bare) if name.lower() in table_functions}
+    if forbidden := sorted(name for name in functions if name.lower() not in ALLOWED_TABLE_FUNCTIONS):
+        raise ReadOnlyViolation(f"a reader reaches tables, and neither files nor addresses: {forbidden[0]} is refused")
+    if match := FORBIDDEN.search(bare):
+        raise ReadOnlyViolation(
+            f"a reader reaches tables, and neither files nor addresses: {match[0].rstrip('(')} is refused"
+        )
+    for name, value in _find_settings(bare):
+        if name in MAX_SETTINGS:
+            if not (value.isdecimal() and 0 < int(value) <= MAX_SETTINGS[name]):
+                raise ReadOnlyViolation(
+                    f"a reader may lower {name} from {MAX_SETTINGS[name]}, and not set it to {value}"
+                )
+        elif name not in ALLOWED_SETTINGS:
+            raise ReadOnlyViolation(f"a reader may not set {name}")
 
 
-def _settings_in(bare: str) -> Iterator[tuple[str, str]]:
+def _find_settings(bare: str) -> Iterator[tuple[str, str]]:
     """Names and values of every SETTINGS in a statement whose strings are empty."""
-    for clause in CLAUSE.finditer(bare):
+    for clause in SETTINGS_CLAUSE.finditer(bare):
         if clause[1] is None:
-            raise Refused("a reader sets plain values only")
+            raise ReadOnlyViolation("a reader sets plain values only")
         for item in clause[1].split(", "):
             name, _, value = item.partition(" = ")
             yield name, value
 
 
-def settings_of(given: Mapping[str, str]) -> dict[str, str]:
-    """Settings of a reader's session, in their order: what it chose, its limits, and readonly; raises `EngineRejected`.
+def restrict_settings(requested: Mapping[str, str]) -> dict[str, str]:
+    """Settings of a reader's session, in order: its own, its limits, readonly; raises `ReadOnlyViolation`.
 
-    readonly is 2, which leaves a reader to set what `admit` lets through: a client that sees 1 sets nothing at all.
+    readonly is 2, so that a reader can set what `check_statement` allows: a client that sees 1 sets nothing at all.
     """
-    chosen: dict[str, str] = {}
-    for name, value in given.items():
-        if name in MOST:
-            least = int(value) if value.isdecimal() else 0
-            chosen[name] = str(min(least or MOST[name], MOST[name]))  # 0 is none for ClickHouse
-        elif name in HARMLESS:
-            chosen[name] = value
+    allowed: dict[str, str] = {}
+    for name, value in requested.items():
+        if name in MAX_SETTINGS:
+            value_or_zero = int(value) if value.isdecimal() else 0
+            allowed[name] = str(
+                min(value_or_zero or MAX_SETTINGS[name], MAX_SETTINGS[name])
+            )  # 0 is none for ClickHouse
+        elif name in ALLOWED_SETTINGS:
+            allowed[name] = value
         elif name != "readonly":
-            raise Refused(f"a reader may not set {name}")
-    return chosen | {name: str(value) for name, value in PEOPLE.items() if name not in chosen} | {"readonly": "2"}
+            raise ReadOnlyViolation(f"a reader may not set {name}")
+    return (
+        allowed | {name: str(value) for name, value in INTERACTIVE.items() if name not in allowed} | {"readonly": "2"}
+    )

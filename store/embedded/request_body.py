@@ -1,54 +1,54 @@
-"""Bodies of requests, as they come and inflated, never beyond a bound."""
+"""Request bodies, raw and decompressed, never longer than a limit."""
 
 import zlib
 from typing import Any
 
 from aiohttp import web
 
-INFLATED = ("gzip", "deflate", "zstd", "lz4")
+ENCODINGS = ("gzip", "deflate", "zstd", "lz4")
 
 
-class TooLarge(ValueError):
-    """The body, or what it inflates to, is beyond the bound."""
+class BodyTooLarge(ValueError):
+    """The body is longer than the limit, before or after decompression."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(f"a body of more than {most} bytes is refused")
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"a body of more than {max_bytes} bytes is refused")
 
 
-async def read(request: web.Request, most: int) -> bytes:
-    """The body of a request, inflated as its Content-Encoding says.
+async def read_body(request: web.Request, max_bytes: int) -> bytes:
+    """The body of a request, decompressed as its Content-Encoding says.
 
-    Raises `TooLarge` beyond ``most`` bytes, as soon as that is known, and ValueError, OSError or RuntimeError for a
-    body that is not what it says.
+    Raises `BodyTooLarge` as soon as the body is known to be longer than ``max_bytes``, and ValueError, OSError or
+    RuntimeError for a body that its encoding cannot decode.
     """
-    if (request.content_length or 0) > most:
-        raise TooLarge(most)
+    if (request.content_length or 0) > max_bytes:
+        raise BodyTooLarge(max_bytes)
     body = bytearray()
     async for chunk in request.content.iter_any():
         body += chunk
-        if len(body) > most:
-            raise TooLarge(most)
+        if len(body) > max_bytes:
+            raise BodyTooLarge(max_bytes)
     encoding = request.headers.get("Content-Encoding", "")
-    return bytes(body) if encoding in ("", "identity") else inflate(bytes(body), encoding, most)
+    return bytes(body) if encoding in ("", "identity") else decompress_body(bytes(body), encoding, max_bytes)
 
 
-def inflate(body: bytes, encoding: str, most: int) -> bytes:
-    """Undo an encoding; raises as `read`. Pure."""
-    if encoding not in INFLATED:
-        raise ValueError(f"Content-Encoding {encoding} is not known: there are {', '.join(INFLATED)}")
-    decompressor = _decompressor(encoding)
+def decompress_body(body: bytes, encoding: str, max_bytes: int) -> bytes:
+    """Undo an encoding; raises as `read_body`. Pure."""
+    if encoding not in ENCODINGS:
+        raise ValueError(f"Content-Encoding {encoding} is not known: there are {', '.join(ENCODINGS)}")
+    decompressor = _new_decompressor(encoding)
     try:
-        plain = bytes(decompressor.decompress(body, most + 1))
+        decompressed = bytes(decompressor.decompress(body, max_bytes + 1))
     except (zlib.error, EOFError) as error:
         raise ValueError(f"a body of {encoding} cannot be read: {error}") from error
-    if len(plain) > most:
-        raise TooLarge(most)
+    if len(decompressed) > max_bytes:
+        raise BodyTooLarge(max_bytes)
     if not decompressor.eof:
         raise ValueError(f"a body of {encoding} is cut off")
-    return plain
+    return decompressed
 
 
-def _decompressor(encoding: str) -> Any:
+def _new_decompressor(encoding: str) -> Any:
     if encoding == "lz4":
         import lz4.frame
 

@@ -12,16 +12,16 @@ from schemas.codec import DecodeError
 from store.ingest.rows import Row
 
 API = "$JS.API."
-LONGER = frozenset({"MSG", "PEER", "LEADER", "DURABLE"})
+THREE_WORD_REQUESTS = frozenset({"MSG", "PEER", "LEADER", "DURABLE"})
 """Second words of requests whose names have three."""
-LOOKS = frozenset(
-    f"{what}.{how}" for what in ("STREAM", "CONSUMER") for how in ("INFO", "NAMES", "LIST", "MSG.GET")
+READ_REQUESTS = frozenset(
+    f"{resource}.{action}" for resource in ("STREAM", "CONSUMER") for action in ("INFO", "NAMES", "LIST", "MSG.GET")
 ) | {"INFO"}
 """Requests that change nothing: roles make them each second, so only those that failed are kept."""
-LONGEST_ERROR = 500
+MAX_ERROR_CHARS = 500
 
 
-class Client(msgspec.Struct):
+class ApiClient(msgspec.Struct):
     """Who asked."""
 
     account: str = msgspec.field(name="acc", default="")
@@ -30,16 +30,16 @@ class Client(msgspec.Struct):
     host: str = ""
 
 
-class Error(msgspec.Struct):
+class ApiError(msgspec.Struct):
     """Why JetStream would not."""
 
     description: str = ""
 
 
-class Response(msgspec.Struct):
+class ApiResponse(msgspec.Struct):
     """What is needed of an answer."""
 
-    error: Error | None = None
+    error: ApiError | None = None
 
 
 class Advisory(msgspec.Struct):
@@ -49,20 +49,20 @@ class Advisory(msgspec.Struct):
     timestamp: datetime
     subject: str
     server: str = ""
-    client: Client | None = None
+    client: ApiClient | None = None
     response: str = ""
 
 
-def rows_of_advisory(data: bytes) -> Iterator[tuple[str, Row]]:
+def build_audit_rows(data: bytes) -> Iterator[tuple[str, Row]]:
     """(table, row) of an advisory, none of a look that was granted; raises `DecodeError` for what is none."""
     try:
         advisory = msgspec.json.decode(data, type=Advisory)
-        error = msgspec.json.decode(advisory.response, type=Response).error if advisory.response else None
+        error = msgspec.json.decode(advisory.response, type=ApiResponse).error if advisory.response else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as reason:
         raise DecodeError(f"this is no advisory of JetStream's API: {reason}") from reason
-    client = advisory.client or Client()
-    request, target = split(advisory.subject)
-    if request in LOOKS and error is None:
+    client = advisory.client or ApiClient()
+    request, target = split_subject(advisory.subject)
+    if request in READ_REQUESTS and error is None:
         return
     yield (
         "raw_audit_log",
@@ -75,14 +75,14 @@ def rows_of_advisory(data: bytes) -> Iterator[tuple[str, Row]]:
             "server": advisory.server,
             "request": request,
             "target": target,
-            "error": (error.description or "unknown")[:LONGEST_ERROR] if error is not None else "",
+            "error": (error.description or "unknown")[:MAX_ERROR_CHARS] if error is not None else "",
             "asked": int(advisory.timestamp.timestamp() * 1e9),
         },
     )
 
 
-def split(subject: str) -> tuple[str, str]:
+def split_subject(subject: str) -> tuple[str, str]:
     """The name of a request and what it is about: ``STREAM.DELETE`` and ``TASKS``."""
     words = subject.removeprefix(API).split(".")
-    count = 3 if len(words) > 1 and words[1] in LONGER else 2
+    count = 3 if len(words) > 1 and words[1] in THREE_WORD_REQUESTS else 2
     return ".".join(words[:count]), ".".join(words[count:])

@@ -13,12 +13,12 @@ from bus.message import Delivery
 from store.ingest import arrow
 from store.ingest.rows import Row
 
-Types = Mapping[str, Mapping[str, str]]
+ColumnTypes = Mapping[str, Mapping[str, str]]
 """ClickHouse's type of every column, by table."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class DecodedMessage:
     """A delivery with its rows."""
 
     delivery: Delivery
@@ -26,36 +26,36 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class InsertBatch:
     """What is inserted for a batch, by table, under a token that is the same for the same messages."""
 
     tables: dict[str, pa.Table]
     token: str
 
 
-def columns_of(batch: Sequence[Held], types: Types) -> Columns:
+def build_insert_batch(batch: Sequence[DecodedMessage], types: ColumnTypes) -> InsertBatch:
     """Blocks; raises ValueError, TypeError or OverflowError for a value that its column does not hold."""
     rows: dict[str, list[Row]] = defaultdict(list)
-    for held in batch:
-        for table, row in held.rows:
+    for message in batch:
+        for table, row in message.rows:
             rows[table].append(row)
-    tables = {table: arrow.table(found, types[table]) for table, found in rows.items()}
-    return Columns(tables, deduplication_token(held.delivery for held in batch))
+    tables = {table: arrow.rows_to_arrow(table_rows, types[table]) for table, table_rows in rows.items()}
+    return InsertBatch(tables, deduplication_token(message.delivery for message in batch))
 
 
-def types_of(client: Client, database: str) -> Types:
+def load_column_types(client: Client, database: str) -> ColumnTypes:
     """As the database has them now."""
     sql = (
         "SELECT table, name, type FROM system.columns WHERE database = {database:String} AND startsWith(table, 'raw_')"
     )
-    found: dict[str, dict[str, str]] = defaultdict(dict)
+    types: dict[str, dict[str, str]] = defaultdict(dict)
     parameters: dict[str, Any] = {"database": database}
     for name, column, kind in client.query(sql, parameters=parameters).result_rows:
-        found[name][column] = kind
-    return dict(found)
+        types[name][column] = kind
+    return dict(types)
 
 
 def deduplication_token(deliveries: Iterable[Delivery]) -> str:
     """The same for the same set of messages, whatever their order: an insert repeated after a lost answer is one."""
-    names = sorted(f"{delivery.stream}:{delivery.sequence}" for delivery in deliveries)
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()
+    message_ids = sorted(f"{delivery.stream}:{delivery.sequence}" for delivery in deliveries)
+    return hashlib.sha256("\n".join(message_ids).encode()).hexdigest()

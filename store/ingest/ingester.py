@@ -20,22 +20,22 @@ from schemas.base import Event
 from schemas.codec import DecodeError
 from schemas.semconv import attributes
 from schemas.signers import SIGNED_EVENTS
-from store.ingest.audit import rows_of_advisory
-from store.ingest.batch import Columns, Held
-from store.ingest.rows import Received, rows_of
+from store.ingest.audit import build_audit_rows
+from store.ingest.batch import DecodedMessage, InsertBatch
+from store.ingest.rows import EventMetadata, build_rows
 from store.ingest.settling import bury
 from store.ingest.writer import Writer
 from store.settings import StoreSettings
 
 log = logging.getLogger(__name__)
 
-SLOTS = (64, 8192)
-"""Fewest and most messages of one consumer held at once, see `slots_for`."""
-BATCHES = 3
+IN_FLIGHT_BOUNDS = (64, 8192)
+"""Fewest and most messages of one consumer held at once, see `in_flight_for`."""
+PIPELINE_DEPTH = 3
 """One inserted, one made into columns, one filled."""
-FORGOTTEN = 0.02
+SIZE_DECAY = 0.02
 """Share of the estimate of a message's size that gives way to each smaller message."""
-COLLECT_AFTER = (200_000, 20, 50)
+GC_THRESHOLD = (200_000, 20, 50)
 
 
 class Ingester:
@@ -43,119 +43,124 @@ class Ingester:
 
     def __init__(self, bus: Bus, writer: Writer, settings: StoreSettings) -> None:
         self._bus, self._writer, self._settings = bus, writer, settings
-        self._queue: asyncio.Queue[Held] = asyncio.Queue()
-        self._waiting_rows = self._waiting_bytes = 0  # in the queue
-        self._room = asyncio.Event()
-        self._poison = PoisonLimit("the store")
-        self._begun_ns = 0  # when the batch that is being filled got its first row
+        self._queue: asyncio.Queue[DecodedMessage] = asyncio.Queue()
+        self._queued_rows = self._queued_bytes = 0  # in the queue
+        self._has_capacity = asyncio.Event()
+        self._poison_limit = PoisonLimit("the store")
+        self._batch_started_ns = 0  # when the batch that is being filled got its first row
         self._pending = dict.fromkeys(STORE_CONSUMERS, 0)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Ingest until asked to stop; what has been collected by then is still written."""
         # Rows by the ten thousand are no garbage, and none of them refers to itself: looking for cycles among them at
         # the interpreter's own pace took a third of the time.
-        gc.set_threshold(*COLLECT_AFTER)
-        self._room.set()
+        gc.set_threshold(*GC_THRESHOLD)
+        self._has_capacity.set()
         async with AsyncExitStack() as stack:
-            feeding: list[asyncio.Task[None]] = []
+            consume_tasks: list[asyncio.Task[None]] = []
             for consumer in STORE_CONSUMERS:
-                puller = await stack.enter_async_context(self._bus.pull(consumer, SLOTS[0]))
-                feeding.append(asyncio.create_task(self._feed(consumer, puller)))
+                puller = await stack.enter_async_context(self._bus.pull(consumer, IN_FLIGHT_BOUNDS[0]))
+                consume_tasks.append(asyncio.create_task(self._consume(consumer, puller)))
             stopping = asyncio.create_task(stop.wait())
-            work: set[asyncio.Task[Any]] = {*feeding, stopping}
-            ended = asyncio.create_task(asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED))
+            work: set[asyncio.Task[Any]] = {*consume_tasks, stopping}
+            finished = asyncio.create_task(asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED))
             try:
-                await self._move(ended)
-                for task in feeding:
+                await self._run_pipeline(finished)
+                for task in consume_tasks:
                     if task.done():
                         task.result()
             finally:
-                await cancel(*work, ended)
+                await cancel(*work, finished)
 
-    async def _move(self, ended: asyncio.Future[Any]) -> None:
-        writing: asyncio.Task[None] | None = None
+    async def _run_pipeline(self, finished: asyncio.Future[Any]) -> None:
+        write_task: asyncio.Task[None] | None = None
         try:
-            while not ended.done():
-                batch = await self._collect(ended)
+            while not finished.done():
+                batch = await self._fill_batch(finished)
                 if not batch:
                     break
-                columns = self._writer.columns(batch)
+                columns = self._writer.start_building(batch)
                 await asyncio.wait({columns})
-                if writing is not None:
-                    await writing
-                writing = asyncio.create_task(self._write(batch, columns, self._begun_ns, time.time_ns()))
-            if writing is not None:
-                await writing
+                if write_task is not None:
+                    await write_task
+                write_task = asyncio.create_task(self._write(batch, columns, self._batch_started_ns, time.time_ns()))
+            if write_task is not None:
+                await write_task
         finally:
-            if writing is not None:
-                await cancel(writing)
+            if write_task is not None:
+                await cancel(write_task)
 
     async def _write(
-        self, batch: Sequence[Held], columns: Awaitable[Columns], begun_ns: int, collected_ns: int
+        self, batch: Sequence[DecodedMessage], columns: Awaitable[InsertBatch], started_ns: int, filled_ns: int
     ) -> None:
-        said = {attributes.MESSAGES: len(batch), attributes.ROWS: sum(len(held.rows) for held in batch)}
-        with tracing.span("batch", said, started_ns=begun_ns):
-            tracing.record("collect", begun_ns, collected_ns)
+        span_attributes = {
+            attributes.MESSAGES: len(batch),
+            attributes.ROWS: sum(len(message.rows) for message in batch),
+        }
+        with tracing.span("batch", span_attributes, started_ns=started_ns):
+            tracing.record("collect", started_ns, filled_ns)
             await self._writer.write(batch, columns)
 
-    async def _feed(self, consumer: Consumer, puller: Puller) -> None:
-        size, slots = 0.0, SLOTS[0]
+    async def _consume(self, consumer: Consumer, puller: Puller) -> None:
+        size, slots = 0.0, IN_FLIGHT_BOUNDS[0]
         async for delivery in puller:
             self._pending[consumer] = delivery.pending
             metrics.store_backlog.set(self.pending)
-            size = max(len(delivery.data), (1 - FORGOTTEN) * size + FORGOTTEN * len(delivery.data))
-            if abs((wanted := slots_for(size, self._settings.batch_bytes)) - slots) > slots // 4:
-                slots = wanted
+            size = max(len(delivery.data), (1 - SIZE_DECAY) * size + SIZE_DECAY * len(delivery.data))
+            if abs((new_slots := in_flight_for(size, self._settings.batch_bytes)) - slots) > slots // 4:
+                slots = new_slots
                 puller.resize(slots)
             try:
-                received = Received(delivery.sequence, delivery.timestamp_ns, self._settings.keep_days_of)
-                recorded = consumer is STORE_AUDIT  # by nats-server, in a form of its own
-                rows = tuple(rows_of_advisory(delivery.data) if recorded else rows_of(self._event(delivery), received))
+                metadata = EventMetadata(delivery.sequence, delivery.timestamp_ns, self._settings.retention_days_of)
+                is_advisory = consumer is STORE_AUDIT  # by nats-server, in a form of its own
+                rows = tuple(
+                    build_audit_rows(delivery.data) if is_advisory else build_rows(self._decode(delivery), metadata)
+                )
             except Exception as error:  # else it would end the store again after every restart
                 if not isinstance(error, (DecodeError, ValueError, TypeError)):
                     count_fault(f"message {delivery.stream}/{delivery.sequence}", error)
-                self._poison.bad(str(error))
+                self._poison_limit.bad(str(error))
                 await bury(self._bus, delivery, str(error) or type(error).__name__)
                 continue
-            self._poison.good()
-            await self._room.wait()  # what comes once all batches are full stays with the broker
-            self._queue.put_nowait(Held(delivery, rows))
-            self._count(len(rows), len(delivery.data))
+            self._poison_limit.good()
+            await self._has_capacity.wait()  # what comes once all batches are full stays with the broker
+            self._queue.put_nowait(DecodedMessage(delivery, rows))
+            self._track_queue_size(len(rows), len(delivery.data))
 
-    def _event(self, delivery: Delivery) -> Event:
+    def _decode(self, delivery: Delivery) -> Event:
         """Raises `DecodeError`, or ValueError for a version or decision that nobody signed who may."""
         event = delivery.event()
         if isinstance(event, SIGNED_EVENTS):
             self._bus.signing.check(delivery.subject, event, delivery.data, delivery.headers, previous=0)
         return event
 
-    def _count(self, rows: int, size: int) -> None:
-        self._waiting_rows += rows
-        self._waiting_bytes += size
-        if self._waiting_rows < self._settings.batch_rows and self._waiting_bytes < self._settings.batch_bytes:
-            self._room.set()
+    def _track_queue_size(self, rows: int, size: int) -> None:
+        self._queued_rows += rows
+        self._queued_bytes += size
+        if self._queued_rows < self._settings.batch_rows and self._queued_bytes < self._settings.batch_bytes:
+            self._has_capacity.set()
         else:
-            self._room.clear()
+            self._has_capacity.clear()
 
-    async def _collect(self, ended: asyncio.Future[Any]) -> list[Held]:
+    async def _fill_batch(self, finished: asyncio.Future[Any]) -> list[DecodedMessage]:
         """What has come until a batch is full or its first row has waited long enough."""
         first = asyncio.create_task(self._queue.get())
-        await asyncio.wait({first, ended}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({first, finished}, return_when=asyncio.FIRST_COMPLETED)
         if not first.done():
             first.cancel()
             return []
-        batch: list[Held] = []
-        rows, size, self._begun_ns = 0, 0, time.time_ns()
-        held = first.result()
+        batch: list[DecodedMessage] = []
+        rows, size, self._batch_started_ns = 0, 0, time.time_ns()
+        message = first.result()
         try:
-            async with asyncio.timeout(self._settings.batch_seconds):
+            async with asyncio.timeout(self._settings.flush_interval_seconds):
                 while True:
-                    batch.append(held)
-                    rows, size = rows + len(held.rows), size + len(held.delivery.data)
-                    self._count(-len(held.rows), -len(held.delivery.data))
+                    batch.append(message)
+                    rows, size = rows + len(message.rows), size + len(message.delivery.data)
+                    self._track_queue_size(-len(message.rows), -len(message.delivery.data))
                     if rows >= self._settings.batch_rows or size >= self._settings.batch_bytes:
                         break
-                    held = self._queue.get_nowait() if self._queue.qsize() else await self._queue.get()
+                    message = self._queue.get_nowait() if self._queue.qsize() else await self._queue.get()
         except TimeoutError:
             pass
         return batch
@@ -166,15 +171,15 @@ class Ingester:
         return sum(self._pending.values())
 
     @property
-    def waiting(self) -> int:
+    def waiting_rows(self) -> int:
         """Rows of the batch that is being filled."""
-        return self._waiting_rows
+        return self._queued_rows
 
 
-def slots_for(message_bytes: float, batch_bytes: int) -> int:
+def in_flight_for(message_bytes: float, batch_bytes: int) -> int:
     """How many messages of a size are held at once: all batches of them, within limits. Pure.
 
     It bounds memory, and how much is delivered again after a crash.
     """
-    fewest, most = SLOTS
-    return int(min(max(BATCHES * batch_bytes / max(message_bytes, 1.0), fewest), most))
+    minimum, maximum = IN_FLIGHT_BOUNDS
+    return int(min(max(PIPELINE_DEPTH * batch_bytes / max(message_bytes, 1.0), minimum), maximum))

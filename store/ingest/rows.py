@@ -25,35 +25,35 @@ from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, 
 Row = dict[str, Any]
 """Column names to values. All rows of one table have the same columns in the same order."""
 
-MOST_VERSION = 2**32 - 1
-PREVIEW = 200
+MAX_VERSION = 2**32 - 1
+PREVIEW_CHARS = 200
 """Characters of what was asked and answered that are shown in a list."""
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class EventMetadata:
     """What the store knows of an event beside what it says."""
 
     sequence: int
     """Of the stream."""
     stored_ns: int
     """When the bus had it."""
-    keep_days: Callable[[str], int]
+    retention_days: Callable[[str], int]
     """Of a run: how long its rows are kept, 0: for ever."""
 
 
-def rows_of(event: Event, received: Received) -> Iterator[tuple[str, Row]]:
+def build_rows(event: Event, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:
     """(table, row) of everything an event says; raises `DecodeError` for an event the store does not keep."""
     match event:
         case SpanBatch():
-            yield from _of_batch(event, received)
+            yield from _span_batch_rows(event, metadata)
         case TaskBatchRecord():
-            for one in event.tasks:
-                yield from _of_task(one, received)
+            for record in event.tasks:
+                yield from _task_rows(record, metadata)
         case TrainingStep():
-            yield from _of_step(event, received)
+            yield from _training_step_rows(event, metadata)
         case WeightManifest():
-            yield "raw_weight_versions", _of_version(event)
+            yield "raw_weight_versions", _weight_version_row(event)
         case WeightsActivated():
             yield (
                 "raw_weight_applied",
@@ -68,7 +68,7 @@ def rows_of(event: Event, received: Received) -> Iterator[tuple[str, Row]]:
                 },
             )
         case ReleaseState():
-            yield from _of_release(event)
+            yield from _release_rows(event)
         case SwapLockState():
             pass  # of use to nodes, while it lasts
         case Alert():
@@ -94,25 +94,30 @@ def rows_of(event: Event, received: Received) -> Iterator[tuple[str, Row]]:
             raise DecodeError(f"{type(event).__name__} is not an event the store keeps")
 
 
-def _of_batch(batch: SpanBatch, received: Received) -> Iterator[tuple[str, Row]]:
-    whose: Row = {"run": batch.run_id, "task": batch.task_id, "rollout": batch.rollout_id}
-    whose |= {"attempt": batch.attempt, "execution": batch.execution_id}
-    keep_days = received.keep_days(batch.run_id)
+def _span_batch_rows(batch: SpanBatch, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:
+    identity: Row = {"run": batch.run_id, "task": batch.task_id, "rollout": batch.rollout_id}
+    identity |= {"attempt": batch.attempt, "execution": batch.execution_id}
+    retention_days = metadata.retention_days(batch.run_id)
     for span in batch.spans:
         yield (
             "raw_spans",
-            _of_span(batch.run_id, batch.task_id, batch.rollout_id, batch.attempt, batch.execution_id, span, keep_days),
+            _span_row(
+                batch.run_id, batch.task_id, batch.rollout_id, batch.attempt, batch.execution_id, span, retention_days
+            ),
         )
         if span.call is not None:
-            which = {**whose, "call": span.call.index, "start": span.start_ns, "keep_days": keep_days}
-            yield "raw_model_calls", {**which, "mode": batch.mode, "agent": batch.agent, **_of_call(span.call, span)}
-            yield "raw_call_contents", {**which, **_contents_of(span.call)}
+            key = {**identity, "call": span.call.index, "start": span.start_ns, "keep_days": retention_days}
+            yield (
+                "raw_model_calls",
+                {**key, "mode": batch.mode, "agent": batch.agent, **_model_call_row(span.call, span)},
+            )
+            yield "raw_call_contents", {**key, **_call_contents_row(span.call)}
     if batch.end is not None:
         usage = batch.end.usage
         yield (
             "raw_attempts",
             {
-                **whose,
+                **identity,
                 "trace_id": batch.spans[-1].trace_id if batch.spans else ids.trace_id(batch.rollout_id),
                 "sample": batch.sample_index,
                 "samples": batch.group_size,
@@ -137,22 +142,22 @@ def _of_batch(batch: SpanBatch, received: Received) -> Iterator[tuple[str, Row]]
                 "published": batch.end.enqueued_ns,
                 "started": batch.end.started_ns,
                 "ended": batch.end.ended_ns,
-                "stored": received.stored_ns,
-                "stream_sequence": received.sequence,
-                "keep_days": keep_days,
+                "stored": metadata.stored_ns,
+                "stream_sequence": metadata.sequence,
+                "keep_days": retention_days,
             },
         )
 
 
-def _of_task(published: TaskRecord, received: Received) -> Iterator[tuple[str, Row]]:
-    task, span = published.task, published.span
-    whose = {"run": task.run_id, "task": task.id, "rollout": published.rollout_id}
-    keep_days = received.keep_days(task.run_id)
-    yield "raw_spans", _of_span(task.run_id, task.id, published.rollout_id, 0, "", span, keep_days)
+def _task_rows(record: TaskRecord, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:
+    task, span = record.task, record.span
+    identity = {"run": task.run_id, "task": task.id, "rollout": record.rollout_id}
+    retention_days = metadata.retention_days(task.run_id)
+    yield "raw_spans", _span_row(task.run_id, task.id, record.rollout_id, 0, "", span, retention_days)
     yield (
         "raw_tasks",
         {
-            **whose,
+            **identity,
             "sample": task.sample_index,
             "samples": task.group_size,
             "mode": task.mode,
@@ -164,17 +169,17 @@ def _of_task(published: TaskRecord, received: Received) -> Iterator[tuple[str, R
             "deadline": task.deadline,
             "max_attempts": task.max_attempts,
             "published": span.start_ns,
-            "keep_days": keep_days,
+            "keep_days": retention_days,
         },
     )
 
 
-def _of_step(step: TrainingStep, received: Received) -> Iterator[tuple[str, Row]]:
-    which = {"run": step.run_id, "model": step.model, "step": step.step, "epoch": step.epoch, "version": step.version}
+def _training_step_rows(step: TrainingStep, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:
+    key = {"run": step.run_id, "model": step.model, "step": step.step, "epoch": step.epoch, "version": step.version}
     yield (
         "raw_training_steps",
         {
-            **which,
+            **key,
             "started": step.started_ns,
             "ended": step.ended_ns,
             "metrics": step.metrics,
@@ -188,7 +193,7 @@ def _of_step(step: TrainingStep, received: Received) -> Iterator[tuple[str, Row]
         yield (
             "raw_training_uses",
             {
-                **which,
+                **key,
                 "rollout": use.rollout_id,
                 "task": use.task_id,
                 "attempt": use.attempt,
@@ -209,11 +214,11 @@ def _of_step(step: TrainingStep, received: Received) -> Iterator[tuple[str, Row]
         task, attempt, execution = attempts.get(rollout, ("", 0, ""))
         yield (
             "raw_spans",
-            _of_span(step.run_id, task, rollout, attempt, execution, span, received.keep_days(step.run_id)),
+            _span_row(step.run_id, task, rollout, attempt, execution, span, metadata.retention_days(step.run_id)),
         )
 
 
-def _of_version(version: WeightManifest) -> Row:
+def _weight_version_row(version: WeightManifest) -> Row:
     return {
         "run": version.run_id,
         "model": version.model,
@@ -228,7 +233,7 @@ def _of_version(version: WeightManifest) -> Row:
     }
 
 
-def _of_release(release: ReleaseState) -> Iterator[tuple[str, Row]]:
+def _release_rows(release: ReleaseState) -> Iterator[tuple[str, Row]]:
     """What the event adds; what was decided before it came with the events before it."""
     for decision in release.decisions[-1:]:
         yield (
@@ -245,7 +250,7 @@ def _of_release(release: ReleaseState) -> Iterator[tuple[str, Row]]:
         )
 
 
-def _of_span(run: str, task: str, rollout: str, attempt: int, execution: str, span: Span, keep_days: int) -> Row:
+def _span_row(run: str, task: str, rollout: str, attempt: int, execution: str, span: Span, retention_days: int) -> Row:
     return {  # at once: a row put together from parts takes twice as long, and of no table are there more
         "run": run,
         "task": task,
@@ -266,11 +271,11 @@ def _of_span(run: str, task: str, rollout: str, attempt: int, execution: str, sp
         "resource": span.resource,
         "events": _json(span.events) if span.events else "",
         "links": _json(span.links) if span.links else "",
-        "keep_days": keep_days,
+        "keep_days": retention_days,
     }
 
 
-def _of_call(call: ModelCall, span: Span) -> Row:
+def _model_call_row(call: ModelCall, span: Span) -> Row:
     versions = [run.version for run in call.weight_versions]
     logprobs = np.frombuffer(call.logprobs[: len(call.logprobs) // 4 * 4], "<f4")
     new_tokens = len(call.prompt_ids) // 4
@@ -287,20 +292,20 @@ def _of_call(call: ModelCall, span: Span) -> Row:
         "mean_logprob": float(np.add.reduce(logprobs, dtype=np.float64)) / max(len(logprobs), 1),
         "finish_reason": call.finish_reason,
         "sampling": _json(call.sampling_params),
-        "asked": _last_said(call.request),
-        "answered": _last_said(call.response),
+        "asked": _last_message_preview(call.request),
+        "answered": _last_message_preview(call.response),
         "end": span.end_ns,
     }
 
 
-def _contents_of(call: ModelCall) -> Row:
+def _call_contents_row(call: ModelCall) -> Row:
     return {
         "prompt_prefix": call.prompt_prefix_refs,
         "prompt_ids": call.prompt_ids,
         "prompt_sha256": call.prompt_sha256,
         "response_ids": call.response_ids,
         "logprobs": call.logprobs,
-        "token_versions": _versions(call),
+        "token_versions": _pack_token_versions(call),
         "pieces": call.token_texts,
         "request_prefix": call.request_prefix_refs,
         "request": call.request,
@@ -308,28 +313,28 @@ def _contents_of(call: ModelCall) -> Row:
     }
 
 
-def _versions(call: ModelCall) -> bytes:
+def _pack_token_versions(call: ModelCall) -> bytes:
     """``u32[T]``: the version of each response token, 0 where none is said."""
-    found = bytearray(len(call.response_ids))
+    versions = bytearray(len(call.response_ids))
     for run in call.weight_versions:
-        if run.version > MOST_VERSION:
-            raise DecodeError(f"a token of version {run.version}: they are counted to {MOST_VERSION}")
-        end = min(run.end * 4, len(found))
-        found[run.start * 4 : end] = struct.pack("<I", run.version) * max(end // 4 - run.start, 0)
-    return bytes(found)
+        if run.version > MAX_VERSION:
+            raise DecodeError(f"a token of version {run.version}: they are counted to {MAX_VERSION}")
+        end = min(run.end * 4, len(versions))
+        versions[run.start * 4 : end] = struct.pack("<I", run.version) * max(end // 4 - run.start, 0)
+    return bytes(versions)
 
 
 _JSON = msgspec.json.Encoder(enc_hook=repr)
 CONTENT = re.compile(r'"(?:content|prompt|text)": ?("[^"\\]*(?:\\.[^"\\]*)*")')
 
 
-def _last_said(text: str) -> str:
+def _last_message_preview(text: str) -> str:
     """The beginning of the last message in a piece of JSON; of any other text, its own beginning."""
-    found = text[text.rfind('"content"') :] if '"content"' in text else text
-    if match := CONTENT.search(found[: 8 * PREVIEW] + '"'):
+    tail = text[text.rfind('"content"') :] if '"content"' in text else text
+    if match := CONTENT.search(tail[: 8 * PREVIEW_CHARS] + '"'):
         with contextlib.suppress(msgspec.DecodeError):
-            return msgspec.json.decode(match[1], type=str)[:PREVIEW]
-    return text[:PREVIEW]
+            return msgspec.json.decode(match[1], type=str)[:PREVIEW_CHARS]
+    return text[:PREVIEW_CHARS]
 
 
 def _json(value: Any) -> str:

@@ -9,7 +9,7 @@ from bus.message import Delivery
 
 log = logging.getLogger(__name__)
 
-BURY_AGAIN_SECONDS = 30.0
+DEAD_LETTER_RETRY_SECONDS = 30.0
 
 
 async def acknowledge(deliveries: Iterable[Delivery]) -> None:
@@ -35,4 +35,4 @@ async def bury(bus: Bus, delivery: Delivery, reason: str) -> None:
     except Exception as error:
         log.warning("%s/%d is no dead letter yet, so it will come again: %s", delivery.stream, delivery.sequence, error)
         with contextlib.suppress(Exception):
-            await delivery.nak(BURY_AGAIN_SECONDS)
+            await delivery.nak(DEAD_LETTER_RETRY_SECONDS)

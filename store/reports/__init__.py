@@ -16,7 +16,7 @@ HEADER = re.compile(r"--\s*(\w+):\s*(.*?)\s*$")
 PARAMETER = re.compile(r"(\w+)\s+(\w+)\s*(=\s*(.*))?")
 
 # As the views of the same names, of one run (empty: all) and as of a moment. SELECTs after the first see those before.
-AS_OF = """
+SNAPSHOT_CTES = """
     tasks AS (SELECT * FROM {database}.tasks WHERE {of_run} AND published <= {until:DateTime64(9)}),
     attempts AS (SELECT * FROM {database}.attempts WHERE {of_run} AND stored <= {until:DateTime64(9)}),
     rollouts AS (SELECT * FROM attempts WHERE standing < 2 ORDER BY standing, stream_sequence LIMIT 1 BY run, rollout),
@@ -32,8 +32,8 @@ AS_OF = """
     weight_versions AS (SELECT * FROM {database}.weight_versions WHERE {of_run} AND created <= {until:DateTime64(9)}),
     weight_applied AS (SELECT * FROM {database}.weight_applied WHERE applied <= {until:DateTime64(9)})
 """
-OF_RUN = "{run:String} IN ('', run)"
-FOR_EVER = "2200-01-01 00:00:00"
+RUN_CONDITION = "{run:String} IN ('', run)"
+FAR_FUTURE = "2200-01-01 00:00:00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Plot:
     stacked: bool = False
 
 
-Answer = tuple[list[str], list[tuple[Any, ...]]]
+ResultTable = tuple[list[str], list[tuple[Any, ...]]]
 """Column names and rows."""
 
 
@@ -77,34 +77,34 @@ class Report:
     def view(self) -> str:
         """The statement that makes its view; parameters with defaults have them there."""
         body = self.body
-        for one in self.parameters:
-            if one.default is not None:
-                value = one.default if one.kind != "String" else f"'{one.default}'"
-                body = body.replace(f"{{{one.name}:{one.kind}}}", value)
+        for parameter in self.parameters:
+            if parameter.default is not None:
+                value = parameter.default if parameter.kind != "String" else f"'{parameter.default}'"
+                body = body.replace(f"{{{parameter.name}:{parameter.kind}}}", value)
         return f"CREATE OR REPLACE VIEW {{database}}.{self.view_name}{{on_cluster}} AS\n{body}"
 
     def query(self, database: str) -> str:
         """The question of one run and as of a moment: parameters ``run``, ``until`` and its own."""
-        ctes = AS_OF.replace("{database}", database).replace("{of_run}", OF_RUN).strip()
-        if found := re.match(r"WITH\s", self.body):
-            return f"WITH {ctes},\n{self.body[found.end() :]}"
+        ctes = SNAPSHOT_CTES.replace("{database}", database).replace("{of_run}", RUN_CONDITION).strip()
+        if match := re.match(r"WITH\s", self.body):
+            return f"WITH {ctes},\n{self.body[match.end() :]}"
         return f"WITH {ctes}\n{self.body}"
 
-    def values(self, given: Mapping[str, str], run: str, until: datetime | None) -> dict[str, Any]:
+    def values(self, arguments: Mapping[str, str], run: str, until: datetime | None) -> dict[str, Any]:
         """All parameters of `query`; raises ValueError with a sentence for one that is missing, unknown or wrong."""
-        known = {one.name: one for one in self.parameters}
-        if unknown := sorted(given.keys() - known.keys()):
+        known = {parameter.name: parameter for parameter in self.parameters}
+        if unknown := sorted(arguments.keys() - known.keys()):
             raise ValueError(f"report {self.name} takes {', '.join(known) or 'no parameters'}, not {unknown[0]}")
-        values: dict[str, Any] = {"run": run, "until": until.strftime("%Y-%m-%d %H:%M:%S.%f") if until else FOR_EVER}
-        for one in self.parameters:
-            text = given.get(one.name, one.default)
+        values: dict[str, Any] = {"run": run, "until": until.strftime("%Y-%m-%d %H:%M:%S.%f") if until else FAR_FUTURE}
+        for parameter in self.parameters:
+            text = arguments.get(parameter.name, parameter.default)
             if text is None:
-                raise ValueError(f"report {self.name} needs {one.name}: --with {one.name}=...")
-            values[one.name] = _typed(one, text)
+                raise ValueError(f"report {self.name} needs {parameter.name}: --with {parameter.name}=...")
+            values[parameter.name] = _parse_value(parameter, text)
         return values
 
 
-def _typed(parameter: Parameter, text: str) -> str | int | float:
+def _parse_value(parameter: Parameter, text: str) -> str | int | float:
     kinds = {"String": str, "Float64": float, "Int64": int}
     try:
         value: str | int | float = kinds[parameter.kind](text)
@@ -113,38 +113,38 @@ def _typed(parameter: Parameter, text: str) -> str | int | float:
     return value
 
 
-def _read(name: str, text: str) -> Report:
-    said: dict[str, str] = {}
+def _parse_report(name: str, text: str) -> Report:
+    header: dict[str, str] = {}
     parameters: list[Parameter] = []
     lines = text.splitlines()
-    while found := HEADER.match(lines[0]):
+    while match := HEADER.match(lines[0]):
         lines.pop(0)
-        if found[1] == "parameter" and (parts := PARAMETER.fullmatch(found[2])):
-            parameters.append(Parameter(parts[1], parts[2], parts[4] if parts[3] else None))
+        if match[1] == "parameter" and (fields := PARAMETER.fullmatch(match[2])):
+            parameters.append(Parameter(fields[1], fields[2], fields[4] if fields[3] else None))
         else:
-            said[found[1]] = found[2]
-    plot = _plot(said["plot"]) if "plot" in said else None
+            header[match[1]] = match[2]
+    plot = _parse_plot(header["plot"]) if "plot" in header else None
     body = "\n".join(lines).strip()
-    return Report(name, said["view"], said["title"], said["about"], body, tuple(parameters), plot)
+    return Report(name, header["view"], header["title"], header["about"], body, tuple(parameters), plot)
 
 
-def _plot(text: str) -> Plot:
+def _parse_plot(text: str) -> Plot:
     kind, *words = text.split()
-    said = dict(word.split("=", 1) for word in words if "=" in word)
+    header = dict(word.split("=", 1) for word in words if "=" in word)
     return Plot(
         kind=kind,
-        x=said["x"],
-        y=tuple(said["y"].split(",")),
-        series=tuple(filter(None, said.get("series", "").split(","))),
-        spread=said.get("spread", ""),
+        x=header["x"],
+        y=tuple(header["y"].split(",")),
+        series=tuple(filter(None, header.get("series", "").split(","))),
+        spread=header.get("spread", ""),
         stacked="stacked" in words,
     )
 
 
-def _shipped() -> Iterator[Report]:
+def _load_reports() -> Iterator[Report]:
     for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):
-            yield _read(file.name.removesuffix(".sql"), file.read_text("utf-8"))
+            yield _parse_report(file.name.removesuffix(".sql"), file.read_text("utf-8"))
 
 
-REPORTS = {report.name: report for report in _shipped()}
+REPORTS = {report.name: report for report in _load_reports()}

@@ -9,15 +9,15 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from store.clickhouse.query_limits import sentence
+from store.clickhouse.query_limits import explain_error
 
-Row = dict[str, Any]
+QueryRow = dict[str, Any]
 
-AT_ONCE = 4
+MAX_CONCURRENT = 4
 """Questions on their way at the same time: the store has other things to do."""
 
 
-class Unanswered(Exception):
+class QueryFailed(Exception):
     """ClickHouse did not answer; the message is one sentence to show."""
 
 
@@ -26,24 +26,24 @@ class Reader:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
-    async def rows(self, sql: str, **parameters: Any) -> list[Row]:
-        """All rows, as JSON can hold them; raises `Unanswered`."""
-        async with self._turn:
+    async def query(self, sql: str, **parameters: Any) -> list[QueryRow]:
+        """All rows, as JSON can hold them; raises `QueryFailed`."""
+        async with self._slots:
             try:
-                return await asyncio.to_thread(self._ask, sql, parameters)
+                return await asyncio.to_thread(self._query, sql, parameters)
             except ClickHouseError as error:
-                raise Unanswered(sentence(error)) from error
+                raise QueryFailed(explain_error(error)) from error
             except OSError as error:
-                raise Unanswered(f"the store does not answer: {error}") from error
+                raise QueryFailed(f"the store does not answer: {error}") from error
 
-    def _ask(self, sql: str, parameters: dict[str, Any]) -> list[Row]:
+    def _query(self, sql: str, parameters: dict[str, Any]) -> list[QueryRow]:
         result = self._client.query(sql, parameters=parameters)
-        return [{name: plain(value) for name, value in row.items()} for row in result.named_results()]
+        return [{name: to_json_value(value) for name, value in row.items()} for row in result.named_results()]
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """A value as JSON has it: no NaN, no infinity, times in ISO 8601."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -52,7 +52,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [to_json_value(item) for item in value]
     return value

@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from store.ui.queries import OF_RUN
+from store.ui.queries import ROLLOUTS_CTE
 
-PAGE = 50
+PAGE_SIZE = 50
 SORTS = {
     "newest": "ended DESC",
     "oldest": "ended",
@@ -27,8 +27,8 @@ FILTERS = {
 """By the name of the parameter; a rollout's id begins with its task's."""
 NUMBERS: dict[str, type[float]] = {"reward_from": float, "reward_to": float, "version_from": int, "version_to": int}
 
-FOUND = f"""
-{OF_RUN}
+MATCHING_ROLLOUTS = f"""
+{ROLLOUTS_CTE}
 SELECT rollout, execution, count() OVER () AS count, date_diff('microsecond', started, ended) AS seconds
 FROM rollouts_of WHERE {{conditions}} ORDER BY {{sort}}, rollout LIMIT {{limit:UInt32}} OFFSET {{offset:UInt32}}
 """
@@ -42,11 +42,11 @@ FROM raw_attempts WHERE run = {run:String} AND rollout IN {rollouts:Array(String
 """
 """Of those that were found: what the table shows, read for them alone."""
 
-NOT_A_WORD = re.compile(r"[\x00-/:-@\[-`{-\x7f]+")
+WORD_SEPARATOR = re.compile(r"[\x00-/:-@\[-`{-\x7f]+")
 """What the text index splits at: everything of ASCII that is no letter and no digit."""
 
 
-def found(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+def build_query(params: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     """Which rollouts of a run are on a page of it, in their order, and how many there are in all; with parameters.
 
     Raises ValueError with a sentence for a filter that cannot be used.
@@ -54,21 +54,21 @@ def found(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     values: dict[str, Any] = {}
     conditions = ["true"]
     for name, condition in FILTERS.items():
-        if text := given.get(name, "").strip():
+        if text := params.get(name, "").strip():
             values[name] = _number(name, text) if name in NUMBERS else text
             conditions.append(condition)
-    if text := given.get("words", "").strip():
-        condition, words = _words(text)
+    if text := params.get("words", "").strip():
+        condition, words = _text_filter(text)
         conditions.append(condition)
         values |= words
-    sort = given.get("sort") or "newest"
+    sort = params.get("sort") or "newest"
     if sort not in SORTS:
         raise ValueError(f"sort: {sort!r} is none of {', '.join(SORTS)}")
-    page = _number("page", given.get("page") or "1", int)
+    page = _number("page", params.get("page") or "1", int)
     if not 1 <= page <= 1_000_000:
         raise ValueError(f"page: {page} is not a page")
-    asked = FOUND.replace("{conditions}", " AND ".join(conditions)).replace("{sort}", SORTS[sort])
-    return asked, {**values, "limit": PAGE, "offset": (int(page) - 1) * PAGE}
+    sql = MATCHING_ROLLOUTS.replace("{conditions}", " AND ".join(conditions)).replace("{sort}", SORTS[sort])
+    return sql, {**values, "limit": PAGE_SIZE, "offset": (int(page) - 1) * PAGE_SIZE}
 
 
 def _number(name: str, text: str, kind: type[float] | None = None) -> float:
@@ -81,21 +81,21 @@ def _number(name: str, text: str, kind: type[float] | None = None) -> float:
     return value
 
 
-def _words(text: str) -> tuple[str, dict[str, Any]]:
+def _text_filter(text: str) -> tuple[str, dict[str, Any]]:
     """Rollouts with a call that was asked, or that answered, with all words; the index knows cases apart.
 
     Texts are stored as JSON, where a line's first word has the n of its \\n before it.
     """
-    words = [word for word in NOT_A_WORD.split(text) if word]
+    words = [word for word in WORD_SEPARATOR.split(text) if word]
     if not words:
         raise ValueError(f"words: {text!r} has no word in it")
     values = {}
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         cases = dict.fromkeys([word, word.lower(), word.capitalize(), word.upper()])
-        values[f"word_{place}"] = [before + case for before in ("", "n", "t") for case in cases]
-    found = [
+        values[f"word_{index}"] = [prefix + case for prefix in ("", "n", "t") for case in cases]
+    conditions = [
         " AND ".join(f"hasAnyTokens({column}, {{{name}:Array(String)}})" for name in values)
         for column in ("request", "response")
     ]
-    calls = f"raw_call_contents WHERE run = {{run:String}} AND (({found[0]}) OR ({found[1]}))"
+    calls = f"raw_call_contents WHERE run = {{run:String}} AND (({conditions[0]}) OR ({conditions[1]}))"
     return f"(rollout, execution) IN (SELECT rollout, execution FROM {calls})", values

@@ -1,14 +1,14 @@
 """The questions the pages ask, over the exact views. A name that ends in ``_ms`` is milliseconds since 1970.
 
 Every question about a run begins at its rows by the tables' key; where LIMIT 1 BY keeps one row of each identity, the
-tables are as exact as the views and faster. A curve has at most `POINTS` points however long the run is: versions,
+tables are as exact as the views and faster. A curve has at most `MAX_POINTS` points however long the run is: versions,
 steps and minutes next to each other are taken together, ``per_point`` of them.
 """
 
-POINTS = 300
-LATELY = 200
+MAX_POINTS = 300
+RECENT_ROLLOUTS = 200
 """Rollouts that say how a run does now."""
-MOST_SPANS = 2000
+MAX_SPANS = 2000
 
 RUNS = f"""
 WITH lately AS
@@ -19,7 +19,7 @@ WITH lately AS
         SELECT * FROM
         (
             SELECT run, mode, rollout, reward, ended FROM raw_attempts WHERE standing = 0 AND outcome = 'ok'
-            ORDER BY ended DESC LIMIT {LATELY} BY run, mode
+            ORDER BY ended DESC LIMIT {RECENT_ROLLOUTS} BY run, mode
         )
         ORDER BY ended DESC LIMIT 1 BY run, mode, rollout
     )
@@ -33,7 +33,7 @@ LEFT JOIN (SELECT run, toNullable(max(version)) AS version FROM weight_versions 
 ORDER BY last_ms DESC, run, mode
 """
 
-OF_RUN = """
+ROLLOUTS_CTE = """
 WITH rollouts_of AS
 (
     SELECT * FROM raw_attempts WHERE run = {run:String} AND standing < 2
@@ -42,7 +42,7 @@ WITH rollouts_of AS
 """
 """The view rollouts, of one run, in the order its table has already."""
 
-PULSE = """
+CHANGE_TOKEN = """
 SELECT count() AS attempts, max(stream_sequence) AS last,
     (SELECT count() FROM raw_training_steps WHERE run = {run:String}) AS steps,
     (SELECT count() FROM raw_weight_versions WHERE run = {run:String}) AS versions
@@ -51,7 +51,7 @@ FROM raw_attempts WHERE run = {run:String}
 """What changes whenever anything about a run does, for less than any of the figures costs."""
 
 SUMMARY = f"""
-{OF_RUN}
+{ROLLOUTS_CTE}
 SELECT mode, count() AS rollouts, countIf(outcome = 'ok') AS ended_well, countIf(attempt > 1) AS retried,
     groupUniqArray(outcome) AS outcomes, max(version_max) AS version,
     toUnixTimestamp64Milli(min(started)) AS first_ms, toUnixTimestamp64Milli(max(ended)) AS last_ms
@@ -59,12 +59,12 @@ FROM rollouts_of GROUP BY mode ORDER BY mode DESC
 """
 
 REWARDS = f"""
-{OF_RUN}
+{ROLLOUTS_CTE}
 SELECT mode, intDiv(one, width) * width AS version, any(width) AS per_point, sum(count) AS rollouts,
     avgMerge(mean) AS mean_reward, stddevPopMerge(spread) AS reward_spread, min(low) AS worst, max(high) AS best
 FROM
 (
-    SELECT *, intDiv(max(one) OVER (), {POINTS}) + 1 AS width
+    SELECT *, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
     FROM
     (
         SELECT mode, assumeNotNull(version_max) AS one, count() AS count, avgState(reward) AS mean,
@@ -95,14 +95,14 @@ SELECT model, intDiv(at, width) * width AS step, any(width) AS per_point, max(ve
     {_METRICS}
 FROM
 (
-    SELECT model, toUInt32(step) AS at, version, metrics, intDiv(max(step) OVER (), {POINTS}) + 1 AS width
+    SELECT model, toUInt32(step) AS at, version, metrics, intDiv(max(step) OVER (), {MAX_POINTS}) + 1 AS width
     FROM training_steps WHERE run = {{run:String}}
 )
 GROUP BY model, step ORDER BY model, step
 """
 
 TIME = f"""
-{OF_RUN}
+{ROLLOUTS_CTE}
 SELECT mode, rollouts, one.1 AS part, one.2 AS mean_seconds, one.3 AS p95_seconds
 FROM
 (
@@ -126,7 +126,7 @@ ARRAY JOIN parts AS one
 THROUGHPUT = f"""
 WITH bounds AS
 (
-    SELECT intDiv(date_diff('minute', min(ended), max(ended)), {POINTS}) + 1 AS width
+    SELECT intDiv(date_diff('minute', min(ended), max(ended)), {MAX_POINTS}) + 1 AS width
     FROM attempts WHERE run = {{run:String}}
 )
 SELECT toInt64(intDiv(toUnixTimestamp(ended), 60 * width) * 60 * width) * 1000 AS minute_ms, any(b.width) AS per_point,
@@ -136,7 +136,7 @@ FROM attempts AS a CROSS JOIN bounds AS b WHERE run = {{run:String}}
 GROUP BY minute_ms, b.width ORDER BY minute_ms
 """
 
-SERVED = """
+ACTIVATIONS = """
 SELECT node, version, fetch_seconds, pause_seconds, toUnixTimestamp64Milli(at) AS applied_ms,
     count() OVER (PARTITION BY node) AS swaps, avg(fetch_seconds) OVER (PARTITION BY node) AS mean_fetch_seconds,
     avg(pause_seconds) OVER (PARTITION BY node) AS mean_pause_seconds
@@ -152,48 +152,48 @@ ORDER BY applied_ms DESC LIMIT 1000
 """
 """Which node served which version from when on, the newest first; clocks may differ by seconds."""
 
-OF_MINE = "run = {run:String} AND rollout = {rollout:String}"
-OF_ATTEMPT = f"{OF_MINE} AND execution = {{execution:String}}"
+ROLLOUT_FILTER = "run = {run:String} AND rollout = {rollout:String}"
+ATTEMPT_FILTER = f"{ROLLOUT_FILTER} AND execution = {{execution:String}}"
 
-TASK = f"SELECT toUnixTimestamp64Micro(published) / 1000 AS published_ms FROM raw_tasks WHERE {OF_MINE} LIMIT 1"
+TASK = f"SELECT toUnixTimestamp64Micro(published) / 1000 AS published_ms FROM raw_tasks WHERE {ROLLOUT_FILTER} LIMIT 1"
 
 ATTEMPTS = f"""
 SELECT task, attempt, execution, runner, mode, agent, standing, stream_sequence, outcome, reward, error, result, calls,
     prompt_tokens, response_tokens, truncated, version_min, version_max, model_seconds, tool_seconds, trace_id,
     toUnixTimestamp64Micro(published) / 1000 AS published_ms, toUnixTimestamp64Micro(started) / 1000 AS started_ms,
     toUnixTimestamp64Micro(ended) / 1000 AS ended_ms, toUnixTimestamp64Micro(stored) / 1000 AS stored_ms
-FROM raw_attempts WHERE {OF_MINE} ORDER BY started_ms, stream_sequence LIMIT 1 BY execution
+FROM raw_attempts WHERE {ROLLOUT_FILTER} ORDER BY started_ms, stream_sequence LIMIT 1 BY execution
 """
 
 EXECUTIONS = f"""
 SELECT attempt, execution, toUnixTimestamp64Micro(min(start)) / 1000 AS started_ms
-FROM raw_spans WHERE {OF_MINE} AND execution != '' GROUP BY attempt, execution ORDER BY started_ms
+FROM raw_spans WHERE {ROLLOUT_FILTER} AND execution != '' GROUP BY attempt, execution ORDER BY started_ms
 """
 """Those whose spans are there: also of an attempt that is still at work."""
 
 SPANS = f"""
 SELECT span_id, parent_span_id, name, kind, status, status_message, scope, attributes, resource, events,
     toUnixTimestamp64Micro(start) / 1000 AS start_ms, toUnixTimestamp64Micro(end) / 1000 AS end_ms
-FROM spans WHERE {OF_MINE} AND execution IN ('', {{execution:String}})
-ORDER BY start_ms, end_ms DESC LIMIT {MOST_SPANS}
+FROM spans WHERE {ROLLOUT_FILTER} AND execution IN ('', {{execution:String}})
+ORDER BY start_ms, end_ms DESC LIMIT {MAX_SPANS}
 """
 
 CALLS = f"""
 SELECT call, role, model, node, span_id, prompt_tokens, new_tokens, response_tokens, version_min, version_max,
     finish_reason, sampling,
     toUnixTimestamp64Micro(start) / 1000 AS start_ms, toUnixTimestamp64Micro(end) / 1000 AS end_ms
-FROM model_calls WHERE {OF_ATTEMPT} ORDER BY call
+FROM model_calls WHERE {ATTEMPT_FILTER} ORDER BY call
 """
 
-CONTENTS = f"""
+CALL_CONTENTS = f"""
 SELECT call, request_prefix, request, response_ids, logprobs, token_versions, pieces, response
-FROM raw_call_contents WHERE {OF_ATTEMPT} ORDER BY call LIMIT 1 BY call
+FROM raw_call_contents WHERE {ATTEMPT_FILTER} ORDER BY call LIMIT 1 BY call
 """
-"""A request is kept as what it adds to earlier ones: `rollout.requests_of` puts them together."""
+"""A request is kept as what it adds to earlier ones: `rollout.expand_requests` puts them together."""
 
-USES = f"""
+TRAINING_USES = f"""
 SELECT model, step, version, advantage, trained, reason, tokens, staleness_max, credit
-FROM raw_training_uses WHERE {OF_ATTEMPT} AND (model, step, epoch) IN
+FROM raw_training_uses WHERE {ATTEMPT_FILTER} AND (model, step, epoch) IN
     (SELECT model, step, max(epoch) FROM raw_training_steps WHERE run = {{run:String}} GROUP BY model, step)
 ORDER BY trained DESC, step LIMIT 1 BY model
 """

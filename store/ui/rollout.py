@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Row = dict[str, Any]
+QueryRow = dict[str, Any]
 
 
-def attempts_of(ended: Sequence[Row], seen: Sequence[Row]) -> list[Row]:
+def build_attempts(ended: Sequence[QueryRow], executions: Sequence[QueryRow]) -> list[QueryRow]:
     """All attempts, the first one first: those that ended, and those of which there are only spans so far.
 
     ``counts`` is true of the one that is the rollout: the lowest standing, then the first in the stream, as in the view
@@ -15,13 +15,15 @@ def attempts_of(ended: Sequence[Row], seen: Sequence[Row]) -> list[Row]:
     """
     final = [row for row in ended if row["standing"] < 2]
     best = min(final, key=lambda row: (row["standing"], row["stream_sequence"]), default=None)
-    known = {row["execution"] for row in ended}
-    made = [{**row, "counts": row is best, "running": False} for row in ended]
-    made += [{**row, "counts": False, "running": True} for row in seen if row["execution"] not in known]
-    return sorted(made, key=lambda row: (row["started_ms"], row["attempt"]))
+    ended_executions = {row["execution"] for row in ended}
+    rows = [{**row, "counts": row is best, "running": False} for row in ended]
+    rows += [
+        {**row, "counts": False, "running": True} for row in executions if row["execution"] not in ended_executions
+    ]
+    return sorted(rows, key=lambda row: (row["started_ms"], row["attempt"]))
 
 
-def chosen(attempts: Sequence[Row], execution: str) -> Row | None:
+def select_attempt(attempts: Sequence[QueryRow], execution: str) -> QueryRow | None:
     """The attempt asked for; where none is, the one that counts, else the last."""
     for row in attempts:
         if row["execution"] == execution or (not execution and row["counts"]):
@@ -29,53 +31,53 @@ def chosen(attempts: Sequence[Row], execution: str) -> Row | None:
     return attempts[-1] if attempts and not execution else None
 
 
-def requests_of(contents: Sequence[Row]) -> dict[int, str]:
+def expand_requests(contents: Sequence[QueryRow]) -> dict[int, str]:
     """The whole request of each call: pieces of earlier calls' own parts, counted in bytes, and then its own part."""
-    own = {row["call"]: row["request"].encode() for row in contents}
+    suffixes = {row["call"]: row["request"].encode() for row in contents}
     whole = {}
     for row in contents:
-        pieces = [own.get(call, b"")[:length] for call, length in row["request_prefix"]]
-        whole[row["call"]] = b"".join([*pieces, own[row["call"]]]).decode("utf-8", "replace")
+        pieces = [suffixes.get(call, b"")[:length] for call, length in row["request_prefix"]]
+        whole[row["call"]] = b"".join([*pieces, suffixes[row["call"]]]).decode("utf-8", "replace")
     return whole
 
 
-def calls_of(calls: Sequence[Row], contents: Sequence[Row], uses: Sequence[Row]) -> list[Row]:
+def build_calls(calls: Sequence[QueryRow], contents: Sequence[QueryRow], uses: Sequence[QueryRow]) -> list[QueryRow]:
     """Model calls with what each was asked anew, its answer token by token, and what training made of it.
 
     A chat is continued by the earlier call whose messages and answer are the longest beginning of its own.
     """
-    answered = {row["call"]: row for row in contents}
-    asked = {call: messages_of(request) for call, request in requests_of(contents).items()}
+    contents_by_call = {row["call"]: row for row in contents}
+    messages_by_call = {call: parse_messages(request) for call, request in expand_requests(contents).items()}
     use = next((row for row in uses if row["trained"]), None)
     histories: dict[int, list[Any]] = {}
-    made = []
+    rows = []
     for row in calls:
-        call, answer = row["call"], answered.get(row["call"], {})
-        messages = asked.get(call, [])
-        after, known = _continued(messages, histories)
-        said = _message(answer.get("response", ""))
-        histories[call] = [*messages, *([said] if said is not None else [])]
-        credit = use["credit"] if use else []
-        advantage = (credit[call] if call < len(credit) else use["advantage"]) if use else None
-        made.append(
+        call, content = row["call"], contents_by_call.get(row["call"], {})
+        messages = messages_by_call.get(call, [])
+        continued_call, num_known = _find_continued(messages, histories)
+        reply = _parse_message(content.get("response", ""))
+        histories[call] = [*messages, *([reply] if reply is not None else [])]
+        call_advantages = use["credit"] if use else []
+        advantage = (call_advantages[call] if call < len(call_advantages) else use["advantage"]) if use else None
+        rows.append(
             {
                 **row,
-                "continues": after,
-                "known": known,
-                "messages": messages[known:],
-                "answer": said if said is not None else answer.get("response", ""),
-                "pieces": answer.get("pieces", []),
-                "tokens": answer.get("response_ids", []),
-                "logprobs": answer.get("logprobs", []),
-                "versions": answer.get("token_versions", []),
+                "continues": continued_call,
+                "known": num_known,
+                "messages": messages[num_known:],
+                "answer": reply if reply is not None else content.get("response", ""),
+                "pieces": content.get("pieces", []),
+                "tokens": content.get("response_ids", []),
+                "logprobs": content.get("logprobs", []),
+                "versions": content.get("token_versions", []),
                 "advantage": advantage,
                 "trained_version": use["version"] if use else None,
             }
         )
-    return made
+    return rows
 
 
-def messages_of(request: str) -> list[Any]:
+def parse_messages(request: str) -> list[Any]:
     """What a request asks, message by message; what is no chat is one message of its own role."""
     try:
         body = json.loads(request)
@@ -88,19 +90,19 @@ def messages_of(request: str) -> list[Any]:
     return [{"role": "prompt", "content": body.get("prompt", body.get("input", body))}]
 
 
-def _message(response: str) -> Any:
+def _parse_message(response: str) -> Any:
     try:
         return json.loads(response)
     except ValueError:
         return None
 
 
-def _continued(messages: list[Any], histories: Mapping[int, list[Any]]) -> tuple[int | None, int]:
+def _find_continued(messages: list[Any], histories: Mapping[int, list[Any]]) -> tuple[int | None, int]:
     best: tuple[int | None, int] = (None, 0)
     for call, history in histories.items():
-        known = _alike(messages, history)
-        if known and known >= best[1]:
-            best = (call, known)
+        num_known = _alike(messages, history)
+        if num_known and num_known >= best[1]:
+            best = (call, num_known)
     return best
 
 

@@ -27,15 +27,17 @@ from schemas.semconv.span_kinds import (
     summarize,
 )
 
-Row = dict[str, Any]
+QueryRow = dict[str, Any]
 
-OURS = "lightningbus."
+OWN_SCOPE_PREFIX = "lightningbus."
 """How the scopes of our own spans begin."""
-KEY = re.compile(r"[0-9A-Za-z]{8,}")
+RESPONSE_ID = re.compile(r"[0-9A-Za-z]{8,}")
 """What may be the id of an answer in a text; a shorter word may stand there by chance."""
 
 
-def tree(spans: Sequence[Row], calls: Iterable[Row], contents: Iterable[Row], root: str) -> list[Row]:
+def build_tree(
+    spans: Sequence[QueryRow], calls: Iterable[QueryRow], contents: Iterable[QueryRow], root: str
+) -> list[QueryRow]:
     """Spans with their place and what they are; ``calls`` and ``contents`` are the model calls, ``root`` the attempt.
 
     To a span are added: ``parent``, which is empty or a span of these; ``placed``, why it hangs there where it does not
@@ -51,125 +53,129 @@ def tree(spans: Sequence[Row], calls: Iterable[Row], contents: Iterable[Row], ro
             for call, span in numbers
         ]
     )
-    own = {span["span_id"]: call for call, span in numbers}
-    kinds = {row["span_id"]: _what(row) for row in spans}
-    places = _places(spans, kinds, call_index, root)
-    made = []
+    call_of_span = {span["span_id"]: call for call, span in numbers}
+    kinds = {row["span_id"]: _classify(row) for row in spans}
+    placements = _place_spans(spans, kinds, call_index, root)
+    nodes = []
     for row in spans:
-        name, said, what = row["name"], row["attributes"], kinds[row["span_id"]]
-        parent, placed = places[row["span_id"]]
-        about = _about(row, what, call_index)
-        made.append(
+        name, span_attributes, kind = row["name"], row["attributes"], kinds[row["span_id"]]
+        parent, placement_reason = placements[row["span_id"]]
+        subject = _find_subject_call(row, kind, call_index)
+        nodes.append(
             {
                 **row,
                 "parent": parent,
-                "placed": placed,
-                "what": what,
-                "title": entity_name(name, said),
-                "gist": summarize(name, said),
-                "shown": payload_keys(said),
-                "call": own.get(row["span_id"], None if about is None else numbers[about][0]),
+                "placed": placement_reason,
+                "what": kind,
+                "title": entity_name(name, span_attributes),
+                "gist": summarize(name, span_attributes),
+                "shown": payload_keys(span_attributes),
+                "call": call_of_span.get(row["span_id"], None if subject is None else numbers[subject][0]),
             }
         )
-    return made
+    return nodes
 
 
-def _places(
-    spans: Sequence[Row], kinds: Mapping[str, str], call_index: CallIndex, root: str
+def _place_spans(
+    spans: Sequence[QueryRow], kinds: Mapping[str, str], call_index: CallIndex, root: str
 ) -> dict[str, tuple[str, str]]:
     """For each span its parent, and why where it did not say so."""
     known = {row["span_id"]: row for row in spans}
     top = root if root in known else ""
     calls = {call.span_id for call in call_index.calls}
-    places = {row["span_id"]: _said(row, known, calls, top, root) for row in spans}
-    twins = _twins(spans, kinds, call_index.calls)
-    taken = set(twins.values())
-    below: dict[str, list[Row]] = defaultdict(list)
+    placements = {row["span_id"]: _declared_parent(row, known, calls, top, root) for row in spans}
+    instrumented = _match_instrumented_spans(spans, kinds, call_index.calls)
+    matched_span_ids = set(instrumented.values())
+    children: dict[str, list[QueryRow]] = defaultdict(list)
     for row in spans:
-        if _theirs(row) and row["span_id"] not in taken:
-            below[places[row["span_id"]][0]].append(row)
+        if _is_instrumented(row) and row["span_id"] not in matched_span_ids:
+            children[placements[row["span_id"]][0]].append(row)
     for call in call_index.calls:
-        if places[call.span_id][0] != top:
+        if placements[call.span_id][0] != top:
             continue
-        if call.span_id in twins:
-            places[call.span_id] = (twins[call.span_id], "it has the id of this answer")
-        elif (found := _open_at(known[call.span_id]["start_ms"], below, top)) != top:
-            places[call.span_id] = (found, "it was open when the call began")
+        if call.span_id in instrumented:
+            placements[call.span_id] = (instrumented[call.span_id], "it has the id of this answer")
+        elif (matched := _find_open_span(known[call.span_id]["start_ms"], children, top)) != top:
+            placements[call.span_id] = (matched, "it was open when the call began")
     for row in spans:
-        about = call_index.find_referenced(row["attributes"]) if any(agl_links(row["attributes"])) else None
-        if about is not None:
-            places[row["span_id"]] = (call_index.calls[about].span_id, "its link names this call")
-    return _without_circles(places, top)
+        subject = call_index.find_referenced(row["attributes"]) if any(agl_links(row["attributes"])) else None
+        if subject is not None:
+            placements[row["span_id"]] = (call_index.calls[subject].span_id, "its link names this call")
+    return _break_cycles(placements, top)
 
 
-def _said(row: Row, known: Container[str], calls: Container[str], top: str, root: str) -> tuple[str, str]:
+def _declared_parent(
+    row: QueryRow, known: Container[str], calls: Container[str], top: str, root: str
+) -> tuple[str, str]:
     """Where a span says that it hangs."""
     parent, name = row["parent_span_id"], row["span_id"]
     if parent in known and parent != name:
         return parent, ""
-    if name == top or (not _theirs(row) and name not in calls):
+    if name == top or (not _is_instrumented(row) and name not in calls):
         return "", ""
     return top, "" if parent in ("", root) else "the span it names did not come"
 
 
-def _twins(spans: Sequence[Row], kinds: Mapping[str, str], calls: Sequence[RecordedCall]) -> dict[str, str]:
+def _match_instrumented_spans(
+    spans: Sequence[QueryRow], kinds: Mapping[str, str], calls: Sequence[RecordedCall]
+) -> dict[str, str]:
     """For each call the smallest span that an instrumentation made of it, by the id of the answer."""
     answers: dict[str, list[str]] = defaultdict(list)
-    for one in calls:
-        answers[one.response_key].append(one.span_id)
-    found: dict[str, Row] = {}
+    for recorded in calls:
+        answers[recorded.response_key].append(recorded.span_id)
+    matched: dict[str, QueryRow] = {}
     for row in spans:
-        if kinds[row["span_id"]] != "model" or not _theirs(row):
+        if kinds[row["span_id"]] != "model" or not _is_instrumented(row):
             continue
-        said = row["attributes"]
-        named = normalize_response_id(str(said.get(attributes.RESPONSE_ID, "")))
-        for key in {named} if named else set(KEY.findall(output_text(said))):
+        span_attributes = row["attributes"]
+        named = normalize_response_id(str(span_attributes.get(attributes.RESPONSE_ID, "")))
+        for key in {named} if named else set(RESPONSE_ID.findall(output_text(span_attributes))):
             for call in answers.get(key, ()):
-                if call not in found or _took(row) < _took(found[call]):
-                    found[call] = row
-    return {call: row["span_id"] for call, row in found.items()}
+                if call not in matched or _duration_ms(row) < _duration_ms(matched[call]):
+                    matched[call] = row
+    return {call: row["span_id"] for call, row in matched.items()}
 
 
-def _open_at(moment: float, below: Mapping[str, Sequence[Row]], top: str) -> str:
+def _find_open_span(at_ms: float, children: Mapping[str, Sequence[QueryRow]], top: str) -> str:
     at = top
     while True:
-        holding = [row for row in below.get(at, ()) if row["start_ms"] <= moment < row["end_ms"]]
-        if len(holding) != 1:
+        open_spans = [row for row in children.get(at, ()) if row["start_ms"] <= at_ms < row["end_ms"]]
+        if len(open_spans) != 1:
             return at
-        at = holding[0]["span_id"]
+        at = open_spans[0]["span_id"]
 
 
-def _without_circles(places: dict[str, tuple[str, str]], top: str) -> dict[str, tuple[str, str]]:
+def _break_cycles(placements: dict[str, tuple[str, str]], top: str) -> dict[str, tuple[str, str]]:
     """Of spans that are below each other one hangs from the top."""
-    made, fine = dict(places), {"", top}
-    for name in places:
+    acyclic_placements, acyclic = dict(placements), {"", top}
+    for name in placements:
         path: list[str] = []
-        while name not in fine and name not in path:
+        while name not in acyclic and name not in path:
             path.append(name)
-            name = made[name][0]
+            name = acyclic_placements[name][0]
         if name in path:
-            made[name] = (top, "it is below itself")
-        fine.update(path)
-    return made
+            acyclic_placements[name] = (top, "it is below itself")
+        acyclic.update(path)
+    return acyclic_placements
 
 
-def _about(row: Row, what: str, call_index: CallIndex) -> int | None:
+def _find_subject_call(row: QueryRow, kind: str, call_index: CallIndex) -> int | None:
     """The call that asked for a tool, or that a reward or an annotation is about."""
-    if not _theirs(row):
+    if not _is_instrumented(row):
         return None
     named = call_index.find_referenced(row["attributes"])
-    return call_index.find_preceding(row["start_ms"]) if named is None and what in ("tool", "reward") else named
+    return call_index.find_preceding(row["start_ms"]) if named is None and kind in ("tool", "reward") else named
 
 
-def _what(row: Row) -> str:
-    if row["kind"] == "producer" and not _theirs(row):
+def _classify(row: QueryRow) -> str:
+    if row["kind"] == "producer" and not _is_instrumented(row):
         return "publish"
     return "train" if row["scope"] == "lightningbus.learner" else kind_of(row["name"], row["attributes"])
 
 
-def _theirs(row: Row) -> bool:
-    return not row["scope"].startswith(OURS)
+def _is_instrumented(row: QueryRow) -> bool:
+    return not row["scope"].startswith(OWN_SCOPE_PREFIX)
 
 
-def _took(row: Row) -> float:
+def _duration_ms(row: QueryRow) -> float:
     return float(row["end_ms"] - row["start_ms"])

@@ -71,7 +71,7 @@ async def test_a_malformed_address_is_refused_at_once(address: str, sentence: st
 
 @pytest.mark.parametrize("address", ["http://x", "nats://user:hunter22@127.0.0.1:99999"])
 def test_a_role_with_a_malformed_address_ends_with_code_2_and_no_password(tmp_path: Path, address: str) -> None:
-    command = [*LIGHTNINGBUS, "store", "--bus", address, "--path", str(tmp_path / "store"), "--http-port", "0"]
+    command = [*LIGHTNINGBUS, "store", "--bus", address, "--data-dir", str(tmp_path / "store"), "--http-port", "0"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr and "hunter22" not in ended.stderr and "bus address" in ended.stderr
@@ -115,7 +115,7 @@ async def test_a_role_with_old_keys_ends_with_code_2_and_the_reason(tmp_path: Pa
     async with nats_server(tmp_path / "nats", users=users) as server:
         async with Bus.connect(server.url, access=Access.read(users, "admin")) as admin:
             await admin.provision()
-            arguments = ["--access", str(users), "store", "--bus", server.url, "--path", str(tmp_path / "store")]
+            arguments = ["--access", str(users), "store", "--bus", server.url, "--data-dir", str(tmp_path / "store")]
             async with admin.fleet("store") as fleet:
                 role = await asyncio.create_subprocess_exec(
                     *LIGHTNINGBUS, *arguments, "--http-port", "0", env=environment(), stderr=asyncio.subprocess.PIPE

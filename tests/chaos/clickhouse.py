@@ -4,11 +4,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from store.service import served
+from store.service import serve_embedded
 
 
 async def main() -> None:
-    async with served(Path(sys.argv[1]), port=int(sys.argv[2])) as (_, url):
+    async with serve_embedded(Path(sys.argv[1]), port=int(sys.argv[2])) as (_, url):
         print(url, flush=True)
         await asyncio.Event().wait()
 

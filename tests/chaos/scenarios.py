@@ -110,7 +110,7 @@ async def store_disk(place: Path, report: Report, rng: random.Random, kills: int
 
 async def bus_loss(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """The broker rolled back, emptied, and its directory removed: training goes on, and the gap has a name."""
-    quick = {"stall_seconds": STALL_SECONDS}
+    quick = {"stall_timeout_seconds": STALL_SECONDS}
     steps = max(steps_for(rollouts // 4), BUS_LOSS_STEPS)
     async with at_work(place, report, "bus_loss", steps, 0.05, evaluate=False, store=quick) as (made, log):
         for lose in (state_loss.rolled_back_bus, state_loss.emptied_bus, state_loss.removed_bus):
@@ -119,7 +119,7 @@ async def bus_loss(place: Path, report: Report, rng: random.Random, kills: int, 
 
 async def absences(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """A learner that is absent or hung, and tasks that no runner can run."""
-    quick = {"stall_seconds": STALL_SECONDS}
+    quick = {"stall_timeout_seconds": STALL_SECONDS}
     steps = max(steps_for(rollouts // 8), ABSENCE_STEPS)
     async with at_work(place, report, "absences", steps, 0.05, store=quick) as (made, log):
         await absence.malformed_tasks(made, log)

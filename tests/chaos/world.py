@@ -75,7 +75,7 @@ class World:
 
     def sql(self) -> Client:
         """A client of the store, whoever runs it."""
-        return connect(writer_url(self.store.path, f"http://127.0.0.1:{self.store.http_port}"))
+        return connect(writer_url(self.store.data_dir, f"http://127.0.0.1:{self.store.http_port}"))
 
     def pid(self, target: str) -> int | None:
         """Its process now; None while it has none."""
@@ -258,11 +258,11 @@ async def world(
 async def _apart(made: World, exits: AsyncExitStack, settings: StoreSettings) -> StoreSettings:
     proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", settings.http_port)))
     made.proxies["clickhouse"] = proxy
-    command = [*CLICKHOUSE, str(settings.path), str(settings.http_port)]
+    command = [*CLICKHOUSE, str(settings.data_dir), str(settings.http_port)]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     exits.callback(process.kill)
     assert process.stdout is not None and await process.stdout.readline(), "ClickHouse did not start"
-    return settings.model_copy(update={"url": writer_url(settings.path, f"http://127.0.0.1:{proxy.port}")})
+    return settings.model_copy(update={"url": writer_url(settings.data_dir, f"http://127.0.0.1:{proxy.port}")})
 
 
 async def _behind(made: World, exits: AsyncExitStack, settings: InferenceSettings, name: str) -> InferenceSettings:
@@ -294,7 +294,7 @@ def children(
 
 def store_settings(directory: Path, more: Mapping[str, Any] = MappingProxyType({})) -> StoreSettings:
     """The embedded store of a run."""
-    fields = {"path": directory / "store", "http_port": free_port(), "batch_seconds": 0.2, "id": "store"}
+    fields = {"data_dir": directory / "store", "http_port": free_port(), "flush_interval_seconds": 0.2, "id": "store"}
     return StoreSettings.model_validate({**fields, **more})
 
 

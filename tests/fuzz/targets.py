@@ -47,13 +47,13 @@ from schemas.spans import SpanBatch
 from schemas.trajectory.prefix_encoding import CorruptPrompt, expand_calls
 from schemas.weights.delta import DeltaError, apply_deltas, encode_delta
 from schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
-from store.embedded.http_interface import READER_BYTES, statement_of
-from store.ingest.rows import Received, rows_of
+from store.embedded.http_interface import MAX_READER_BYTES, parse_statement
+from store.ingest.rows import EventMetadata, build_rows
 from tests import tensorfiles
 from tests.fuzz import corpora
 from tests.fuzz.engine import Target
 
-RECEIVED = Received(1, 1, lambda run: 0)
+RECEIVED = EventMetadata(1, 1, lambda run: 0)
 MAX_MODEL_LEN = 4096
 
 
@@ -82,7 +82,7 @@ def _event(schema: str, data: bytes) -> None:
     event: Event = decode_as(schema, data)
     assert encode(decode_as(schema, encode(event))) == encode(event)
     with contextlib.suppress(DecodeError):
-        for _ in rows_of(event, RECEIVED):
+        for _ in build_rows(event, RECEIVED):
             pass
 
 
@@ -329,6 +329,6 @@ def _statement(loop: asyncio.AbstractEventLoop, data: bytes) -> None:
         headers,
         payload=payload,
         loop=loop,
-        client_max_size=READER_BYTES,
+        client_max_size=MAX_READER_BYTES,
     )
-    loop.run_until_complete(statement_of(request, READER_BYTES))
+    loop.run_until_complete(parse_statement(request, MAX_READER_BYTES))

@@ -29,7 +29,7 @@ COMMANDS = {
     "train": ["train", "-c", "train.yaml"],
     "demo": ["demo"],
     "bus": ["bus", "--port", "0", "--dir", f"runs/{NAME}/bus"],
-    "store": ["store", "--path", f"runs/{NAME}/store", "--http-port", "0"],
+    "store": ["store", "--data-dir", f"runs/{NAME}/store", "--http-port", "0"],
 }
 PAIRS = [
     (first, second)

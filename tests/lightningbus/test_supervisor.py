@@ -124,7 +124,7 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
             await alerts.put(decode(Alert, message.data))
 
         await made.bus.nc.subscribe(subjects.ALERT, cb=receive)
-        settings = StoreSettings(path=tmp_path / "store", http_port=0, id="store")
+        settings = StoreSettings(data_dir=tmp_path / "store", http_port=0, id="store")
         await made.supervisor.start(Child("store", "store", settings))
         await made.member(lambda beat: beat.role == "store", "store", 60)
         pid = made.supervisor.pids()["store"]

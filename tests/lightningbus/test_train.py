@@ -22,7 +22,7 @@ def job(directory: Path) -> dict[str, Any]:
     return {
         "name": "small",
         "bus": {"port": 0},
-        "store": {"http_port": 0, "batch_seconds": 0.1},
+        "store": {"http_port": 0, "flush_interval_seconds": 0.1},
         "inference": [{"model_path": "model", "command": engine, "max_model_len": 256}],
         "runners": [{"agent": "steady:solve", "path": str(ROOT / "tests" / "agents"), "concurrency": 2}],
         "learner": {

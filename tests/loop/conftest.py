@@ -119,7 +119,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iter
     settings = {
         "name": "test",
         "bus": {"port": 0},
-        "store": {"http_port": 0, "batch_seconds": 0.1},
+        "store": {"http_port": 0, "flush_interval_seconds": 0.1},
         "inference": [
             {
                 "model_path": str(directory / "model"),

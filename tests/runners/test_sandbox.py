@@ -31,7 +31,7 @@ from runners.agent.output import BURST_BYTES, READ_BYTES
 from runners.agent.process import ProcessWatchdog
 from runners.settings import RunnerSettings
 from schemas.spans import SpanBatch
-from store.service import embedded
+from store.service import serve_readonly
 from tests.listening import child, ports_and_sockets
 from tests.runners.conftest import AGENTS, ScriptedEngine, ended, running, task
 from tests.waiting import until
@@ -264,7 +264,7 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
     sandbox = documented()
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
     settings = InferenceSettings(model_path=tmp_path, work=tmp_path / "work", command=[sys.executable, STAND_IN])
-    async with embedded(tmp_path / "store") as store, VllmServer(settings) as vllm:
+    async with serve_readonly(tmp_path / "store") as store, VllmServer(settings) as vllm:
         await vllm.start()
         _, (steering,) = ports_and_sockets(child(STAND_IN))
         names = {"bus": nats_url, "clickhouse": store, "node": engine.address}

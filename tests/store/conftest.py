@@ -73,7 +73,7 @@ def start_store(tmp_path: Path) -> Iterator[Start]:
             mount = f'mount -t tmpfs -o size={disk_mib}m tmpfs {tmp_path / "store"} && exec "$@"'
             command = ["unshare", "-rm", "sh", "-c", mount, "sh", *command]
         command += ["--settings", str(tmp_path / "store.json")]
-        process = subprocess.Popen([*command, "--path", str(tmp_path / "store")], stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen([*command, "--data-dir", str(tmp_path / "store")], stderr=subprocess.PIPE, text=True)
         running.append(process)
         assert process.stderr is not None
         said = ""
@@ -96,10 +96,10 @@ def start_store(tmp_path: Path) -> Iterator[Start]:
 SERVE = """
 import asyncio, sys
 from pathlib import Path
-from store.service import served
+from store.service import serve_embedded
 
 async def main():
-    async with served(Path(sys.argv[1])) as (_, url):
+    async with serve_embedded(Path(sys.argv[1])) as (_, url):
         print(url, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
@@ -124,7 +124,7 @@ def prepared(path: Path) -> Iterator[StoreProcess]:
     """`serving`, with all tables and views."""
     with serving(path) as made:
         migrations.migrate(client(made.url, "default"), "lightningbus")
-        migrations.make_views(made.sql, "lightningbus")
+        migrations.create_report_views(made.sql, "lightningbus")
         yield made
 
 

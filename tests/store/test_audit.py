@@ -8,7 +8,7 @@ from nats.js.errors import NotFoundError
 from bus.client import Bus
 from bus.streams import runner_tasks
 from schemas.codec import DecodeError
-from store.ingest.audit import rows_of_advisory, split
+from store.ingest.audit import build_audit_rows, split_subject
 from tests.store.conftest import Start
 
 
@@ -38,7 +38,7 @@ async def test_who_changed_what_on_the_bus_is_in_the_audit_log(bus: Bus, nats_ur
 def test_what_is_no_advisory_is_told_from_one() -> None:
     for data in (b"", b"[]", b"{}", b"\xff", b'{"id": "x", "timestamp": "now", "subject": "y"}'):
         with pytest.raises(DecodeError, match="no advisory"):
-            list(rows_of_advisory(data))
+            list(build_audit_rows(data))
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_what_is_no_advisory_is_told_from_one() -> None:
     ],
 )
 def test_a_request_is_its_name_and_what_it_is_about(subject: str, parts: tuple[str, str]) -> None:
-    assert split(subject) == parts
+    assert split_subject(subject) == parts

@@ -16,8 +16,8 @@ from schemas.spans import Span, SpanBatch
 from store.clickhouse import migrations
 from store.clickhouse.client import connect
 from store.ingest import arrow
-from store.ingest.batch import types_of
-from store.ingest.rows import Received, rows_of
+from store.ingest.batch import load_column_types
+from store.ingest.rows import EventMetadata, build_rows
 from store.reports import REPORTS
 from tests import filling
 from tests.store.conftest import serving
@@ -47,7 +47,7 @@ def sql(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         bare = connect(url, None)
         migrations.migrate(bare, database)
         client = connect(url, database)
-        migrations.make_views(client, database)
+        migrations.create_report_views(client, database)
         yield client
         bare.command(f"DROP DATABASE {database}")
 
@@ -60,15 +60,15 @@ def one(sql: Client, statement: str) -> object:
 
 def test_a_million_spans_in_two_cuts_are_a_million(sql: Client) -> None:
     """Inserted twice, in batches that begin and end elsewhere: the key folds what the token of a batch cannot."""
-    types = types_of(sql, sql.database or "")["raw_spans"]
+    types = load_column_types(sql, sql.database or "")["raw_spans"]
     parts = []
     for first in range(0, SPANS, 50_000):
         rows = [
             row
             for start in range(first, first + 50_000, PER_BATCH)
-            for _, row in rows_of(_batch(start), Received(1, 0, lambda run: 0))
+            for _, row in build_rows(_batch(start), EventMetadata(1, 0, lambda run: 0))
         ]
-        parts.append(arrow.table(rows, types))
+        parts.append(arrow.rows_to_arrow(rows, types))
     whole = pa.concat_tables(parts)
     for size in (100_000, 77_777):
         for at in range(0, SPANS, size):
@@ -142,12 +142,12 @@ def test_words_are_found_by_the_index(sql: Client) -> None:
 
 
 def test_rows_of_a_run_are_gone_after_their_days(sql: Client) -> None:
-    types = types_of(sql, sql.database or "")
+    types = load_column_types(sql, sql.database or "")
     batches = [event for event in filling.run("short", steps=1, groups=1) if isinstance(event, SpanBatch)]
     for batch in batches:
-        for table, row in rows_of(batch, Received(1, 0, lambda run: 1)):  # a day, long over when it was written
+        for table, row in build_rows(batch, EventMetadata(1, 0, lambda run: 1)):  # a day, long over when it was written
             row = {**row, **{name: 1_000_000_000 for name in ("start", "started") if name in row}}
-            sql.insert_arrow(table, arrow.table([row], types[table]))
+            sql.insert_arrow(table, arrow.rows_to_arrow([row], types[table]))
     for table in ("raw_attempts", "raw_spans", "raw_model_calls", "raw_call_contents"):
         sql.command(f"OPTIMIZE TABLE {table} FINAL")
         assert one(sql, f"SELECT count() FROM {table} WHERE run = 'short'") == 0, table
@@ -155,14 +155,14 @@ def test_rows_of_a_run_are_gone_after_their_days(sql: Client) -> None:
 
 def test_on_a_cluster_every_table_is_a_replica(sql: Client) -> None:
     """ClickHouse's own parser reads what would be sent there."""
-    for migration in migrations.shipped():
+    for migration in migrations.load_migrations():
         for statement in migration.statements("lightningbus", "main"):
             read = one(sql, f"SELECT formatQuerySingleLine({_quoted(statement)})")
             assert "ON CLUSTER main" in str(read)
             if "MergeTree" in statement:
                 assert "ENGINE = Replicated" in str(read)
     for report in REPORTS.values():
-        said = migrations.placed(report.view, "lightningbus", "main")
+        said = migrations.render_sql(report.view, "lightningbus", "main")
         assert "ON CLUSTER main" in str(one(sql, f"SELECT formatQuerySingleLine({_quoted(said)})"))
 
 
@@ -182,10 +182,10 @@ def _quoted(text: str) -> str:
 )
 def test_a_value_no_column_holds_is_refused_before_it_is_sent(kind: str, values: list[object]) -> None:
     with pytest.raises((ValueError, TypeError, OverflowError)):
-        arrow.column(kind, values)
+        arrow.column_to_arrow(kind, values)
 
 
 def test_attributes_of_any_type_are_kept_as_text() -> None:
     kind = "Map(LowCardinality(String), String)"
-    kept = arrow.column(kind, [{"a": "x"}, {"b": None, "c": b"\xff", "d": [1, "y"], "e": True}])
+    kept = arrow.column_to_arrow(kind, [{"a": "x"}, {"b": None, "c": b"\xff", "d": [1, "y"], "e": True}])
     assert kept.to_pylist() == [[("a", "x")], [("b", "null"), ("c", '"/w=="'), ("d", '[1,"y"]'), ("e", "true")]]

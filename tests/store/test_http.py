@@ -22,7 +22,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 
 from store.clickhouse.client import without_secrets
 from store.embedded import origin_check
-from store.embedded.http_interface import READERS_AT_ONCE
+from store.embedded.http_interface import MAX_CONCURRENT_READERS
 from tests.store.conftest import SERVE, client, serving
 
 
@@ -152,7 +152,7 @@ async def test_pages_of_other_sites_ask_nothing(url: str, headers: dict[str, str
     ],
 )
 def test_a_store_knows_its_names(host: str, listens: str, known: bool) -> None:
-    assert origin_check.named(host, listens, ["more.example"]) is known
+    assert origin_check.is_allowed_host(host, listens, ["more.example"]) is known
 
 
 async def test_head_of_the_root_is_answered_as_clickhouse_does(url: str) -> None:
@@ -220,7 +220,7 @@ async def test_a_wrong_key_is_refused_before_the_body_is_read(url: str) -> None:
 
 async def test_readers_beyond_what_is_answered_at_once_are_told_to_come_again(url: str) -> None:
     at = urlsplit(url)
-    begun = [await asyncio.open_connection(at.hostname, at.port) for _ in range(READERS_AT_ONCE)]
+    begun = [await asyncio.open_connection(at.hostname, at.port) for _ in range(MAX_CONCURRENT_READERS)]
     for _, writing in begun:
         writing.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8\r\n\r\nSELECT")
     async with aiohttp.ClientSession() as http, asyncio.timeout(60):

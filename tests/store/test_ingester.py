@@ -14,9 +14,9 @@ from bus.client import Bus
 from common.observability import metrics
 from schemas import subjects
 from store.ingest import ingester as module
-from store.ingest.batch import types_of
-from store.ingest.ingester import SLOTS, Ingester, slots_for
-from store.ingest.writer import Insert, Writer, by_client
+from store.ingest.batch import load_column_types
+from store.ingest.ingester import IN_FLIGHT_BOUNDS, Ingester, in_flight_for
+from store.ingest.writer import Insert, Writer, insert_over_http
 from store.settings import StoreSettings
 from tests.making import batches
 from tests.store.conftest import StoreProcess, client, prepared
@@ -34,7 +34,7 @@ async def ingesting(
 ) -> AsyncIterator[tuple[Ingester, Writer]]:
     stop = asyncio.Event()
     asked = client(store.url)
-    writer = Writer(bus, insert or by_client(asked), "lightningbus", types_of(asked, "lightningbus"))
+    writer = Writer(bus, insert or insert_over_http(asked), "lightningbus", load_column_types(asked, "lightningbus"))
     made = Ingester(bus, writer, StoreSettings(**settings))
     work = asyncio.create_task(made.run(stop))
     try:
@@ -66,21 +66,21 @@ async def test_several_share_a_stream_and_every_row_is_there_once(bus: Bus, stor
 async def test_two_batches_wait_for_the_one_in_flight_and_no_more(bus: Bus, store: StoreProcess) -> None:
     """ClickHouse stands still: the broker keeps what does not fit, and nothing is lost when it goes on."""
     going, asked = threading.Event(), threading.Event()
-    write = by_client(client(store.url))
+    write = insert_over_http(client(store.url))
 
     def insert(*arguments: Any) -> int:
         asked.set()
         going.wait(60)
         return write(*arguments)
 
-    async with ingesting(bus, store, insert, batch_rows=20, batch_seconds=0.05) as (ingester, _):
+    async with ingesting(bus, store, insert, batch_rows=20, flush_interval_seconds=0.05) as (ingester, _):
         await publish(bus, 0, 200)
         await asyncio.to_thread(asked.wait, 30)
         async with asyncio.timeout(30):
-            while ingester.waiting < 20:
+            while ingester.waiting_rows < 20:
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)  # in which it would take more
-        assert ingester.waiting <= 20 + 3, "rows of one more message at most"
+        assert ingester.waiting_rows <= 20 + 3, "rows of one more message at most"
         going.set()
         await until(store, 200)
     assert store.one("SELECT count() FROM spans") == 400
@@ -89,14 +89,14 @@ async def test_two_batches_wait_for_the_one_in_flight_and_no_more(bus: Bus, stor
 async def test_a_message_the_store_stumbles_over_is_a_dead_letter_and_the_store_goes_on(
     bus: Bus, store: StoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows_of = module.rows_of
+    build_rows = module.build_rows
 
     def stumbles(event: Any, received: Any) -> Any:
         if getattr(event, "task", "") == "t0":
             raise LookupError("a fault of ours")
-        return rows_of(event, received)
+        return build_rows(event, received)
 
-    monkeypatch.setattr(module, "rows_of", stumbles)
+    monkeypatch.setattr(module, "build_rows", stumbles)
     async with ingesting(bus, store):
         await publish(bus, 0, 2)
         await until(store, 1)
@@ -107,17 +107,17 @@ async def test_a_message_the_store_stumbles_over_is_a_dead_letter_and_the_store_
 
 
 def test_fewer_messages_are_held_the_larger_they_are() -> None:
-    assert slots_for(1000, 16_000_000) == SLOTS[1]
-    assert slots_for(100_000, 16_000_000) == 480
-    assert slots_for(4_000_000, 16_000_000) == SLOTS[0]
-    assert slots_for(0, 16_000_000) == SLOTS[1]
+    assert in_flight_for(1000, 16_000_000) == IN_FLIGHT_BOUNDS[1]
+    assert in_flight_for(100_000, 16_000_000) == 480
+    assert in_flight_for(4_000_000, 16_000_000) == IN_FLIGHT_BOUNDS[0]
+    assert in_flight_for(0, 16_000_000) == IN_FLIGHT_BOUNDS[1]
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("the disk hums"), KeyError("raw_spans"), OSError("no route")])
 async def test_an_error_of_the_insert_nobody_foresaw_is_counted_and_the_batch_tried_again(
     bus: Bus, store: StoreProcess, fault: Exception
 ) -> None:
-    write, faults = by_client(client(store.url)), [fault, fault]
+    write, faults = insert_over_http(client(store.url)), [fault, fault]
     before = metrics.insert_failures._value.get()
 
     def insert(*arguments: Any) -> int:
@@ -135,7 +135,7 @@ async def test_an_error_of_the_insert_nobody_foresaw_is_counted_and_the_batch_tr
 async def test_rows_that_clickhouse_does_not_count_as_written_are_not_acknowledged(
     bus: Bus, store: StoreProcess
 ) -> None:
-    write, swallowed = by_client(client(store.url)), [1, 2]
+    write, swallowed = insert_over_http(client(store.url)), [1, 2]
 
     def insert(database: str, table: str, columns: Any, how: dict[str, str]) -> int:
         return write(database, table, columns.slice(swallowed.pop()) if swallowed else columns, how)

@@ -16,8 +16,8 @@ from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
 
 from bus.errors import AccessError
 from store.clickhouse import users
-from store.clickhouse.client import connect, reader, without_secrets
-from store.clickhouse.query_limits import PAGE, PEOPLE, sentence
+from store.clickhouse.client import connect, connect_readonly, without_secrets
+from store.clickhouse.query_limits import INTERACTIVE, UI, explain_error
 from store.embedded import readonly_guard
 from store.embedded.readonly_guard import KEY_FILE
 from store.reports import REPORTS
@@ -161,22 +161,24 @@ def test_no_setting_a_reader_may_choose_names_a_file(anybody: Client) -> None:
     told = "SELECT name, type, value, description FROM system.settings WHERE has({names:Array(String)}, name)"
     found = {
         row[0]: row[1:]
-        for row in anybody.query(told, parameters={"names": sorted(readonly_guard.HARMLESS)}).result_rows
+        for row in anybody.query(told, parameters={"names": sorted(readonly_guard.ALLOWED_SETTINGS)}).result_rows
     }
-    assert found.keys() == readonly_guard.HARMLESS
+    assert found.keys() == readonly_guard.ALLOWED_SETTINGS
     for name, (_, _, description) in found.items():
         assert not any(word in description.lower() for word in (" file", "path", "schema ")), (name, description)
 
 
 def test_limits_may_be_lowered_and_not_raised(store: StoreProcess) -> None:
-    assert readonly_guard.settings_of({"max_threads": "100000"})["max_threads"] == str(os.cpu_count())
+    assert readonly_guard.restrict_settings({"max_threads": "100000"})["max_threads"] == str(os.cpu_count())
     settings = {"max_result_rows": "5", "max_execution_time": "0", "max_threads": "1", "readonly": "0"}
-    assert readonly_guard.settings_of(settings) == {
-        **{name: str(value) for name, value in PEOPLE.items()}, "max_result_rows": "5", "max_threads": "1",
+    assert readonly_guard.restrict_settings(settings) == {
+        **{name: str(value) for name, value in INTERACTIVE.items()}, "max_result_rows": "5", "max_threads": "1",
         "readonly": "2",
     }  # fmt: skip
-    with pytest.raises(readonly_guard.Refused, match="a reader may not set allow_experimental_eval_table_function"):
-        readonly_guard.settings_of({"allow_experimental_eval_table_function": "1"})
+    with pytest.raises(
+        readonly_guard.ReadOnlyViolation, match="a reader may not set allow_experimental_eval_table_function"
+    ):
+        readonly_guard.restrict_settings({"allow_experimental_eval_table_function": "1"})
 
 
 def test_a_reader_lowers_its_limits_in_sql_and_by_the_stock_client(anybody: Client) -> None:
@@ -207,13 +209,13 @@ def test_the_writers_key_is_a_file_of_its_own_and_no_other_will_do(store: StoreP
 @pytest.mark.parametrize("statement", ["INSERT INTO raw_runs (run) VALUES ('mine')", "SELECT 1 SETTINGS readonly = 0"])
 def test_our_own_client_only_reads_even_as_the_writer(store: StoreProcess, statement: str) -> None:
     with pytest.raises(DatabaseError, match="READONLY"):
-        reader(store.url).command(statement)
+        connect_readonly(store.url).command(statement)
 
 
 def test_a_reader_of_ours_has_the_lower_limits_it_was_made_with(store: StoreProcess) -> None:
-    page = reader(without_secrets(store.url), limits=PAGE)
-    asked = ", ".join(f"toUInt64(getSetting('{name}'))" for name in PAGE)
-    assert page.query(f"SELECT {asked}").first_row == tuple(PAGE.values())
+    page = connect_readonly(without_secrets(store.url), limits=UI)
+    asked = ", ".join(f"toUInt64(getSetting('{name}'))" for name in UI)
+    assert page.query(f"SELECT {asked}").first_row == tuple(UI.values())
 
 
 def test_a_key_that_was_cut_off_is_named_for_what_it_is(tmp_path: Path) -> None:
@@ -223,7 +225,7 @@ def test_a_key_that_was_cut_off_is_named_for_what_it_is(tmp_path: Path) -> None:
 
 
 def test_too_much_is_one_sentence_that_says_what_to_do(store: StoreProcess) -> None:
-    asked = reader(store.url, limits={**PEOPLE, "max_execution_time": 1, "max_memory_usage": 50_000_000})
+    asked = connect_readonly(store.url, limits={**INTERACTIVE, "max_execution_time": 1, "max_memory_usage": 50_000_000})
     for statement, advice in {
         "SELECT number FROM numbers(2000000)": "add a LIMIT",
         "SELECT sleepEachRow(1) FROM numbers(10) SETTINGS max_insert_threads = 1": "only read and set nothing",
@@ -233,7 +235,7 @@ def test_too_much_is_one_sentence_that_says_what_to_do(store: StoreProcess) -> N
     }.items():
         with pytest.raises(DatabaseError) as refused:
             asked.query(statement)
-        said = sentence(refused.value)
+        said = explain_error(refused.value)
         assert advice in said and "\n" not in said and "version 2" not in said, said
 
 
@@ -266,7 +268,7 @@ def test_the_users_of_a_server_are_statements_clickhouse_understands(store: Stor
         canonical = store.sql.query("SELECT formatQuerySingleLine({s:String})", parameters={"s": statement}).first_row
         assert canonical is not None and "ON CLUSTER all_of_them" in canonical[0], statement
     (profile,) = (one for one in made if "SETTINGS PROFILE OR REPLACE" in one)
-    assert all(f"{name} = {value} MIN 1 MAX {value}" in profile for name, value in PEOPLE.items())
+    assert all(f"{name} = {value} MIN 1 MAX {value}" in profile for name, value in INTERACTIVE.items())
     rights = [one for one in made if one.startswith("GRANT") and users.READER in one]
     assert len(rights) == 1 and "SELECT ON `lightningbus`.*" in rights[0]
 

@@ -60,7 +60,7 @@ async def test_what_was_acknowledged_survives_a_kill_and_what_was_not_comes_agai
 
 
 async def test_a_store_asked_to_stop_writes_what_it_has_collected(bus: Bus, nats_url: str, start_store: Start) -> None:
-    store = await asyncio.to_thread(start_store, nats_url, batch_seconds=2.0)
+    store = await asyncio.to_thread(start_store, nats_url, flush_interval_seconds=2.0)
     parts = batches("a", 0)
     for part in parts:
         await send(bus, part, f"{part.sequence}")
@@ -178,7 +178,7 @@ def test_an_edited_migration_is_refused_and_a_new_one_applied_once(
     edited = Migration("0001_a.sql", first.sql.replace("UInt8", "UInt16"))
     with pytest.raises(MigrationError, match=r"0001_a\.sql was applied to database other and edited since"):
         migrate(bare, "other", [edited, second])
-    assert [migration.name for migration in migrations.shipped()] == [
+    assert [migration.name for migration in migrations.load_migrations()] == [
         "0001_tables.sql",
         "0002_views.sql",
         "0003_releases.sql",
@@ -199,8 +199,8 @@ def test_a_port_in_use_and_a_directory_in_use_are_one_sentence(
         assert done.returncode == 2, done.stderr
         return done.stderr.strip().splitlines()[-1]
 
-    assert f"http_port: cannot listen on 127.0.0.1:{port}" in fails("--path", tmp_path / "new", "--http-port", port)
-    assert "is in use by another process" in fails("--path", tmp_path / "store", "--http-port", 0)
+    assert f"http_port: cannot listen on 127.0.0.1:{port}" in fails("--data-dir", tmp_path / "new", "--http-port", port)
+    assert "is in use by another process" in fails("--data-dir", tmp_path / "store", "--http-port", 0)
 
 
 @pytest.mark.usefixtures("bus")

@@ -11,8 +11,8 @@ from bus.client import Bus
 from schemas.semconv import attributes
 from store.clickhouse.client import connect
 from store.ui.client import Reader
-from store.ui.server import Pages, serving
-from store.ui.tree import Row, tree
+from store.ui.server import UiServer, serve
+from store.ui.tree import QueryRow, build_tree
 from tests.runners.conftest import ScriptedEngine, running, task
 from tests.store.conftest import Start
 
@@ -21,22 +21,22 @@ IDS = ["931a686333e04a1e85252302c3e90f1f", "ecddfdd2412e4df79f6ad2ab003cae5a"]
 LLM, CHAIN = {"openinference.span.kind": "LLM"}, {"openinference.span.kind": "CHAIN"}
 
 
-def span(name: str, parent: str, start: float, end: float, **more: Any) -> Row:
+def span(name: str, parent: str, start: float, end: float, **more: Any) -> QueryRow:
     """A span of the agent's whose id is its name."""
     said = {"scope": "theirs", "kind": "internal", "attributes": {}, **more}
     return {"span_id": name, "name": name, "parent_span_id": parent, "start_ms": start, "end_ms": end, **said}
 
 
-def call(number: int, start: float, end: float, parent: str = ROOT) -> Row:
+def call(number: int, start: float, end: float, parent: str = ROOT) -> QueryRow:
     """A call as the gateway records it."""
     said = {attributes.OPERATION: "chat", attributes.RESPONSE_ID: f"chatcmpl-{IDS[number]}"}
     return span(f"call{number}", parent, start, end, scope="lightningbus.runners", kind="client", attributes=said)
 
 
-def lines(spans: Sequence[Row], root: str = ROOT) -> list[str]:
+def lines(spans: Sequence[QueryRow], root: str = ROOT) -> list[str]:
     """The tree as the page has it: a level is a blank."""
     calls = [{"call": int(one["name"][4:]), "span_id": one["span_id"]} for one in spans if one["name"][:4] == "call"]
-    made = tree(spans, calls, [{"call": 0, "response": CALLING}], root)
+    made = build_tree(spans, calls, [{"call": 0, "response": CALLING}], root)
 
     def below(parent: str, depth: int) -> list[str]:
         found = [one for one in made if one["parent"] == parent]
@@ -144,7 +144,7 @@ def test_a_linked_reward_hangs_under_its_call_and_a_tool_says_whose_it_is() -> N
     ]
     assert lines(spans) == ["root", " call0", " tool", " call1", "  reward", " loose"]
     calls = [{"call": number, "span_id": f"call{number}"} for number in range(2)]
-    made = {one["name"]: one["call"] for one in tree(spans, calls, [{"call": 0, "response": CALLING}], ROOT)}
+    made = {one["name"]: one["call"] for one in build_tree(spans, calls, [{"call": 0, "response": CALLING}], ROOT)}
     assert made == {"root": None, "call0": 0, "tool": 0, "call1": 1, "reward": 1, "loose": 0}
 
 
@@ -167,7 +167,7 @@ async def test_an_instrumented_agent_is_one_tree_on_the_page(bus: Bus, nats_url:
             await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 1)
     reader = Reader(await asyncio.to_thread(connect, store.url))
     async with (
-        serving(Pages(reader, "127.0.0.1", lambda: "no bus here"), "127.0.0.1", 0) as url,
+        serve(UiServer(reader, "127.0.0.1", lambda: "no bus here"), "127.0.0.1", 0) as url,
         aiohttp.ClientSession(url) as session,
         session.get("/api/rollout", params={"run": "run", "rollout": "t.0"}) as response,
     ):

@@ -18,13 +18,13 @@ from benchmarks import ui
 from bus.client import Bus
 from schemas.spans import SpanBatch
 from store.clickhouse import migrations
-from store.clickhouse.client import reader
-from store.clickhouse.query_limits import PAGE, sentence, settings_for
+from store.clickhouse.client import connect_readonly
+from store.clickhouse.query_limits import UI, explain_error, settings_for
 from store.ui import filters as finding
 from store.ui import queries
-from store.ui.client import Reader, Unanswered, plain
-from store.ui.rollout import attempts_of, calls_of, chosen, messages_of
-from store.ui.server import Pages, serving
+from store.ui.client import QueryFailed, Reader, to_json_value
+from store.ui.rollout import build_attempts, build_calls, parse_messages, select_attempt
+from store.ui.server import UiServer, serve
 from tests import filling
 from tests.store.conftest import StoreProcess, client
 from tests.store.conftest import serving as serving_store
@@ -45,7 +45,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
     """A store in which everything of the run stands twice."""
     with serving_store(tmp_path_factory.mktemp("store")) as made:
         migrations.migrate(client(made.url, "default"), "lightningbus")
-        migrations.make_views(made.sql, "lightningbus")
+        migrations.create_report_views(made.sql, "lightningbus")
         for _ in range(2):
             filling.insert(made.sql, filling.run(RUN, seed=1))
         yield made
@@ -54,8 +54,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
 @pytest.fixture
 async def site(store: StoreProcess) -> AsyncIterator[str]:
     """The address of the pages."""
-    client = await asyncio.to_thread(reader, store.url, limits=PAGE)
-    async with serving(Pages(Reader(client), "127.0.0.1", lambda: "no bus here"), "127.0.0.1", 0) as url:
+    client = await asyncio.to_thread(connect_readonly, store.url, limits=UI)
+    async with serve(UiServer(Reader(client), "127.0.0.1", lambda: "no bus here"), "127.0.0.1", 0) as url:
         yield url
 
 
@@ -107,8 +107,8 @@ async def test_steps_time_throughput_and_versions_served(ask: Ask, ends: list[Sp
 
 async def test_a_curve_has_only_so_many_points(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("REWARDS", "STEPS", "THROUGHPUT"):
-        assert f", {queries.POINTS}) + 1" in getattr(queries, name)
-    monkeypatch.setitem(server_questions(), "rewards", queries.REWARDS.replace(f", {queries.POINTS})", ", 3)"))
+        assert f", {queries.MAX_POINTS}) + 1" in getattr(queries, name)
+    monkeypatch.setitem(server_questions(), "rewards", queries.REWARDS.replace(f", {queries.MAX_POINTS})", ", 3)"))
     curve = await ask("run/rewards", run=RUN)
     assert [(row["version"], row["per_point"]) for row in curve] == [(0, 2), (2, 2), (4, 2)]
 
@@ -116,7 +116,7 @@ async def test_a_curve_has_only_so_many_points(ask: Ask, monkeypatch: pytest.Mon
 def server_questions() -> dict[str, str]:
     from store.ui import server
 
-    return server.OF_A_RUN
+    return server.RUN_QUERIES
 
 
 async def test_the_pulse_changes_when_a_rollout_ends(ask: Ask, store: StoreProcess) -> None:
@@ -146,7 +146,7 @@ async def test_filters(ask: Ask, ends: list[SpanBatch], filters: dict[str, str],
     expected = {batch.rollout_id for batch in ends if fits(batch.end)}
     assert found["count"] == len(expected)
     assert {row["rollout"] for row in found["rollouts"]} <= expected
-    assert len(found["rollouts"]) == min(len(expected), finding.PAGE)
+    assert len(found["rollouts"]) == min(len(expected), finding.PAGE_SIZE)
 
 
 async def test_pages_and_orders(ask: Ask, ends: list[SpanBatch]) -> None:
@@ -165,15 +165,15 @@ async def test_pages_and_orders(ask: Ask, ends: list[SpanBatch]) -> None:
 async def test_words_are_looked_for_in_prompts_and_answers(ask: Ask, store: StoreProcess) -> None:
     named = await ask("run/rollouts", run=RUN, name="T1@P4")
     assert {row["rollout"] for row in named["rollouts"]} == {f"t1@p4.{sample}" for sample in range(4)}
-    asked = await ask("run/rollouts", run=RUN, words="t1@p4 Question")
-    assert {row["rollout"] for row in asked["rollouts"]} == {f"t1@p4.{sample}" for sample in range(4)}
+    matches = await ask("run/rollouts", run=RUN, words="t1@p4 Question")
+    assert {row["rollout"] for row in matches["rollouts"]} == {f"t1@p4.{sample}" for sample in range(4)}
     answered = store.one(f"SELECT answered FROM model_calls WHERE run = '{RUN}' AND rollout = '{ROLLOUT}' LIMIT 1")
     assert ROLLOUT in {row["rollout"] for row in (await ask("run/rollouts", run=RUN, words=answered))["rollouts"]}
     assert (await ask("run/rollouts", run=RUN, words="question zebra"))["count"] == 0
 
 
 def test_words_are_found_at_the_beginning_of_a_line_and_in_any_case() -> None:
-    sql, values = finding.found({"words": "Carry-on"})
+    sql, values = finding.build_query({"words": "Carry-on"})
     assert "request" in sql and "response" in sql
     assert {"Carry", "carry", "CARRY", "nCarry", "tcarry"} <= set(values["word_0"])
     assert "on" in values["word_1"]
@@ -197,10 +197,10 @@ async def test_a_rollout_has_its_trace_and_its_calls_with_what_each_added(ask: A
     assert (
         first["advantage"] == found["uses"][0]["advantage"] and first["trained_version"] == found["uses"][0]["version"]
     )
-    asked = store.sql.query(f"SELECT request FROM prompts WHERE run = '{RUN}' AND rollout = '{ROLLOUT}' AND call = 2")
+    prompts = store.sql.query(f"SELECT request FROM prompts WHERE run = '{RUN}' AND rollout = '{ROLLOUT}' AND call = 2")
     whole = await ask("request", run=RUN, rollout=ROLLOUT, execution=attempt["execution"], call="2")
     assert len(json.loads(whole["request"])["messages"]) == 6
-    assert whole["request"] == asked.first_row[0]
+    assert whole["request"] == prompts.first_row[0]
 
 
 async def test_what_is_not_there_or_wrong_is_a_sentence(ask: Ask) -> None:
@@ -216,7 +216,7 @@ async def test_what_is_not_there_or_wrong_is_a_sentence(ask: Ask) -> None:
 
 
 async def test_nothing_can_be_written_and_a_question_has_its_limits(store: StoreProcess) -> None:
-    asked = Reader(await asyncio.to_thread(reader, store.url, limits=PAGE))
+    reader = Reader(await asyncio.to_thread(connect_readonly, store.url, limits=UI))
     before = store.one("SELECT count() FROM raw_runs")
     for statement in (
         "INSERT INTO raw_runs (run) VALUES ('mine')",
@@ -225,20 +225,20 @@ async def test_nothing_can_be_written_and_a_question_has_its_limits(store: Store
         "SELECT * FROM file('/etc/passwd', 'LineAsString')",
         "SELECT 1 SETTINGS readonly = 0",
     ):
-        with pytest.raises(Unanswered, match="readonly"):
-            await asked.rows(statement)
-    with pytest.raises(Unanswered, match="Limit for result exceeded"):
-        await asked.rows("SELECT number FROM numbers(100000)")
-    with pytest.raises(Unanswered, match="nothing"):
-        await asked.rows("SELECT * FROM nothing")
+        with pytest.raises(QueryFailed, match="readonly"):
+            await reader.query(statement)
+    with pytest.raises(QueryFailed, match="Limit for result exceeded"):
+        await reader.query("SELECT number FROM numbers(100000)")
+    with pytest.raises(QueryFailed, match="nothing"):
+        await reader.query("SELECT * FROM nothing")
     assert store.one("SELECT count() FROM raw_runs") == before
 
 
 def test_a_user_who_may_set_nothing_is_sent_nothing() -> None:
-    assert list(settings_for("0", PAGE)) == ["max_execution_time", "max_result_rows", "max_memory_usage", "readonly"]
-    assert settings_for("0", PAGE)["readonly"] == 1
-    assert "readonly" not in settings_for("2", PAGE) and settings_for("2", PAGE)["max_execution_time"] == 10
-    assert settings_for("1", PAGE) == {}
+    assert list(settings_for("0", UI)) == ["max_execution_time", "max_result_rows", "max_memory_usage", "readonly"]
+    assert settings_for("0", UI)["readonly"] == 1
+    assert "readonly" not in settings_for("2", UI) and settings_for("2", UI)["max_execution_time"] == 10
+    assert settings_for("1", UI) == {}
 
 
 async def test_other_sites_and_other_names_are_refused(site: str) -> None:
@@ -250,17 +250,19 @@ async def test_other_sites_and_other_names_are_refused(site: str) -> None:
             (f"localhost:{port}", 200),
             (f"[::1]:{port}", 200),
         ):
-            async with session.get(f"{site}/api/runs", headers={"Host": host, "Origin": "http://evil.example"}) as said:
-                assert said.status == status, host
-                assert "Access-Control-Allow-Origin" not in said.headers
-                assert said.headers["Cross-Origin-Resource-Policy"] == "same-origin"
-        async with session.post(f"{site}/api/runs") as said:
-            assert said.status == 405
+            async with session.get(
+                f"{site}/api/runs", headers={"Host": host, "Origin": "http://evil.example"}
+            ) as response:
+                assert response.status == status, host
+                assert "Access-Control-Allow-Origin" not in response.headers
+                assert response.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        async with session.post(f"{site}/api/runs") as response:
+            assert response.status == 405
 
 
 async def test_the_page_has_no_inline_code_and_a_strict_policy(site: str) -> None:
-    async with aiohttp.ClientSession() as session, session.get(site) as said:
-        policy, text = said.headers["Content-Security-Policy"], await said.text()
+    async with aiohttp.ClientSession() as session, session.get(site) as response:
+        policy, text = response.headers["Content-Security-Policy"], await response.text()
     assert "default-src 'none'" in policy and "unsafe" not in policy
     assert "<style" not in text and text.count("<script") == text.count('<script type="module" src=') == 1
     for file in (Path(queries.__file__).parent / "static").iterdir():
@@ -273,25 +275,25 @@ def test_the_attempt_that_counts_is_the_first_result_in_the_stream() -> None:
         return {**which, "stream_sequence": sequence, "started_ms": float(sequence)}
 
     ended = [row("a", 2, 1), row("b", 1, 2), row("c", 0, 4), row("d", 0, 3)]
-    made = attempts_of(ended, [{"execution": "e", "attempt": 5, "started_ms": 9.0}])
+    made = build_attempts(ended, [{"execution": "e", "attempt": 5, "started_ms": 9.0}])
     assert [one["execution"] for one in made if one["counts"]] == ["d"]
     assert [one["execution"] for one in made if one["running"]] == ["e"]
-    assert chosen(made, "")["execution"] == "d" and chosen(made, "a")["execution"] == "a"  # type: ignore[index]
-    assert chosen(made, "x") is None and chosen([], "") is None
+    assert select_attempt(made, "")["execution"] == "d" and select_attempt(made, "a")["execution"] == "a"  # type: ignore[index]
+    assert select_attempt(made, "x") is None and select_attempt([], "") is None
 
 
 def test_requests_of_any_kind_have_something_to_show() -> None:
-    assert messages_of('{"prompt": "one"}') == [{"role": "prompt", "content": "one"}]
-    assert messages_of("not json") == [{"role": "request", "content": "not json"}]
-    assert messages_of("[1]") == [{"role": "request", "content": [1]}] and messages_of("") == []
-    (call,) = calls_of([{"call": 0}], [{"call": 0, "request": "", "request_prefix": [], "response": "cut of"}], [])
+    assert parse_messages('{"prompt": "one"}') == [{"role": "prompt", "content": "one"}]
+    assert parse_messages("not json") == [{"role": "request", "content": "not json"}]
+    assert parse_messages("[1]") == [{"role": "request", "content": [1]}] and parse_messages("") == []
+    (call,) = build_calls([{"call": 0}], [{"call": 0, "request": "", "request_prefix": [], "response": "cut of"}], [])
     assert call["answer"] == "cut of" and call["advantage"] is None and call["messages"] == []
 
 
 def test_values_and_errors_are_as_json_and_people_read_them() -> None:
-    assert plain({"a": [float("nan"), (1, float("inf"))]}) == {"a": [None, [1, None]]}
-    said = sentence(ValueError("Code: 60. DB::Exception: Unknown table x. (UNKNOWN_TABLE) (version 26.9.2.1)"))
-    assert said.startswith("Unknown table x") and said.endswith("has a store of this version written here?")
+    assert to_json_value({"a": [float("nan"), (1, float("inf"))]}) == {"a": [None, [1, None]]}
+    response = explain_error(ValueError("Code: 60. DB::Exception: Unknown table x. (UNKNOWN_TABLE) (version 26.9.2.1)"))
+    assert response.startswith("Unknown table x") and response.endswith("has a store of this version written here?")
 
 
 async def test_the_command_shows_who_is_alive_and_serves_until_it_is_told_to_stop(
@@ -301,10 +303,10 @@ async def test_the_command_shows_who_is_alive_and_serves_until_it_is_told_to_sto
     async with bus.beat("runner", "runner-7", lambda: {"state": "running", "status": {"busy": 3}}):
         process = await asyncio.create_subprocess_exec(*line, "--bus", bus.nc.connected_url.geturl(), stderr=PIPE)
         assert process.stderr is not None
-        said = ""
-        while "UI at " not in said:
-            said = (await process.stderr.readline()).decode()
-        async with aiohttp.ClientSession(said.split()[2]) as session, asyncio.timeout(20):
+        response = ""
+        while "UI at " not in response:
+            response = (await process.stderr.readline()).decode()
+        async with aiohttp.ClientSession(response.split()[2]) as session, asyncio.timeout(20):
             members: list[Any] = []
             while not members:
                 await asyncio.sleep(0.2)
@@ -323,8 +325,10 @@ def test_without_a_store_the_command_ends_in_one_sentence() -> None:
 
 
 def test_a_store_that_is_gone_is_a_sentence() -> None:
-    said = sentence(OperationalError("Error HTTPConnectionPool(host='127.0.0.1', port=1): Max retries exceeded"))
-    assert said == "the store does not answer any more"
+    response = explain_error(
+        OperationalError("Error HTTPConnectionPool(host='127.0.0.1', port=1): Max retries exceeded")
+    )
+    assert response == "the store does not answer any more"
 
 
 def test_the_table_of_the_page_is_what_was_measured() -> None:

@@ -22,7 +22,7 @@ from schemas.spans import SpanBatch
 from store.clickhouse import migrations
 from store.clickhouse.client import connect
 from store.ui.client import Reader
-from store.ui.server import Pages, serving
+from store.ui.server import UiServer, serve
 from tests import filling
 from tests.store.conftest import StoreProcess, client
 from tests.store.conftest import serving as serving_store
@@ -69,14 +69,14 @@ def pages_of(url: str) -> Iterator[str]:
     loop = asyncio.new_event_loop()
     at: list[str] = []
 
-    async def serve() -> None:
+    async def run() -> None:
         reader = Reader(connect(url))
-        async with serving(Pages(reader, "127.0.0.1", alive), "127.0.0.1", 0) as address:
+        async with serve(UiServer(reader, "127.0.0.1", alive), "127.0.0.1", 0) as address:
             at.append(address)
             ready.set()
             await stop.wait()
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
     assert ready.wait(30)
     yield at[0]
@@ -90,7 +90,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
     """A store with a run of a dozen steps and a short one."""
     with serving_store(tmp_path_factory.mktemp("store")) as made:
         migrations.migrate(client(made.url, "default"), "lightningbus")
-        migrations.make_views(made.sql, "lightningbus")
+        migrations.create_report_views(made.sql, "lightningbus")
         filling.insert(made.sql, filling.run(RUN, steps=12, groups=3, seed=3))
         filling.insert(made.sql, evaluations(), first=50_000)
         filling.insert(made.sql, filling.run("before", steps=2, groups=2, seed=2), first=100_000)

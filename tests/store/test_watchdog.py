@@ -10,7 +10,7 @@ from schemas import subjects
 from schemas.fleet import Heartbeat
 from schemas.tasks import Task
 from store.roster import Roster
-from store.stall_detector import Facts, Limits, diagnose
+from store.stall_detector import StallThresholds, SystemSnapshot, diagnose
 from tests.limits import limit
 from tests.making import batches
 from tests.store.conftest import Start
@@ -26,49 +26,75 @@ def other(beat: Heartbeat, **changes: Any) -> Heartbeat:
     return Heartbeat(**{name: changes.get(name, getattr(beat, name)) for name in Heartbeat.__struct_fields__})
 
 
-def facts(*members: Heartbeat, **changes: Any) -> Facts:
-    still = {"since_rollout": 90.0, "since_step": 0.0, "tasks": 7, "backlog": 0, "store_problem": ""}
-    return Facts(**{**still, **changes}, members=members)
+def snapshot(*members: Heartbeat, **changes: Any) -> SystemSnapshot:
+    still = {
+        "seconds_since_rollout": 90.0,
+        "seconds_since_step": 0.0,
+        "num_tasks": 7,
+        "num_pending": 0,
+        "store_problem": "",
+    }
+    return SystemSnapshot(**{**still, **changes}, members=members)
 
 
 @pytest.mark.parametrize(
-    ("found", "role", "reason"),
+    ("state", "role", "reason"),
     [
-        (facts(RUNNER, NODE, tasks=0), None, ""),
-        (facts(RUNNER, NODE, since_rollout=10.0), None, ""),
-        (facts(NODE), "runner", "no runner is there"),
-        (facts(RUNNER, other(NODE, state="stale")), "runner", "no inference node is ready (n is stale)"),
-        (facts(RUNNER), "runner", "no inference node is ready (there is none)"),
-        (facts(RUNNER, NODE, store_problem="disk full"), "store", "the store cannot write: disk full"),
-        (facts(other(RUNNER, status={"waits_for_room": "lb.rollout.train"}), NODE, backlog=9), "store", "9 messages"),
-        (facts(other(RUNNER, status={"busy": "0/4", "agent": "b"}), NODE), "runner", "of agent b, get none"),
-        (facts(ROOMLESS, NODE, lags={TRAIN: {"learner": 900, "store": 20}}), "learner", "the learner lags (messages"),
-        (facts(ROOMLESS, NODE, lags={TRAIN: {"learner": 9, "store": 700}}), "store", "learner 9, store 700"),
-        (facts(RUNNER, NODE), "runner", "no agent comes to an end"),
-        (facts(absent={"learner": 31.0}, tasks=0), "learner", "no learner has been there for 31 s"),
-        (facts(absent={"learner": 9.0}, tasks=0), None, ""),
-        (facts(absent={"runner": 31.0}, tasks=0), None, ""),
-        (facts(LEARNER, absent={"inference": 31.0}, tasks=0), "inference", "no inference node has been there"),
-        (facts(starts=4, tasks=0), "learner", "has started 4 times without a training step between"),
-        (facts(other(LEARNER, state="training"), since_step=301.0, tasks=0), "learner", "does not get on"),
-        (facts(LEARNER, since_rollout=0.0, since_step=99.0), "learner", "the learner is waiting, groups 3/8"),
-        (facts(LEARNER, since_step=99.0, tasks=0), "learner", "no task is left"),
-        (facts(other(LEARNER, status={"disk": "2 MiB free"}), since_rollout=0.0), "learner", "learner l: 2 MiB free"),
-        (facts(other(RUNNER, status={"disk": "none"}), since_rollout=0.0), None, ""),
-        (facts(other(LEARNER, state="done"), since_step=99.0, tasks=0), None, ""),
+        (snapshot(RUNNER, NODE, num_tasks=0), None, ""),
+        (snapshot(RUNNER, NODE, seconds_since_rollout=10.0), None, ""),
+        (snapshot(NODE), "runner", "no runner is there"),
+        (snapshot(RUNNER, other(NODE, state="stale")), "runner", "no inference node is ready (n is stale)"),
+        (snapshot(RUNNER), "runner", "no inference node is ready (there is none)"),
+        (snapshot(RUNNER, NODE, store_problem="disk full"), "store", "the store cannot write: disk full"),
+        (
+            snapshot(other(RUNNER, status={"waits_for_room": "lb.rollout.train"}), NODE, num_pending=9),
+            "store",
+            "9 messages",
+        ),
+        (snapshot(other(RUNNER, status={"busy": "0/4", "agent": "b"}), NODE), "runner", "of agent b, get none"),
+        (
+            snapshot(ROOMLESS, NODE, lags={TRAIN: {"learner": 900, "store": 20}}),
+            "learner",
+            "the learner lags (messages",
+        ),
+        (snapshot(ROOMLESS, NODE, lags={TRAIN: {"learner": 9, "store": 700}}), "store", "learner 9, store 700"),
+        (snapshot(RUNNER, NODE), "runner", "no agent comes to an end"),
+        (snapshot(absent={"learner": 31.0}, num_tasks=0), "learner", "no learner has been there for 31 s"),
+        (snapshot(absent={"learner": 9.0}, num_tasks=0), None, ""),
+        (snapshot(absent={"runner": 31.0}, num_tasks=0), None, ""),
+        (snapshot(LEARNER, absent={"inference": 31.0}, num_tasks=0), "inference", "no inference node has been there"),
+        (snapshot(num_starts=4, num_tasks=0), "learner", "has started 4 times without a training step between"),
+        (
+            snapshot(other(LEARNER, state="training"), seconds_since_step=301.0, num_tasks=0),
+            "learner",
+            "does not get on",
+        ),
+        (
+            snapshot(LEARNER, seconds_since_rollout=0.0, seconds_since_step=99.0),
+            "learner",
+            "the learner is waiting, groups 3/8",
+        ),
+        (snapshot(LEARNER, seconds_since_step=99.0, num_tasks=0), "learner", "no task is left"),
+        (
+            snapshot(other(LEARNER, status={"disk": "2 MiB free"}), seconds_since_rollout=0.0),
+            "learner",
+            "learner l: 2 MiB free",
+        ),
+        (snapshot(other(RUNNER, status={"disk": "none"}), seconds_since_rollout=0.0), None, ""),
+        (snapshot(other(LEARNER, state="done"), seconds_since_step=99.0, num_tasks=0), None, ""),
     ],
 )
-def test_who_starves(found: Facts, role: str | None, reason: str) -> None:
-    findings = diagnose(found, Limits(stall_seconds=60.0, absent_seconds=30.0))
-    assert [finding.role for finding in findings] == ([role] if role else [])
-    assert all(reason in finding.reason for finding in findings)
+def test_who_starves(state: SystemSnapshot, role: str | None, reason: str) -> None:
+    stalls = diagnose(state, StallThresholds(stall_timeout_seconds=60.0, absent_seconds=30.0))
+    assert [stall.role for stall in stalls] == ([role] if role else [])
+    assert all(reason in stall.reason for stall in stalls)
 
 
 def test_who_said_that_it_goes_is_not_missed_and_who_did_not_is() -> None:
     roster = Roster([], 0.0)
-    roster.note([RUNNER, LEARNER], 1.0)
-    roster.note([RUNNER, other(LEARNER, state="done")], 2.0)
-    roster.note([], 40.0)
+    roster.observe([RUNNER, LEARNER], 1.0)
+    roster.observe([RUNNER, other(LEARNER, state="done")], 2.0)
+    roster.observe([], 40.0)
     assert roster.absent(40.0) == {"runner": 38.0}
     assert Roster(["learner"], 0.0).absent(31.0) == {"learner": 31.0}, "expected, and never seen"
 
@@ -77,14 +103,14 @@ def test_a_learner_that_starts_again_and_again_without_a_step_is_counted() -> No
     """It is back before it is missed, each time: its absence alone would never be an alarm."""
     roster = Roster([], 0.0)
     for number in range(5):
-        roster.note([other(LEARNER, id=f"l-{number}", pid=number)], 20.0 * number)
-        roster.note([], 20.0 * number + 10)
-    assert roster.starts("learner", after=-1.0, now=90.0) == 5 and roster.since("learner") == 0.0
-    assert roster.starts("learner", after=30.0, now=90.0) == 3, "the others were before the last step"
+        roster.observe([other(LEARNER, id=f"l-{number}", pid=number)], 20.0 * number)
+        roster.observe([], 20.0 * number + 10)
+    assert roster.count_starts("learner", after=-1.0, now=90.0) == 5 and roster.since("learner") == 0.0
+    assert roster.count_starts("learner", after=30.0, now=90.0) == 3, "the others were before the last step"
 
 
 async def test_an_alarm_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats_url: str, start_store: Start) -> None:
-    store = await asyncio.to_thread(start_store, nats_url, stall_seconds=1.0)
+    store = await asyncio.to_thread(start_store, nats_url, stall_timeout_seconds=1.0)
     await bus.publish_task(Task(id="t", run_id="r", agent="calc", input=1))
     await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE NOT over", 1)
     ((role, reason),) = store.sql.query("SELECT role, reason FROM alarms").result_rows

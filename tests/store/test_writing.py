@@ -12,7 +12,7 @@ from bus.fleet.readiness import unready
 from bus.streams import runner_tasks
 from schemas import subjects
 from schemas.tasks import Task
-from store.lost_rollouts import Losses
+from store.lost_rollouts import LostRolloutCounter
 from store.service import writer_url
 from tests.making import batches
 from tests.store.conftest import Start, StoreProcess, client, full_disk
@@ -121,15 +121,15 @@ async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
     store = await asyncio.to_thread(start_store, nats_url)
     await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 4)
     sql = await asyncio.to_thread(writer, tmp_path, store)
-    losses = Losses(bus, sql)
+    losses = LostRolloutCounter(bus, sql)
     for _ in range(2):
-        await losses.look(waiting=0)
+        await losses.update(waiting=0)
     assert losses.missing == 0
     for table in ("raw_attempts", "raw_tasks"):  # with its tasks gone too, ClickHouse by itself misses nothing
         sql.command(f"ALTER TABLE {table} DELETE WHERE task IN ('t1', 't2') SETTINGS mutations_sync = 2")
     assert store.one("SELECT count() FROM lost_rollouts") == 0
     for _ in range(2):
-        await losses.look(waiting=0)
+        await losses.update(waiting=0)
     assert losses.missing == 2
     async with asyncio.timeout(60), bus.fleet("store") as stores:
         while not any(beat.status.get("missing") == 2 for beat in stores.members()):

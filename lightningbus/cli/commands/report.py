@@ -19,7 +19,7 @@ from lightningbus.cli.options import (
 )
 from lightningbus.cli.output import answer_of, show
 from lightningbus.run.role_process import UserError, fail
-from store.reports import Answer
+from store.reports import ResultTable
 
 NEXT = """
 SELECT min(created) FROM weight_versions
@@ -59,7 +59,7 @@ def report(
         fail(f"report {name} has no picture; with one are: {', '.join(o.name for o in REPORTS.values() if o.plot)}")
     own = dict(_pair(text) for text in given or ())
 
-    def answer(client: Any) -> Answer:
+    def answer(client: Any) -> ResultTable:
         until = _moment(client, as_of, run) if as_of is not None else None
         try:
             values = asked.values(own, run, until)

@@ -205,7 +205,7 @@ def store(
     url: Annotated[
         str | None, typer.Option(help=f"ClickHouse server [default: ${URL_VARIABLE}, else an embedded engine]")
     ] = None,
-    path: Annotated[Path | None, typer.Option(help="data of the embedded engine [default: runs/store]")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="data of the embedded engine [default: runs/store]")] = None,
     http_port: Annotated[int | None, typer.Option(help="its HTTP port; 0 takes a free one [default: 8123]")] = None,
     health: HealthOption = None,
     settings: SettingsOption = None,
@@ -219,11 +219,11 @@ def store(
         from store.embedded import engine, http_interface
         from store.settings import StoreSettings
 
-    given = {"path": path, "http_port": http_port, "health": health}
+    given = {"data_dir": data_dir, "http_port": http_port, "health": health}
     checked = settings_of(StoreSettings, settings, url=url, **given)
     if "url" not in checked.model_fields_set:
         checked = settings_of(StoreSettings, settings, url=os.environ.get(URL_VARIABLE), **given)
-    expected = (http_interface.PortInUse, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
+    expected = (http_interface.AddressInUse, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
     run_role(or_fail(place, bus, "store"), "store", room.run, checked, *expected)
 
 
@@ -250,11 +250,11 @@ def sql_users(
 
         from store.clickhouse import users
         from store.clickhouse.client import StoreUnreachable, connect
-        from store.clickhouse.query_limits import sentence
+        from store.clickhouse.query_limits import explain_error
 
     check_names(database=database, **({"cluster": cluster} if cluster else {}))
     reader, writer = (os.environ.get(name, "") for name in (READER_VARIABLE, WRITER_VARIABLE))
-    made = users.statements(database, cluster, reader=reader, writer=writer)
+    made = users.create_statements(database, cluster, reader=reader, writer=writer)
     if not made:
         fail(f"put a password into ${READER_VARIABLE} or ${WRITER_VARIABLE}, or into both: no user is made without one")
     if sql is None:
@@ -267,5 +267,5 @@ def sql_users(
     except StoreUnreachable as error:
         fail(error)
     except ClickHouseError as error:
-        fail(sentence(error))
+        fail(explain_error(error))
     print(f"made: {', '.join(name for name, given in ((users.READER, reader), (users.WRITER, writer)) if given)}")

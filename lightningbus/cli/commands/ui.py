@@ -55,26 +55,26 @@ def ui(
     with extra("store"):
         from lightningbus.run.store_discovery import sql_client
         from store.clickhouse.client import StoreUnreachable
-        from store.clickhouse.query_limits import PAGE
+        from store.clickhouse.query_limits import UI
         from store.ui.client import Reader
-        from store.ui.server import Pages, PortTaken, serving
+        from store.ui.server import AddressInUse, UiServer, serve
 
-    async def serve() -> None:
+    async def run() -> None:
         stop = asyncio.Event()
         on_stop_signals(asyncio.get_running_loop(), stop)
         listener = Listener(bus)
-        async with sql_client(sql, database, PAGE) as client:
+        async with sql_client(sql, database, UI) as client:
             listening = asyncio.create_task(listener.listen())
             try:
-                async with serving(Pages(Reader(client), host, listener.members), host, port) as url:
+                async with serve(UiServer(Reader(client), host, listener.members), host, port) as url:
                     print(f"UI at {url}", file=sys.stderr, flush=True)
                     await stop.wait()
-            except PortTaken as error:
+            except AddressInUse as error:
                 raise UserError(str(error)) from error
             finally:
                 await cancel(listening)
 
     try:
-        finish(serve())
+        finish(run())
     except StoreUnreachable as error:
         fail(error)

@@ -30,17 +30,17 @@ class Migration:
         return hashlib.sha256(self.sql.encode()).hexdigest()
 
     def statements(self, database: str, cluster: str | None = None) -> Iterator[str]:
-        """Its statements for a database, on one server or on all of a cluster; see `placed`.
+        """Its statements for a database, on one server or on all of a cluster; see `render_sql`.
 
         Each ends with a semicolon at the end of a line.
         """
-        for statement in placed(self.sql, database, cluster).split(";\n"):
+        for statement in render_sql(self.sql, database, cluster).split(";\n"):
             lines = [line for line in statement.splitlines() if not line.lstrip().startswith("--")]
             if "".join(lines).strip():
                 yield "\n".join(lines)
 
 
-def placed(sql: str, database: str, cluster: str | None) -> str:
+def render_sql(sql: str, database: str, cluster: str | None) -> str:
     """SQL with its marks filled in; on a cluster the tables are replicas of one another."""
     marks = {"{database}": database, "{on_cluster}": "", "{replicated}": ""}
     if cluster is not None:
@@ -50,13 +50,13 @@ def placed(sql: str, database: str, cluster: str | None) -> str:
     return sql
 
 
-def shipped() -> list[Migration]:
+def load_migrations() -> list[Migration]:
     """All migrations of this version, in order."""
     files = [file for file in resources.files(__name__).iterdir() if file.name.endswith(".sql")]
     return [Migration(file.name, file.read_text("utf-8")) for file in sorted(files, key=lambda file: file.name)]
 
 
-FIRST = (
+BOOTSTRAP = (
     "CREATE DATABASE IF NOT EXISTS {database}{on_cluster}",
     "CREATE TABLE IF NOT EXISTS {database}.migrations{on_cluster} "
     "(name String, digest String, applied DateTime64(3) DEFAULT now64(3)) ENGINE = {replicated}MergeTree ORDER BY name",
@@ -67,12 +67,12 @@ def migrate(
     client: Client, database: str, migrations: Sequence[Migration] | None = None, cluster: str | None = None
 ) -> list[str]:
     """Bring the database up to date; returns the names of what was applied now. Raises `MigrationError`."""
-    for statement in FIRST:
-        client.command(placed(statement, database, cluster))
+    for statement in BOOTSTRAP:
+        client.command(render_sql(statement, database, cluster))
     rows = client.query(f"SELECT name, digest FROM {database}.migrations").result_rows
     known = {str(name): str(digest) for name, digest in rows}
     applied: list[str] = []
-    for migration in shipped() if migrations is None else migrations:
+    for migration in load_migrations() if migrations is None else migrations:
         digest = known.get(migration.name)
         if digest == migration.digest:
             continue
@@ -88,7 +88,7 @@ def migrate(
     return applied
 
 
-def make_views(client: Client, database: str, cluster: str | None = None) -> None:
+def create_report_views(client: Client, database: str, cluster: str | None = None) -> None:
     """The views of the reports, by a client whose default is the database."""
     for report in REPORTS.values():
-        client.command(placed(report.view, database, cluster))
+        client.command(render_sql(report.view, database, cluster))
