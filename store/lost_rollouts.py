@@ -1,4 +1,4 @@
-"""Rollouts that the bus says are settled and ClickHouse does not have: counted by the broker, not by who wrote them."""
+"""Counts rollouts that the broker has settled and ClickHouse does not have."""
 
 import asyncio
 from dataclasses import dataclass
@@ -21,40 +21,40 @@ SELECT uniqExact(rollout, published) + (
         AND headers['Nats-Msg-Id'] NOT IN (SELECT rollout FROM ended)
 ) FROM ended
 """
-"""Tasks whose end is there since a time: an attempt that was the last one, or a dead letter."""
+"""Tasks that ended since a time: with a last attempt or a dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettledTasks:
-    """Tasks that left TASKS, by the broker's own sequence numbers, and since when it counts."""
+    """Tasks that left the stream TASKS, by the broker's sequence numbers, and since when it counts."""
 
     count: int
     since_ns: int
 
 
 async def read_settled(bus: Bus) -> SettledTasks:
-    """As the broker has it now; raises nats' errors."""
+    """The broker's count now; raises nats' errors."""
     info = await bus.js.stream_info(subjects.TASKS)
     created = info.created.timestamp() if isinstance(info.created, datetime) else 0.0
     return SettledTasks(info.state.last_seq - info.state.messages, int(created * 1e9))
 
 
 def count_finished(client: Client, since_ns: int) -> int:
-    """Tasks whose end ClickHouse has; raises clickhouse-connect's errors, blocks."""
+    """Finished tasks in ClickHouse; raises clickhouse-connect's errors, blocks."""
     return int(query_row(client, COUNT_FINISHED_TASKS, {"since": since_ns})[0])
 
 
 class LostRolloutCounter:
-    """Counts again and again; what is on its way from the bus to ClickHouse is no loss."""
+    """Compares the two counts; messages on their way from the bus to ClickHouse are not lost."""
 
     def __init__(self, bus: Bus, client: Client) -> None:
         self._bus, self._client = bus, client
         self._previous = 0
         self.missing = 0
-        """Tasks without an end in ClickHouse at two looks, one after the other."""
+        """Tasks without an end in ClickHouse in two consecutive updates."""
 
     async def update(self, waiting: int) -> None:
-        """``waiting``: messages that are not written yet. Raises nats' and clickhouse-connect's errors."""
+        """Count again; ``waiting`` messages are not written yet. Raises nats' and clickhouse-connect's errors."""
         settled = await read_settled(self._bus)
         finished = await asyncio.to_thread(count_finished, self._client, settled.since_ns)
         now = max(0, settled.count - finished - waiting)

@@ -1,4 +1,4 @@
-"""Who has been there: which roles are missing, and whether one starts again and again. Pure; time is passed in."""
+"""Which roles are missing, and whether one restarts in a loop. Pure; time is passed in."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from schemas.fleet import Heartbeat
 
 LEAVING_STATES = ("done", "draining", "stopping")
-"""States in which a process says that it goes, and may."""
+"""States of a process that stops on purpose."""
 RESET_AFTER_SECONDS = 120.0
-"""Who comes back after so long is a new one."""
+"""A role that returns after this long counts as new."""
 RESTART_WINDOW_SECONDS = 600.0
-"""Starts further apart have nothing to do with each other."""
+"""Starts further apart are not a restart loop."""
 
 
 @dataclass(slots=True)
@@ -24,14 +24,14 @@ class _Role:
 
 
 class Roster:
-    """Every role that is expected, or has been seen and did not say that it goes."""
+    """Every role that is expected, or was seen and did not announce that it stops."""
 
     def __init__(self, expected: Iterable[str], now: float) -> None:
         self._roles = {role: _Role(now, now) for role in expected}
         self._expected = frozenset(expected)
 
     def observe(self, members: Iterable[Heartbeat], now: float) -> None:
-        """Who is there now."""
+        """Record the processes that are alive now."""
         alive: dict[str, list[Heartbeat]] = {}
         for heartbeat in members:
             alive.setdefault(heartbeat.role, []).append(heartbeat)
@@ -45,7 +45,7 @@ class Roster:
             role.has_left = all(heartbeat.state in LEAVING_STATES for heartbeat in heartbeats)
 
     def absent(self, now: float) -> Mapping[str, float]:
-        """Seconds without anybody, by role."""
+        """Seconds without a process, by missing role."""
         return {
             name: now - role.seen
             for name, role in self._roles.items()
@@ -53,11 +53,11 @@ class Roster:
         }
 
     def since(self, name: str) -> float:
-        """When a role was first seen, without a long absence since; never: infinity."""
+        """Since when a role is present, without a long absence; infinity if it was never seen."""
         return self._roles[name].since if name in self._roles else float("inf")
 
     def count_starts(self, name: str, after: float, now: float) -> int:
-        """How many processes of a role have started ``after`` a time, of those that belong together."""
+        """How many processes of a role started ``after`` a time, within the restart window."""
         if name not in self._roles:
             return 0
         return sum(at > max(after, now - RESTART_WINDOW_SECONDS) for at in self._roles[name].starts)

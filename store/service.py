@@ -39,10 +39,10 @@ COUNT_INTERVAL_SECONDS = 10.0
 
 
 async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
-    """Ingest and answer until asked to stop.
+    """Ingest and serve queries until ``stop`` is set.
 
-    Raises `http.AddressInUse`, `engine.EngineBusy`, `client.StoreUnreachable`, `migrations.MigrationError`, or
-    `bus.PoisonFlood` when most events are unreadable.
+    Raises `http_interface.AddressInUse`, `engine.EngineBusy`, `client.StoreUnreachable`,
+    `migrations.MigrationError`, or `bus.PoisonFlood` when most events are unreadable.
     """
     if settings.url is not None:
         await _ingest(bus, settings, settings.url, stop)
@@ -51,15 +51,15 @@ async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
         engine,
         url,
     ):
-        # Its own engine is in this process: columns need not travel to it.
+        # The engine is in this process, so inserts skip HTTP.
         await _ingest(bus, settings, url, stop, engine.insert)
 
 
 @asynccontextmanager
 async def serve_readonly(path: Path, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """The embedded engine of a directory behind ClickHouse's HTTP interface, while the block runs.
+    """Serve the embedded engine of a directory over ClickHouse's HTTP interface while the block runs.
 
-    Yields the URL of its readers; raises `engine.EngineBusy`.
+    Yields the URL for readers; raises `engine.EngineBusy`.
     """
     async with serve_embedded(path, host, port) as (_, url):
         yield without_secrets(url)
@@ -69,7 +69,7 @@ async def serve_readonly(path: Path, host: str = "127.0.0.1", port: int = 0) -> 
 async def serve_embedded(
     path: Path, host: str = "127.0.0.1", port: int = 0, allowed_hosts: Collection[str] = ()
 ) -> AsyncIterator[tuple[EmbeddedClickHouse, str]]:
-    """`serve_readonly`, but yields the engine itself and the URL of its writer, whose key lies in the directory."""
+    """Like `serve_readonly`, but yields the engine and the URL for the writer, whose key is a file in the directory."""
     engine = await asyncio.to_thread(EmbeddedClickHouse, path)
     try:
         if not (path / KEY_FILE).exists():
@@ -83,12 +83,12 @@ async def serve_embedded(
 
 
 def writer_url(path: Path, url: str) -> str:
-    """The URL of an embedded engine for who may write, by the key in its directory; raises `bus.AccessError`."""
+    """The URL of an embedded engine for its writer, with the key from its directory; raises `bus.AccessError`."""
     return url.replace("://", f"://{WRITER}:{read_key(path / KEY_FILE, WRITER_KEY_NAME)}@", 1)
 
 
 async def _connect_with_retry(url: str, stop: asyncio.Event) -> Client | None:
-    """A client once ClickHouse answers, however long that takes; None: asked to stop meanwhile."""
+    """A client as soon as ClickHouse answers; None if ``stop`` is set first."""
     while not stop.is_set():
         try:
             return await asyncio.to_thread(connect, url, None)
@@ -118,7 +118,7 @@ async def _ingest(
     unreachable, lost_rollouts, disk_problem = asyncio.Event(), LostRolloutCounter(bus, client), ""
 
     async def ping_loop() -> None:
-        """Whether ClickHouse answers and has room, for there may be nothing to insert."""
+        """Check that ClickHouse answers and has disk space, also while there is nothing to insert."""
         nonlocal disk_problem
         while True:
             is_alive = await asyncio.to_thread(client.ping, PING_INTERVAL_SECONDS)
@@ -127,18 +127,18 @@ async def _ingest(
                 free = await asyncio.to_thread(_free_bytes, settings, client)
                 disk_problem = disk_space.note_free("store", free, settings.disk_free_mib)
             except (OSError, ClickHouseError) as error:
-                log.debug("free space is not known: %s", error)
+                log.debug("cannot read the free disk space: %s", error)
             await asyncio.sleep(PING_INTERVAL_SECONDS)
 
     async def count_loop() -> None:
-        """What the broker counts as settled and ClickHouse does not have."""
+        """Count tasks that the broker has settled and ClickHouse does not have."""
         while True:
             await asyncio.sleep(COUNT_INTERVAL_SECONDS)
             previous = lost_rollouts.missing
             try:
                 await lost_rollouts.update(ingester.pending + ingester.waiting_rows)
             except Exception as error:
-                log.warning("what is missing is not known: %s", error)
+                log.warning("cannot count the missing rollouts: %s", error)
             metrics.rollouts_missing.set(lost_rollouts.missing)
             if lost_rollouts.missing > previous:
                 log.error("%d tasks that the bus has settled have no end in ClickHouse", lost_rollouts.missing)
@@ -178,7 +178,7 @@ async def _ingest(
 
 
 def _free_bytes(settings: StoreSettings, client: Client) -> int:
-    """Where ClickHouse writes; raises OSError or ClickHouse's errors."""
+    """Free bytes on ClickHouse's disk; raises OSError or ClickHouse's errors."""
     if settings.url is None:
         return disk_space.free_bytes(settings.data_dir)
     return int(query_row(client, "SELECT min(free_space) FROM system.disks")[0])

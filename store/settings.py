@@ -28,11 +28,11 @@ class StoreSettings(RoleSettings):
     )
     cluster: str | None = Field(
         None,
-        description="cluster to make the tables on, as replicas of one another; default: on this server alone",
+        description="cluster to create replicated tables on; default: this server alone",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$",
     )
-    retention_days: int = Field(0, ge=0, le=65535, description="days the rows of a run are kept; 0: for ever")
-    retention_days_by_run: dict[str, int] = Field({}, description="other numbers of days, by run")
+    retention_days: int = Field(0, ge=0, le=65535, description="days the rows of a run are kept; 0: forever")
+    retention_days_by_run: dict[str, int] = Field({}, description="retention_days of single runs, by name")
     batch_rows: int = Field(20_000, ge=1, description="rows that make a batch full")
     batch_bytes: int = Field(16 * 1024 * 1024, ge=1, description="bytes of messages that make a batch full")
     flush_interval_seconds: float = Field(0.25, gt=0, description="longest a row waits for its batch to fill")
@@ -44,12 +44,12 @@ class StoreSettings(RoleSettings):
     )
     expected: list[Literal["runner", "inference", "learner"]] = Field(
         [],
-        description="roles whose absence is an alarm from the start; that of others is once they were seen, unless "
-        "they said that they go",
+        description="roles whose absence is an alarm from the start; others raise one once they were seen, unless they "
+        "announced that they stop",
     )
-    absent_seconds: float = Field(30.0, gt=0, description="seconds without anybody in such a role before an alarm")
+    absent_seconds: float = Field(30.0, gt=0, description="seconds without a process of such a role before an alarm")
     id: str | None = Field(None, description="name of this store; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
 
     def retention_days_of(self, run: str) -> int:
-        """Days the rows of a run are kept; 0: for ever."""
+        """Days the rows of a run are kept; 0: forever."""
         return self.retention_days_by_run.get(run, self.retention_days)

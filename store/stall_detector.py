@@ -1,4 +1,4 @@
-"""Notices when nothing moves any more, and says who is waiting for whom."""
+"""Detects stalls: no rollout or training step finishes, or a role is missing. Publishes an alert with the reason."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ CHECK_INTERVAL_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StallThresholds:
-    """Seconds after which something is an alarm, and starts of a learner without a step between."""
+    """Seconds before an alert, and starts of a learner without a training step between them."""
 
     stall_timeout_seconds: float
     absent_seconds: float
@@ -38,18 +38,18 @@ class StallThresholds:
 
 @dataclass(frozen=True, slots=True)
 class SystemSnapshot:
-    """What is known now; ``seconds_since_rollout`` and ``seconds_since_step`` are seconds without one."""
+    """The state of the system at one moment, as the store sees it."""
 
     seconds_since_rollout: float
     seconds_since_step: float
     num_tasks: int
-    """Tasks in the queue, those being worked on included."""
+    """Tasks in the queue, with those in progress."""
     num_pending: int
-    """Messages the store has not written yet."""
+    """Messages that the store has not written yet."""
     store_problem: str
     members: tuple[Heartbeat, ...]
     absent: Mapping[str, float] = field(default_factory=dict)
-    """Seconds without anybody in a role that is expected."""
+    """Seconds without a process, by missing role."""
     num_starts: int = 0
     """Learners that have started since the last training step."""
     lags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -67,14 +67,14 @@ class SystemSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Who starves, or is missing, and why."""
+    """A role that is stalled or missing, and why."""
 
     role: str
     reason: str
 
 
 def diagnose(snapshot: SystemSnapshot, limits: StallThresholds) -> list[Stall]:
-    """What is missing or stands still for longer than it may, one finding a role; none: all is well. Pure."""
+    """Roles that are missing or stalled for too long, at most one stall a role. Pure."""
     stalls = [*_find_full_disks(snapshot)] or [
         *_find_missing_roles(snapshot, limits),
         *_find_stalled_roles(snapshot, limits),
@@ -134,7 +134,7 @@ def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
 
 
 def _explain_lag(full: str, lags: Mapping[str, int], num_pending: int) -> Stall:
-    """The reader with most to do is who is waited for."""
+    """Blame the reader with the largest backlog."""
     if not any(lags.values()):
         return Stall("store", f"{full}, {num_pending} messages are not written yet")
     role = max(lags, key=lambda name: lags[name])
@@ -147,7 +147,7 @@ def _format_status(beat: Heartbeat) -> str:
 
 
 class StallDetector:
-    """Looks every two seconds; `alert` is what it found, empty while all is well."""
+    """Checks every two seconds; `alert` is the reasons of all stalls, empty without one."""
 
     def __init__(self, bus: Bus, fleet: Fleet, ingester: Ingester, writer: Writer, settings: StoreSettings) -> None:
         self._bus, self._fleet = bus, fleet
@@ -159,7 +159,7 @@ class StallDetector:
         self.alert = ""
 
     async def run(self) -> None:
-        """Watch for ever; what is found is published once, and again when it is over."""
+        """Check for ever; an alert is published when a stall begins and when it ends."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_SECONDS)
             try:
@@ -167,10 +167,10 @@ class StallDetector:
                 await self._update_alerts(
                     diagnose(self._take_snapshot(num_tasks, await self._consumer_lags()), self._limits)
                 )
-            except (NatsError, BusError) as error:  # without a bus nobody could be told either
-                log.warning("nobody could be asked or told: %s", str(error) or type(error).__name__)
+            except (NatsError, BusError) as error:  # without the bus no alert can be published
+                log.warning("the bus cannot be reached for a stall check: %s", str(error) or type(error).__name__)
             except Exception:
-                log.exception("a look failed; the next one is in %g s", CHECK_INTERVAL_SECONDS)
+                log.exception("a stall check failed; the next one is in %g s", CHECK_INTERVAL_SECONDS)
 
     async def _update_alerts(self, stalls: list[Stall]) -> None:
         self.alert = "; ".join(stall.reason for stall in stalls)
@@ -183,7 +183,7 @@ class StallDetector:
             self._firing[role] = stall_by_role[role]
 
     async def _consumer_lags(self) -> Mapping[str, Mapping[str, int]]:
-        """What each reader of a full stream has not acknowledged; asked only where somebody waits for room."""
+        """Unacknowledged messages of each reader of the rollout streams, read only while a publisher is blocked."""
         if not any(beat.status.get("waits_for_room") for beat in self._fleet.members()):
             return {}
         lags: dict[str, dict[str, int]] = {}

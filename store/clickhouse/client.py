@@ -13,17 +13,17 @@ DATABASE = "lightningbus"
 
 
 class StoreUnreachable(Exception):
-    """No ClickHouse answers at the address as it should."""
+    """ClickHouse cannot be used at this address."""
 
 
 class StoreUnavailable(StoreUnreachable):
-    """Nobody answers there at all: it may be back later."""
+    """Nothing answers at this address: ClickHouse may be back later."""
 
 
 def connect(url: str, database: str | None = DATABASE) -> Client:
     """A client on one database (None: the server's default); raises `StoreUnreachable`.
 
-    Without a session, so that several threads may use it; nothing is compressed on its way within one machine.
+    Without a session, so several threads may share it; without compression on the same machine.
     """
     local = urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
     try:
@@ -42,7 +42,7 @@ def connect(url: str, database: str | None = DATABASE) -> Client:
 
 
 def connect_readonly(url: str, database: str | None = DATABASE, limits: QueryLimits = INTERACTIVE) -> Client:
-    """`connect`, for questions: each is read-only and within limits, whatever it says; raises `StoreUnreachable`."""
+    """Like `connect`, but every query is read-only and limited; raises `StoreUnreachable`."""
     client = connect(url, database)
     readonly = client.server_settings["readonly"].value
     for name, value in settings_for(readonly, limits).items():
@@ -51,7 +51,7 @@ def connect_readonly(url: str, database: str | None = DATABASE, limits: QueryLim
 
 
 def _root_cause(error: BaseException) -> str:
-    """What the system says of a connection that failed, below the layers of what the clients say; else their words."""
+    """The operating system's reason for a failed connection, else the first line of the client's error."""
     below: BaseException | None = error
     while below is not None:
         if isinstance(below, OSError) and below.strerror:
@@ -65,7 +65,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def query_row(client: Client, sql: str, parameters: dict[str, Any] | None = None) -> tuple[Any, ...]:
-    """The first row of an answer that has one."""
+    """The first row of a result; raises LookupError if there is none."""
     row = client.query(sql, parameters=parameters).first_row
     if row is None:
         raise LookupError(f"no row: {sql}")

@@ -1,4 +1,4 @@
-"""What a question to ClickHouse may take, and what is said when it takes more. Pure."""
+"""Limits of queries, and ClickHouse's errors as sentences. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ INTERACTIVE: QueryLimits = {
     "max_result_bytes": 1_000_000_000,
     "max_memory_usage": 4_000_000_000,
 }
-"""Of a question somebody asks: seconds, rows and bytes. It answers whole or not at all."""
+"""Of an interactive query: seconds, rows and bytes. A result is complete or an error."""
 UI: QueryLimits = {
     "max_execution_time": 10,
     "max_result_rows": 10_000,
     "max_memory_usage": 2_000_000_000,
 }
-"""Of a question the page asks."""
+"""Of a query by the web page."""
 EXCEPTION_MARK = "DB::Exception: "
 ERROR_SUFFIX = re.compile(r"(?:\.? \((?:[A-Z_]+|version [^)]*|for url [^)]*)\))+\.?\s*$")
 HINTS = {
@@ -37,15 +37,15 @@ HINTS = {
     "UNKNOWN_TABLE": "has a store of this version written here?",
     "UNKNOWN_DATABASE": "has a store of this version written here?",
 }
-"""What to do, by ClickHouse's name of an error."""
+"""What the user can do, by ClickHouse's error name."""
 ERROR_NAME = re.compile(r"\(([A-Z_]+)\)")
 
 
 def settings_for(readonly: str, limits: QueryLimits) -> dict[str, int]:
-    """Settings to send with each question, by what ``readonly`` is of the user already.
+    """Settings to send with each query, by the user's own ``readonly``.
 
-    readonly 1 forbids everything but reading, so it is sent, and last: nothing may be set after it. A user who has it
-    may set nothing, and has limits of its own; one with 2 may set limits, but not readonly.
+    readonly 1 forbids all but reading, so it is sent last: no setting is allowed after it. A user who has readonly 1
+    may set nothing and has its own limits; a user with 2 may set limits, but not readonly.
     """
     match readonly:
         case "0":
@@ -57,7 +57,7 @@ def settings_for(readonly: str, limits: QueryLimits) -> dict[str, int]:
 
 
 def explain_error(error: Exception) -> str:
-    """What ClickHouse says is wrong and what to do about it, on one line and without where in its code."""
+    """ClickHouse's error and a hint, on one line and without its source location."""
     text = " ".join(str(error).split())
     if EXCEPTION_MARK not in text and isinstance(error, OperationalError):
         return "the store does not answer any more"

@@ -1,6 +1,6 @@
-"""Users of a ClickHouse server: one who reads within limits, one who writes. Statements an administrator runs. Pure.
+"""SQL that creates the two users of a ClickHouse server: a limited reader and a writer. Pure.
 
-The embedded engine has no users; `store.embedded.readonly_guard` stands there in their place.
+The embedded engine has no users; `store.embedded.readonly_guard` limits its readers.
 """
 
 import hashlib
@@ -10,13 +10,13 @@ from store.clickhouse.query_limits import INTERACTIVE
 
 READER, WRITER = "lightningbus_reader", "lightningbus_writer"
 READER_QUOTA = {"queries": 200_000, "execution_time": 7_200, "read_bytes": 50_000_000_000_000}
-"""Of the reader in an hour: questions, seconds and bytes. A page that is open asks up to ten thousand times."""
+"""Of the reader in an hour: queries, seconds and bytes. An open page sends up to ten thousand queries."""
 
 
 def create_statements(database: str, cluster: str | None = None, *, reader: str = "", writer: str = "") -> list[str]:
-    """What makes the users of a database, by their passwords; one without a password is not made.
+    """Statements that create the users of a database; a user without a password is left out.
 
-    Safe to repeat: each user is made anew, with these rights and no others. The text holds digests of the passwords.
+    Idempotent: each user is replaced, with these rights and no others. The text holds digests of the passwords.
     """
     on_cluster = f" ON CLUSTER `{cluster}`" if cluster else ""
     statements = [*_reader_statements(database, on_cluster, reader)] if reader else []

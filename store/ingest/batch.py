@@ -1,4 +1,4 @@
-"""A batch of messages as the columns of ClickHouse's tables."""
+"""A batch of messages as Arrow tables, one for each ClickHouse table."""
 
 import hashlib
 from collections import defaultdict
@@ -19,7 +19,7 @@ ColumnTypes = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class DecodedMessage:
-    """A delivery with its rows."""
+    """A message with its rows."""
 
     delivery: Delivery
     rows: tuple[tuple[str, Row], ...]
@@ -27,14 +27,14 @@ class DecodedMessage:
 
 @dataclass(frozen=True, slots=True)
 class InsertBatch:
-    """What is inserted for a batch, by table, under a token that is the same for the same messages."""
+    """The Arrow tables of a batch, and a token that is the same for the same messages."""
 
     tables: dict[str, pa.Table]
     token: str
 
 
 def build_insert_batch(batch: Sequence[DecodedMessage], types: ColumnTypes) -> InsertBatch:
-    """Blocks; raises ValueError, TypeError or OverflowError for a value that its column does not hold."""
+    """Blocks; raises ValueError, TypeError or OverflowError for a value that its column cannot hold."""
     rows: dict[str, list[Row]] = defaultdict(list)
     for message in batch:
         for table, row in message.rows:
@@ -44,7 +44,7 @@ def build_insert_batch(batch: Sequence[DecodedMessage], types: ColumnTypes) -> I
 
 
 def load_column_types(client: Client, database: str) -> ColumnTypes:
-    """As the database has them now."""
+    """The column types of the database now."""
     sql = (
         "SELECT table, name, type FROM system.columns WHERE database = {database:String} AND startsWith(table, 'raw_')"
     )
@@ -56,6 +56,6 @@ def load_column_types(client: Client, database: str) -> ColumnTypes:
 
 
 def deduplication_token(deliveries: Iterable[Delivery]) -> str:
-    """The same for the same set of messages, whatever their order: an insert repeated after a lost answer is one."""
+    """The same for the same messages in any order: ClickHouse drops an insert repeated after a lost reply."""
     message_ids = sorted(f"{delivery.stream}:{delivery.sequence}" for delivery in deliveries)
     return hashlib.sha256("\n".join(message_ids).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Bus to ClickHouse: a batch is inserted, the next is made into columns, a third is filled; then the broker waits."""
+"""Moves messages from the bus to ClickHouse in a pipeline of three batches: one filled, one built, one inserted."""
 
 import asyncio
 import gc
@@ -30,16 +30,16 @@ from store.settings import StoreSettings
 log = logging.getLogger(__name__)
 
 IN_FLIGHT_BOUNDS = (64, 8192)
-"""Fewest and most messages of one consumer held at once, see `in_flight_for`."""
+"""Fewest and most messages in flight of one consumer, see `in_flight_for`."""
 PIPELINE_DEPTH = 3
-"""One inserted, one made into columns, one filled."""
+"""Batches: one inserted, one built, one filled."""
 SIZE_DECAY = 0.02
-"""Share of the estimate of a message's size that gives way to each smaller message."""
+"""Weight of a smaller message in the moving estimate of the message size."""
 GC_THRESHOLD = (200_000, 20, 50)
 
 
 class Ingester:
-    """Moves events into tables, for as long as it runs."""
+    """Moves events into tables until stopped."""
 
     def __init__(self, bus: Bus, writer: Writer, settings: StoreSettings) -> None:
         self._bus, self._writer, self._settings = bus, writer, settings
@@ -51,9 +51,8 @@ class Ingester:
         self._pending = dict.fromkeys(STORE_CONSUMERS, 0)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Ingest until asked to stop; what has been collected by then is still written."""
-        # Rows by the ten thousand are no garbage, and none of them refers to itself: looking for cycles among them at
-        # the interpreter's own pace took a third of the time.
+        """Ingest until ``stop`` is set; a batch that is filled by then is still written."""
+        # Rows hold no reference cycles: with the default thresholds the garbage collector took a third of the time.
         gc.set_threshold(*GC_THRESHOLD)
         self._has_capacity.set()
         async with AsyncExitStack() as stack:
@@ -116,19 +115,19 @@ class Ingester:
                 rows = tuple(
                     build_audit_rows(delivery.data) if is_advisory else build_rows(self._decode(delivery), metadata)
                 )
-            except Exception as error:  # else it would end the store again after every restart
+            except Exception as error:  # else the message would stop the store after every restart
                 if not isinstance(error, (DecodeError, ValueError, TypeError)):
                     count_fault(f"message {delivery.stream}/{delivery.sequence}", error)
                 self._poison_limit.bad(str(error))
                 await bury(self._bus, delivery, str(error) or type(error).__name__)
                 continue
             self._poison_limit.good()
-            await self._has_capacity.wait()  # what comes once all batches are full stays with the broker
+            await self._has_capacity.wait()  # while all batches are full, messages stay with the broker
             self._queue.put_nowait(DecodedMessage(delivery, rows))
             self._track_queue_size(len(rows), len(delivery.data))
 
     def _decode(self, delivery: Delivery) -> Event:
-        """Raises `DecodeError`, or ValueError for a version or decision that nobody signed who may."""
+        """Raises `DecodeError`, or ValueError for a version or decision without a valid signature."""
         event = delivery.event()
         if isinstance(event, SIGNED_EVENTS):
             self._bus.signing.check(delivery.subject, event, delivery.data, delivery.headers, previous=0)
@@ -143,7 +142,7 @@ class Ingester:
             self._has_capacity.clear()
 
     async def _fill_batch(self, finished: asyncio.Future[Any]) -> list[DecodedMessage]:
-        """What has come until a batch is full or its first row has waited long enough."""
+        """Messages until a batch is full or its first row has waited long enough."""
         first = asyncio.create_task(self._queue.get())
         await asyncio.wait({first, finished}, return_when=asyncio.FIRST_COMPLETED)
         if not first.done():
@@ -177,9 +176,9 @@ class Ingester:
 
 
 def in_flight_for(message_bytes: float, batch_bytes: int) -> int:
-    """How many messages of a size are held at once: all batches of them, within limits. Pure.
+    """Messages of a size that fill the whole pipeline, within bounds. Pure.
 
-    It bounds memory, and how much is delivered again after a crash.
+    It bounds memory, and how much is redelivered after a crash.
     """
     minimum, maximum = IN_FLIGHT_BOUNDS
     return int(min(max(PIPELINE_DEPTH * batch_bytes / max(message_bytes, 1.0), minimum), maximum))

@@ -1,4 +1,4 @@
-"""What becomes of a message once its rows are written, or cannot be. The bus may be away: nothing here raises."""
+"""Acknowledge, extend or dead-letter messages. The bus may be away: nothing here raises."""
 
 import contextlib
 import logging
@@ -13,26 +13,28 @@ DEAD_LETTER_RETRY_SECONDS = 30.0
 
 
 async def acknowledge(deliveries: Iterable[Delivery]) -> None:
-    """The broker may forget them; one that is not acknowledged comes again."""
+    """Acknowledge; a message that cannot be acknowledged is redelivered."""
     for delivery in deliveries:
         try:
             await delivery.ack()
         except Exception as error:
-            log.warning("inserted but not acknowledged, so it will come again: %s", error)
+            log.warning("inserted but not acknowledged, so it will be redelivered: %s", error)
 
 
 async def extend(deliveries: Iterable[Delivery]) -> None:
-    """They are still being worked on; cut off from the bus they come again."""
+    """Extend the ack wait of messages that are still in progress."""
     for delivery in deliveries:
         with contextlib.suppress(Exception):
             await delivery.in_progress()
 
 
 async def bury(bus: Bus, delivery: Delivery, reason: str) -> None:
-    """Keep it as a dead letter; a message that cannot be kept now comes again later."""
+    """Make a message a dead letter; if that fails now, it is redelivered later."""
     try:
         await bus.bury(delivery, reason)
     except Exception as error:
-        log.warning("%s/%d is no dead letter yet, so it will come again: %s", delivery.stream, delivery.sequence, error)
+        log.warning(
+            "%s/%d is not dead-lettered, so it will be redelivered: %s", delivery.stream, delivery.sequence, error
+        )
         with contextlib.suppress(Exception):
             await delivery.nak(DEAD_LETTER_RETRY_SECONDS)

@@ -1,4 +1,4 @@
-"""Batches into ClickHouse: again and again while it is not well, around a row that it refuses, then acknowledged."""
+"""Inserts batches into ClickHouse, retries while it fails, cuts out rejected rows, then acknowledges."""
 
 import asyncio
 import logging
@@ -23,12 +23,12 @@ POISON_CODES = frozenset({6, 27, 38, 41, 53, 69, 70, 72, 117, 131, 321, 469})
 """ClickHouse's errors about a value: parsing, conversion, range, size, a constraint."""
 
 Insert = Callable[[str, str, Any, dict[str, str]], int]
-"""Writes an Arrow table: database, table, columns, ClickHouse's settings; returns how many rows ClickHouse reports to
-have written. Raises ClickHouse's errors; blocks."""
+"""Insert an Arrow table: database, table, columns, ClickHouse's settings; returns the number of rows that ClickHouse
+reports as written. Raises ClickHouse's errors; blocks."""
 
 
 class RowsMissingError(Exception):
-    """ClickHouse reports fewer rows than it was given, and no error."""
+    """ClickHouse reports fewer rows than were sent, and no error."""
 
 
 class Writer:
@@ -36,27 +36,27 @@ class Writer:
 
     def __init__(self, bus: Bus, insert: Insert, database: str, types: ColumnTypes) -> None:
         self._bus, self._insert_columns, self._database, self._types = bus, insert, database, types
-        self._written: deque[tuple[float, int]] = deque()  # when, and how many rows
+        self._written: deque[tuple[float, int]] = deque()  # (time, number of rows)
         self.rows = 0
         self.problem = ""
         self.last_rollout_at = self.last_step_at = time.monotonic()
         """When a rollout, and a training step, was last written; in `time.monotonic`'s seconds."""
 
     def start_building(self, batch: Sequence[DecodedMessage]) -> "asyncio.Task[InsertBatch]":
-        """Begin to build a batch's columns, beside whatever is being written."""
+        """Start to build a batch while another is written."""
         return asyncio.create_task(asyncio.to_thread(build_insert_batch, batch, self._types))
 
     async def write(self, batch: Sequence[DecodedMessage], columns: Awaitable[InsertBatch]) -> None:
-        """Insert, again and again if the database is not well, then acknowledge; a poison row is cut out by halves.
+        """Insert with retries, then acknowledge; a poison row is found by bisection and dead-lettered.
 
-        Raises nothing that a batch or the database is to blame for.
+        Errors of the batch and of the database are not raised.
         """
         deliveries = [message.delivery for message in batch]
         pause, longest = BACKOFF_SECONDS
-        num_short = 0  # inserts of which rows were missing
+        num_short = 0  # inserts that wrote too few rows
         try:
             built = await columns
-        except Exception as error:  # whatever it is: nothing but these messages has a part in it
+        except Exception as error:  # any error here is caused by these messages
             await self._bisect_poison_rows(batch, error)
             return
         while True:
@@ -83,8 +83,8 @@ class Writer:
 
     def _insert(self, columns: InsertBatch, num_short: int) -> None:
         for table, arrow_table in columns.tables.items():
-            # What stands twice in one insert is folded with all the rest, later. The answer comes after the write. What
-            # was written in part is written again whole: under its first token ClickHouse would pass it over.
+            # Duplicate rows within one insert are merged later, with all others. The reply comes after the write. A
+            # partial insert is repeated under a new token: ClickHouse would skip it under the first one.
             token = f"{table}:{columns.token}" + (f":{num_short}" if num_short else "")
             settings = {"insert_deduplication_token": token, "optimize_on_insert": "0", "async_insert": "0"}
             written = self._insert_columns(self._database, table, arrow_table, settings)
@@ -113,7 +113,7 @@ class Writer:
             self.last_step_at = now
 
     def rows_per_second(self) -> float:
-        """Rows per second, lately."""
+        """Rows per second over the last ten seconds."""
         since = time.monotonic() - RATE_WINDOW_SECONDS
         while self._written and self._written[0][0] < since:
             self._written.popleft()
@@ -121,7 +121,7 @@ class Writer:
 
 
 def insert_over_http(client: Client) -> Insert:
-    """Over HTTP."""
+    """An `Insert` over HTTP."""
 
     def insert(database: str, table: str, columns: Any, settings: dict[str, str]) -> int:
         return client.insert_arrow(table, columns, database=database, settings=settings).written_rows
@@ -130,7 +130,7 @@ def insert_over_http(client: Client) -> Insert:
 
 
 def is_poison(error: Exception) -> bool:
-    """Whether an insert failed for a value in it, and not because the database is not well. Pure."""
+    """Whether an insert failed because of a value in it, not because of the database. Pure."""
     if isinstance(error, DatabaseError):
         return isinstance(error, DataError) or (getattr(error, "code", None) or 0) in POISON_CODES
     return False

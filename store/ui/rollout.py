@@ -1,20 +1,23 @@
-"""One rollout put together for its page: its attempts, and the calls of one with what each added. Pure."""
+"""The page of a rollout: its attempts, and the calls of one attempt with what each added. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from schemas.trajectory.attempt_selection import Resolution, supersedes
+
 QueryRow = dict[str, Any]
 
 
 def build_attempts(ended: Sequence[QueryRow], executions: Sequence[QueryRow]) -> list[QueryRow]:
-    """All attempts, the first one first: those that ended, and those of which there are only spans so far.
+    """All attempts in the order they started: those that ended, and those that have only spans so far.
 
-    ``counts`` is true of the one that is the rollout: the lowest standing, then the first in the stream, as in the view
-    rollouts and in `schemas.trajectory.attempt_selection`.
+    ``counts`` is true of the attempt that is the rollout, by the rule of `schemas.trajectory.attempt_selection`.
     """
-    final = [row for row in ended if row["standing"] < 2]
-    best = min(final, key=lambda row: (row["standing"], row["stream_sequence"]), default=None)
+    best: QueryRow | None = None
+    for row in sorted(ended, key=lambda row: row["stream_sequence"]):
+        if supersedes(Resolution(row["standing"]), Resolution(best["standing"]) if best else None):
+            best = row
     ended_executions = {row["execution"] for row in ended}
     rows = [{**row, "counts": row is best, "running": False} for row in ended]
     rows += [
@@ -24,7 +27,7 @@ def build_attempts(ended: Sequence[QueryRow], executions: Sequence[QueryRow]) ->
 
 
 def select_attempt(attempts: Sequence[QueryRow], execution: str) -> QueryRow | None:
-    """The attempt asked for; where none is, the one that counts, else the last."""
+    """The attempt of an execution; without one, the attempt that counts, else the last."""
     for row in attempts:
         if row["execution"] == execution or (not execution and row["counts"]):
             return row
@@ -32,19 +35,22 @@ def select_attempt(attempts: Sequence[QueryRow], execution: str) -> QueryRow | N
 
 
 def expand_requests(contents: Sequence[QueryRow]) -> dict[int, str]:
-    """The whole request of each call: pieces of earlier calls' own parts, counted in bytes, and then its own part."""
+    """The full request of each call: prefixes of earlier calls' suffixes, in bytes, then its own suffix.
+
+    Unlike `schemas.trajectory.prefix_encoding.expand_calls` it tolerates a missing call: the page shows what there is.
+    """
     suffixes = {row["call"]: row["request"].encode() for row in contents}
-    whole = {}
+    requests = {}
     for row in contents:
-        pieces = [suffixes.get(call, b"")[:length] for call, length in row["request_prefix"]]
-        whole[row["call"]] = b"".join([*pieces, suffixes[row["call"]]]).decode("utf-8", "replace")
-    return whole
+        prefixes = [suffixes.get(call, b"")[:length] for call, length in row["request_prefix"]]
+        requests[row["call"]] = b"".join([*prefixes, suffixes[row["call"]]]).decode("utf-8", "replace")
+    return requests
 
 
 def build_calls(calls: Sequence[QueryRow], contents: Sequence[QueryRow], uses: Sequence[QueryRow]) -> list[QueryRow]:
-    """Model calls with what each was asked anew, its answer token by token, and what training made of it.
+    """Model calls with their new messages, their response token by token, and the advantage of training.
 
-    A chat is continued by the earlier call whose messages and answer are the longest beginning of its own.
+    A call continues the earlier call whose messages and response are its longest prefix.
     """
     contents_by_call = {row["call"]: row for row in contents}
     messages_by_call = {call: parse_messages(request) for call, request in expand_requests(contents).items()}
@@ -78,7 +84,7 @@ def build_calls(calls: Sequence[QueryRow], contents: Sequence[QueryRow], uses: S
 
 
 def parse_messages(request: str) -> list[Any]:
-    """What a request asks, message by message; what is no chat is one message of its own role."""
+    """The messages of a request; a request that is not a chat is one message with a role of its own."""
     try:
         body = json.loads(request)
     except ValueError:
@@ -100,22 +106,25 @@ def _parse_message(response: str) -> Any:
 def _find_continued(messages: list[Any], histories: Mapping[int, list[Any]]) -> tuple[int | None, int]:
     best: tuple[int | None, int] = (None, 0)
     for call, history in histories.items():
-        num_known = _alike(messages, history)
+        num_known = _common_prefix_len(messages, history)
         if num_known and num_known >= best[1]:
             best = (call, num_known)
     return best
 
 
-def _alike(messages: list[Any], history: list[Any]) -> int:
-    """How many messages at the beginning say the same."""
-    for place, (one, other) in enumerate(zip(messages, history, strict=False)):
-        if one != other and _gist(one) != _gist(other):
-            return place
+def _common_prefix_len(messages: list[Any], history: list[Any]) -> int:
+    """How many messages at the beginning are the same."""
+    for index, (message, other) in enumerate(zip(messages, history, strict=False)):
+        if message != other and _comparable_fields(message) != _comparable_fields(other):
+            return index
     return min(len(messages), len(history))
 
 
-def _gist(message: Any) -> Any:
-    """What a message says, without the fields that clients leave out when they send an answer back."""
+def _comparable_fields(message: Any) -> Any:
+    """The fields of a message that clients send back; they leave out others, such as reasoning.
+
+    `schemas.trajectory.chat_messages.same_message` would tell those two messages apart.
+    """
     if not isinstance(message, Mapping):
         return message
     return {name: value for name, value in message.items() if name in ("role", "content", "tool_calls") and value}

@@ -1,6 +1,6 @@
-"""Numbered SQL files, applied once and in order; an applied one that was edited is refused.
+"""Numbered SQL files, applied once and in order; an applied file that was edited is an error.
 
-The views of the reports come after them, made anew each time: a view holds nothing that could be lost.
+The views of the reports come after them and are replaced each time: a view holds no data.
 """
 
 import hashlib
@@ -41,12 +41,12 @@ class Migration:
 
 
 def render_sql(sql: str, database: str, cluster: str | None) -> str:
-    """SQL with its marks filled in; on a cluster the tables are replicas of one another."""
-    marks = {"{database}": database, "{on_cluster}": "", "{replicated}": ""}
+    """SQL with its placeholders filled in; on a cluster the tables are replicated."""
+    placeholders = {"{database}": database, "{on_cluster}": "", "{replicated}": ""}
     if cluster is not None:
-        marks |= {"{on_cluster}": f" ON CLUSTER `{cluster}`", "{replicated}": "Replicated"}
-    for mark, text in marks.items():
-        sql = sql.replace(mark, text)
+        placeholders |= {"{on_cluster}": f" ON CLUSTER `{cluster}`", "{replicated}": "Replicated"}
+    for placeholder, text in placeholders.items():
+        sql = sql.replace(placeholder, text)
     return sql
 
 
@@ -89,6 +89,6 @@ def migrate(
 
 
 def create_report_views(client: Client, database: str, cluster: str | None = None) -> None:
-    """The views of the reports, by a client whose default is the database."""
+    """Create or replace the views of the reports; the database is the client's default."""
     for report in REPORTS.values():
         client.command(render_sql(report.view, database, cluster))
