@@ -22,12 +22,12 @@ INSERT_WITH_DATA = re.compile(
 )
 """An INSERT whose data follows it in a stated format, as clients send it."""
 GUARD_SCOPE = re.compile(r"(?s)[:.]? In scope SELECT formatQuerySingleLine\(.*\)(?=\. \()")
-"""Where in our own question an error of the parser was met, which is not where whoever asks has to look."""
+"""The position of a parser error in the guard's own query, which means nothing to the user."""
 ERROR_CODE = re.compile(r"Code: (\d+)\.")
 
 
 class EngineError(Exception):
-    """What ClickHouse says is wrong, with its error code."""
+    """ClickHouse's error message and code."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class EngineBusy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement as it came: ``data`` follows it in the request; ``format`` is used where it names none."""
+    """One statement of a request: ``data`` follows it; ``format`` applies if the statement has no FORMAT."""
 
     sql: bytes
     data: bytes = b""
@@ -96,7 +96,7 @@ class EmbeddedClickHouse:
                 raise EngineError(_error_message(error)) from error
 
     def query_readonly(self, statement: Statement) -> QueryResult:
-        """As `execute`, of a reader: a question within limits, and nothing else; raises `EngineError`."""
+        """Like `execute`, but only for read-only queries within limits; raises `EngineError`."""
         try:
             settings = readonly_guard.restrict_settings(statement.settings or {})
             with self._session(replace(statement, settings=settings)) as connection:

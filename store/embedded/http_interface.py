@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 MAX_WRITER_BYTES = 256 * 1024 * 1024
 MAX_READER_BYTES = 4 * 1024 * 1024
-"""Longest body, before and after it is inflated."""
+"""Longest body, before and after decompression."""
 MAX_CONCURRENT_READERS = 32
-"""Requests of readers that are read or answered at a time; those beyond come again."""
+"""Concurrent requests of readers; more get status 503."""
 THREADS = 4
 PROTOCOL_PARAMS = frozenset(
     {
@@ -37,24 +37,24 @@ PROTOCOL_PARAMS = frozenset(
         "enable_http_compression", "cancel_http_readonly_queries_on_client_close",
     }
 )  # fmt: skip
-"""Parameters that are about the transport, or that an engine without a network does not know."""
+"""Parameters of the protocol, which are no settings of the engine."""
 FORMAT_CLAUSE = re.compile(rb"(?i)\bFORMAT\s+(\w+)\s*;?\s*$")
 STATEMENTS_WITHOUT_RESULT = re.compile(
     rb"(?i)\s*(INSERT|CREATE|DROP|ALTER|TRUNCATE|RENAME|OPTIMIZE|SET|USE|ATTACH|DETACH|SYSTEM)\b"
 )
 
 HTTP_STATUS = {60: 404, 81: 404, 62: 400, 47: 400, 46: 400, 51: 400, 456: 400, 164: 403, 516: 403}
-"""By ClickHouse's error: not known, not understood, not allowed."""
+"""By ClickHouse's error code; other errors are 500."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class AddressInUse(Exception):
-    """The interface cannot listen where it should."""
+class AddressInUseError(Exception):
+    """The interface cannot listen on its address."""
 
 
 class HttpInterface:
-    """Serves an engine on one address; an async context manager. ``allowed_hosts``: more names it is reached by."""
+    """Serves an engine on one address; an async context manager. ``allowed_hosts``: further host names it accepts."""
 
     def __init__(
         self, engine: EmbeddedClickHouse, host: str, port: int, key: str, allowed_hosts: Collection[str] = ()
@@ -75,7 +75,7 @@ class HttpInterface:
             listener = socket.create_server((self._host, self._port))
         except OSError as error:
             address = f"{self._host}:{self._port}"
-            raise AddressInUse(
+            raise AddressInUseError(
                 f"http_port: cannot listen on {address}: {error.strerror}; set another port, or 0"
             ) from error
         await self._runner.setup()
@@ -94,7 +94,7 @@ class HttpInterface:
                 reason = f"{request.host} is not a name of this store (its setting `allowed_hosts` has more)"
                 return web.Response(status=421, text=f"Code: 516. DB::Exception: {reason}. (AUTHENTICATION_FAILED)\n")
             is_foreign = origin_check.is_cross_site(request.headers)
-        except ValueError:  # a host or an origin that is none
+        except ValueError:  # an invalid host or origin
             is_foreign = True
         if is_foreign:
             reason = "a page of another site asks nothing here"

@@ -1,7 +1,7 @@
-"""Who comes by HTTP. A browser goes wherever a site sends it, so names and origins are looked at.
+"""Checks the Host and Origin headers of requests, since a web site can make a browser send requests here.
 
-A site can have its own name point at this machine, and then reads what is answered; a page that asks for a name it was
-not told to have is refused that. What a site sends here by our own name it cannot read, but it is sent.
+With DNS rebinding a site points its own name at this machine and can read the replies, so unknown names are refused.
+A cross-site request by our own name is sent even though its reply cannot be read, so it is refused as well.
 """
 
 import socket
@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::"})
 SAME_SITE = frozenset({"", "none", "same-origin"})
-"""What a browser says of a request that no other site made (``Sec-Fetch-Site``); others than browsers say nothing."""
+"""Values of ``Sec-Fetch-Site`` for requests that no other site made; only browsers send the header."""
 
 
 def is_allowed_host(host: str, listen_host: str, allowed_hosts: Collection[str] = ()) -> bool:
     """Whether a Host header names this server or one of ``allowed_hosts``; raises ValueError for an invalid host.
 
-    Addresses need no name, and nobody outside can own a name without a dot: neither can be made to point here.
+    IP addresses and names without a dot are safe: nobody outside can make one point here.
     """
     name = urlsplit(f"//{host}").hostname or ""
     if name in LOOPBACK_HOSTS or name == listen_host.lower() or name in {allowed.lower() for allowed in allowed_hosts}:

@@ -27,23 +27,23 @@ Row = dict[str, Any]
 
 MAX_VERSION = 2**32 - 1
 PREVIEW_CHARS = 200
-"""Characters of what was asked and answered that are shown in a list."""
+"""Characters of a request or response in a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventMetadata:
-    """What the store knows of an event beside what it says."""
+    """What the store knows of a message beside its event."""
 
     sequence: int
     """Of the stream."""
     stored_ns: int
-    """When the bus had it."""
+    """When the bus received it."""
     retention_days: Callable[[str], int]
-    """Of a run: how long its rows are kept, 0: for ever."""
+    """Days the rows of a run are kept, 0: forever."""
 
 
 def build_rows(event: Event, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:
-    """(table, row) of everything an event says; raises `DecodeError` for an event the store does not keep."""
+    """(table, row) pairs of an event; raises `DecodeError` for an event that the store does not keep."""
     match event:
         case SpanBatch():
             yield from _span_batch_rows(event, metadata)

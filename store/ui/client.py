@@ -1,4 +1,4 @@
-"""Reading the store, a few questions at a time, and answers as JSON can hold them."""
+"""Queries to the store, a few at a time, with rows as JSON values."""
 
 import asyncio
 import math
@@ -14,22 +14,22 @@ from store.clickhouse.query_limits import explain_error
 QueryRow = dict[str, Any]
 
 MAX_CONCURRENT = 4
-"""Questions on their way at the same time: the store has other things to do."""
+"""Concurrent queries, so that the store keeps up with its inserts."""
 
 
 class QueryFailed(Exception):
-    """ClickHouse did not answer; the message is one sentence to show."""
+    """A query failed; the message is one sentence to show."""
 
 
 class Reader:
-    """Questions to one `store.clickhouse.client.reader`, from the event loop."""
+    """Sends queries to one `store.clickhouse.client.connect_readonly` client from the event loop."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def query(self, sql: str, **parameters: Any) -> list[QueryRow]:
-        """All rows, as JSON can hold them; raises `QueryFailed`."""
+        """All rows of a query, as JSON values; raises `QueryFailed`."""
         async with self._slots:
             try:
                 return await asyncio.to_thread(self._query, sql, parameters)
@@ -44,7 +44,7 @@ class Reader:
 
 
 def to_json_value(value: Any) -> Any:
-    """A value as JSON has it: no NaN, no infinity, times in ISO 8601."""
+    """A value for JSON: NaN and infinity become null, times are ISO 8601."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, datetime):

@@ -1,4 +1,4 @@
-"""Finding rollouts of a run: filters and order as they stand in an address, as SQL with parameters. Pure."""
+"""Filters and order of the rollout list, from URL parameters to SQL. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -40,16 +40,16 @@ SELECT rollout, execution, task, mode, agent, attempt, outcome, reward, substrin
     toUnixTimestamp64Milli(ended) AS ended_ms
 FROM raw_attempts WHERE run = {run:String} AND rollout IN {rollouts:Array(String)} LIMIT 1 BY rollout, execution
 """
-"""Of those that were found: what the table shows, read for them alone."""
+"""The columns of the table, for the matching rollouts only."""
 
 WORD_SEPARATOR = re.compile(r"[\x00-/:-@\[-`{-\x7f]+")
-"""What the text index splits at: everything of ASCII that is no letter and no digit."""
+"""Where the text index splits: at all ASCII characters but letters and digits."""
 
 
 def build_query(params: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Which rollouts of a run are on a page of it, in their order, and how many there are in all; with parameters.
+    """The query for one page of a run's rollouts and their total count, with its parameters.
 
-    Raises ValueError with a sentence for a filter that cannot be used.
+    Raises ValueError with a sentence for an invalid filter.
     """
     values: dict[str, Any] = {}
     conditions = ["true"]
@@ -82,9 +82,9 @@ def _number(name: str, text: str, kind: type[float] | None = None) -> float:
 
 
 def _text_filter(text: str) -> tuple[str, dict[str, Any]]:
-    """Rollouts with a call that was asked, or that answered, with all words; the index knows cases apart.
+    """Rollouts with a call whose request or response has all words; the index is case-sensitive.
 
-    Texts are stored as JSON, where a line's first word has the n of its \\n before it.
+    Texts are stored as JSON, so the first word of a line is preceded by the n of its \\n.
     """
     words = [word for word in WORD_SEPARATOR.split(text) if word]
     if not words:

@@ -1,7 +1,7 @@
-"""The pages and their JSON, over HTTP, for this machine's own browser.
+"""Serves the web page and its JSON over HTTP to a browser on this machine.
 
-Agents are not trusted and neither are other sites: nothing of what is shown is code, and a page that comes by another
-name than those this server was told to listen on is refused, so that no site can have its own name point here.
+Neither agents nor other sites are trusted: no text of an agent becomes code, and requests for a host name other than
+this server's are refused, which stops DNS rebinding.
 """
 
 import asyncio
@@ -43,25 +43,25 @@ RUN_QUERIES = {
     "throughput": queries.THROUGHPUT,
     "served": queries.ACTIVATIONS,
 }
-"""Questions with one parameter, by the last part of their path."""
+"""Queries with one parameter, by the last part of their path."""
 
 ListMembers = Callable[[], Sequence[Heartbeat] | str]
-"""Who is alive, or a sentence why nobody knows."""
+"""The living processes, or a sentence why they are unknown."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class AddressInUse(Exception):
-    """The page cannot be served where it should."""
+class AddressInUseError(Exception):
+    """The page cannot listen on its address."""
 
 
 class UiServer:
-    """Answers one browser; ``members`` is asked at each look at the fleet."""
+    """The page's application; ``members`` is called for each view of the fleet."""
 
     def __init__(self, reader: Reader, host: str, members: ListMembers) -> None:
         self._reader, self._host, self._list_members = reader, host, members
 
     def application(self) -> web.Application:
-        """Everything it answers."""
+        """The application with all routes."""
         app = web.Application(middlewares=[self._check_host])
         app.router.add_get("/", self._index)
         app.router.add_static("/static", STATIC)
@@ -112,16 +112,16 @@ class UiServer:
     async def _rollouts(self, request: web.Request) -> web.Response:
         run = _require_param(request, "run")
         sql, values = filters.build_query(request.query)
-        found = await self._reader.query(sql, run=run, **values)
-        names = [row["rollout"] for row in found]
+        matches = await self._reader.query(sql, run=run, **values)
+        names = [row["rollout"] for row in matches]
         summaries = await self._reader.query(filters.ROLLOUTS, run=run, rollouts=names) if names else []
         rows = {(row["rollout"], row["execution"]): row for row in summaries}
         return _json(
             {
                 "rollouts": [
-                    rows[identity] for row in found if (identity := (row["rollout"], row["execution"])) in rows
+                    rows[identity] for row in matches if (identity := (row["rollout"], row["execution"])) in rows
                 ],
-                "count": found[0]["count"] if found else 0,
+                "count": matches[0]["count"] if matches else 0,
                 "page_size": filters.PAGE_SIZE,
             }
         )
@@ -167,12 +167,14 @@ class UiServer:
 
 @asynccontextmanager
 async def serve(pages: UiServer, host: str, port: int) -> AsyncIterator[str]:
-    """The pages on one address while the block runs; yields their URL. Raises `AddressInUse`."""
+    """Serve the page on one address while the block runs; yields its URL. Raises `AddressInUseError`."""
     runner = web.AppRunner(pages.application(), access_log=None, shutdown_timeout=1)
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise AddressInUse(f"--port: cannot listen on {host}:{port}: {error.strerror}; give another, or 0") from error
+        raise AddressInUseError(
+            f"--port: cannot listen on {host}:{port}: {error.strerror}; give another, or 0"
+        ) from error
     try:
         await runner.setup()
         await web.SockSite(runner, listener).start()

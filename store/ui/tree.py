@@ -1,13 +1,13 @@
-"""The tree of one rollout's spans, whoever made them. Pure; what is stored stays as it came.
+"""Builds one tree from all spans of a rollout, ours and the agent's. Pure; the stored spans do not change.
 
-A span hangs where it says, if that is a span of this rollout, and below the attempt otherwise. A model call that the
-gateway recorded is the same as the span an instrumentation made of it, so it hangs under that one:
+The parent of a span is the one it declares, if that is a span of this rollout, else the attempt. A model call that the
+gateway recorded is the same call as the span of an instrumentation, so it becomes a child of that span:
 
-1. where its agent said so in the request (``traceparent``),
-2. else under the smallest span of a model call that has the id of its answer,
-3. else under the innermost span that was open when it began; where two beside each other were, under what holds both.
+1. of the span in the request's ``traceparent``,
+2. else of the shortest model span that has the id of its response,
+3. else of the innermost span that was open when the call began; if two siblings were open, of their parent.
 
-What names the model call it is about, as Agent Lightning's links do, hangs under that call.
+A span that links to a model call, as Agent Lightning's links do, becomes a child of that call.
 """
 
 import re
@@ -30,9 +30,9 @@ from schemas.semconv.span_kinds import (
 QueryRow = dict[str, Any]
 
 OWN_SCOPE_PREFIX = "lightningbus."
-"""How the scopes of our own spans begin."""
+"""Prefix of the scopes of our own spans."""
 RESPONSE_ID = re.compile(r"[0-9A-Za-z]{8,}")
-"""What may be the id of an answer in a text; a shorter word may stand there by chance."""
+"""Possible response ids in a text; a shorter word may match by chance."""
 
 
 def build_tree(
@@ -79,7 +79,7 @@ def build_tree(
 def _place_spans(
     spans: Sequence[QueryRow], kinds: Mapping[str, str], call_index: CallIndex, root: str
 ) -> dict[str, tuple[str, str]]:
-    """For each span its parent, and why where it did not say so."""
+    """For each span its parent, and the reason if the span did not declare that parent."""
     known = {row["span_id"]: row for row in spans}
     top = root if root in known else ""
     calls = {call.span_id for call in call_index.calls}
@@ -88,7 +88,7 @@ def _place_spans(
     matched_span_ids = set(instrumented.values())
     children: dict[str, list[QueryRow]] = defaultdict(list)
     for row in spans:
-        if _is_instrumented(row) and row["span_id"] not in matched_span_ids:
+        if _is_agent_span(row) and row["span_id"] not in matched_span_ids:
             children[placements[row["span_id"]][0]].append(row)
     for call in call_index.calls:
         if placements[call.span_id][0] != top:
@@ -107,11 +107,11 @@ def _place_spans(
 def _declared_parent(
     row: QueryRow, known: Container[str], calls: Container[str], top: str, root: str
 ) -> tuple[str, str]:
-    """Where a span says that it hangs."""
+    """The declared parent of a span, else the attempt."""
     parent, name = row["parent_span_id"], row["span_id"]
     if parent in known and parent != name:
         return parent, ""
-    if name == top or (not _is_instrumented(row) and name not in calls):
+    if name == top or (not _is_agent_span(row) and name not in calls):
         return "", ""
     return top, "" if parent in ("", root) else "the span it names did not come"
 
@@ -119,13 +119,13 @@ def _declared_parent(
 def _match_instrumented_spans(
     spans: Sequence[QueryRow], kinds: Mapping[str, str], calls: Sequence[RecordedCall]
 ) -> dict[str, str]:
-    """For each call the smallest span that an instrumentation made of it, by the id of the answer."""
+    """For each call the shortest instrumented span of it, by the response id."""
     answers: dict[str, list[str]] = defaultdict(list)
     for recorded in calls:
         answers[recorded.response_key].append(recorded.span_id)
     matched: dict[str, QueryRow] = {}
     for row in spans:
-        if kinds[row["span_id"]] != "model" or not _is_instrumented(row):
+        if kinds[row["span_id"]] != "model" or not _is_agent_span(row):
             continue
         span_attributes = row["attributes"]
         named = normalize_response_id(str(span_attributes.get(attributes.RESPONSE_ID, "")))
@@ -146,7 +146,7 @@ def _find_open_span(at_ms: float, children: Mapping[str, Sequence[QueryRow]], to
 
 
 def _break_cycles(placements: dict[str, tuple[str, str]], top: str) -> dict[str, tuple[str, str]]:
-    """Of spans that are below each other one hangs from the top."""
+    """Move one span of each cycle to the top."""
     acyclic_placements, acyclic = dict(placements), {"", top}
     for name in placements:
         path: list[str] = []
@@ -160,20 +160,20 @@ def _break_cycles(placements: dict[str, tuple[str, str]], top: str) -> dict[str,
 
 
 def _find_subject_call(row: QueryRow, kind: str, call_index: CallIndex) -> int | None:
-    """The call that asked for a tool, or that a reward or an annotation is about."""
-    if not _is_instrumented(row):
+    """The call that requested a tool, or that a reward or an annotation refers to."""
+    if not _is_agent_span(row):
         return None
     named = call_index.find_referenced(row["attributes"])
     return call_index.find_preceding(row["start_ms"]) if named is None and kind in ("tool", "reward") else named
 
 
 def _classify(row: QueryRow) -> str:
-    if row["kind"] == "producer" and not _is_instrumented(row):
+    if row["kind"] == "producer" and not _is_agent_span(row):
         return "publish"
     return "train" if row["scope"] == "lightningbus.learner" else kind_of(row["name"], row["attributes"])
 
 
-def _is_instrumented(row: QueryRow) -> bool:
+def _is_agent_span(row: QueryRow) -> bool:
     return not row["scope"].startswith(OWN_SCOPE_PREFIX)
 
 

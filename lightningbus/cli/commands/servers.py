@@ -223,7 +223,7 @@ def store(
     checked = settings_of(StoreSettings, settings, url=url, **given)
     if "url" not in checked.model_fields_set:
         checked = settings_of(StoreSettings, settings, url=os.environ.get(URL_VARIABLE), **given)
-    expected = (http_interface.AddressInUse, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
+    expected = (http_interface.AddressInUseError, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
     run_role(or_fail(place, bus, "store"), "store", room.run, checked, *expected)
 
 

@@ -57,7 +57,7 @@ def ui(
         from store.clickhouse.client import StoreUnreachable
         from store.clickhouse.query_limits import UI
         from store.ui.client import Reader
-        from store.ui.server import AddressInUse, UiServer, serve
+        from store.ui.server import AddressInUseError, UiServer, serve
 
     async def run() -> None:
         stop = asyncio.Event()
@@ -69,7 +69,7 @@ def ui(
                 async with serve(UiServer(Reader(client), host, listener.members), host, port) as url:
                     print(f"UI at {url}", file=sys.stderr, flush=True)
                     await stop.wait()
-            except AddressInUse as error:
+            except AddressInUseError as error:
                 raise UserError(str(error)) from error
             finally:
                 await cancel(listening)
