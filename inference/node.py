@@ -1,4 +1,4 @@
-"""The inference node: engine, subscriber and gateway, wired together and kept alive."""
+"""The inference node: engine, weight updater and gateway, wired together; restarts the engine when it fails."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ async def run(bus: Bus, settings: InferenceSettings, stop: asyncio.Event) -> Non
     await Node(bus, settings).run(stop)
 
 
-def _cluster_key(settings: InferenceSettings) -> str:
+def _read_cluster_key(settings: InferenceSettings) -> str:
     if settings.cluster_key_file is not None:
         return read_key(settings.cluster_key_file)
     if not is_loopback(settings.host):
@@ -53,42 +53,42 @@ def _cluster_key(settings: InferenceSettings) -> str:
 
 
 class Node:
-    """One node; see the module."""
+    """Runs one engine, its gateway and its weight updater."""
 
     def __init__(self, bus: Bus, settings: InferenceSettings) -> None:
         self._bus = bus
         self._settings = settings
         self.id = own_id(settings.id)
-        self._key = _cluster_key(settings)
-        self._swaps = 0
-        self._adapters: LoraManager | None = None
-        self._meeting = ""
-        """The last one gone to: who was there in vain does not go again."""
+        self._cluster_key = _read_cluster_key(settings)
+        self._num_swaps = 0
+        self._lora: LoraManager | None = None
+        self._last_rendezvous = ""
+        """A rendezvous that failed is not joined again."""
         self.needs_swap_lock = settings.lora is None
         """See `inference.weights.target.WeightTarget`. Loading adapters pauses no call, so it needs no lock."""
         self.canary: EngineCanary
         """See `inference.weights.target.WeightTarget`."""
         self._engine: VllmServer
         self._gateway: Gateway
-        self._subscriber: WeightUpdater
+        self._updater: WeightUpdater
         self._pulse: Pulse
 
     async def run(self, stop: asyncio.Event) -> None:
-        """See `run`."""
+        """Serve until asked to stop; see the function `run`."""
         async with VllmServer(self._settings) as self._engine:
-            host, port, most = self._settings.host, self._settings.port, self._settings.max_requests
+            host, port, max_requests = self._settings.host, self._settings.port, self._settings.max_requests
             lora = self._settings.lora
-            residents = LoadedVersions(self._settings.model, lora.versions) if lora else None
-            self._gateway = Gateway(URL, self._engine.session, host, port, self._key, most, residents)
-            if lora and residents:
-                place = self._settings.work / "adapters"
-                self._adapters = LoraManager(residents, lora.rank, place, self._gateway, self._engine.post)
+            versions = LoadedVersions(self._settings.model, lora.versions) if lora else None
+            self._gateway = Gateway(URL, self._engine.session, host, port, self._cluster_key, max_requests, versions)
+            if lora and versions:
+                directory = self._settings.work / "adapters"
+                self._lora = LoraManager(versions, lora.rank, directory, self._gateway, self._engine.post)
             self.canary = EngineCanary(self._engine, self._settings.model, self._gateway, self._transition)
             try:
                 await self._gateway.__aenter__()
             except OSError as error:
-                why = f"port: cannot listen on {host}:{port}: {error.strerror}; set another port, or 0"
-                raise PortInUse(why) from error
+                reason = f"port: cannot listen on {host}:{port}: {error.strerror}; set another port, or 0"
+                raise PortInUse(reason) from error
             try:
                 async with self._bus.beat("inference", self.id, self._describe) as self._pulse:
                     await self._keep_alive(stop)
@@ -97,102 +97,103 @@ class Node:
 
     async def _keep_alive(self, stop: asyncio.Event) -> None:
         stopping = asyncio.create_task(stop.wait())
-        pause, longest = RESTART_SECONDS
-        proven = False
+        pause, max_pause = RESTART_SECONDS
+        started_once = False
         while not stopping.done():
-            life = asyncio.create_task(self._run_engine())
-            await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not life.done():
+            engine_run = asyncio.create_task(self._run_engine())
+            await asyncio.wait({engine_run, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not engine_run.done():
                 await self._transition("stop")
-                await cancel(life)
+                await cancel(engine_run)
                 break
-            proven = proven or self._gateway.state in ("stale", "ready", "judging")
+            started_once = started_once or self._gateway.state in ("stale", "ready", "judging")
             await self._transition("engine_lost")
             await self._engine.stop()
-            error = life.exception()
-            worth_another = proven or isinstance(error, EngineKilledError)  # what never ran may be set up wrongly
-            if not isinstance(error, EngineError) or not worth_another:
+            error = engine_run.exception()
+            # An engine that never started may have wrong settings: it is not started again.
+            can_restart = started_once or isinstance(error, EngineKilledError)
+            if not isinstance(error, EngineError) or not can_restart:
                 stopping.cancel()
-                raise error or AssertionError("a node lives until its engine is lost")
+                raise error or AssertionError("the engine ended without an error")
             log.error("%s; starting it again in %g s", error, pause)
             await asyncio.wait({stopping}, timeout=pause)
-            pause = min(pause * 2, longest)
+            pause = min(pause * 2, max_pause)
 
     async def _run_engine(self) -> None:
-        """One life of the engine: start, follow the versions; ends by `EngineError`."""
+        """Start the engine and keep its weights up to date, until it ends; raises `EngineError`."""
         self._gateway.version = None
-        if self._adapters:
-            self._adapters.on_engine_restart()
+        if self._lora:
+            self._lora.on_engine_restart()
         await self._engine.start()
         await self._transition("engine_up")
         log.info("node %s: engine is up, waiting for weights of %s", self.id, self._settings.model)
-        work = self._settings.work / "weights"
-        self._subscriber = WeightUpdater(self._bus, self.id, self._settings.model, work, self)
-        lost = asyncio.create_task(self._engine.wait_exit())
-        working = {asyncio.create_task(self._subscriber.run())}
-        if self._adapters:
-            working.add(asyncio.create_task(self._adapters.unload_loop()))
+        directory = self._settings.work / "weights"
+        self._updater = WeightUpdater(self._bus, self.id, self._settings.model, directory, self)
+        exited = asyncio.create_task(self._engine.wait_exit())
+        tasks = {asyncio.create_task(self._updater.run())}
+        if self._lora:
+            tasks.add(asyncio.create_task(self._lora.unload_loop()))
         try:
-            done, _ = await asyncio.wait({*working, lost}, return_when=asyncio.FIRST_COMPLETED)
-            for failed in done & working:
+            done, _ = await asyncio.wait({*tasks, exited}, return_when=asyncio.FIRST_COMPLETED)
+            for failed in done & tasks:
                 await failed
-            raise EngineError(f"vLLM ended with {await lost}")
+            raise EngineError(f"vLLM ended with {await exited}")
         finally:
-            await cancel(*working, lost)
+            await cancel(*tasks, exited)
 
     async def load_files(self, files: Sequence[Path], version: int) -> float:
         """See `inference.weights.target.WeightTarget`."""
-        paused = await (
-            self._adapters.load_version(files, version, self._replace)
-            if self._adapters
-            else self._replace(files, version)
+        pause_seconds = await (
+            self._lora.load_version(files, version, self._load_in_place)
+            if self._lora
+            else self._load_in_place(files, version)
         )
-        self._swaps += 1
-        return paused
+        self._num_swaps += 1
+        return pause_seconds
 
-    async def _replace(self, files: Sequence[Path], version: int) -> float:
+    async def _load_in_place(self, files: Sequence[Path], version: int) -> float:
         return await self._load({"paths": [str(path.resolve()) for path in files]}, version)
 
     async def join_broadcast(self, manifest: WeightManifest) -> float | None:
-        """See `inference.weights.target.WeightTarget`; the engine stands still from when it waits for the others."""
-        offer, reach, started = manifest.broadcast, self._engine.broadcast_capability, time.monotonic()
-        seat = find_assignment(offer, self.id, reach) if reach is not None else None
-        if offer is None or seat is None or offer.rendezvous_key == self._meeting or self._adapters is not None:
+        """See `inference.weights.target.WeightTarget`; the engine is paused from when it waits for the others."""
+        plan, capability, started_at = manifest.broadcast, self._engine.broadcast_capability, time.monotonic()
+        assignment = find_assignment(plan, self.id, capability) if capability is not None else None
+        if plan is None or assignment is None or plan.rendezvous_key == self._last_rendezvous or self._lora is not None:
             return None
-        self._meeting = offer.rendezvous_key
+        self._last_rendezvous = plan.rendezvous_key
         try:
-            await self._engine.post("/init_weight_transfer_engine", {"init_info": rendezvous_info(offer, seat)})
+            await self._engine.post("/init_weight_transfer_engine", {"init_info": rendezvous_info(plan, assignment)})
         except EngineRejectedError as error:
-            log.warning("version %d is to be had by its files: %s", manifest.version, error)
+            log.warning("version %d is fetched as files instead: %s", manifest.version, error)
             return None
-        met = time.monotonic() - started
-        paused = met + await self._load({"content": manifest.fingerprint, "size": offer.size}, manifest.version)
-        self._swaps += 1
-        return paused
+        rendezvous_seconds = time.monotonic() - started_at
+        load_seconds = await self._load({"content": manifest.fingerprint, "size": plan.size}, manifest.version)
+        self._num_swaps += 1
+        return rendezvous_seconds + load_seconds
 
     async def _load(self, update_info: dict[str, Any], version: int) -> float:
-        """Requests in flight stand still for the moment, keep their tokens, and go on with the new weights."""
-        started = time.monotonic()
-        # clear_cache: requests in flight are computed again from their tokens when they resume (vLLM 0.31).
-        clear = "true" if self._settings.kv_cache == "recompute" else "false"
-        await self._engine.post(f"/pause?mode=keep&clear_cache={clear}")
+        """Load weights; requests in flight are paused, keep their tokens, and continue with the new weights."""
+        started_at = time.monotonic()
+        # clear_cache: the KV cache of requests in flight is recomputed when they resume (vLLM 0.31).
+        clear_cache = "true" if self._settings.kv_cache == "recompute" else "false"
+        await self._engine.post(f"/pause?mode=keep&clear_cache={clear_cache}")
         try:
             await self._engine.post("/start_weight_update")
             await self._engine.post("/update_weights", {"update_info": update_info})
             await self._engine.post("/finish_weight_update", {"weight_version": str(version)})
         except EngineError:
-            # Half-loaded weights must never answer: this engine is given up, a new one starts stale.
+            # Partially loaded weights must never serve: stop this engine, and start a new one without weights.
             await self._engine.stop()
             raise
         await self._gateway.flush_pending_chunks()
         self._gateway.version = version
         await self._engine.post("/resume")
-        return time.monotonic() - started
+        return time.monotonic() - started_at
 
     def on_release_state(self, release: ReleaseState) -> None:
         """See `inference.weights.target.WeightTarget`."""
-        if self._adapters:
-            self._adapters.apply_release_state(release)
+        if self._lora:
+            self._lora.apply_release_state(release)
 
     async def on_activated(self) -> None:
         """See `inference.weights.target.WeightTarget`."""
@@ -203,7 +204,7 @@ class Node:
         await self._pulse.now()
 
     def _describe(self) -> dict[str, Any]:
-        subscriber: WeightUpdater | None = getattr(self, "_subscriber", None)
+        updater: WeightUpdater | None = getattr(self, "_updater", None)
         return {
             "state": self._gateway.state,
             "address": self._settings.advertise or self._gateway.address,
@@ -211,15 +212,15 @@ class Node:
             "version": self._gateway.newest,
             "status": {
                 "inflight": self._gateway.num_in_flight,
-                "swaps": self._swaps,
+                "swaps": self._num_swaps,
                 "max_model_len": self._engine.max_model_len,
-                "problem": subscriber.last_error[:120] if subscriber else "",
-                **({"versions": list(self._gateway.versions)} if self._adapters else {}),
+                "problem": updater.last_error[:120] if updater else "",
+                **({"versions": list(self._gateway.versions)} if self._lora else {}),
                 **(
                     {"reach": to_builtins(self._engine.broadcast_capability)}
-                    if self._engine.broadcast_capability and not self._adapters
+                    if self._engine.broadcast_capability and not self._lora
                     else {}
                 ),
-                **({"wants_whole": True} if subscriber and subscriber.needs_full_weights else {}),
+                **({"wants_whole": True} if updater and updater.needs_full_weights else {}),
             },
         }

@@ -7,12 +7,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from common.role_settings import RoleSettings
 
-MOST_REQUESTS = 4096
-"""What a gateway answers at once."""
+MAX_REQUESTS = 4096
+"""Requests that a gateway handles at once."""
 
 
 class AdapterSettings(BaseModel):
-    """LoRA adapters beside the base instead of in it: each version by a name of its own, several at once."""
+    """Several versions of LoRA adapters loaded beside the base at once, instead of merged into it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,9 +38,7 @@ class InferenceSettings(RoleSettings):
     cluster_key_file: Path | None = Field(
         None, description="file with the key a request must bring; without one the gateway stays on loopback"
     )
-    max_requests: int = Field(
-        MOST_REQUESTS, gt=0, description="requests the gateway answers at once; others come again"
-    )
+    max_requests: int = Field(MAX_REQUESTS, gt=0, description="requests the gateway answers at once; others come again")
     advertise: str | None = Field(None, description="URL runners reach the gateway at; default: http://host:port")
     dtype: str = Field("auto", description="vLLM's --dtype")
     max_model_len: int | None = Field(None, gt=0, description="vLLM's --max-model-len, in tokens")

@@ -1,116 +1,120 @@
-"""Which versions an engine holds beside one another, how many calls each answers, and when one may go. Pure."""
+"""Versions loaded into one engine: which are routable, how many calls each serves, which are evictable. Pure."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 
-def select_version(open_to: Sequence[int], pinned: str | None, preferred: str | None) -> int | None:
-    """The version that answers a call, of those open to new ones, newest last; None: it is refused.
+def select_version(routable: Sequence[int], pinned: str | None, preferred: str | None) -> int | None:
+    """The version that serves a call, of the routable ones, newest last; None: the call is rejected.
 
-    Pinned means this one or none, preferred this one or the newest; both as the call's headers say them.
+    Pinned: this version or none. Preferred: this version or the newest. Both are values of the call's headers.
     """
-    wanted = preferred if pinned is None else pinned
-    found = [version for version in open_to if str(version) == wanted]
-    if found or pinned is not None:
-        return found[0] if found else None
-    return open_to[-1] if open_to else None
+    requested = preferred if pinned is None else pinned
+    match = next((version for version in routable if str(version) == requested), None)
+    if match is not None or pinned is not None:
+        return match
+    return routable[-1] if routable else None
 
 
-def capacity(kept: int) -> int:
-    """How many versions there are at most: those kept for new calls, and one whose calls have to end."""
-    return kept + 1
+def capacity(max_routable: int) -> int:
+    """How many versions are loaded at most: the routable ones, and one that drains."""
+    return max_routable + 1
 
 
 class LoadedVersions:
-    """Versions in the order they came; new calls go to the ``kept`` that came last.
+    """Versions in the order they were loaded; the last ``max_routable`` of them serve new calls.
 
-    Where an older one comes again, those that were newer are taken back: no new call goes to them. What came last
-    stays whatever is decided of it, until another has come or waits for its place: the decision may not last.
+    When an older version is loaded again, newer ones drain: no new call goes to them. The version loaded last stays
+    even if it is revoked, until another is loaded or waits for capacity: the decision may be reversed.
     """
 
-    def __init__(self, model: str, kept: int) -> None:
-        self.model, self._kept = model, kept
-        self._calls: dict[int, int] = {}
+    def __init__(self, model: str, max_routable: int) -> None:
+        self.model, self._max_routable = model, max_routable
+        self._num_calls: dict[int, int] = {}
         self._draining: set[int] = set()
-        """Taken back, or about to go: open to no new call, whatever is decided."""
-        self._closed: Callable[[int], bool] = lambda version: False
-        self._waiting = False
+        """Replaced by an older version, or about to be unloaded: never routable."""
+        self._is_blocked: Callable[[int], bool] = lambda version: False
+        self._is_load_pending = False
         self.changed = asyncio.Event()
-        """Set for a moment when a version comes or goes, or a call to one ends."""
+        """Set for a moment when a version is loaded, unloaded or blocked, or a call ends."""
 
     def name(self, version: int) -> str:
-        """What a version is called inside vLLM."""
+        """The model name of a version inside vLLM."""
         return f"{self.model}@{version}"
 
     @property
     def routable(self) -> tuple[int, ...]:
-        """Versions new calls may go to, newest last."""
-        found = (version for version in self._calls if version not in self._draining and not self._closed(version))
-        return tuple(found)[-self._kept :]
+        """Versions that serve new calls, newest last."""
+        versions = (
+            version for version in self._num_calls if version not in self._draining and not self._is_blocked(version)
+        )
+        return tuple(versions)[-self._max_routable :]
 
     @property
     def loaded(self) -> tuple[int, ...]:
-        """All of them, newest last."""
-        return tuple(self._calls)
+        """All versions, newest last."""
+        return tuple(self._num_calls)
 
     @property
     def has_capacity(self) -> bool:
-        """Whether another version may come."""
-        return len(self._calls) < capacity(self._kept)
+        """Whether another version may be loaded."""
+        return len(self._num_calls) < capacity(self._max_routable)
 
     def evictable(self) -> tuple[int, ...]:
-        """What is to go: neither open to new calls nor in use; what came last only for another that waits."""
-        stay = self.routable if self._waiting and not self.has_capacity else (*self.routable, *self.loaded[-1:])
-        return tuple(version for version, calls in self._calls.items() if not calls and version not in stay)
+        """Versions to unload: not routable, without calls; the last one only if another waits for capacity."""
+        needed = (
+            self.routable if self._is_load_pending and not self.has_capacity else (*self.routable, *self.loaded[-1:])
+        )
+        return tuple(version for version, calls in self._num_calls.items() if not calls and version not in needed)
 
     def __contains__(self, version: int) -> bool:
-        return version in self._calls
+        return version in self._num_calls
 
     def add(self, version: int) -> None:
-        """The engine holds it from now on: it is the newest."""
+        """The engine has loaded it: it is the newest now."""
         if version not in self and not self.has_capacity:
-            raise ValueError(f"version {version} has no place beside {', '.join(map(str, self._calls))}")
-        self._calls[version] = self._calls.pop(version, 0)
-        self._draining = {other for other in self._calls if other > version or other in self._draining} - {version}
+            raise ValueError(f"version {version} does not fit beside {', '.join(map(str, self._num_calls))}")
+        self._num_calls[version] = self._num_calls.pop(version, 0)
+        self._draining = {other for other in self._num_calls if other > version or other in self._draining} - {version}
         self._notify()
 
-    def block(self, closed: Callable[[int], bool]) -> None:
-        """These, and no others, are open to no new call from now on, whatever came when or is yet to come."""
-        self._closed = closed
+    def block(self, is_blocked: Callable[[int], bool]) -> None:
+        """Exclude from new calls exactly the versions of this predicate, loaded already or later."""
+        self._is_blocked = is_blocked
         self._notify()
 
     @contextmanager
     def pending_load(self) -> Iterator[None]:
-        """A time in which another version waits for a place."""
-        self._waiting = True
+        """While the block runs, another version waits for capacity."""
+        self._is_load_pending = True
         self._notify()
         try:
             yield
         finally:
-            self._waiting = False
+            self._is_load_pending = False
 
     def mark_draining(self, version: int) -> None:
-        """It is about to go: the engine is being told."""
+        """Exclude it from new calls: it is about to be unloaded."""
         self._draining.add(version)
 
     def remove(self, version: int) -> None:
-        """The engine holds it no more; never while it answers a call."""
-        if self._calls[version]:
-            raise ValueError(f"version {version} answers {self._calls[version]} calls")
-        del self._calls[version]
+        """The engine has unloaded it; raises `ValueError` while it serves a call."""
+        if self._num_calls[version]:
+            raise ValueError(f"version {version} serves {self._num_calls[version]} calls")
+        del self._num_calls[version]
         self._draining.discard(version)
         self._notify()
 
     def clear(self) -> None:
-        """The engine holds nothing, whatever calls there were."""
-        self._calls, self._draining = {}, set()
+        """The engine is a new one, and has loaded nothing."""
+        self._num_calls, self._draining = {}, set()
         self._notify()
 
     @contextmanager
     def track_call(self, version: int) -> Iterator[None]:
-        """A call that this version answers, from its beginning to its end."""
-        calls = self._calls  # those of another engine end elsewhere
+        """Count a call of this version while the block runs."""
+        calls = self._num_calls  # `clear` replaces it: a call of the previous engine must not be counted down here
         calls[version] += 1
         try:
             yield

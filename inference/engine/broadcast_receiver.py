@@ -1,4 +1,4 @@
-"""The end of a broadcast in an engine: a worker of vLLM meets the others, receives, and knows what it has received."""
+"""Receives a weight broadcast in a vLLM worker: joins the group, receives the tensors, verifies their hash."""
 
 import math
 from dataclasses import dataclass
@@ -42,28 +42,36 @@ class Rendezvous:
 
 
 class BroadcastReceiver:
-    """What one worker holds of a group, from one version to the next."""
+    """One worker's membership in a broadcast group, kept from one version to the next."""
 
     def __init__(self) -> None:
         self._store: Store | None = None
         self._group: Group | None = None
-        self._name = self._meeting = ""
+        self._group_name = self._rendezvous_key = ""
 
-    def join(self, at: Rendezvous, rank: int) -> None:
-        """Wait until all are here, and be in their group; raises, and no weight has been touched yet.
+    def join(self, rendezvous: Rendezvous, worker_rank: int) -> None:
+        """Wait for all participants and join their group; if it raises, no weight has been changed yet.
 
-        ``rank``: this worker's, in its engine.
+        ``worker_rank``: this worker's rank in its engine.
         """
         try:
-            host, _, port = at.address.rpartition(":")
-            if self._store is None or at.group != self._name:
+            host, _, port = rendezvous.address.rpartition(":")
+            if self._store is None or rendezvous.group != self._group_name:
                 self.leave()
-                self._store = visit(host, int(port), at.seconds)
-            meet(self._store, at.meeting, at.rank + rank, at.world, at.seconds)
+                self._store = visit(host, int(port), rendezvous.seconds)
+            meet(self._store, rendezvous.meeting, rendezvous.rank + worker_rank, rendezvous.world, rendezvous.seconds)
             if self._group is None:
-                own = own_address(host, int(port))
-                self._group = join(at.backend, self._store, at.group, at.rank + rank, at.world, own, at.seconds)
-            self._name, self._meeting = at.group, at.meeting
+                local_ip = own_address(host, int(port))
+                self._group = join(
+                    rendezvous.backend,
+                    self._store,
+                    rendezvous.group,
+                    rendezvous.rank + worker_rank,
+                    rendezvous.world,
+                    local_ip,
+                    rendezvous.seconds,
+                )
+            self._group_name, self._rendezvous_key = rendezvous.group, rendezvous.meeting
         except Exception:
             self.leave()
             raise
@@ -74,17 +82,19 @@ class BroadcastReceiver:
         ``content`` and ``size`` are of the whole file. What was loaded until an error is raised must not be used.
         """
         if self._store is None or self._group is None:
-            raise ValueError("nobody was met to receive weights from")
-        header = self._store.get(f"{self._meeting}/header")
+            raise ValueError("no broadcast group was joined")
+        header = self._store.get(f"{self._rendezvous_key}/header")
         digest = xxh3_128(header)
 
-        def known(batch: Any) -> None:
+        def hash_and_load(batch: Any) -> None:
             for _, tensor in batch:
                 digest.update(tensor.reshape(-1).view(torch.uint8).cpu().numpy())
             load(batch)
 
         try:
-            self._group.receive([_wanted(name, one) for name, one in parse_tensors(header, size).items()], known)
+            self._group.receive(
+                [_spec(name, tensor) for name, tensor in parse_tensors(header, size).items()], hash_and_load
+            )
             if digest.hexdigest() != content:
                 raise ValueError("the weights that arrived are not those that were published")
         except Exception:
@@ -92,14 +102,14 @@ class BroadcastReceiver:
             raise
 
     def leave(self) -> None:
-        """Be in no group."""
+        """Leave the group."""
         self._store = self._group = None
-        self._name = self._meeting = ""
+        self._group_name = self._rendezvous_key = ""
 
 
-def _wanted(name: str, one: Tensor) -> Wanted:
-    begin, end = one.data_offsets
-    dtype = DTYPES.get(one.dtype)
-    if dtype is None or math.prod(one.shape) * dtype.itemsize != end - begin:
-        raise ValueError(f"tensor {name!r} of {one.dtype} cannot be received")
-    return name, one.shape, dtype
+def _spec(name: str, tensor: Tensor) -> Wanted:
+    begin, end = tensor.data_offsets
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None or math.prod(tensor.shape) * dtype.itemsize != end - begin:
+        raise ValueError(f"tensor {name!r} of {tensor.dtype} cannot be received")
+    return name, tensor.shape, dtype

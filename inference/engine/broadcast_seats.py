@@ -1,4 +1,4 @@
-"""What a node makes of a broadcast that a manifest offers: whether its engine has a seat, and what that is told."""
+"""A node's part in a broadcast that a manifest announces: its ranks, and what vLLM's workers need to join."""
 
 from typing import Any
 
@@ -6,25 +6,25 @@ from schemas.weights.events import BroadcastCapability, BroadcastPlan, RankAssig
 
 
 def supported_backends(has_gpu: bool) -> tuple[str, ...]:
-    """What an engine can receive by."""
+    """Backends that an engine can receive by."""
     return ("nccl", "gloo") if has_gpu else ("gloo",)
 
 
-def find_assignment(offer: BroadcastPlan | None, node: str, reach: BroadcastCapability) -> RankAssignment | None:
-    """The seat of an engine as it is now: one that was started again since is in no group."""
-    here = (node, reach.engine, reach.ranks)
-    seats = offer.participants if offer is not None and offer.backend in reach.backends else ()
-    return next((seat for seat in seats if (seat.node, seat.engine, seat.ranks) == here), None)
+def find_assignment(plan: BroadcastPlan | None, node_id: str, capability: BroadcastCapability) -> RankAssignment | None:
+    """The ranks of an engine in its current run; one that was restarted since has none."""
+    key = (node_id, capability.engine, capability.ranks)
+    participants = plan.participants if plan is not None and plan.backend in capability.backends else ()
+    return next((entry for entry in participants if (entry.node, entry.engine, entry.ranks) == key), None)
 
 
-def rendezvous_info(offer: BroadcastPlan, seat: RankAssignment) -> dict[str, Any]:
-    """What vLLM's workers are told to meet: `inference.engine.broadcast_receiver.Rendezvous`."""
+def rendezvous_info(plan: BroadcastPlan, assignment: RankAssignment) -> dict[str, Any]:
+    """The init_info for vLLM's workers: `inference.engine.broadcast_receiver.Rendezvous`."""
     return {
-        "address": offer.address,
-        "group": offer.group,
-        "backend": offer.backend,
-        "meeting": offer.rendezvous_key,
-        "rank": seat.rank,
-        "world": offer.world_size,
-        "seconds": offer.rendezvous_timeout_seconds,
+        "address": plan.address,
+        "group": plan.group,
+        "backend": plan.backend,
+        "meeting": plan.rendezvous_key,
+        "rank": assignment.rank,
+        "world": plan.world_size,
+        "seconds": plan.rendezvous_timeout_seconds,
     }

@@ -1,4 +1,4 @@
-"""Adapters as vLLM's own loader wants them: a directory in PEFT's form."""
+"""LoRA adapters in PEFT's directory format, which vLLM's own loader reads."""
 
 import json
 import os
@@ -13,13 +13,13 @@ A_SUFFIX, B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
-def write_directory(adapters: Path, directory: Path, most: int) -> None:
-    """PEFT's directory for adapters of a rank up to ``most``; their file is linked where that is possible, not copied.
+def write_directory(adapters: Path, directory: Path, max_rank: int) -> None:
+    """Write PEFT's directory for adapters; their file is hard-linked if possible, else copied.
 
-    Raises `ValueError` in a sentence for adapters that cannot be loaded so, `OSError`.
+    Raises `OSError`, or `ValueError` for adapters that cannot be loaded or have a rank above ``max_rank``.
     """
     rank, scale, modules = inspect_adapter(adapters)
-    if rank > most:
+    if rank > max_rank:
         raise ValueError(f"adapters of rank {rank} do not fit: set lora.rank of the node to {rank} at least")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -32,15 +32,15 @@ def write_directory(adapters: Path, directory: Path, most: int) -> None:
 
 
 def inspect_adapter(adapters: Path) -> tuple[int, float, list[str]]:
-    """Rank, the factor of the product, and the adapted modules' last names; raises `ValueError`."""
+    """Rank, scale of the product, and the last name components of the adapted modules; raises `ValueError`."""
     header = read_header(adapters)
     tensors = parse_tensors(header, adapters.stat().st_size)
     ranks = {tensor.shape[0] for name, tensor in tensors.items() if name.endswith(A_SUFFIX)}
     if len(ranks) != 1 or not all(name.endswith((A_SUFFIX, B_SUFFIX)) for name in tensors):
         raise InvalidSafetensors(f"{adapters.name} does not hold LoRA adapters of one rank: {sorted(ranks)}")
-    said = msgspec.json.decode(header[8:], type=dict[str, msgspec.Raw])
+    header_fields = msgspec.json.decode(header[8:], type=dict[str, msgspec.Raw])
     try:
-        scale = float(msgspec.json.decode(said[METADATA], type=dict[str, str])["scale"])
+        scale = float(msgspec.json.decode(header_fields[METADATA], type=dict[str, str])["scale"])
     except (KeyError, msgspec.DecodeError, ValueError) as error:
         raise InvalidSafetensors(f"{adapters.name} does not say the scale of its adapters") from error
     modules = {name.removesuffix(A_SUFFIX).rpartition(".")[2] for name in tensors if name.endswith(A_SUFFIX)}

@@ -1,7 +1,7 @@
-"""One vLLM server as a child process: on a socket of our own, in its own process group, gone when we are gone.
+"""One vLLM server as a child process, in its own process group; it ends when this process ends.
 
-Its control routes ask nobody who they are, so it listens on a Unix socket in a directory that only our user enters,
-and on no port, which any process of this machine could reach.
+Its control routes have no authentication. So it listens on a Unix socket in a directory that only this user may enter,
+and not on a port, which any process of this machine could reach.
 """
 
 import asyncio
@@ -31,44 +31,44 @@ CONTROL_TIMEOUT_SECONDS = 120.0
 STOP_SECONDS = 10.0
 END_SECONDS = 1.0
 IDLE_SECONDS = 2.0
-"""vLLM closes a connection that was idle for 5 s: taken up just then, it would look as if nobody answered."""
+"""Shorter than the 5 s after which vLLM closes an idle connection: reusing it just then would fail."""
 CONNECT_SECONDS = 5.0
 URL = "http://vllm"
-"""The engine, to a client that goes to its socket whatever the address."""
+"""The engine's URL for a client whose connector always uses its socket."""
 WARMUP_PROMPTS: tuple[list[list[int]], ...] = ([[0]], [[0], [0]])
-"""Prompts of tokens: what is compiled for one is compiled again for more, and then for any number."""
+"""Batches of token prompts: vLLM compiles for one prompt, and once more for several."""
 
 
 class EngineError(Exception):
-    """The engine did not start, or refused what it was told; the message holds its last words."""
+    """The engine did not start, or rejected a request; the message holds the last error of its log."""
 
 
 class EngineKilledError(EngineError):
-    """The engine was ended by a signal as it started, which says nothing about its settings."""
+    """A signal ended the engine as it started, so its settings may be right."""
 
 
 class EngineRejectedError(EngineError):
-    """The engine answered, and not as it should; it is alive."""
+    """The engine responded with an error; it is alive."""
 
 
 class VllmServer:
-    """Starts vLLM, knows when it is up, tells it to pause, load and resume; an async context manager."""
+    """Starts vLLM, waits until it is healthy, and calls its control routes; an async context manager."""
 
     def __init__(self, settings: InferenceSettings) -> None:
         self._settings = settings
         self.session: aiohttp.ClientSession
-        """A client of the engine, in this life and the next: `URL` and a path."""
+        """A client of the engine, also after a restart: `URL` and a path."""
         self._process: asyncio.subprocess.Process | None = None
         self.max_model_len: int | None = None
-        """Longest prompt and answer together, in tokens; known once the engine is up."""
+        """Of prompt and answer together, in tokens; known once the engine is up."""
         self.broadcast_capability: BroadcastCapability | None = None
-        """How weights can be sent straight into it, in this life; known once the engine is up."""
+        """How a broadcast can reach it; new after each start, known once the engine is up."""
         self.log_path = settings.work / "vllm.log"
         self._exits = contextlib.ExitStack()
         self._socket: Path
 
     async def __aenter__(self) -> "VllmServer":
-        """Raises `EngineError` where there can be no socket."""
+        """Raises `EngineError` if the socket cannot be created."""
         try:
             self._socket = self._exits.enter_context(private_directory("vllm")) / "socket"
         except PathTooLong as error:
@@ -84,7 +84,7 @@ class VllmServer:
         self._exits.close()
 
     async def start(self) -> None:
-        """Start and wait until it answers; raises `EngineError`."""
+        """Start, and wait until it is healthy and warm; raises `EngineError`."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.broadcast_capability = None
         self._socket.unlink(missing_ok=True)
@@ -103,12 +103,12 @@ class VllmServer:
                     code = self._process.returncode
                     if code is not None:
                         kind = EngineKilledError if code < 0 else EngineError
-                        raise kind(f"vLLM ended with {code}: {self._last_words()}")
+                        raise kind(f"vLLM ended with {code}: {self._last_log_error()}")
                     await asyncio.sleep(POLL_SECONDS)
                 await self.post("/init_weight_transfer_engine", {"init_info": {}})
-                self.max_model_len = await self._context()
-                ranks = await self._workers()
-                await self._warm()
+                self.max_model_len = await self._fetch_max_model_len()
+                ranks = await self._fetch_num_workers()
+                await self._warm_up()
                 self.broadcast_capability = BroadcastCapability(
                     engine=secrets.token_hex(4), ranks=ranks, backends=supported_backends(has_gpu())
                 )
@@ -118,11 +118,11 @@ class VllmServer:
             raise
         except TimeoutError:
             raise EngineError(
-                f"vLLM did not start within {self._settings.start_seconds:g} s: {self._last_words()}"
+                f"vLLM did not start within {self._settings.start_seconds:g} s: {self._last_log_error()}"
             ) from None
 
     async def _was_killed(self) -> bool:
-        """Whether a signal has ended the process; a connection is gone a moment before its process is."""
+        """Whether a signal has ended the process; waits, because a connection closes before its process has ended."""
         assert self._process is not None
         try:
             async with asyncio.timeout(END_SECONDS):
@@ -136,7 +136,7 @@ class VllmServer:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """End the whole process group: gently first, after 10 s by force."""
+        """Terminate the whole process group, and kill it after 10 s."""
         process, self._process = self._process, None
         if process is not None and not await end(process, STOP_SECONDS):
             log.warning("vLLM did not end within %g s and was ended by force", STOP_SECONDS)
@@ -146,7 +146,7 @@ class VllmServer:
         await self._post(path, body)
 
     async def post_json(self, path: str, body: object) -> Any:
-        """POST, and the JSON of the answer; raises `EngineRejectedError`, or `EngineError` if none comes."""
+        """POST; returns the JSON of the response. Raises `EngineRejectedError`, or `EngineError` without a response."""
         text = await self._post(path, body)
         try:
             return json.loads(text)
@@ -154,7 +154,7 @@ class VllmServer:
             raise EngineRejectedError(f"vLLM's answer to {path} is no JSON") from error
 
     async def _post(self, path: str, body: object) -> str:
-        # uvicorn hangs up after an error it has answered: who took up that connection again would find it gone.
+        # uvicorn closes the connection after an error response, so it must not be reused.
         headers, timeout = {"Connection": "close"}, aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_SECONDS)
         try:
             async with self.session.post(URL + path, json=body, headers=headers, timeout=timeout) as response:
@@ -172,28 +172,28 @@ class VllmServer:
         except (aiohttp.ClientError, TimeoutError):
             return False
 
-    async def _context(self) -> int:
+    async def _fetch_max_model_len(self) -> int:
         try:
             async with self.session.get(URL + "/v1/models") as response:
                 return int((await response.json())["data"][0]["max_model_len"])
         except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
             raise EngineError(f"vLLM does not say how long its context is: {error}") from error
 
-    async def _workers(self) -> int:
-        """Tensor, pipeline and data parallel ones together."""
+    async def _fetch_num_workers(self) -> int:
+        """Tensor, pipeline and data parallel workers together."""
         try:
             async with self.session.get(URL + "/get_world_size") as response:
                 return int((await response.json())["world_size"])
         except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
             raise EngineError(f"vLLM does not say how many workers it has: {error}") from error
 
-    async def _warm(self) -> None:
-        """Let vLLM compile its samplers now: its first answers do it else, for longer than some rollouts may take."""
-        # Several tokens each: the second prompt joins the first where that is already being answered.
-        asked = {"model": self._settings.model, "max_tokens": 8, "ignore_eos": True, "temperature": 1, "logprobs": 0}
+    async def _warm_up(self) -> None:
+        """Let vLLM compile its samplers now: otherwise the first calls do, for longer than some rollouts may take."""
+        # Several tokens each: the second prompt joins the batch while the first is being decoded.
+        request = {"model": self._settings.model, "max_tokens": 8, "ignore_eos": True, "temperature": 1, "logprobs": 0}
         for prompts in WARMUP_PROMPTS:
-            await self.post("/v1/completions", {**asked, "prompt": prompts})
+            await self.post("/v1/completions", {**request, "prompt": prompts})
 
-    def _last_words(self) -> str:
+    def _last_log_error(self) -> str:
         lines = [line for line in self.log_path.read_text(errors="replace").splitlines() if "Error" in line]
         return f"{lines[-1].split('] ')[-1][:300] if lines else 'no error in its log'} (log: {self.log_path})"

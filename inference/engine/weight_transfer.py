@@ -21,12 +21,12 @@ from inference.engine.peft import A_SUFFIX, B_SUFFIX
 
 @dataclass
 class Init(Rendezvous, WeightTransferInitInfo):
-    """Files need nothing to be set up; a broadcast begins with meeting the others."""
+    """Files need no setup; a broadcast begins with a rendezvous."""
 
 
 @dataclass
 class Update(WeightTransferUpdateInfo):
-    """Safetensors files, verified by the node before it asks, or else what was met for.
+    """Safetensors files, verified by the node, or else a broadcast whose group was joined.
 
     The first file has all weights under their Hugging Face names; a second has LoRA adapters under PEFT's, and
     ``scale`` in its metadata. ``content`` and ``size`` are of the file that a broadcast sends.
@@ -48,7 +48,7 @@ class LightningbusWeightEngine(WeightTransferEngine[Init, Update]):
         self._receiver = BroadcastReceiver()
 
     def init_transfer_engine(self, init_info: Init) -> None:
-        """Meet the others of a broadcast; as the engine starts, there is none."""
+        """Join the group of a broadcast; at the start of the engine there is none."""
         if init_info.address:
             parallel = self.parallel_config
             self._receiver.join(init_info, parallel.data_parallel_index * parallel.world_size + parallel.rank)
@@ -64,16 +64,16 @@ class LightningbusWeightEngine(WeightTransferEngine[Init, Update]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: Update) -> None:
-        """Load every tensor: of files, adapters added to what they adapt; of a broadcast, as they come.
+        """Load every tensor: from files, with adapters merged into their weights, or from a broadcast.
 
-        What comes is in the model before all of it is known to be right: if it is not, this raises, and the node gives
-        the engine up. A copy of all weights beside those that serve is memory that GPUs do not have.
+        A broadcast is loaded before its hash is known: if that is wrong, this raises, and the node stops the engine.
+        A second copy of all weights does not fit into GPU memory.
         """
         load: Any = self.model.load_weights
         if update_info.paths:
             load(tensors(*update_info.paths))
             return
-        with disable_mtp_completeness_check():  # no lot of tensors is all of them
+        with disable_mtp_completeness_check():  # each batch is a part of all tensors
             self._receiver.receive(update_info.content, update_info.size, load)
 
     def finish_weight_update(self) -> None:
@@ -83,12 +83,12 @@ class LightningbusWeightEngine(WeightTransferEngine[Init, Update]):
             _repack_heads(self.model)
 
     def shutdown(self) -> None:
-        """Be in no group any more."""
+        """Leave the broadcast group."""
         self._receiver.leave()
 
 
 def _repack_heads(model: torch.nn.Module) -> None:
-    """Pack the output head anew: the CPU build computes from a packed copy, made when the head's weights are loaded.
+    """Repack the output head: the CPU build computes from a packed copy, made when the head's weights are loaded.
 
     A head tied to the embedding has no tensor of its own in the file, so that copy would keep the first version.
     """
@@ -112,7 +112,7 @@ def tensors(path: str, adapters: str | None = None) -> Iterator[tuple[str, torch
 
 def _products(path: str) -> dict[str, torch.Tensor]:
     """By the name of the weights they are added to."""
-    found = {}
+    products = {}
     with safe_open(path, framework="pt", device="cpu") as file:
         scale = float(file.metadata()["scale"])
         for name in file.keys():  # noqa: SIM118 - not a dict
@@ -120,5 +120,5 @@ def _products(path: str) -> dict[str, torch.Tensor]:
                 continue
             module = name.removesuffix(A_SUFFIX)
             product = file.get_tensor(module + B_SUFFIX).float() @ file.get_tensor(name).float()
-            found[module.removeprefix("base_model.model.") + ".weight"] = scale * product
-    return found
+            products[module.removeprefix("base_model.model.") + ".weight"] = scale * product
+    return products

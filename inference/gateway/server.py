@@ -1,7 +1,7 @@
-"""What runners reach: vLLM's model routes and nothing else, each chunk marked with the version that made its tokens.
+"""The HTTP proxy that runners call: vLLM's model routes only, each chunk stamped with the version of its tokens.
 
-vLLM 0.31 labels an engine with a version, not a token. After a pause has been answered no token is made until the
-resume, so whatever has arrived by then is the old version and whatever comes later is the new one.
+vLLM 0.31 labels an engine with a version, not a token. Between the reply to a pause and the resume no token is
+sampled: chunks that arrive before are of the old version, later ones of the new version.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from common.http_server import Listening, body_of
 from common.observability import metrics, tracing
 from common.observability.metric_registry import counted
 from inference.gateway.version_stamp import StampEvent, add_cache_salt, stamp_event, stream
-from inference.settings import MOST_REQUESTS
+from inference.settings import MAX_REQUESTS
 from inference.version_registry import LoadedVersions, select_version
 from schemas.semconv import attributes
 from schemas.subjects import TRACE_HEADER
@@ -31,16 +31,16 @@ log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 * 1024 * 1024
 HEALTH = "/health"
-"""The one route that asks for no key: it tells a load balancer the state and the version, and nothing else."""
+"""The only route without a key: state and version, for load balancers."""
 RETRY_AFTER = {"Retry-After": "1"}
 VERSION_HEADER = "X-Lightningbus-Version"
-"""This version or none."""
+"""Pins a call: this version or none."""
 PREFERRED_HEADER = "X-Lightningbus-Preferred-Version"
-"""This version where it is held, else the newest."""
+"""This version if it is routable, else the newest."""
 
 
 class Gateway:
-    """Serves the node's public routes; `version` and `state` decide what it answers."""
+    """Serves the node's public routes, as `version` and `state` allow."""
 
     def __init__(
         self,
@@ -49,29 +49,29 @@ class Gateway:
         host: str,
         port: int,
         cluster_key: str = "",
-        most: int = MOST_REQUESTS,
-        residents: LoadedVersions | None = None,
+        max_requests: int = MAX_REQUESTS,
+        versions: LoadedVersions | None = None,
     ) -> None:
-        """``session`` reaches the engine at ``engine_url``. ``cluster_key``: what a request must bring, none if empty.
+        """``session`` reaches the engine at ``engine_url``. ``cluster_key``: required of requests unless it is empty.
 
-        ``most``: how many are answered at once; ``residents``: versions the engine holds beside one another.
+        ``max_requests``: handled at once; ``versions``: LoRA versions that the engine has loaded.
         """
         self._engine_url = engine_url
-        self._cluster_key, self._most, self._held = cluster_key, most, 0
+        self._cluster_key, self._max_requests, self._num_requests = cluster_key, max_requests, 0
         self._session = session
         self._host, self._port = host, port
-        self._residents = residents or LoadedVersions("", 1)
+        self._loaded = versions or LoadedVersions("", 1)
         self.version: int | None = None
-        """Of the weights themselves; None where there are none, or a base for adapters, which is no version."""
+        """Of the engine's own weights; None: there are none, or a base for adapters, which is no version."""
         self.state: State = "starting"
-        self._open: dict[int, web.Request] = {}
-        """What the engine is answering."""
-        self._closed, self._ended = False, asyncio.Event()
+        self._in_flight: dict[int, web.Request] = {}
+        """Requests that the engine is handling."""
+        self._is_draining, self._call_ended = False, asyncio.Event()
         self.address = ""
         self._listening = Listening()
         counting = counted(metrics.node_requests, metrics.node_inflight)
-        before = [self._listening.middleware, counting, self._admit]
-        self._app = app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=before)
+        middlewares = [self._listening.middleware, counting, self._admit]
+        self._app = app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=middlewares)
         app.router.add_post("/v1/chat/completions", self._forward)
         app.router.add_post("/v1/completions", self._forward)
         app.router.add_post("/tokenize", self._pass_on)
@@ -89,60 +89,60 @@ class Gateway:
         await self._listening.close()
 
     async def flush_pending_chunks(self) -> None:
-        """Let every chunk that has reached this process be marked; call between pause and resume."""
-        for _ in range(4):  # a turn of the loop each: socket read, stream fed, reader woken, chunk marked
+        """Stamp every chunk that has reached this process; call between pause and resume."""
+        for _ in range(4):  # one iteration of the event loop each: socket read, stream fed, reader woken, chunk stamped
             await asyncio.sleep(0)
 
     @property
     def num_in_flight(self) -> int:
-        """How many requests the engine is answering."""
-        return len(self._open)
+        """How many requests the engine is handling."""
+        return len(self._in_flight)
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Those a new call may go to, newest last."""
-        return self._residents.routable or (() if self.version is None else (self.version,))
+        """Versions that serve new calls, newest last."""
+        return self._loaded.routable or (() if self.version is None else (self.version,))
 
     @property
     def newest(self) -> int | None:
-        """The one a new call goes to that names none; None: it is refused."""
+        """The version of a call that names none; None: it is rejected."""
         return select_version(self.versions, None, None)
 
     def engine_model_name(self, version: int) -> str:
-        """What vLLM calls a version; empty for the weights themselves, which it calls as agents do."""
-        return self._residents.name(version) if version in self._residents else ""
+        """The model name of a version inside vLLM; empty: the one that agents use."""
+        return self._loaded.name(version) if version in self._loaded else ""
 
     @asynccontextmanager
     async def drained(self) -> AsyncIterator[None]:
-        """A time without calls: new ones are turned away, to come again, and those in flight have ended."""
-        self._closed = True
+        """The block runs without calls: those in flight have ended, and new ones get 503 with Retry-After."""
+        self._is_draining = True
         try:
             await self._wait_idle()
             yield
         finally:
-            self._closed = False
+            self._is_draining = False
 
     async def abort_in_flight(self) -> None:
-        """Break off every answer that is under way: who asked goes on at another node, from the tokens it has."""
-        for request in self._open.values():
+        """Abort every response in flight; runners continue at another node, from the tokens they have."""
+        for request in self._in_flight.values():
             if request.transport is not None:
                 request.transport.abort()
         await self._wait_idle()
 
     async def _wait_idle(self) -> None:
-        while self._open:
-            await self._ended.wait()
+        while self._in_flight:
+            await self._call_ended.wait()
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Before anything of a request but its headers is read."""
+        """Check key and limits before the request's body is read."""
         if request.path == HEALTH:
             return await handler(request)
         if self._cluster_key and not holds(self._cluster_key, request.headers.get("Authorization", "")):
-            return _error(401, "this node answers who holds the cluster key: set cluster_key_file")
-        if self._held >= self._most:
-            return _error(429, f"this node answers {self._most} requests at once", RETRY_AFTER)
-        self._held += 1
+            return _error(401, "this node requires the cluster key: set cluster_key_file")
+        if self._num_requests >= self._max_requests:
+            return _error(429, f"this node answers {self._max_requests} requests at once", RETRY_AFTER)
+        self._num_requests += 1
         try:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
@@ -150,7 +150,7 @@ class Gateway:
         except (web.HTTPRequestTimeout, web.HTTPBadRequest) as error:
             return _error(error.status, error.text or "")
         finally:
-            self._held -= 1
+            self._num_requests -= 1
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response(
@@ -158,61 +158,62 @@ class Gateway:
         )
 
     async def _pass_on(self, request: web.Request) -> web.Response:
-        """The engine's own answer where no token is sampled, so none has a version."""
+        """Proxy a route that samples no tokens, so its response has no version."""
         if not serves(self.state):
             return self._not_ready()
         body, headers = await body_of(request) or None, {"Content-Type": "application/json"}
         try:
             async with self._session.request(
                 request.method, self._engine_url + request.path, data=body, headers=headers
-            ) as answer:
-                return web.Response(body=await answer.read(), status=answer.status, content_type=answer.content_type)
+            ) as response:
+                body, content_type = await response.read(), response.content_type
+                return web.Response(body=body, status=response.status, content_type=content_type)
         except (aiohttp.ClientConnectionError, TimeoutError):
             return _error(503, "the engine is not answering")
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
-        body = await body_of(request)  # first: versions come and go meanwhile
-        if not serves(self.state) or self._closed or not self.versions:
+        body = await body_of(request)  # read first: versions may change meanwhile
+        if not serves(self.state) or self._is_draining or not self.versions:
             return self._not_ready()
         pinned = request.headers.get(VERSION_HEADER)
         version = select_version(self.versions, pinned, request.headers.get(PREFERRED_HEADER))
         if version is None:
-            served = ", ".join(map(str, self.versions))
-            return _error(409, f"this node serves version {served}, not {pinned}")
-        said: tracing.Said = {attributes.WEIGHT_VERSION: version}
-        asked_in = request.headers.get(TRACE_HEADER, "")
+            routable = ", ".join(map(str, self.versions))
+            return _error(409, f"this node serves version {routable}, not {pinned}")
+        span_attributes: tracing.Said = {attributes.WEIGHT_VERSION: version}
+        traceparent = request.headers.get(TRACE_HEADER, "")
         with (
-            self._track(request, version) as (name, mark),
-            tracing.span(f"POST {request.path}", said, asked_in, "server") as own,
+            self._track(request, version) as (engine_model, stamp),
+            tracing.span(f"POST {request.path}", span_attributes, traceparent, "server") as span,
         ):
-            headers = {"Content-Type": "application/json", **own.headers}
-            body = add_cache_salt(body, version, name)
+            headers = {"Content-Type": "application/json", **span.headers}
+            body = add_cache_salt(body, version, engine_model)
             try:
-                async with self._session.post(self._engine_url + request.path, data=body, headers=headers) as answer:
-                    own.note({"http.response.status_code": answer.status})
-                    if answer.content_type != "text/event-stream":
+                async with self._session.post(self._engine_url + request.path, data=body, headers=headers) as response:
+                    span.note({"http.response.status_code": response.status})
+                    if response.content_type != "text/event-stream":
                         return web.Response(
-                            body=await answer.read(), status=answer.status, content_type=answer.content_type
+                            body=await response.read(), status=response.status, content_type=response.content_type
                         )
-                    return await stream(request, answer, mark)
+                    return await stream(request, response, stamp)
             except (aiohttp.ClientConnectionError, TimeoutError):
                 return _error(503, "the engine is not answering")
 
     @contextmanager
     def _track(self, request: web.Request, version: int) -> Iterator[tuple[str, StampEvent]]:
-        """Around a call: what its model is called inside vLLM, if not as it was asked, and what marks its events."""
-        name, asked = self.engine_model_name(version), self._residents.model
-        self._open[id(request)] = request
+        """Count a call while the block runs; yields its model's name inside vLLM (empty: unchanged) and its stamp."""
+        engine_model, public_model = self.engine_model_name(version), self._loaded.model
+        self._in_flight[id(request)] = request
         try:
-            if name:
-                with self._residents.track_call(version):
-                    yield name, lambda event: stamp_event(event, version, name, asked)
+            if engine_model:
+                with self._loaded.track_call(version):
+                    yield engine_model, lambda event: stamp_event(event, version, engine_model, public_model)
             else:
                 yield "", lambda event: stamp_event(event, self.version or 0)
         finally:
-            del self._open[id(request)]
-            self._ended.set()
-            self._ended.clear()
+            del self._in_flight[id(request)]
+            self._call_ended.set()
+            self._call_ended.clear()
 
     def _not_ready(self) -> web.Response:
         return _error(503, f"this node is {'taking weights' if serves(self.state) else self.state}", RETRY_AFTER)

@@ -1,4 +1,4 @@
-"""An answer's events on their way through: each is marked with its version the moment it arrives."""
+"""Passes a response's server-sent events on, each stamped with its weight version as it arrives."""
 
 import asyncio
 import logging
@@ -14,60 +14,60 @@ EVENT_START = b"data: {"
 EVENT_END = b"\n\n"
 KEEPALIVE_SECONDS = 10.0
 SSE_KEEPALIVE = b": still here\n\n"
-"""Said on a stream that has been quiet for so long, so that a slow answer is told from a dead connection."""
+"""A comment sent after `KEEPALIVE_SECONDS` without an event: a slow response differs from a dead connection."""
 
 
-def stamp_event(event: bytes, version: int, inside: str = "", asked: str = "") -> bytes:
+def stamp_event(event: bytes, version: int, engine_model: str = "", public_model: str = "") -> bytes:
     """A server-sent event with ``weight_version`` as the first field of its JSON object.
 
-    Of a model that has another name ``inside`` it says the one it was ``asked`` by.
+    ``engine_model``: the model's name inside vLLM, which is replaced by ``public_model``, the one that was requested.
     """
     if not event.startswith(EVENT_START):
         return event
-    if inside:  # quotes within a string are escaped, so this is the field and nothing the model said
-        event = event.replace(b'"model":"%b"' % inside.encode(), b'"model":"%b"' % asked.encode(), 1)
+    if engine_model:  # quotes in a string are escaped, so this matches the field and no generated text
+        event = event.replace(b'"model":"%b"' % engine_model.encode(), b'"model":"%b"' % public_model.encode(), 1)
     return b'%b"weight_version":%d,%b' % (EVENT_START, version, event[len(EVENT_START) :])
 
 
-def add_cache_salt(body: bytes, version: int, inside: str = "") -> bytes:
-    """The request with a cache salt: a prefix computed by other weights is never reused.
+def add_cache_salt(body: bytes, version: int, engine_model: str = "") -> bytes:
+    """The request with a cache salt, so that a prefix computed by other weights is never reused.
 
-    With ``inside`` it is one to the model of that name: of two fields of a name the last one counts.
+    With ``engine_model`` it is sent to the model of that name: of two JSON fields with one name the last one counts.
     """
-    closing = body.rstrip()
-    if not closing.endswith(b"}") or len(closing) < 3:
+    stripped = body.rstrip()
+    if not stripped.endswith(b"}") or len(stripped) < 3:
         return body
-    model = b',"model":"%b"' % inside.encode() if inside else b""
-    return b'%b,"cache_salt":"v%d"%b}' % (closing[:-1], version, model)
+    model = b',"model":"%b"' % engine_model.encode() if engine_model else b""
+    return b'%b,"cache_salt":"v%d"%b}' % (stripped[:-1], version, model)
 
 
-async def stream(request: web.Request, answer: aiohttp.ClientResponse, mark: StampEvent) -> web.StreamResponse:
-    """Pass a stream of events on, each marked as it arrives, however slowly they are read."""
+async def stream(request: web.Request, upstream: aiohttp.ClientResponse, stamp: StampEvent) -> web.StreamResponse:
+    """Pass a stream of events on, each stamped as it arrives, however slowly the client reads."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
     events: asyncio.Queue[bytes | None] = asyncio.Queue()
-    reading = asyncio.create_task(_read(answer, mark, events))
+    reading = asyncio.create_task(_read(upstream, stamp, events))
     try:
         while (event := await _next(events)) is not None:
             await response.write(event)
         await reading
     except aiohttp.ClientError as error:
-        log.warning("an answer broke off: %s", str(error) or type(error).__name__)
+        log.warning("the engine's stream ended early: %s", str(error) or type(error).__name__)
         if request.transport is not None:
-            request.transport.abort()  # so that the runner sees that it is not whole
+            request.transport.abort()  # so that the runner sees that the stream is incomplete
     finally:
         reading.cancel()
     return response
 
 
-async def _read(answer: aiohttp.ClientResponse, mark: StampEvent, events: asyncio.Queue[bytes | None]) -> None:
-    # Apart from the writing, so that a slow reader of ours never delays the mark.
-    rest = b""
+async def _read(upstream: aiohttp.ClientResponse, stamp: StampEvent, events: asyncio.Queue[bytes | None]) -> None:
+    # Separate from writing, so that a slow client never delays the stamp.
+    remainder = b""
     try:
-        async for data in answer.content.iter_any():
-            *whole, rest = (rest + data).split(EVENT_END)
-            if whole:
-                events.put_nowait(b"".join(mark(event) + EVENT_END for event in whole))
+        async for data in upstream.content.iter_any():
+            *complete, remainder = (remainder + data).split(EVENT_END)
+            if complete:
+                events.put_nowait(b"".join(stamp(event) + EVENT_END for event in complete))
     finally:
         events.put_nowait(None)
 

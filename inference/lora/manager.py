@@ -1,7 +1,7 @@
-"""Versions of adapters beside one another: the base is loaded once, each version by vLLM's own loader under a name.
+"""Several LoRA versions in one engine: the base is loaded once, each version by vLLM's own loader under its own name.
 
-Nothing is paused for that: vLLM takes adapters in between two steps. Calls in flight end on the version they began
-with, new ones go to the newest, and a version goes when it is not among the newest and its last call has ended.
+Nothing is paused for that: vLLM loads adapters between two steps. Calls in flight finish on the version they started
+with, and new ones go to the newest. A version is unloaded when it is not among the newest and its last call has ended.
 """
 
 import asyncio
@@ -21,124 +21,131 @@ from schemas.weights.release_policy import is_revoked
 
 log = logging.getLogger(__name__)
 
-Replace = Callable[[Sequence[Path], int], Awaitable[float]]
-"""Puts files in place of the engine's weights, as a version; returns the seconds generation stood still."""
+ReplaceWeights = Callable[[Sequence[Path], int], Awaitable[float]]
+"""Replaces the engine's weights by those of files, as a version; returns the seconds generation was paused."""
 
 
-class Tell(Protocol):
+class EngineControl(Protocol):
     """POST to one of vLLM's control routes; raises `EngineError`."""
 
     def __call__(self, path: str, body: object = None) -> Awaitable[None]: ...
 
 
 class LoraManager:
-    """What an engine holds of a model's adapters; outlives the engine, so that the next one is given it again."""
+    """The adapters loaded into an engine; outlives the engine, so that the next one loads them again."""
 
-    def __init__(self, residents: LoadedVersions, rank: int, directory: Path, gateway: Gateway, tell: Tell) -> None:
-        """``rank``: the largest the engine takes; ``directory``: where adapters lie for vLLM, emptied first."""
-        self._residents, self._rank, self._directory = residents, rank, directory
-        self._gateway, self._tell = gateway, tell
-        self._telling = asyncio.Lock()
+    def __init__(
+        self, versions: LoadedVersions, max_rank: int, directory: Path, gateway: Gateway, post: EngineControl
+    ) -> None:
+        """``max_rank``: the largest the engine accepts; ``directory``: adapters in PEFT's form, emptied first."""
+        self._versions, self._max_rank, self._directory = versions, max_rank, directory
+        self._gateway, self._post = gateway, post
+        self._engine_lock = asyncio.Lock()
         self._base: Path | None = None
-        self._before: tuple[Path | None, tuple[int, ...]] = (None, ())
-        """Base and versions of the engine before this one."""
-        self._left: set[int] = set()
-        """Versions that have gone since the last one came, and lie there until the next one has."""
+        self._previous_engine: tuple[Path | None, tuple[int, ...]] = (None, ())
+        """Base and versions of the previous engine."""
+        self._pending_deletion: set[int] = set()
+        """Versions unloaded since the last load; their files are kept until the next one."""
         shutil.rmtree(directory, ignore_errors=True)
 
     def on_engine_restart(self) -> None:
-        """A new engine holds nothing."""
+        """Record that the new engine has loaded nothing."""
         if self._base is not None:
-            self._before = (self._base, self._residents.routable)
+            self._previous_engine = (self._base, self._versions.routable)
         self._base = None
-        self._residents.clear()
+        self._versions.clear()
 
-    async def load_version(self, files: Sequence[Path], version: int, replace: Replace) -> float:
-        """Load a version: adapters beside those of the same base, anything else in place of all there is.
+    async def load_version(self, files: Sequence[Path], version: int, replace: ReplaceWeights) -> float:
+        """Load a version: adapters beside those of the same base; anything else replaces all weights.
 
-        Returns the seconds generation stood still, at most. Raises `ValueError` or `OSError` where a version cannot be
-        loaded and what was held goes on serving, else `EngineError`.
+        Returns the seconds generation was paused, at most. Raises `ValueError` or `OSError` if the version cannot be
+        loaded and the previous ones go on serving, else `EngineError`.
         """
         base, *adapters = files
         if not adapters and self._base is None:
             return await replace(files, version)
         if adapters:
-            self._sweep()
-            if base != self._base or version not in self._residents:
-                write_directory(adapters[0], self._place(version), self._rank)
+            self._delete_unused_dirs()
+            if base != self._base or version not in self._versions:
+                write_directory(adapters[0], self._adapter_dir(version), self._max_rank)
             if base == self._base:
                 return await self._add(version)
-        # A call that went on would have its adapters on a base that is not theirs.
+        return await self._replace_base(base, version, replace, has_adapters=bool(adapters))
+
+    async def _replace_base(self, base: Path, version: int, replace: ReplaceWeights, *, has_adapters: bool) -> float:
+        # Without calls: one in flight would continue with its adapters on a base that is not theirs.
         async with self._gateway.drained():
-            started = time.monotonic()
-            async with self._telling:
-                for held in self._residents.loaded:
-                    await self._unload(held)
+            started_at = time.monotonic()
+            async with self._engine_lock:
+                for loaded in self._versions.loaded:
+                    await self._unload(loaded)
             await replace([base], version)
-            self._base = base if adapters else None
-            if adapters:
-                self._gateway.version = None  # the base by itself is no version
-                for held in (*self._again(base, version), version):
-                    await self._load(held)
-            return time.monotonic() - started
+            self._base = base if has_adapters else None
+            if has_adapters:
+                self._gateway.version = None  # the base alone is no version
+                for restored in (*self._to_restore(base, version), version):
+                    await self._load(restored)
+            return time.monotonic() - started_at
 
     def apply_release_state(self, release: ReleaseState) -> None:
-        """What may not be served answers no new call, be it held already or not."""
-        revoked = {said.version for said in release.decisions if is_revoked(release, said.version)}
-        self._residents.block(lambda version: version in revoked or release.pinned not in (None, version))
+        """Exclude from new calls the versions that may not be served, loaded already or later."""
+        revoked = {decision.version for decision in release.decisions if is_revoked(release, decision.version)}
+        self._versions.block(lambda version: version in revoked or release.pinned not in (None, version))
 
     async def unload_loop(self) -> None:
-        """Unload for ever whatever may go; raises `EngineError`."""
+        """Unload evictable versions until cancelled; raises `EngineError`."""
         while True:
-            async with self._telling:
-                while (
-                    due := self._residents.evictable()
-                ):  # each time anew: what was due a moment ago may answer calls again
-                    await self._unload(due[0])
-            await self._residents.changed.wait()
+            async with self._engine_lock:
+                # Recomputed after each: a version that was evictable a moment ago may serve calls again.
+                while evictable := self._versions.evictable():
+                    await self._unload(evictable[0])
+            await self._versions.changed.wait()
 
     async def _add(self, version: int) -> float:
-        if version not in self._residents and not self._residents.has_capacity:
+        if version not in self._versions and not self._versions.has_capacity:
             log.info("version %d waits until the calls of an older one have ended", version)
-            with self._residents.pending_load():
-                while not self._residents.has_capacity:
-                    await self._residents.changed.wait()
-        started = time.monotonic()
+            with self._versions.pending_load():
+                while not self._versions.has_capacity:
+                    await self._versions.changed.wait()
+        started_at = time.monotonic()
         try:
             await self._load(version)
         except EngineError as error:
-            raise ValueError(f"adapters are not taken: {error}") from error
-        return time.monotonic() - started
+            raise ValueError(f"the engine rejects the adapters: {error}") from error
+        return time.monotonic() - started_at
 
     async def _load(self, version: int) -> None:
-        name, place = self._residents.name(version), self._place(version)
-        async with self._telling:
-            if version not in self._residents:  # or it comes again
-                await self._tell("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(place.resolve())})
-                self._left.clear()
-            self._residents.add(version)
+        name, path = self._versions.name(version), self._adapter_dir(version)
+        async with self._engine_lock:
+            if version not in self._versions:  # else it is loaded already, and becomes the newest
+                await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path.resolve())})
+                self._pending_deletion.clear()
+            self._versions.add(version)
 
     async def _unload(self, version: int) -> None:
-        self._residents.mark_draining(version)
-        await self._tell("/v1/unload_lora_adapter", {"lora_name": self._residents.name(version)})
-        self._residents.remove(version)
-        self._left.add(version)
+        self._versions.mark_draining(version)
+        await self._post("/v1/unload_lora_adapter", {"lora_name": self._versions.name(version)})
+        self._versions.remove(version)
+        self._pending_deletion.add(version)
 
-    def _again(self, base: Path, newest: int) -> list[int]:
-        """What the engine before this one held on the same base."""
-        (before, versions), self._before = self._before, (None, ())
-        return [version for version in versions if before == base and version != newest]
+    def _to_restore(self, base: Path, newest: int) -> list[int]:
+        """Versions that the previous engine had loaded on the same base; they are returned once."""
+        (previous_base, versions), self._previous_engine = self._previous_engine, (None, ())
+        return [version for version in versions if previous_base == base and version != newest]
 
-    def _place(self, version: int) -> Path:
-        return self._directory / self._residents.name(version)
+    def _adapter_dir(self, version: int) -> Path:
+        return self._directory / self._versions.name(version)
 
-    def _sweep(self) -> None:
-        """Remove what no engine asks for any more.
+    def _delete_unused_dirs(self) -> None:
+        """Delete the adapters that no engine reads any more.
 
-        A call that was hung up on stays in vLLM's hands for a moment, and vLLM may read its adapters again: so they lie
-        there until the next version but one.
+        After a client disconnects, vLLM keeps the call for a moment, and may read its adapters again: they are kept
+        until the next version but one.
         """
-        needed = {self._place(version) for version in (*self._residents.loaded, *self._left, *self._before[1])}
-        for place in self._directory.glob("*"):
-            if place not in needed:
-                shutil.rmtree(place, ignore_errors=True)
+        needed = {
+            self._adapter_dir(version)
+            for version in (*self._versions.loaded, *self._pending_deletion, *self._previous_engine[1])
+        }
+        for path in self._directory.glob("*"):
+            if path not in needed:
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Trying a version on this node before it is released: what the engine makes of fixed prompts, and what follows."""
+"""Canary trial of a version before it is approved: the engine is measured on fixed prompts, without serving."""
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,164 +15,165 @@ from schemas.weights.events import CanaryPrompt, CanarySpec
 
 MIN_LOGPROB = -9000.0
 """vLLM writes -9999 for minus infinity."""
-NO_WORD_FOR_NAN = "not JSON compliant"
+NAN_IN_JSON = "not JSON compliant"
 NOT_FINITE = "the engine's log-probabilities are not finite"
-LARGEST_DIFFERENCE = 50.0
-"""Of log-probabilities: beyond it k3 would only overflow."""
+MAX_LOGPROB_DIFFERENCE = 50.0
+"""Beyond it k3 would overflow."""
 
 Logprobs = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryResult:
-    """``reason`` is empty if the version may be served. Figures: see `judged`."""
+    """``reason`` is empty if the version may be served. ``metrics``: see `evaluate`."""
 
     reason: str
-    figures: dict[str, float]
+    metrics: dict[str, float]
     is_kv_cache_tainted: bool = False
-    """What is not finite is in the engine's KV cache now, and would come out under other weights, too."""
+    """The engine's KV cache holds values that are not finite: other weights would compute from them, too."""
 
 
-def evaluate(trial: CanarySpec, prompts: Logprobs, answers: Logprobs, length_before: float | None) -> CanaryResult:
-    """What a trial has shown. Pure.
+def evaluate(spec: CanarySpec, prompts: Logprobs, answers: Logprobs, previous_length: float | None) -> CanaryResult:
+    """Evaluate a trial. Pure.
 
-    ``prompts``: the engine's log-probability of each token of the cases but their first; ``answers``: that of each
-    token it sampled, prompt by prompt, at temperature 1. Figures: ``k3_kl``, Schulman's k3 (mean of exp(d) - 1 - d, d
+    ``prompts``: the engine's log-probability of each token of the prompts but their first; ``answers``: that of each
+    token it sampled, prompt by prompt, at temperature 1. Metrics: ``k3_kl``, Schulman's k3 (mean of exp(d) - 1 - d, d
     being the learner's log-probability less the engine's) in nats per token; ``entropy``, the mean of -log p over the
     sampled tokens, in nats; ``length``, their mean number per answer; ``tokens``, how many were compared.
     """
-    learners = np.concatenate([np.frombuffer(case.logprobs, "<f4").astype(np.float64) for case in trial.prompts])
-    engines = np.array([value for one in prompts for value in one])
-    sampled = np.array([value for one in answers for value in one])
+    learners = np.concatenate([np.frombuffer(prompt.logprobs, "<f4").astype(np.float64) for prompt in spec.prompts])
+    engines = np.array([value for logprobs in prompts for value in logprobs])
+    sampled = np.array([value for logprobs in answers for value in logprobs])
     for whose, values in (("the learner", learners), ("the engine", engines), ("a sampled token", sampled)):
         bad = int((~np.isfinite(values) | (values < MIN_LOGPROB)).sum())
         if bad:
-            spoiled = bool(np.isnan(engines).any() or np.isnan(sampled).any())
-            return CanaryResult(f"{bad} of {len(values)} log-probabilities of {whose} are not finite", {}, spoiled)
+            is_tainted = bool(np.isnan(engines).any() or np.isnan(sampled).any())
+            return CanaryResult(f"{bad} of {len(values)} log-probabilities of {whose} are not finite", {}, is_tainted)
     if len(engines) != len(learners):
         return CanaryResult(f"the engine gave {len(engines)} log-probabilities for {len(learners)} tokens", {})
     if not len(sampled):
         return CanaryResult("no token was sampled", {})
-    difference = np.clip(learners - engines, -LARGEST_DIFFERENCE, LARGEST_DIFFERENCE)
-    figures = {
+    difference = np.clip(learners - engines, -MAX_LOGPROB_DIFFERENCE, MAX_LOGPROB_DIFFERENCE)
+    metrics = {
         "k3_kl": float(np.mean(np.exp(difference) - 1 - difference)),
         "entropy": float(-np.mean(sampled)),
-        "length": float(np.mean([len(one) for one in answers])),
+        "length": float(np.mean([len(logprobs) for logprobs in answers])),
         "tokens": float(len(engines)),
     }
-    return CanaryResult("; ".join(_violations(trial, figures, length_before)), figures)
+    return CanaryResult("; ".join(_violations(spec, metrics, previous_length)), metrics)
 
 
-def _violations(trial: CanarySpec, figures: Mapping[str, float], length_before: float | None) -> list[str]:
-    found = []
-    if figures["k3_kl"] > trial.max_kl:
-        found.append(f"k3-KL to the learner is {figures['k3_kl']:.4g} nats per token, above {trial.max_kl:g}")
-    if not trial.min_entropy <= figures["entropy"] <= trial.max_entropy:
-        bounds = f"{trial.min_entropy:g} to {trial.max_entropy:g}"
-        found.append(f"entropy is {figures['entropy']:.4g} nats per token, outside {bounds}")
-    before, now = length_before, figures["length"]
-    if before and now and max(before / now, now / before) > trial.max_length_ratio:
-        found.append(
-            f"answers have {now:.3g} tokens, those of the version released before {before:.3g}: more than "
-            f"{trial.max_length_ratio:g} times as many or as few"
+def _violations(spec: CanarySpec, metrics: Mapping[str, float], previous_length: float | None) -> list[str]:
+    violations = []
+    if metrics["k3_kl"] > spec.max_kl:
+        violations.append(f"k3-KL to the learner is {metrics['k3_kl']:.4g} nats per token, above {spec.max_kl:g}")
+    if not spec.min_entropy <= metrics["entropy"] <= spec.max_entropy:
+        bounds = f"{spec.min_entropy:g} to {spec.max_entropy:g}"
+        violations.append(f"entropy is {metrics['entropy']:.4g} nats per token, outside {bounds}")
+    previous, length = previous_length, metrics["length"]
+    if previous and length and max(previous / length, length / previous) > spec.max_length_ratio:
+        violations.append(
+            f"answers have {length:.3g} tokens, those of the version released before {previous:.3g}: more than "
+            f"{spec.max_length_ratio:g} times as many or as few"
         )
-    return found
+    return violations
 
 
-def fit_to_context(trial: CanarySpec, context: int | None) -> CanarySpec:
-    """The trial with its prompts cut to what fits an engine's context beside the answers."""
-    if context is None:
-        return trial
-    answer = min(trial.max_tokens, max(context // 2, 1))
-    most = context - answer
-    cases = tuple(
-        CanaryPrompt(ids=case.ids[: 4 * most], logprobs=case.logprobs[: 4 * (min(len(case.ids) // 4, most) - 1)])
-        for case in trial.prompts
+def fit_to_context(spec: CanarySpec, max_model_len: int | None) -> CanarySpec:
+    """The trial with its prompts truncated, so that prompt and answer fit an engine's context."""
+    if max_model_len is None:
+        return spec
+    max_tokens = min(spec.max_tokens, max(max_model_len // 2, 1))
+    max_prompt = max_model_len - max_tokens
+    prompts = tuple(
+        CanaryPrompt(
+            ids=prompt.ids[: 4 * max_prompt],
+            logprobs=prompt.logprobs[: 4 * (min(len(prompt.ids) // 4, max_prompt) - 1)],
+        )
+        for prompt in spec.prompts
     )
-    return replace(trial, prompts=cases, max_tokens=answer)
+    return replace(spec, prompts=prompts, max_tokens=max_tokens)
 
 
 class Canary(Protocol):
-    """A node that can try a version; `EngineCanary` is one."""
+    """A node that can run a canary trial; `EngineCanary` is one."""
 
-    async def withdraw(self) -> None:
-        """Serve nobody from now on."""
+    async def drain_traffic(self) -> None:
+        """Stop serving, and abort what is in flight."""
         ...
 
-    async def judge(self, trial: CanarySpec, version: int, length_before: float | None) -> CanaryResult:
-        """Judge the version the engine holds."""
+    async def run(self, spec: CanarySpec, version: int, previous_length: float | None) -> CanaryResult:
+        """Evaluate the version that the engine has loaded."""
         ...
 
-    async def give_up(self) -> None:
-        """There is no version to go back to."""
+    async def await_next_version(self) -> None:
+        """Become a node without weights: there is no version to roll back to."""
         ...
 
-    async def renew(self) -> None:
-        """The engine is not to be used any more, whatever weights it holds; raises."""
+    async def restart_engine(self) -> None:
+        """Stop the engine, which must not be used with any weights; raises."""
         ...
 
 
 class EngineCanary:
-    """This node as one that tries versions: agents are answered elsewhere for the time."""
+    """Runs canary trials on this node; meanwhile other nodes serve the agents."""
 
     def __init__(
-        self, engine: VllmServer, model: str, gateway: Gateway, happen: Callable[[Happening], Awaitable[None]]
+        self, engine: VllmServer, model: str, gateway: Gateway, transition: Callable[[Happening], Awaitable[None]]
     ) -> None:
-        self._engine, self._model, self._gateway, self._happen = engine, model, gateway, happen
+        self._engine, self._model, self._gateway, self._transition = engine, model, gateway, transition
 
-    async def withdraw(self) -> None:
-        """Serve nobody: who is being answered goes on at another node from the tokens it has."""
-        await self._happen("withdrawn")
+    async def drain_traffic(self) -> None:
+        """Stop serving; calls in flight are aborted and continue at another node from the tokens they have."""
+        await self._transition("withdrawn")
         await self._gateway.abort_in_flight()
 
-    async def give_up(self) -> None:
-        """Wait for a version that stands."""
+    async def await_next_version(self) -> None:
+        """Wait for a version that may be served."""
         self._gateway.version = None
-        await self._happen("nothing_stands")
+        await self._transition("nothing_stands")
 
-    async def renew(self) -> NoReturn:
-        """Give this engine up: the node starts another one. Always raises `EngineError`.
+    async def restart_engine(self) -> NoReturn:
+        """Stop the engine; the node starts another one. Always raises `EngineError`.
 
-        A masked place of attention counts 0 times what lies there, and that is NaN where NaN lies.
+        Attention multiplies a masked position by 0, which is still NaN where the KV cache holds NaN.
         """
         await self._engine.stop()
         raise EngineError("vLLM is ended: its KV cache holds what is not finite")
 
-    async def judge(self, trial: CanarySpec, version: int, length_before: float | None) -> CanaryResult:
-        """Ask the engine and judge; raises `EngineError` if it does not answer at all, which says nothing."""
-        trial = fit_to_context(trial, self._engine.max_model_len)
-        prompts = [np.frombuffer(case.ids, "<u4").tolist() for case in trial.prompts]
+    async def run(self, spec: CanarySpec, version: int, previous_length: float | None) -> CanaryResult:
+        """Query the engine and evaluate; raises `EngineError` without a response, which is no verdict."""
+        spec = fit_to_context(spec, self._engine.max_model_len)
+        prompts = [np.frombuffer(prompt.ids, "<u4").tolist() for prompt in spec.prompts]
         model = self._gateway.engine_model_name(version) or self._model
-        asked = {"model": model, "prompt": prompts, "temperature": 1.0, "cache_salt": f"v{version}"}
+        request = {"model": model, "prompt": prompts, "temperature": 1.0, "cache_salt": f"v{version}"}
         try:
-            read = await self._ask({**asked, "max_tokens": 1, "prompt_logprobs": 0})
-            told = [[_of(place, token) for place, token in zip(*pair, strict=True)] for pair in _told(read, prompts)]
-            if not np.isfinite([value for one in told for value in one]).all():
-                return evaluate(trial, told, [], None)
-            said = await self._ask({**asked, "max_tokens": trial.max_tokens, "logprobs": 0})
-            answers = [[_number(one) for one in choice["logprobs"]["token_logprobs"]] for choice in said]
+            choices = await self._complete({**request, "max_tokens": 1, "prompt_logprobs": 0})
+            prompt_logprobs = [
+                [_logprob(entry, token) for entry, token in zip(choice["prompt_logprobs"][1:], prompt[1:], strict=True)]
+                for choice, prompt in zip(choices, prompts, strict=True)
+            ]
+            if not np.isfinite([value for logprobs in prompt_logprobs for value in logprobs]).all():
+                return evaluate(spec, prompt_logprobs, [], None)
+            choices = await self._complete({**request, "max_tokens": spec.max_tokens, "logprobs": 0})
+            answers = [[_number(value) for value in choice["logprobs"]["token_logprobs"]] for choice in choices]
         except EngineRejectedError as error:
-            spoiled = NO_WORD_FOR_NAN in str(error)
-            return CanaryResult(NOT_FINITE if spoiled else str(error), {}, spoiled)
+            is_tainted = NAN_IN_JSON in str(error)
+            return CanaryResult(NOT_FINITE if is_tainted else str(error), {}, is_tainted)
         except (LookupError, TypeError, ValueError) as error:
-            raise EngineError(f"vLLM answers a trial in a form that is not understood: {error!r}") from error
-        return evaluate(trial, told, answers, length_before)
+            raise EngineError(f"vLLM's response to a canary trial is malformed: {error!r}") from error
+        return evaluate(spec, prompt_logprobs, answers, previous_length)
 
-    async def _ask(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """A choice for each prompt, in their order."""
-        answer = await self._engine.post_json("/v1/completions", body)
-        return sorted(answer["choices"], key=lambda choice: int(choice["index"]))
-
-
-def _told(choices: Sequence[dict[str, Any]], prompts: Sequence[Sequence[int]]) -> list[tuple[Any, Sequence[int]]]:
-    """What is said of each token but the first, with these tokens."""
-    return [(choice["prompt_logprobs"][1:], prompt[1:]) for choice, prompt in zip(choices, prompts, strict=True)]
+    async def _complete(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """One choice per prompt, in the order of the prompts."""
+        response = await self._engine.post_json("/v1/completions", body)
+        return sorted(response["choices"], key=lambda choice: int(choice["index"]))
 
 
-def _of(place: dict[str, Any], token: int) -> float:
-    return _number(place[str(token)]["logprob"])
+def _logprob(entry: dict[str, Any], token: int) -> float:
+    return _number(entry[str(token)]["logprob"])
 
 
 def _number(value: Any) -> float:
-    """JSON has no word for what is not a number."""
+    """JSON has no NaN: null stands for it."""
     return math.nan if value is None else float(value)

@@ -1,4 +1,4 @@
-"""What a subscriber drives: an engine that can be given versions, and what is to know of them."""
+"""What the weight updater drives: an engine that loads versions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,37 +9,37 @@ from schemas.weights.events import ReleaseState, WeightManifest
 
 
 class WeightTarget(Protocol):
-    """What is kept at a version, and told of it. `inference.node.Node` is one."""
+    """Loads versions and serves them. `inference.node.Node` is one."""
 
     @property
     def canary(self) -> Canary | None:
-        """By which versions are tried; None: none is tried here."""
+        """Runs canary trials; None: this node runs none."""
         ...
 
     @property
     def needs_swap_lock(self) -> bool:
-        """Whether every swap waits for this node's turn, also one for which no call stands still."""
+        """Whether every swap needs the lock, also one that pauses no call."""
         ...
 
     async def load_files(self, files: Sequence[Path], version: int) -> float:
         """Load verified files as a version: all weights, or a base and its adapters.
 
-        Returns the seconds generation stood still. Raises `inference.engine.vllm_server.EngineError`, or `OSError` or
-        `ValueError` if the version before goes on serving.
+        Returns the seconds generation was paused. Raises `inference.engine.vllm_server.EngineError`, or `OSError` or
+        `ValueError` if the previous version goes on serving.
         """
         ...
 
     async def join_broadcast(self, manifest: WeightManifest) -> float | None:
-        """Bring a version into the engine by the broadcast that its manifest offers.
+        """Receive a version by the broadcast that its manifest announces.
 
-        Returns the seconds generation stood still, or None: it is to be had by its files.
+        Returns the seconds generation was paused, or None: the version must be fetched as files.
         """
         ...
 
     def on_release_state(self, release: ReleaseState) -> None:
-        """Be told what holds of all versions, again and again."""
+        """Apply the release state of all versions; called repeatedly."""
         ...
 
     async def on_activated(self) -> None:
-        """Be told that a version is served."""
+        """Called when a version is served."""
         ...

@@ -1,17 +1,15 @@
-"""Follows the versions of a model on the bus: gets their files while the old one serves, then swaps.
+"""Follows the weight versions of a model: fetches the files while the old version serves, then loads them.
 
-What is served is the newest version that stands, or the pinned one (`schemas.weights.release_policy`), so a node may
-go back too. Nodes that serve swap one after the other (`inference.weights.swap_lock`). A version that is to be tried is
-tried by the first node that holds the lock; what the trial shows is a decision for all.
+The version to serve is the pinned one, or else the newest that may be served (`schemas.weights.release_policy`), so a
+node may also go back. Of the nodes that serve, one swaps at a time (`inference.weights.swap_lock`). A canary is tried
+by the first node that holds the lock; its verdict applies to all nodes.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from dataclasses import replace as changed
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,54 +24,49 @@ from common.observability import metrics, tracing
 from common.observability.faults import count_fault
 from inference.engine.vllm_server import EngineError, EngineRejectedError
 from inference.weights.canary import Canary, CanaryResult
+from inference.weights.plan import (
+    CanaryBackoff,
+    PendingUpdate,
+    follows_active,
+    interrupts_calls,
+    is_still_progress,
+    plan_update,
+)
 from inference.weights.swap_lock import SwapLock
 from inference.weights.target import WeightTarget
 from inference.weights.version_cache import WeightCache
 from schemas import subjects
 from schemas.codec import encode
 from schemas.semconv import attributes
-from schemas.weights.events import WeightManifest, WeightsActivated
+from schemas.weights.events import WeightsActivated
 from schemas.weights.release_policy import is_revoked, is_servable, last_approved_length
 
 log = logging.getLogger(__name__)
 
 RECHECK_SECONDS = 5.0
-"""How often the last version is looked up even if no event came: events are hints, the stream is the truth."""
+"""How often the newest version is looked up without a notification: those are hints, the stream is the truth."""
 
-TRY_AGAIN_SECONDS = 60.0
-"""How long a node that could not bring a trial to an end leaves that version to others."""
+CANARY_BACKOFF_SECONDS = 60.0
+"""How long a node that could not finish a canary trial leaves that version to other nodes."""
 
 NOTIFICATION_LAG_SECONDS = (0.02, 0.1, 0.5, 1.5)
-"""An event may arrive before the stream can be asked for it: looked up again after these pauses, in seconds."""
-
-
-@dataclass(frozen=True)
-class PendingUpdate:
-    """A version that is to be served or tried next, its files verified."""
-
-    manifest: WeightManifest
-    is_canary: bool
-    files: Sequence[Path] = ()
-    """None of a version that came by a broadcast."""
-    fetched: float = 0.0
-    verified: float = 0.0
+"""A notification may arrive before the stream can be read up to it: the stream is read again after these pauses."""
 
 
 class WeightUpdater:
-    """Keeps the engine at the version that is to be served."""
+    """Keeps the engine at the version to be served: compares what is desired with what is active, and acts."""
 
-    def __init__(self, bus: Bus, node: str, model: str, work: Path, server: WeightTarget) -> None:
-        self._bus, self._node, self._model, self._server = bus, node, model, server
-        self._files = WeightCache(bus, model, work)
+    def __init__(self, bus: Bus, node_id: str, model: str, directory: Path, target: WeightTarget) -> None:
+        self._bus, self._node_id, self._model, self._target = bus, node_id, model, target
+        self._cache = WeightCache(bus, model, directory)
         self._releases = Releases(bus, model)
-        self._turns = SwapLock(bus, node, model)
+        self._swap_lock = SwapLock(bus, node_id, model)
         self._wakeup = asyncio.Event()
-        self._served: PendingUpdate | None = None
-        self._canary_backoff: tuple[int, float] | None = None
-        """A version that is not to be tried here, and until when."""
+        self._active: PendingUpdate | None = None
+        self._canary_backoff: CanaryBackoff | None = None
         self.problem = ""
         self.needs_full_weights = False
-        """The newest version is a delta that cannot be put together here, not even from the whole one before it."""
+        """The newest version is a delta that cannot be reconstructed here, not even from the last full version."""
 
     @property
     def last_error(self) -> str:
@@ -82,23 +75,26 @@ class WeightUpdater:
 
     @property
     def version(self) -> int | None:
-        """What is served; None: nothing yet."""
-        return self._served.manifest.version if self._served is not None else None
+        """The version that is served; None: none yet."""
+        return self._active.version if self._active is not None else None
 
     async def run(self) -> None:
-        """Follow for ever. An engine's failure is raised."""
-        self._files.clear()
-        followed = {subjects.weights(self._model): self._on_news, subjects.release(self._model): self._on_release}
-        hints = [await self._bus.nc.subscribe(subject, cb=told) for subject, told in followed.items()]
+        """Run until cancelled; raises `EngineError`."""
+        self._cache.clear()
+        handlers = {
+            subjects.weights(self._model): self._on_notification,
+            subjects.release(self._model): self._on_release,
+        }
+        subscriptions = [await self._bus.nc.subscribe(subject, cb=handler) for subject, handler in handlers.items()]
         try:
-            async with self._turns:
-                await self._follow()
+            async with self._swap_lock:
+                await self._reconcile_loop()
         finally:
             if self._bus.nc.is_connected:
-                for hint in hints:
-                    await hint.unsubscribe()
+                for subscription in subscriptions:
+                    await subscription.unsubscribe()
 
-    async def _follow(self) -> None:
+    async def _reconcile_loop(self) -> None:
         pauses = iter(NOTIFICATION_LAG_SECONDS)
         while True:
             if self._wakeup.is_set():
@@ -112,32 +108,41 @@ class WeightUpdater:
             except TimeoutError:
                 continue
 
-    async def _on_news(self, message: Msg) -> None:
+    async def _on_notification(self, message: Msg) -> None:
         self._wakeup.set()
 
     async def _on_release(self, message: Msg) -> None:
-        """Heeded at once, for this node may be waiting for a place; a decision that the stream refused is none."""
+        """Apply the release state at once, because this node may be waiting for capacity to load a version.
+
+        The message is not trusted: a decision that the stream refused is none.
+        """
         self._wakeup.set()
         for pause in NOTIFICATION_LAG_SECONDS:
             with suppress(BusError, NatsError):
                 release = await self._releases.look()
-                self._server.on_release_state(release)
+                self._target.on_release_state(release)
                 if encode(release) == message.data:
                     return
             await asyncio.sleep(pause)
 
     async def _reconcile_once(self) -> bool:
-        """Go on to what is next; a bad or missing blob leaves the old version serving. False: there is nothing."""
+        """Take one step to the desired version; False: there is none to take.
+
+        The old version goes on serving if a file is missing or corrupt.
+        """
         try:
-            await self._turns.release_stale()
-            step = await self._desired()
-            if (step is None or step.is_canary) and await self._stop_serving_revoked():
+            await self._swap_lock.release_stale()
+            update = await self._desired()
+            if (update is None or update.is_canary) and await self._stop_serving_revoked():
                 return True
-            if step is None:
+            if update is None:
                 return False
-            said: tracing.Said = {attributes.WEIGHT_VERSION: step.manifest.version, attributes.NODE: self._node}
-            with tracing.span("version", said):
-                return await self._update_to(step)
+            span_attributes: tracing.Said = {
+                attributes.WEIGHT_VERSION: update.version,
+                attributes.NODE: self._node_id,
+            }
+            with tracing.span("version", span_attributes):
+                return await self._update_to(update)
         except EngineError:
             raise
         except Exception as error:
@@ -149,161 +154,144 @@ class WeightUpdater:
             return False
 
     async def _desired(self) -> PendingUpdate | None:
-        """What is to be served and is not, else what is to be tried; its files are not here yet."""
         choice = await self._releases.choice()
-        self._server.on_release_state(self._releases.state)
-        if choice.serve is not None and choice.serve.version != self.version:
-            return PendingUpdate(choice.serve, is_canary=False)
-        version, until = self._canary_backoff or (None, 0.0)
-        if choice.to_try is None or self._server.canary is None:
-            return None
-        if choice.to_try.version == version and time.monotonic() < until:
-            return None
-        return PendingUpdate(choice.to_try, is_canary=True)
+        self._target.on_release_state(self._releases.state)
+        canary = choice.to_try if self._target.canary is not None else None
+        return plan_update(choice.serve, canary, self._active, self._canary_backoff, time.monotonic())
 
     async def _stop_serving_revoked(self) -> bool:
-        """Whether this node has ended serving a version that was revoked and has none before it."""
+        """Stop serving if the active version was revoked; only called where no other version may be served."""
         version = self.version
-        if version is None or self._server.canary is None or not is_revoked(self._releases.state, version):
+        if version is None or self._target.canary is None or not is_revoked(self._releases.state, version):
             return False
-        await self._server.canary.withdraw()
-        self._served = None
-        await self._server.canary.give_up()
+        await self._target.canary.drain_traffic()
+        self._active = None
+        await self._target.canary.await_next_version()
         self.problem = f"version {version} was revoked, and no other stands"
         log.warning("%s", self.problem)
         return True
 
-    async def _update_to(self, step: PendingUpdate) -> bool:
-        if await self._try_broadcast(step):
+    async def _update_to(self, update: PendingUpdate) -> bool:
+        if follows_active(update, self._active) and await self._join_broadcast(update):
             return True
-        step = await self._fetched(step)
-        missed = self._served is not None and self._interrupts_calls(step)  # who serves nobody is missed by nobody
-        if not missed and not step.is_canary:
-            return await self._swap_under_lock(step)
-        async with self._turns.held():
-            return await self._swap_under_lock(step)
+        update = await self._fetch(update)
+        pauses_calls = self._target.needs_swap_lock or interrupts_calls(update, self._active)
+        # A node that serves nothing may swap without the lock: the others do not depend on it.
+        if not update.is_canary and (self._active is None or not pauses_calls):
+            return await self._load_if_still_desired(update)
+        async with self._swap_lock.hold():
+            return await self._load_if_still_desired(update)
 
-    def _interrupts_calls(self, step: PendingUpdate) -> bool:
-        """Whether calls stand still for it: all but adapters of a base that is there."""
-        before = self._served.manifest.blobs[:-1] if self._served is not None else ()
-        return self._server.needs_swap_lock or step.manifest.kind != "lora" or step.manifest.blobs[:-1] != before
-
-    async def _fetched(self, step: PendingUpdate) -> PendingUpdate:
-        started = time.monotonic()
-        try:
-            with tracing.span("fetch and verify"), counting() as verified:
-                files = await self._files.ensure(step.manifest)
-        except (BusError, NatsError, OSError, ValueError):
-            self.needs_full_weights = self.needs_full_weights or step.manifest.kind == "delta"
-            raise
-        took = time.monotonic() - started
-        return changed(step, files=files, fetched=max(0.0, took - verified.seconds), verified=verified.seconds)
-
-    async def _try_broadcast(self, step: PendingUpdate) -> bool:
-        """Whether a broadcast has brought what follows what is served: to all who have a seat, at once."""
-        if step.is_canary or step.manifest.broadcast is None or step.manifest.parent != self.version:
-            return False
+    async def _join_broadcast(self, update: PendingUpdate) -> bool:
+        """Receive the version together with all nodes that have a rank; False: it must be fetched."""
         with tracing.span("broadcast"):
-            paused = await self._server.join_broadcast(step.manifest)
-        if paused is None:
+            pause_seconds = await self._target.join_broadcast(update.manifest)
+        if pause_seconds is None:
             return False
-        await self._on_active(step, paused)
+        await self._activate(update, pause_seconds)
         return True
 
-    async def _swap_under_lock(self, step: PendingUpdate) -> bool:
-        now = await self._desired()
-        if now is None:
-            return False
-        if now.manifest.version != step.manifest.version and not self._still_progress(step, now):
-            return True  # it was decided otherwise while this node waited
-        if now.is_canary and now.manifest.version == step.manifest.version:
-            await self._run_canary(step)
-        else:
-            await self._apply(step)
-        return True
-
-    def _still_progress(self, step: PendingUpdate, now: PendingUpdate) -> bool:
-        """Versions may come quicker than turns: who began anew for each would never swap."""
-        release, version = self._releases.state, step.manifest.version
-        follows = (-1 if self.version is None else self.version) < version < now.manifest.version
-        return follows and not step.is_canary and release.pinned is None and is_servable(release, step.manifest)
-
-    async def _apply(self, step: PendingUpdate) -> None:
-        await self._on_active(step, await self._swapped(step))
-
-    async def _swapped(self, step: PendingUpdate) -> float:
-        with tracing.span("swap"):
-            return await self._server.load_files(step.files, step.manifest.version)
-
-    async def _on_active(self, step: PendingUpdate, paused: float) -> None:
-        version = step.manifest.version
-        self._served, self.problem, self.needs_full_weights = step, "", False
-        metrics.node_version.set(version)
-        metrics.fetch_seconds.observe(step.fetched + step.verified)
-        metrics.swap_pause_seconds.observe(paused)
-        log.info("version %d: fetched in %.3f s, paused for %.3f s", version, step.fetched, paused)
-        await self._announce(step, paused)
-        if step.files:  # else those of the last version that came as one, which the next may be told from
-            self._files.evict_except(step.files)
-        await self._server.on_activated()
-
-    async def _run_canary(self, step: PendingUpdate) -> None:
-        """Hold a version that nobody serves, judge it, and tell; what does not stand then is gone back from."""
-        canary, manifest = self._server.canary, step.manifest
-        assert canary is not None and manifest.canary is not None
-        version, spoiled = manifest.version, False
-        self._canary_backoff = (version, time.monotonic() + TRY_AGAIN_SECONDS)
-        await canary.withdraw()
+    async def _fetch(self, update: PendingUpdate) -> PendingUpdate:
+        started_at = time.monotonic()
         try:
-            paused = await self._swapped(step)
+            with tracing.span("fetch and verify"), counting() as verification:
+                files = await self._cache.ensure(update.manifest)
+        except (BusError, NatsError, OSError, ValueError):
+            self.needs_full_weights = self.needs_full_weights or update.manifest.kind == "delta"
+            raise
+        total_seconds, verify_seconds = time.monotonic() - started_at, verification.seconds
+        fetch_seconds = max(0.0, total_seconds - verify_seconds)
+        return replace(update, files=files, fetch_seconds=fetch_seconds, verify_seconds=verify_seconds)
+
+    async def _load_if_still_desired(self, update: PendingUpdate) -> bool:
+        """Load, unless another decision was made during the fetch or the wait for the lock."""
+        desired = await self._desired()
+        if desired is None:
+            return False
+        is_same = desired.version == update.version
+        if is_same and desired.is_canary:
+            await self._run_canary(update)
+        elif is_same or is_still_progress(update, desired, self._active, self._releases.state):
+            await self._load_and_activate(update)
+        return True
+
+    async def _load_and_activate(self, update: PendingUpdate) -> None:
+        await self._activate(update, await self._load(update))
+
+    async def _load(self, update: PendingUpdate) -> float:
+        with tracing.span("swap"):
+            return await self._target.load_files(update.files, update.version)
+
+    async def _activate(self, update: PendingUpdate, pause_seconds: float) -> None:
+        self._active, self.problem, self.needs_full_weights = update, "", False
+        metrics.node_version.set(update.version)
+        metrics.fetch_seconds.observe(update.fetch_seconds + update.verify_seconds)
+        metrics.swap_pause_seconds.observe(pause_seconds)
+        log.info(
+            "version %d: fetched in %.3f s, paused for %.3f s", update.version, update.fetch_seconds, pause_seconds
+        )
+        await self._publish_activated(update, pause_seconds)
+        if update.files:  # after a broadcast, the files of the last fetched version stay: a delta may start from them
+            self._cache.evict_except(update.files)
+        await self._target.on_activated()
+
+    async def _run_canary(self, update: PendingUpdate) -> None:
+        """Load a version without serving it, evaluate it, publish the verdict; roll back if it may not be served."""
+        canary, manifest, version = self._target.canary, update.manifest, update.version
+        assert canary is not None and manifest.canary is not None
+        self._canary_backoff = CanaryBackoff(version, time.monotonic() + CANARY_BACKOFF_SECONDS)
+        is_kv_cache_tainted = False
+        await canary.drain_traffic()
+        try:
+            pause_seconds = await self._load(update)
             with tracing.span("trial"):
-                judgement = await canary.judge(manifest.canary, version, last_approved_length(self._releases.state))
-            spoiled = judgement.is_kv_cache_tainted
-            await self._publish_verdict(version, judgement)
-        except EngineRejectedError as error:  # its weights: this engine is given up
+                result = await canary.run(manifest.canary, version, last_approved_length(self._releases.state))
+            is_kv_cache_tainted = result.is_kv_cache_tainted
+            await self._publish_verdict(version, result)
+        except EngineRejectedError as error:  # the engine rejects these weights, and is stopped
             await self._publish_verdict(version, CanaryResult(str(error), {}))
             raise
         except (BusError, NatsError, OSError, ValueError):
-            await self._roll_back(canary, spoiled)
+            await self._roll_back(canary, is_kv_cache_tainted)
             raise
         release = self._releases.state
-        if not judgement.is_kv_cache_tainted and is_servable(release, manifest) and release.pinned in (None, version):
-            await self._on_active(step, paused)
+        if not is_kv_cache_tainted and is_servable(release, manifest) and release.pinned in (None, version):
+            await self._activate(update, pause_seconds)
             return
-        await self._roll_back(canary, judgement.is_kv_cache_tainted)
+        await self._roll_back(canary, is_kv_cache_tainted)
         if not is_servable(release, manifest):
-            self.problem = f"version {version} was revoked: {judgement.reason or 'by somebody else'}"[:200]
+            self.problem = f"version {version} was revoked: {result.reason or 'by somebody else'}"[:200]
 
-    async def _publish_verdict(self, version: int, judgement: CanaryResult) -> None:
-        what: Literal["released", "revoked"] = "revoked" if judgement.reason else "released"
-        metrics.trials.labels(what).inc()
-        log.info("version %d is %s: %s", version, what, judgement.reason or judgement.figures)
-        why, figures = judgement.reason, judgement.figures
-        await self._releases.decide(what, version, who=self._node, why=why, figures=figures, first_only=True)
+    async def _publish_verdict(self, version: int, result: CanaryResult) -> None:
+        action: Literal["released", "revoked"] = "revoked" if result.reason else "released"
+        metrics.trials.labels(action).inc()
+        log.info("version %d is %s: %s", version, action, result.reason or result.metrics)
+        reason, figures = result.reason, result.metrics
+        await self._releases.decide(action, version, who=self._node_id, why=reason, figures=figures, first_only=True)
 
-    async def _roll_back(self, canary: Canary, spoiled: bool = False) -> None:
-        if spoiled:
-            await canary.renew()
-        before, self._served = self._served, None  # until it is there again
-        if before is None or is_revoked(self._releases.state, before.manifest.version):
-            await canary.give_up()
-        elif before.files:
-            await self._apply(changed(before, fetched=0.0, verified=0.0))
+    async def _roll_back(self, canary: Canary, is_kv_cache_tainted: bool) -> None:
+        if is_kv_cache_tainted:
+            await canary.restart_engine()
+        previous, self._active = self._active, None  # until it is loaded again
+        if previous is None or is_revoked(self._releases.state, previous.version):
+            await canary.await_next_version()
+        elif previous.files:
+            await self._load_and_activate(replace(previous, fetch_seconds=0.0, verify_seconds=0.0))
         else:
-            await self._apply(await self._fetched(before))
+            await self._load_and_activate(await self._fetch(previous))
 
-    async def _announce(self, step: PendingUpdate, paused: float) -> None:
-        applied = WeightsActivated(
-            node=self._node,
+    async def _publish_activated(self, update: PendingUpdate, pause_seconds: float) -> None:
+        activated = WeightsActivated(
+            node=self._node_id,
             model=self._model,
-            version=step.manifest.version,
-            fetch_seconds=step.fetched,
-            verify_seconds=step.verified,
-            pause_seconds=paused,
+            version=update.version,
+            fetch_seconds=update.fetch_seconds,
+            verify_seconds=update.verify_seconds,
+            pause_seconds=pause_seconds,
             activated_at_ns=time.time_ns(),
         )
-        msg_id = f"applied:{self._node}:{applied.version}:{applied.activated_at_ns}"
+        msg_id = f"applied:{self._node_id}:{activated.version}:{activated.activated_at_ns}"
         try:
-            await self._bus.publish(subjects.activated(self._node), applied, msg_id=msg_id)
+            await self._bus.publish(subjects.activated(self._node_id), activated, msg_id=msg_id)
         except BusError as error:
-            log.warning("version %d is served but was not announced: %s", applied.version, error)
+            log.warning("version %d is served but was not announced: %s", activated.version, error)

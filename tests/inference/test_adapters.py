@@ -325,7 +325,7 @@ async def test_adapters_that_cannot_be_loaded_leave_the_old_ones_serving(world: 
     await world.publish(base, rank=2 * RANK)
     await world.beat(lambda beat: sentence in beat.status["problem"])
     await world.publish(base, **{"base_model.model.model.nowhere.lora_A.weight": torch.zeros(RANK, 8)})
-    await world.beat(lambda beat: "adapters are not taken" in beat.status["problem"])
+    await world.beat(lambda beat: "the engine rejects the adapters" in beat.status["problem"])
     world.check(await world.ask(), old)
     (new,) = await world.serve(base)
     world.check(await world.ask(**{VERSION_HEADER: old}), old)

@@ -290,7 +290,7 @@ def test_what_is_not_what_was_published_is_known(tmp_path: Path) -> None:
     assert got["a"].view(torch.uint8).numpy().tobytes() == weights(0, 1001)["a"][2]
     sent, received = together(lambda: sends("m2", other), lambda: receives("m2"))
     assert sent is None and isinstance(received, ValueError) and "not those that were published" in str(received)
-    with pytest.raises(ValueError, match="nobody was met"):
+    with pytest.raises(ValueError, match="no broadcast group was joined"):
         receiver.receive(fingerprint(path), path.stat().st_size, got.update)
 
 

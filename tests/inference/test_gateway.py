@@ -102,7 +102,7 @@ async def test_tokens_before_a_swap_are_the_old_versions_and_after_it_the_new(vl
 async def test_a_call_ends_on_the_adapters_it_began_with(vllm: ScriptedVllm) -> None:
     residents = LoadedVersions("policy", 1)
     residents.add(3)
-    async with serving(vllm, residents=residents) as (gateway, http):
+    async with serving(vllm, versions=residents) as (gateway, http):
         url, body = gateway.address + "/v1/completions", {"model": "policy", "stream": True}
         async with http.post(url, json=body) as old:
             residents.add(4)
@@ -217,7 +217,7 @@ async def test_without_the_cluster_key_nothing_is_answered(vllm: ScriptedVllm, s
             async with http.request(method, gateway.address + route, data=b"{}", headers=headers) as answer:
                 error = (await answer.json())["error"]
             assert (answer.status, error["code"]) == (401, 401)
-            assert "who holds the cluster key" in error["message"] and KEY not in error["message"]
+            assert "requires the cluster key" in error["message"] and KEY not in error["message"]
         async with http.get(gateway.address + "/health") as answer:
             assert answer.status == 200
     assert vllm.bodies == []
@@ -239,7 +239,7 @@ async def test_with_the_cluster_key_the_engine_answers_and_is_not_told_it(vllm: 
 
 async def test_too_many_and_too_much_are_one_sentence(vllm: ScriptedVllm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.gateway.server.MAX_REQUEST_BYTES", 1000)
-    async with serving(vllm, most=1) as (gateway, http):
+    async with serving(vllm, max_requests=1) as (gateway, http):
         address = gateway.address + "/v1/completions"
         async with http.post(address, json={"stream": True, "prompt": "x" * 1000}) as answer:
             assert (answer.status, (await answer.json())["error"]["message"]) == (413, "a request may have 1000 bytes")

@@ -58,20 +58,20 @@ class Judge:
             while what not in self.happened:
                 await asyncio.sleep(0.01)
 
-    async def withdraw(self) -> None:
+    async def drain_traffic(self) -> None:
         self.happened.append("withdrawn")
 
-    async def judge(self, trial: CanarySpec, version: int, length_before: float | None) -> CanaryResult:
+    async def run(self, spec: CanarySpec, version: int, previous_length: float | None) -> CanaryResult:
         self.happened.append(f"judges {version}")
         await self.gate.wait()
         figures = {"length": 1.0 + version}
         return CanaryResult("it is bad" if version in self.bad else "", figures)
 
-    async def give_up(self) -> None:
+    async def await_next_version(self) -> None:
         self.happened.append("nothing stands")
 
-    async def renew(self) -> None:
-        raise AssertionError("no judgement here says that anything is spoiled")
+    async def restart_engine(self) -> None:
+        raise AssertionError("no result here has a tainted KV cache")
 
 
 @asynccontextmanager
@@ -420,7 +420,7 @@ def test_a_version_is_judged_by_what_it_shows(
 
 
 def test_the_figures_are_what_they_are_called() -> None:
-    found = evaluate(trial_of(-1.0, -2.0), [[-1.2, -1.9]], [[-1.0, -3.0], [-2.0]], None).figures
+    found = evaluate(trial_of(-1.0, -2.0), [[-1.2, -1.9]], [[-1.0, -3.0], [-2.0]], None).metrics
     k3 = np.mean([np.exp(0.2) - 1 - 0.2, np.exp(-0.1) - 1 + 0.1])
     assert found == {"k3_kl": pytest.approx(k3, rel=1e-5), "entropy": 2.0, "length": 1.5, "tokens": 2.0}
     learners = evaluate(trial_of(float("nan"), -2.0), [[-1.0, -2.0]], [[-1.0]], None)

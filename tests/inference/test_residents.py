@@ -62,7 +62,7 @@ class Holding(RuleBasedStateMachine):
             self.alive = [*(other for other in self.alive if other < version), version]
             self.last = version
         else:
-            with pytest.raises(ValueError, match="has no place beside"):
+            with pytest.raises(ValueError, match="does not fit beside"):
                 self.residents.add(version)
 
     @rule(closed=st.frozensets(st.integers(0, 12)))
@@ -117,7 +117,7 @@ class Holding(RuleBasedStateMachine):
             used = self.in_use
             assert used <= set(self.residents.loaded) and not used & set(self.residents.evictable())
             for version in used:
-                with pytest.raises(ValueError, match=r"answers \d+ calls"):
+                with pytest.raises(ValueError, match=r"serves \d+ calls"):
                     self.residents.remove(version)
 
     @invariant()
@@ -244,7 +244,7 @@ async def engine(directory: Path, kept: int) -> AsyncIterator[Engine]:
     """One that retires what may go, and does so to the end."""
     vllm, residents = Names(), LoadedVersions("policy", kept)
     async with aiohttp.ClientSession() as http:
-        vllm.gateway = gateway = Gateway("", http, "127.0.0.1", 0, residents=residents)
+        vllm.gateway = gateway = Gateway("", http, "127.0.0.1", 0, versions=residents)
         held = LoraManager(residents, 2, directory / "held", gateway, vllm.tell)
         retiring = asyncio.create_task(held.unload_loop())
         yield Engine(vllm, residents, gateway, held, [directory / "base", adapters(directory / "a")])

@@ -16,7 +16,7 @@ from bus.errors import PublishTimeout
 from bus.fleet.node_state import DEAD_SECONDS
 from common.aio import cancel
 from inference.weights import swap_lock
-from inference.weights.swap_lock import SwapLock, free
+from inference.weights.swap_lock import SwapLock, is_free
 from inference.weights.updater import WeightUpdater
 from schemas import subjects
 from schemas.fleet import Heartbeat
@@ -59,7 +59,7 @@ class World:
     def take(self, node: int) -> bool:
         holder = int(self.turn.node) if self.turn is not None else node
         beat = self.beats[holder] if self.now - self.heard[holder] < DEAD_SECONDS else None
-        if self.alive[node] and not self.holds[node] and free(self.turn, str(node), beat, self.now - self.changed):
+        if self.alive[node] and not self.holds[node] and is_free(self.turn, str(node), beat, self.now - self.changed):
             self.say(node, over=False)
             self.holds[node] = True
             return True
@@ -224,7 +224,7 @@ async def test_a_node_gives_back_what_its_earlier_life_has_left(bus: Bus) -> Non
     await bus.publish(subjects.swap_lock("policy"), left, msg_id="left", expect_last=0)
     async with SwapLock(bus, "a", "policy") as own, SwapLock(bus, "b", "policy") as other:
         await own.release_stale()
-        async with asyncio.timeout(5), other.held():
+        async with asyncio.timeout(5), other.hold():
             found = await bus.last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
         assert found is not None and found[0].node == "b"
 
@@ -262,7 +262,7 @@ async def test_a_turn_that_was_taken_without_an_answer_is_given_back(bus: Bus) -
     async with SwapLock(Deaf(bus), "n0", "policy") as made:  # type: ignore[arg-type]
         await made.release_stale()
         with pytest.raises(PublishTimeout):
-            async with made.held():
+            async with made.hold():
                 raise AssertionError("it was not told that it is its turn")
         await made.release_stale()
     last = await bus.last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)

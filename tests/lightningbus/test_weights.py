@@ -81,7 +81,7 @@ async def test_a_trial_is_shown_with_its_figures(bus: Bus, nats_url: str, tmp_pa
     (row,) = await listed(nats_url)
     assert row["state"] == "awaits its trial"
     await Releases(bus, "policy").decide(
-        "released", 0, who="n0", figures=(await Judge().judge(trial_of(-1.0), 0, None)).figures
+        "released", 0, who="n0", figures=(await Judge().run(trial_of(-1.0), 0, None)).metrics
     )
     shown = json.loads(await weights(nats_url, "show", 0))
     assert shown["state"] == "released" and shown["decisions"][0]["metrics"] == {"length": 1.0}
