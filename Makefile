@@ -23,11 +23,12 @@ setup: $(READY) ## everything in .venv
 demo: $(READY) ## train the calculator agent, watch it get better, and see the report
 	$(BIN)/lightningbus demo
 
-check: $(READY) ## format, lint, types, and the rule which room may import which
+check: $(READY) ## format, lint, types, the rules which package may import which, and the length of sentences
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.style.sentences
 
 test: $(READY) ## the whole suite against real servers
 	$(BIN)/python -m pytest -n 2 --dist loadfile
