@@ -92,7 +92,7 @@ async def test_a_message_the_store_stumbles_over_is_a_dead_letter_and_the_store_
     build_rows = module.build_rows
 
     def stumbles(event: Any, received: Any) -> Any:
-        if getattr(event, "task", "") == "t0":
+        if getattr(event, "task_id", "") == "t0":
             raise LookupError("a fault of ours")
         return build_rows(event, received)
 
