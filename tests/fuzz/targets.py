@@ -165,12 +165,12 @@ def _recorded(completion: StreamAccumulator, dialect: Any, attempt: AttemptRecor
         for chunk in chunks:
             shown = completion.to_agent_chunk(completion.feed(chunk))
             if shown is not None:
-                events.take(shown)
+                events.on_chunk(shown)
         parts = list(completion.sampled_choices())
         json.dumps(dialect.answer(completion.to_response()))
-    events.end()
+    events.finish()
     for part in parts:
-        request = dialect.call.recorded()
+        request = dialect.call.to_record()
         attempt.add_call(part, node="n", role=dialect.call.role, request=request, started_ns=1, ended_ns=2)
         if dialect.call.chat:
             attempt.history.add(dialect.call, json.loads(part.response), part.tokens)
