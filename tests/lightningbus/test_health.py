@@ -140,7 +140,7 @@ async def test_every_role_says_whether_it_can_work_and_what_it_has_done(
     small = {"samples": 2, "groups_per_step": 1, "steps": 100_000, "threads": 1, "max_row_tokens": 128}
     learner = await start("learner", model_path=model, tasks=tmp_path / "tasks.jsonl", **small)
     assert await learner.becomes(503) in ("learner is starting", "learner is starting: its trainer is not made yet")
-    store = await start("store", path=tmp_path / "store", http_port=0)
+    store = await start("store", data_dir=tmp_path / "store", http_port=0)
     runner = await start("runner", agent="plain:asks", path=AGENTS, concurrency=2)
     roles = [node, learner, store, runner]
     for role in roles:

@@ -428,7 +428,7 @@ async def test_messages_nobody_can_read_become_dead_letters(loop: Loop) -> None:
     await asyncio.to_thread(loop.until, "SELECT count() FROM dead_letters", 2)
     reasons = dict(loop.rows("SELECT stream, reason FROM dead_letters"))
     assert "not MessagePack" in reasons["EVAL_ROLLOUTS"]
-    assert "missing required field `run`" in reasons["TASKS"]
+    assert "missing required field `run_id`" in reasons["TASKS"]
 
 
 async def test_agents_do_not_notice_that_vllm_was_killed(loop: Loop) -> None:
