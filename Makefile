@@ -8,7 +8,7 @@ TOOLS := .tools
 TOOLS_READY := $(TOOLS)/.ready
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(TOOLS)/bin/uv pip compile --quiet --generate-hashes --no-annotate --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: setup demo test test-slow chaos hosts bench bench-ui bench-async bench-kv bench-weights bench-sizing fuzz check format clean lock sbom audit pin-images
+.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-ui bench-async bench-kv bench-weights bench-sizing fuzz check format clean lock sbom audit pin-images
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -30,8 +30,14 @@ check: $(READY) ## format, lint, types, the rules which package may import which
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.style.sentences
 
-test: $(READY) ## the whole suite against real servers
+test: $(READY) ## unit and integration tests, and the end-to-end tests of the main job
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and (not e2e or main_job)"
+
+test-all: $(READY) ## every test but the slow ones, against real servers, vLLM and agents
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-unit: $(READY) ## the tests that start no process
+	$(BIN)/python -m pytest -n 2 -m unit
 
 test-slow: $(READY) ## the examples' workflows, each trained a little through vLLM
 	$(BIN)/python -m pytest -m slow

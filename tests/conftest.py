@@ -1,17 +1,38 @@
 """Real servers for every test: free ports, temporary folders, gone when the test ends."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path, PurePath
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer, nats_server
+from tests import tiers
 
 # What is random here is what is tried, not how long a busy machine takes for it.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+TESTS = PurePath(__file__).parent
+process_guard = tiers.ProcessGuard()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with its tier."""
+    for item in items:
+        markers = {marker.name for marker in item.iter_markers()}
+        fixtures = getattr(item, "fixturenames", ())
+        item.add_marker(tiers.tier_of(PurePath(item.path).relative_to(TESTS), fixtures, markers))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """No unit test starts a process, nor do its fixtures."""
+    process_guard.is_active = item.get_closest_marker(tiers.UNIT) is not None
+    try:
+        return (yield)
+    finally:
+        process_guard.is_active = False
 
 
 @pytest.fixture

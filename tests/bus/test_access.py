@@ -54,6 +54,8 @@ from tests.commands import environment
 from tests.inference.test_subscriber import Engine
 from tests.making import batches
 
+pytestmark = pytest.mark.integration
+
 LIGHTNINGBUS = [sys.executable, "-P", "-m", "lightningbus"]
 ENVIRONMENT = environment()
 

@@ -15,6 +15,8 @@ import uvloop
 from common.subprocesses import Guard, end, kill_group, spawn
 from tests.waiting import until
 
+pytestmark = pytest.mark.integration
+
 PARENT = """
 import subprocess, sys, time
 from common.subprocesses import ends_with_parent

@@ -20,6 +20,8 @@ from bus.security.users import make_users
 from schemas.tasks import Task
 from tests.commands import environment
 
+pytestmark = pytest.mark.integration
+
 LIGHTNINGBUS = [sys.executable, "-P", "-m", "lightningbus"]
 
 

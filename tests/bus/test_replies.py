@@ -19,6 +19,8 @@ from bus.security.users import make_users
 from bus.streams import READERS, STREAMS, runner_tasks
 from schemas import subjects
 
+pytestmark = pytest.mark.integration
+
 API = "$JS.API"
 REQUESTS = (
     "INFO", "STREAM.CREATE.*", "STREAM.UPDATE.*", "STREAM.NAMES", "STREAM.LIST", "STREAM.INFO.*", "STREAM.DELETE.*",

@@ -22,6 +22,8 @@ from bus.security.users import make_users
 from common.observability import metric_registry
 from schemas.tasks import Task
 
+pytestmark = pytest.mark.integration
+
 
 def reload(server: NatsServer) -> None:
     assert server.process is not None

@@ -2,9 +2,13 @@
 
 import json
 
+import pytest
+
 from tests.chaos.__main__ import PAGE, RESULTS
 from tests.chaos.report import filled, markdown
 from tests.chaos.scenarios import SCENARIOS
+
+pytestmark = pytest.mark.unit
 
 
 def test_the_page_shows_what_was_measured_last() -> None:

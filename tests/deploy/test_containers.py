@@ -67,6 +67,7 @@ def begun(commands: Commands, name: str) -> Any:
     return commands.begun(words, settings_of(service), key=key, url=url and VARIABLE.sub("secret", url))
 
 
+@pytest.mark.integration
 def test_the_compose_files_are_valid() -> None:
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     files = [DEPLOY / "compose.yaml", DEPLOY / "compose.gpu.yaml"]
@@ -127,6 +128,7 @@ def test_every_file_image_and_password_of_the_compose_file_comes_from_somewhere(
         assert f"{source['environment']}=$(openssl rand -hex 32)" in said, secret
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("path", [DEPLOY / "nats.conf", DEPLOY / "kubernetes" / "settings" / "nats.conf"], ids=str)
 def test_a_server_in_a_container_is_set_up_as_our_own(path: Path, secrets: Path, tmp_path: Path) -> None:
     """With what the Secret of the server has beside it, and nothing else of where that was made."""

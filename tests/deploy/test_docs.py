@@ -145,6 +145,7 @@ def test_the_bus_is_reached_under_names_its_certificate_has() -> None:
     assert set(re.findall(r"nats://([\w.]+):4222", DEPLOYMENT)) == named
 
 
+@pytest.mark.integration
 def test_the_bus_of_several_machines_lets_in_whom_the_page_says(tmp_path: Path) -> None:
     block = re.search(r"## Several machines\n.*?```sh\n(lightningbus .*?)```", DEPLOYMENT, re.S)
     assert block is not None

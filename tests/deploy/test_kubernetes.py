@@ -135,6 +135,7 @@ def test_the_base_names_every_file_once_and_every_name_leads_somewhere() -> None
     assert {image["name"] for image in KUSTOMIZATION["images"]} == {name for name in used if ":" not in name}
 
 
+@pytest.mark.integration
 def test_kustomize_builds_the_base(tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed, and nothing else builds a Kustomize base")

@@ -93,6 +93,7 @@ def test_an_audit_that_looked_up_nothing_does_not_pass() -> None:
     assert verdict({"dependencies": []})[0] == 3
 
 
+@pytest.mark.integration
 def test_an_audit_without_pip_audit_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A program that ends without a report: its last words, and another exit code than a clean audit's."""
     main = script("requirements/audit.py").main

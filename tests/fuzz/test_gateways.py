@@ -20,6 +20,8 @@ from runners.gateway.server import Gateway
 from runners.recording.attempt import AttemptRecorder
 from tests.runners.conftest import ScriptedEngine, task
 
+pytestmark = pytest.mark.e2e
+
 OPENAPI = Path(__file__).parents[2] / "docs" / "openapi"
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "5"))
 """Of each operation; `make fuzz` asks for more."""

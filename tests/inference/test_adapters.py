@@ -35,7 +35,7 @@ from schemas.fleet import Heartbeat
 from schemas.weights.events import WeightManifest, WeightsActivated
 from tests.runners.conftest import calls_of, ended, running, task
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.e2e]
 
 VOCABULARY, RANK, SCALE, KEPT = 128, 4, 0.5, 2
 PROMPT = list(range(10, 40))
@@ -332,6 +332,7 @@ async def test_adapters_that_cannot_be_loaded_leave_the_old_ones_serving(world: 
     world.check(await world.ask(), new)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("one_version", [True, False])
 async def test_a_rollout_ends_on_the_version_it_began_with_where_that_is_wished(
     world: World, base: Tensors, one_version: bool
@@ -354,6 +355,7 @@ async def test_a_rollout_ends_on_the_version_it_began_with_where_that_is_wished(
     assert calls == ([first, first, newest] if one_version else [first, first + 1, newest])
 
 
+@pytest.mark.integration
 async def test_a_pinned_rollout_finds_its_version_while_it_is_held(world: World, base: Tensors) -> None:
     gone, held, _ = await world.serve(base, 1 + KEPT)
     async with running(world.bus, agent="gated:asks_once"):

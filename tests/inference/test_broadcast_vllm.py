@@ -25,6 +25,8 @@ from schemas.fleet import Heartbeat
 from schemas.weights.events import BroadcastCapability, BroadcastPlan
 from tests.inference.test_trial import seen, tiny_model
 
+pytestmark = pytest.mark.e2e
+
 Answer = tuple[list[int], list[float]]
 """Tokens, and their log-probabilities."""
 

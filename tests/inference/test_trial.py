@@ -29,6 +29,8 @@ from schemas.weights.release_policy import latest_verdict
 from tests.learner.conftest import settings_for, tiny_tokenizer
 from tests.listening import child, ports_and_sockets
 
+pytestmark = pytest.mark.e2e
+
 PROMPTS = ["compute 12 plus 30", [{"role": "user", "content": "what is the capital of nowhere?"}]]
 LOUD = 12.0
 """Makes weights that say something else, with all the numbers finite."""

@@ -6,10 +6,14 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from bus.client import Bus
 from schemas import subjects
 from schemas.weights.events import WeightManifest
 from tests.making import batches
+
+pytestmark = pytest.mark.e2e
 
 STEPS, SAMPLES = 2, 4
 

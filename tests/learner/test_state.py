@@ -14,6 +14,8 @@ import torch
 from learner.training.trainer import Trainer
 from tests.learner.test_trainer import batch_of, conversations, whole
 
+pytestmark = pytest.mark.integration
+
 CHANGES = {
     "algorithm": {"adv_estimator": "gae"},
     "actor": {"optim": {"lr": 1e-3, "lr_warmup_steps": 4}, "ppo_max_token_len_per_gpu": 64},

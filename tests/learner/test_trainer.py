@@ -168,6 +168,7 @@ def test_accumulated_gradients_and_a_step_move_the_weights_as_adamw_does(start: 
         torch.testing.assert_close(moved, -LEARNING_RATE * part.sign()[sure], atol=0.02 * LEARNING_RATE, rtol=0)
 
 
+@pytest.mark.integration
 def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path) -> None:
     """torchrun over gloo: the gradients of policy and critic are those of a single process, but for rounding."""
     from tests.learner.ranks import step
@@ -195,6 +196,7 @@ def test_a_critic_learns_the_returns(start: Start) -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.integration
 def test_adapters_alone_are_trained_and_merge_to_what_the_learner_computes(start: Start, tmp_path: Path) -> None:
     """LoRA: the files a node loads give the learner's own log-probabilities."""
     from inference.engine.peft import inspect_adapter

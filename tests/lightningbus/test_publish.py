@@ -94,6 +94,7 @@ async def test_tasks_that_were_there_already_are_counted_and_a_pass_publishes_th
     )
 
 
+@pytest.mark.integration
 async def test_an_id_that_a_run_and_a_pass_make_too_long_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": "i" * 128, "input": 1}) + "\n")
     options = ["--run", "r" * 64, "--pass", "p" * 64, "--bus", "nats://127.0.0.1:1"]
@@ -106,6 +107,7 @@ async def test_a_bus_without_streams_is_named_at_once(nats: NatsServer, tmp_path
     assert sentence == "stream TASKS is missing: run `lightningbus provision`"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("content", ["{", '{"pid": "x"}', "[]", ""])
 def test_a_corrupt_endpoints_file_is_named_at_once(tmp_path: Path, content: str) -> None:
     """Rather than another bus tried, which is not the run's."""

@@ -56,6 +56,7 @@ def test_without_an_endpoint_nothing_is_exported_or_imported(environment: dict[s
     assert done.stdout.strip() == "0.0 False" and done.stderr == ""
 
 
+@pytest.mark.integration
 def test_a_collector_that_never_answers_slows_nothing_and_is_told_of_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -79,6 +80,7 @@ def test_what_is_amiss_is_one_sentence_and_work_goes_on(prelude: str, environmen
     assert done.stdout.startswith("0.0") and said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
+@pytest.mark.integration
 def test_names_sampling_and_headers_are_the_environments() -> None:
     with collecting() as collector:
         address = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.url}/mine"}

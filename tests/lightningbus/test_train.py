@@ -11,6 +11,8 @@ import yaml
 from tests.commands import ROOT, python
 from tests.learner.conftest import tiny_model
 
+pytestmark = [pytest.mark.e2e, pytest.mark.main_job]
+
 STEPS, GROUPS, SAMPLES, HELDOUT = 2, 2, 2, 3
 
 

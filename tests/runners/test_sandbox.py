@@ -173,6 +173,7 @@ async def test_the_ended_are_not_counted_and_a_process_that_leaves_many_gives_wa
     await kill_group(process)
 
 
+@pytest.mark.integration
 async def test_what_a_process_leaves_ends_with_it_though_nobody_asks(tmp_path: Path) -> None:
     async with ProcessWatchdog() as keeper:
         inmate = await AgentLauncher(tmp_path, {}, dict, ResourceLimits(), [], {}, keeper).start(
@@ -183,6 +184,7 @@ async def test_what_a_process_leaves_ends_with_it_though_nobody_asks(tmp_path: P
         await inmate.stop()
 
 
+@pytest.mark.integration
 async def test_one_that_is_given_up_as_it_starts_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +215,7 @@ remove(place)
 """
 
 
+@pytest.mark.integration
 def test_directories_that_an_agent_closed_are_removed_too(tmp_path: Path) -> None:
     user = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.getuid() == 0 else []
     if user and (why := usable(*user)):
@@ -287,6 +290,7 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
     assert len(engine.requests) == 2 and "seen" in {span.name for span in batch.spans}
 
 
+@pytest.mark.integration
 async def test_a_dry_run_starts_the_agent_in_its_sandbox() -> None:
     settings = RunnerSettings.model_validate({"agent": "nasty:knocks", "path": AGENTS, **documented()})
     assert await preflight._agent(settings) == "nasty:knocks: imported by this interpreter"
@@ -314,6 +318,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.integration
 async def test_a_relay_hands_on_what_comes_and_becomes_the_program(tmp_path: Path) -> None:
     async def much(request: web.Request) -> web.Response:
         return web.Response(text="x" * 1_000_000)

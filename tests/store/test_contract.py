@@ -22,6 +22,8 @@ from store.reports import REPORTS
 from tests import filling
 from tests.store.conftest import serving
 
+pytestmark = pytest.mark.integration
+
 SERVER = os.environ.get("LIGHTNINGBUS_TEST_SQL")
 SPANS, PER_BATCH = 1_000_000, 1000
 

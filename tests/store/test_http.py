@@ -25,6 +25,8 @@ from store.embedded import origin_check
 from store.embedded.http_interface import MAX_CONCURRENT_READERS
 from tests.store.conftest import SERVE, client, serving
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

@@ -317,6 +317,7 @@ async def test_the_command_shows_who_is_alive_and_serves_until_it_is_told_to_sto
     assert await process.wait() == 0
 
 
+@pytest.mark.integration
 def test_without_a_store_the_command_ends_in_one_sentence() -> None:
     line = [sys.executable, "-m", "lightningbus", "ui", "--port", "0", "--sql", "http://127.0.0.1:9"]
     ended = subprocess.run(line, capture_output=True, text=True, timeout=60)

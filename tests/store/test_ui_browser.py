@@ -27,6 +27,8 @@ from tests import filling
 from tests.store.conftest import StoreProcess, client
 from tests.store.conftest import serving as serving_store
 
+pytestmark = pytest.mark.e2e
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 if CHROMIUM is None:
     pytest.skip("no chromium is installed: apt-get install chromium", allow_module_level=True)
