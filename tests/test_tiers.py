@@ -15,7 +15,7 @@ from tests.tiers import E2E, INTEGRATION, UNIT, ProcessStartedError, tier_of
         ("learner/test_credit.py", ["tmp_path"], [], UNIT),
         ("bus/test_bus.py", ["tmp_path", "bus"], [], INTEGRATION),
         ("bus/test_bus.py", ["bus"], ["e2e", "timeout"], E2E),
-        ("loop/test_loop.py", ["loop"], [], E2E),
+        ("e2e/test_loop.py", ["e2e"], [], E2E),
         ("chaos/test_report.py", [], ["unit"], UNIT),
     ],
 )

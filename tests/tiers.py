@@ -11,7 +11,7 @@ from typing import Any
 
 UNIT, INTEGRATION, E2E = "unit", "integration", "e2e"
 TIERS = (UNIT, INTEGRATION, E2E)
-E2E_FOLDERS = frozenset({"chaos", "examples", "hosts", "loop"})
+E2E_FOLDERS = frozenset({"chaos", "examples", "hosts", "e2e"})
 SERVER_FIXTURES = frozenset({"nats", "nats_url", "bus", "start_store", "store", "engine", "environment"})
 """Whoever asks for one of them starts a process."""
 PROCESS_EVENTS = frozenset(

@@ -12,7 +12,7 @@ from schemas.codec import schema_of
 from schemas.tasks import Task
 from tests.chaos.faults import Log
 from tests.chaos.world import RUN, World
-from tests.waiting import answered
+from tests.polling import answered
 
 
 async def absent_learner(world: World, log: Log) -> None:

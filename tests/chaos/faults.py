@@ -19,8 +19,8 @@ from schemas.tasks import Task
 from schemas.weights.events import WeightManifest
 from tests.chaos.proxy import Fault
 from tests.chaos.world import LEASE_SECONDS, RUN, World
-from tests.limits import limit
-from tests.waiting import answered
+from tests.polling import answered
+from tests.stream_limits import limit
 
 STOP_SECONDS = 3 * LEASE_SECONDS
 LINK_SECONDS = 6.0
@@ -221,7 +221,7 @@ NASTY: dict[str, tuple[Outcome, dict[str, Any]]] = {
 async def bad_agent(world: World, log: Log, name: str) -> None:
     """A bad agent, then a good rollout of the same runner."""
     outcome, settings = NASTY[name]
-    await world.runner(name, agent=f"nasty:{name}", **settings)
+    await world.runner(name, agent=f"hostile:{name}", **settings)
     fields = {"run_id": RUN, "agent": name, "mode": "eval", "deadline": 15.0}
     bad = [Task(id=f"{name}-{n}", input={}, **fields) for n in range(2)]
     for task in bad:

@@ -12,7 +12,7 @@ from schemas.weights.events import WeightManifest
 from tests.chaos.tap import Tap
 from tests.chaos.tokens import flaw
 from tests.chaos.world import World
-from tests.waiting import answered
+from tests.polling import answered
 
 SHOWN = 5
 

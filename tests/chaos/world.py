@@ -32,7 +32,7 @@ from store.service import writer_url
 from store.settings import StoreSettings
 from tests.chaos.proxy import Proxy
 from tests.chaos.tap import CONSUMERS, Tap
-from tests.waiting import answered
+from tests.polling import answered
 
 ROOT = Path(__file__).resolve().parents[2]
 CALCULATOR = ROOT / "examples" / "calculator"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import filling
+from tests import seed_store
 from tests.store.conftest import StoreProcess, prepared
 
 GRAFANA = Path(__file__).resolve().parents[2] / "deploy" / "grafana"
@@ -19,7 +19,7 @@ DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
     with prepared(tmp_path_factory.mktemp("store")) as made:
-        filling.insert(made.sql, filling.run("small"))
+        seed_store.insert(made.sql, seed_store.run("small"))
         yield made
 
 

@@ -17,7 +17,7 @@ from schemas.spans import AttemptResult, Span, SpanBatch, Usage
 from schemas.tasks import Task, TaskBatchRecord, TaskIdentity, TaskRecord
 from schemas.training import RolloutDisposition, TrainingStep
 from schemas.weights.events import Blob, DeltaLink, WeightManifest, WeightsActivated
-from tests.making import SECOND_NS, START_NS, model_call
+from tests.factories import SECOND_NS, START_NS, model_call
 
 TASK = Task(
     id="q1", run_id="run", agent="calc", input={"question": "1+1", "more": [1, None]}, sample_index=2, group_size=8

@@ -10,10 +10,10 @@ import pytest
 from bus.client import Bus
 from schemas import subjects
 from schemas.weights.events import WeightManifest
+from tests.factories import batches
 from tests.hosts.network import Host, Network, missing
 from tests.hosts.world import HEALTH, LIGHTNINGBUS, bus_as, cluster, told
 from tests.learner.conftest import tiny_model
-from tests.making import batches
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,6 +1,6 @@
 """Versions by broadcast over gloo, to nodes with the stand-in for vLLM, which receives as vLLM's workers do.
 
-`tests/loop` does it with vLLM itself.
+`tests/e2e` does it with vLLM itself.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ from schemas import subjects
 from schemas.codec import encode
 from schemas.fleet import Heartbeat
 from schemas.weights.events import BroadcastCapability, BroadcastPlan
-from tests.inference.test_trial import seen, tiny_model
+from tests.inference.test_canary import seen, tiny_model
 
 pytestmark = pytest.mark.e2e
 

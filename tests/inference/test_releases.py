@@ -32,8 +32,8 @@ from schemas.weights.events import (
     WeightManifest,
 )
 from schemas.weights.release_policy import MAX_DECISIONS, apply_decision, latest_verdict, versions_to_retain
-from tests.inference.test_chain import Learner
-from tests.inference.test_subscriber import Engine, publish
+from tests.inference.test_updater import Engine, publish
+from tests.inference.test_version_cache import Learner
 
 BOUNDS = {"max_tokens": 8, "max_kl": 0.1, "min_entropy": 0.0, "max_entropy": 5.0, "max_length_ratio": 4.0}
 

@@ -15,7 +15,7 @@ import torch  # noqa: E402
 
 from learner.training.trainer import Trainer  # noqa: E402
 from tests.learner.conftest import settings_for  # noqa: E402
-from tests.learner.test_state import CHANGES, everything  # noqa: E402
+from tests.learner.test_engine_state import CHANGES, everything  # noqa: E402
 
 
 def go_on(model: str, before: str, batch: str, after: str, found: str) -> None:

@@ -24,7 +24,7 @@ from learner.training.token_weights import row_weights
 from schemas import ids as identity
 from schemas.spans import ModelCall, VersionSpan
 from schemas.training import TrainingStep
-from tests.making import batches, group, model_call, rollout
+from tests.factories import batches, group, model_call, rollout
 
 
 def settings(**changes: object) -> LearnerSettings:

@@ -14,10 +14,10 @@ from learner.learner import run
 from learner.rollouts.capacity import Capacity, filled_share, find_shortage
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
+from tests.factories import batches
 from tests.learner.conftest import settings_for
-from tests.learner.test_intake import publish, reading, until_read
-from tests.limits import limit
-from tests.making import batches
+from tests.learner.test_consumer import publish, reading, until_read
+from tests.stream_limits import limit
 
 SHIPPED = Capacity(2048 * MIB, 2_000_000, 200_000)
 

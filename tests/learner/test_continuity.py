@@ -11,7 +11,7 @@ from bus.embedded.nats_server import NatsServer
 from bus.streams import StreamState
 from learner.rollouts.stream_position import StreamMark, resume_at
 from schemas import subjects
-from tests.learner.test_intake import publish, reading, until_read
+from tests.learner.test_consumer import publish, reading, until_read
 
 
 def stream(created: str = "monday", first: int = 1, last: int = 0) -> StreamState:

@@ -16,7 +16,7 @@ from learner.batching.credit import Episode
 from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.learner import AirRule, AlgorithmSettings, CreditSettings, LearnerSettings
 from schemas.spans import Span
-from tests.making import group, model_call, rollout
+from tests.factories import group, model_call, rollout
 
 GRPO = estimator(AlgorithmSettings())
 EPSILON = 1e-6

@@ -15,8 +15,8 @@ from schemas import subjects
 from schemas.fleet import Alert
 from schemas.tasks import Task
 from schemas.training import TrainingStep
+from tests.factories import batches
 from tests.learner.conftest import settings_for
-from tests.making import batches
 
 AGENTS = runner_tasks("default", "train")
 

@@ -15,7 +15,7 @@ from learner.training.correction import corrected
 from learner.training.loss import policy_loss
 from learner.training.tensors import Engine, segments_of, to_engine
 from learner.training.token_weights import row_weights
-from tests.making import group, model_call, rollout
+from tests.factories import group, model_call, rollout
 
 A = 0.5 / math.sqrt(0.5)
 SETTINGS = LearnerSettings(model_path=Path("model"))

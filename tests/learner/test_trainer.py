@@ -19,9 +19,9 @@ from learner.batching.sequences import Shape, rows_of
 from learner.batching.transitions import transitions_of
 from learner.rollouts.assembler import Rollout
 from learner.training.trainer import Trainer
+from tests.factories import group, model_call, rollout
 from tests.learner.conftest import LEARNING_RATE, settings_for
-from tests.learner.plain import Named, Rule, gradient
-from tests.making import group, model_call, rollout
+from tests.learner.reference import Named, Rule, gradient
 
 Start = Callable[..., Trainer]
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from bus.embedded.nats_server import NatsServer
 from schemas import subjects
 from tests.commands import environment
 from tests.learner.conftest import tiny_tokenizer
-from tests.limits import limit
+from tests.stream_limits import limit
 
 pytestmark = pytest.mark.integration
 

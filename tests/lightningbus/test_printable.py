@@ -16,8 +16,8 @@ from bus.client import Bus
 from common.observability.logs import HumanLines, JsonLines
 from common.printable import CONTROL, printable, printable_json
 from schemas import subjects
-from tests.filling import insert, run
-from tests.making import batches
+from tests.factories import batches
+from tests.seed_store import insert, run
 from tests.store.conftest import StoreProcess, prepared
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202e[bold]b"

@@ -6,7 +6,7 @@ import sys
 
 from bus.client import Bus
 from schemas import subjects
-from tests.making import batches
+from tests.factories import batches
 
 
 async def test_attempts_are_printed_as_they_end(bus: Bus, nats_url: str) -> None:

@@ -1,6 +1,6 @@
 """A role's own traces: nothing without an endpoint, nothing in the way without a collector, and whose they are.
 
-That all roles export theirs is in ``tests/loop``, where all of them are at work.
+That all roles export theirs is in ``tests/e2e``, where all of them are at work.
 """
 
 import asyncio

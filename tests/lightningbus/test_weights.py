@@ -15,7 +15,7 @@ from common.observability import metrics
 from lightningbus.cli.app import app
 from schemas import subjects
 from tests.inference.test_releases import Judge, trial_of
-from tests.inference.test_subscriber import following, publish
+from tests.inference.test_updater import following, publish
 
 
 async def weights(url: str, *arguments: object, code: int = 0) -> str:

@@ -21,7 +21,7 @@ from schemas.trajectory.attempt_selection import (
     select_attempt,
     supersedes,
 )
-from tests.making import rollout
+from tests.factories import rollout
 
 OUTCOMES = st.sampled_from(get_args(Outcome))
 

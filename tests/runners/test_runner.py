@@ -21,8 +21,8 @@ from runners.agent.launcher import AgentStartError
 from runners.settings import RunnerSettings
 from schemas.codec import encode, schema_of
 from schemas.tasks import Task, TaskBatchRecord, TaskRecord
-from tests.limits import limit
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
+from tests.stream_limits import limit
 
 
 @pytest.mark.parametrize("fault", ["409", "429", "502", "503", "504"])

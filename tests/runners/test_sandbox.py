@@ -33,8 +33,8 @@ from runners.settings import RunnerSettings
 from schemas.spans import SpanBatch
 from store.service import serve_readonly
 from tests.listening import child, ports_and_sockets
+from tests.polling import until
 from tests.runners.conftest import AGENTS, ScriptedEngine, ended, running, task
-from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = str(ROOT / "tests" / "chaos" / "vllm.py")
@@ -59,7 +59,7 @@ def said(batch: SpanBatch) -> Any:
 async def test_who_takes_more_than_it_may_is_an_agent_error_that_names_the_limit(
     bus: Bus, engine: ScriptedEngine, agent: str, settings: dict[str, Any], sentence: str
 ) -> None:
-    async with running(bus, agent=f"nasty:{agent}", **settings):
+    async with running(bus, agent=f"hostile:{agent}", **settings):
         await bus.publish_task(task(id="a"))
         await bus.publish_task(task(id="b", input={"calm": True}))
         greedy, after = await ended(bus, 2)
@@ -71,7 +71,7 @@ async def test_who_takes_more_than_it_may_is_an_agent_error_that_names_the_limit
 async def test_each_process_has_a_directory_of_its_own_and_nothing_of_it_is_left(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
-    async with running(bus, agent="nasty:tells", rollouts_per_process=1):
+    async with running(bus, agent="hostile:tells", rollouts_per_process=1):
         await bus.publish_task(task(id="a"))
         await bus.publish_task(task(id="b"))
         one, other = map(said, await ended(bus, 2))
@@ -81,7 +81,7 @@ async def test_each_process_has_a_directory_of_its_own_and_nothing_of_it_is_left
 
 
 async def test_a_daemon_ends_with_its_agent(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="nasty:leaves_a_daemon"):
+    async with running(bus, agent="hostile:leaves_a_daemon"):
         await bus.publish_task(task())
         (batch,) = await ended(bus)
         daemon = said(batch)["daemon"]
@@ -103,7 +103,7 @@ async def test_whatever_hands_on_input_output_and_environment_may_stand_in_front
 ) -> None:
     if why := usable(*prefix):
         pytest.skip(why)
-    async with running(bus, agent="nasty:tells", sandbox=prefix):
+    async with running(bus, agent="hostile:tells", sandbox=prefix):
         await bus.publish_task(task())
         (batch,) = await ended(bus)
     told = said(batch)
@@ -146,7 +146,7 @@ def test_an_entry_of_env_that_is_no_variable_is_refused() -> None:
 async def test_what_an_agent_prints_reaches_our_log_whole_lines_of_it_and_not_without_end(
     bus: Bus, engine: ScriptedEngine, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(bus, agent="nasty:prints_without_end", file_gb=0.001):
+    async with running(bus, agent="hostile:prints_without_end", file_gb=0.001):
         await bus.publish_task(task())
         (batch,) = await ended(bus)
     assert (said(batch)["file"], said(batch)["shortened"]) == (False, False)
@@ -159,12 +159,12 @@ async def test_what_an_agent_prints_reaches_our_log_whole_lines_of_it_and_not_wi
 async def test_the_ended_are_not_counted_and_a_process_that_leaves_many_gives_way(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
-    async with running(bus, agent="nasty:leaves_zombies"):
+    async with running(bus, agent="hostile:leaves_zombies"):
         await bus.publish_task(task(id="a"))
         await bus.publish_task(task(id="b"))
         one, other = map(said, await ended(bus, 2))
     assert one["pid"] != other["pid"]
-    leaves = "import nasty, time; nasty.leaves_zombies({}); print(flush=True); time.sleep(600)"
+    leaves = "import hostile, time; hostile.leaves_zombies({}); print(flush=True); time.sleep(600)"
     environment = {**os.environ, "PYTHONPATH": str(AGENTS), "OPENAI_API_KEY": "none"}
     process = await spawn(sys.executable, "-c", leaves, stdout=asyncio.subprocess.PIPE, env=environment)
     assert process.stdout is not None
@@ -250,7 +250,7 @@ def documented() -> dict[str, Any]:
     return settings
 
 
-KNOCKS = "import json, nasty; print(json.dumps(nasty.knocks(json.load(open(0)))))"
+KNOCKS = "import json, hostile; print(json.dumps(hostile.knocks(json.load(open(0)))))"
 
 
 def reaches(family: int, address: Any) -> bool:
@@ -277,7 +277,7 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
             assert reaches(socket.AF_INET, address), "from outside it is there"
         assert reaches(socket.AF_UNIX, sockets["vllm"])
         addresses["internet"] = ("192.0.2.1", 443)
-        agent: dict[str, Any] = {"agent": "nasty:knocks"}
+        agent: dict[str, Any] = {"agent": "hostile:knocks"}
         if program:
             agent = {"command": [sys.executable, "-c", KNOCKS]}
         async with running(bus, **agent, **sandbox):
@@ -292,8 +292,8 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
 
 @pytest.mark.integration
 async def test_a_dry_run_starts_the_agent_in_its_sandbox() -> None:
-    settings = RunnerSettings.model_validate({"agent": "nasty:knocks", "path": AGENTS, **documented()})
-    assert await preflight._agent(settings) == "nasty:knocks: imported by this interpreter"
+    settings = RunnerSettings.model_validate({"agent": "hostile:knocks", "path": AGENTS, **documented()})
+    assert await preflight._agent(settings) == "hostile:knocks: imported by this interpreter"
 
 
 async def test_a_directory_too_long_for_the_gateways_socket_is_one_sentence(
@@ -302,7 +302,7 @@ async def test_a_directory_too_long_for_the_gateways_socket_is_one_sentence(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
     Path(tempfile.gettempdir()).mkdir()
     with pytest.raises(AgentStartError, match=r"TMPDIR: .* is too long for a Unix socket: set a shorter one"):
-        async with running(bus, agent="nasty:tells", sandbox=["env", "SOCKET={gateway}"]):
+        async with running(bus, agent="hostile:tells", sandbox=["env", "SOCKET={gateway}"]):
             pass
     assert not list(Path(tempfile.gettempdir()).iterdir())
 
@@ -348,7 +348,7 @@ async def test_the_documented_bubblewrap_hides_secrets_other_rollouts_and_other_
     block = documented()
     (key := tmp_path / "cluster.key").write_text("secret" * 8)
     paths = [str(key), f"/proc/{os.getpid()}", str(ROOT / "runners" / "host.py"), "/usr/bin/env"]
-    async with running(bus, agent="nasty:tells", concurrency=2, **block):
+    async with running(bus, agent="hostile:tells", concurrency=2, **block):
         await bus.publish_task(task(id="a", input={"paths": paths}))
         (first,) = await ended(bus)
         other = said(first)["tmp"]
@@ -360,7 +360,7 @@ async def test_the_documented_bubblewrap_hides_secrets_other_rollouts_and_other_
 
 
 @pytest.mark.parametrize(
-    "agent", [["--command", f"{sys.executable} nasty.py"], ["--agent", "nasty:spies"]], ids=["program", "function"]
+    "agent", [["--command", f"{sys.executable} hostile.py"], ["--agent", "hostile:spies"]], ids=["program", "function"]
 )
 async def test_an_agent_can_neither_look_into_its_runner_nor_outlive_it(
     bus: Bus, nats_url: str, engine: ScriptedEngine, agent: list[str]

@@ -26,8 +26,8 @@ from schemas import subjects
 from schemas.codec import MAX_BYTES, EncodeError, schema_of
 from schemas.spans import SpanBatch
 from schemas.tasks import Task
-from tests.limits import limit
 from tests.runners.conftest import ended, running, task
+from tests.stream_limits import limit
 
 NO_JSON = {
     "timestamp": msgpack.Timestamp.from_datetime(datetime(2030, 1, 1, tzinfo=UTC)),

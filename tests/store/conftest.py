@@ -16,7 +16,7 @@ from clickhouse_connect.driver.client import Client
 
 from store.clickhouse import migrations
 from tests.examples.conftest import environment as environment
-from tests.waiting import until
+from tests.polling import until
 
 
 @dataclass

@@ -19,7 +19,7 @@ from store.ingest import arrow
 from store.ingest.batch import load_column_types
 from store.ingest.rows import EventMetadata, build_rows
 from store.reports import REPORTS
-from tests import filling
+from tests import seed_store
 from tests.store.conftest import serving
 
 pytestmark = pytest.mark.integration
@@ -81,7 +81,7 @@ def test_a_million_spans_in_two_cuts_are_a_million(sql: Client) -> None:
 
 
 def _batch(first: int) -> SpanBatch:
-    at = filling.START_NS + first * 1000
+    at = seed_store.START_NS + first * 1000
     spans = tuple(
         Span(
             trace_id="t",
@@ -110,10 +110,10 @@ def _batch(first: int) -> SpanBatch:
 
 
 def test_a_run_delivered_twice_is_one_run(sql: Client) -> None:
-    said = list(filling.run("twice", steps=2, groups=2))
+    said = list(seed_store.run("twice", steps=2, groups=2))
     for cut in (len(said), len(said) // 3):
         for at in range(0, len(said), cut):
-            filling.insert(sql, said[at : at + cut], database=sql.database or "", first=at + 1)
+            seed_store.insert(sql, said[at : at + cut], database=sql.database or "", first=at + 1)
     assert one(sql, "SELECT count() FROM rollouts WHERE run = 'twice'") == 2 * 2 * 4
     assert one(sql, "SELECT count() FROM model_calls WHERE run = 'twice'") == 2 * 2 * 4 * 3
     assert one(sql, "SELECT sum(rollouts) FROM runs WHERE run = 'twice'") == 2 * 2 * 4
@@ -122,7 +122,7 @@ def test_a_run_delivered_twice_is_one_run(sql: Client) -> None:
 
 
 def test_every_view_and_report_answers(sql: Client) -> None:
-    filling.insert(sql, filling.run("asked"), database=sql.database or "")
+    seed_store.insert(sql, seed_store.run("asked"), database=sql.database or "")
     views = sql.query(
         "SELECT name FROM system.tables WHERE database = currentDatabase() AND engine = 'View'"
     ).result_rows
@@ -136,7 +136,7 @@ def test_every_view_and_report_answers(sql: Client) -> None:
 
 
 def test_words_are_found_by_the_index(sql: Client) -> None:
-    filling.insert(sql, filling.run("words", steps=1), database=sql.database or "")
+    seed_store.insert(sql, seed_store.run("words", steps=1), database=sql.database or "")
     asked = "SELECT count() FROM raw_call_contents WHERE run = 'words' AND hasAllTokens(request, ['question', 'p1'])"
     assert one(sql, asked) > 0  # type: ignore[operator]
     plan = "\n".join(row[0] for row in sql.query(f"EXPLAIN indexes = 1 {asked}").result_rows)
@@ -145,7 +145,7 @@ def test_words_are_found_by_the_index(sql: Client) -> None:
 
 def test_rows_of_a_run_are_gone_after_their_days(sql: Client) -> None:
     types = load_column_types(sql, sql.database or "")
-    batches = [event for event in filling.run("short", steps=1, groups=1) if isinstance(event, SpanBatch)]
+    batches = [event for event in seed_store.run("short", steps=1, groups=1) if isinstance(event, SpanBatch)]
     for batch in batches:
         for table, row in build_rows(batch, EventMetadata(1, 0, lambda run: 1)):  # a day, long over when it was written
             row = {**row, **{name: 1_000_000_000 for name in ("start", "started") if name in row}}

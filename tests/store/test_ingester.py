@@ -18,7 +18,7 @@ from store.ingest.batch import load_column_types
 from store.ingest.ingester import IN_FLIGHT_BOUNDS, Ingester, in_flight_for
 from store.ingest.writer import Insert, Writer, insert_over_http
 from store.settings import StoreSettings
-from tests.making import batches
+from tests.factories import batches
 from tests.store.conftest import StoreProcess, client, prepared
 
 

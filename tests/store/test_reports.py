@@ -18,7 +18,7 @@ from schemas.tasks import TaskBatchRecord
 from schemas.training import TrainingStep
 from store.clickhouse.client import connect
 from store.reports import REPORTS
-from tests import filling
+from tests import seed_store
 from tests.store.conftest import StoreProcess, prepared
 
 RUNS = {"small": 0, "other": 1}
@@ -28,7 +28,7 @@ STEPS = 6
 @pytest.fixture(scope="module")
 def events() -> dict[str, list[Any]]:
     """Everything said, by run."""
-    return {name: list(filling.run(name, steps=STEPS, seed=seed)) for name, seed in RUNS.items()}
+    return {name: list(seed_store.run(name, steps=STEPS, seed=seed)) for name, seed in RUNS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def store(tmp_path_factory: pytest.TempPathFactory, events: dict[str, list[Any]]
     with prepared(tmp_path_factory.mktemp("store")) as made:
         for name, seed in RUNS.items():
             said = events[name]
-            filling.insert(made.sql, said, first=10_000 * seed + 1)
-            filling.insert(made.sql, said[: len(said) // 2], first=10_000 * seed + 1)
+            seed_store.insert(made.sql, said, first=10_000 * seed + 1)
+            seed_store.insert(made.sql, said[: len(said) // 2], first=10_000 * seed + 1)
         yield made
 
 
@@ -187,8 +187,8 @@ def test_nothing_is_lost_or_broken_and_prompts_are_whole(store: StoreProcess, ev
 
 def test_a_prompt_that_is_not_what_it_was_is_told(store: StoreProcess) -> None:
     other = "broken"
-    events = list(filling.run(other, steps=1, groups=1, samples=1, seed=5))
-    filling.insert(store.sql, events)
+    events = list(seed_store.run(other, steps=1, groups=1, samples=1, seed=5))
+    seed_store.insert(store.sql, events)
     store.sql.command(
         "ALTER TABLE raw_call_contents UPDATE prompt_ids = arrayMap(id -> id + 1, prompt_ids) "
         f"WHERE run = '{other}' AND call = 1 SETTINGS mutations_sync = 1"

@@ -22,7 +22,7 @@ from store.clickhouse import migrations
 from store.clickhouse.migrations import Migration, MigrationError, migrate
 from store.ingest.batch import deduplication_token
 from store.service import writer_url
-from tests.making import batches
+from tests.factories import batches
 from tests.store.conftest import Start, client
 
 

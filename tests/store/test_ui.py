@@ -25,7 +25,7 @@ from store.ui import queries
 from store.ui.client import QueryFailed, Reader, to_json_value
 from store.ui.rollout import build_attempts, build_calls, parse_messages, select_attempt
 from store.ui.server import UiServer, serve
-from tests import filling
+from tests import seed_store
 from tests.store.conftest import StoreProcess, client
 from tests.store.conftest import serving as serving_store
 
@@ -37,7 +37,7 @@ Ask = Callable[..., Awaitable[Any]]
 @pytest.fixture(scope="module")
 def ends() -> list[SpanBatch]:
     """How the rollouts of the run ended."""
-    return [event for event in filling.run(RUN, seed=1) if isinstance(event, SpanBatch) and event.end is not None]
+    return [event for event in seed_store.run(RUN, seed=1) if isinstance(event, SpanBatch) and event.end is not None]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
         migrations.migrate(client(made.url, "default"), "lightningbus")
         migrations.create_report_views(made.sql, "lightningbus")
         for _ in range(2):
-            filling.insert(made.sql, filling.run(RUN, seed=1))
+            seed_store.insert(made.sql, seed_store.run(RUN, seed=1))
         yield made
 
 
@@ -121,7 +121,7 @@ def server_questions() -> dict[str, str]:
 
 async def test_the_pulse_changes_when_a_rollout_ends(ask: Ask, store: StoreProcess) -> None:
     before = await ask("run/pulse", run="growing")
-    filling.insert(store.sql, filling.run("growing", steps=1, groups=1, samples=1), first=50_000)
+    seed_store.insert(store.sql, seed_store.run("growing", steps=1, groups=1, samples=1), first=50_000)
     assert await ask("run/pulse", run="growing") != before
     await asyncio.to_thread(store.sql.command, "DELETE FROM raw_attempts WHERE run = 'growing'")
     await asyncio.to_thread(store.sql.command, "DELETE FROM raw_runs WHERE run = 'growing'")

@@ -23,7 +23,7 @@ from store.clickhouse import migrations
 from store.clickhouse.client import connect
 from store.ui.client import Reader
 from store.ui.server import UiServer, serve
-from tests import filling
+from tests import seed_store
 from tests.store.conftest import StoreProcess, client
 from tests.store.conftest import serving as serving_store
 
@@ -57,7 +57,7 @@ def alive() -> list[Heartbeat]:
 
 def evaluations() -> Iterator[SpanBatch]:
     """Rollouts of the same run that are not trained on."""
-    for event in filling.run(RUN, steps=12, groups=2, samples=2, seed=7):
+    for event in seed_store.run(RUN, steps=12, groups=2, samples=2, seed=7):
         if isinstance(event, SpanBatch):
             yield replace(
                 event, mode="eval", task_id=f"held-out-{event.task_id}", rollout_id=f"held-out-{event.rollout_id}"
@@ -93,9 +93,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
     with serving_store(tmp_path_factory.mktemp("store")) as made:
         migrations.migrate(client(made.url, "default"), "lightningbus")
         migrations.create_report_views(made.sql, "lightningbus")
-        filling.insert(made.sql, filling.run(RUN, steps=12, groups=3, seed=3))
-        filling.insert(made.sql, evaluations(), first=50_000)
-        filling.insert(made.sql, filling.run("before", steps=2, groups=2, seed=2), first=100_000)
+        seed_store.insert(made.sql, seed_store.run(RUN, steps=12, groups=3, seed=3))
+        seed_store.insert(made.sql, evaluations(), first=50_000)
+        seed_store.insert(made.sql, seed_store.run("before", steps=2, groups=2, seed=2), first=100_000)
         yield made
 
 
@@ -245,7 +245,7 @@ def test_a_rollout_shows_its_trace_and_its_tokens_in_three_colours(page: Any, si
 
 
 def test_an_instrumented_rollout_is_one_tree(page: Any, site: str, store: StoreProcess) -> None:
-    filling.insert(store.sql, filling.instrumented("traced"), first=200_000)
+    seed_store.insert(store.sql, seed_store.instrumented("traced"), first=200_000)
     page.goto(f"{site}/#/run/traced/rollout/t.0")
     page.locator(".waterfall .bar").first.wait_for()
     rows = page.locator(".waterfall .bar").evaluate_all(
@@ -277,8 +277,8 @@ def test_an_instrumented_rollout_is_one_tree(page: Any, site: str, store: StoreP
 def test_what_comes_in_while_a_page_is_open_appears(page: Any, site: str, store: StoreProcess) -> None:
     page.goto(f"{site}/#/run/before?name=t1%40p3")
     page.get_by_text("No rollout fits these filters").wait_for()
-    (_, *events) = filling.run("before", steps=3, groups=2, seed=2)
-    filling.insert(store.sql, events, first=100_000)
+    (_, *events) = seed_store.run("before", steps=3, groups=2, seed=2)
+    seed_store.insert(store.sql, events, first=100_000)
     page.locator("#rollouts tbody tr").first.wait_for()
     assert page.locator("#live").inner_text() == "live"
 

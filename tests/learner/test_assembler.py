@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from learner.rollouts.assembler import Assembler, Rollout, training_reward
 from learner.rollouts.groups import GroupBuffer
-from tests.making import batches, rollout
+from tests.factories import batches, rollout
 
 
 def valid(one: Rollout) -> bool:

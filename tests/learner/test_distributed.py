@@ -11,7 +11,7 @@ import pytest
 from bus.client import Bus
 from schemas import subjects
 from schemas.weights.events import WeightManifest
-from tests.making import batches
+from tests.factories import batches
 
 pytestmark = pytest.mark.e2e
 

@@ -1,7 +1,7 @@
 """The known defects of Agent Lightning's gateway and queues, each shown not to be ours.
 
-The numbers are those of its defects; 17 stands in `tests/store/test_defects.py`, those of training in
-`tests/learner/test_defects.py`.
+The numbers are those of its defects; 17 stands in `tests/store/test_regressions.py`, those of training in
+`tests/learner/test_regressions.py`.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 import asyncio
 
 from bus.client import Bus
-from tests.making import batches
+from tests.factories import batches
 from tests.store.conftest import Start
 from tests.store.test_store import drained, send
 

@@ -20,7 +20,7 @@ from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from schemas.codec import schema_of
 from schemas.spans import SpanBatch
-from tests.making import batches
+from tests.factories import batches
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from tests.runners.conftest import ScriptedEngine, ended, running, task
 async def test_it_gets_away_with_nothing_and_the_runner_serves_the_next(
     bus: Bus, engine: ScriptedEngine, agent: str
 ) -> None:
-    async with running(bus, agent=f"nasty:{agent}", concurrency=2):
+    async with running(bus, agent=f"hostile:{agent}", concurrency=2):
         for number in range(3):
             await bus.publish_task(task(id=f"t{number}"))
         batches = await ended(bus, 3)
@@ -40,7 +40,7 @@ async def test_it_gets_away_with_nothing_and_the_runner_serves_the_next(
 
 
 async def test_what_a_forked_child_answers_is_not_taken_for_the_next_rollouts(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="nasty:forks"):
+    async with running(bus, agent="hostile:forks"):
         for number in range(4):
             await bus.publish_task(task(id=f"t{number}", input={"n": number}))
         batches = await ended(bus, 4)
@@ -50,7 +50,7 @@ async def test_what_a_forked_child_answers_is_not_taken_for_the_next_rollouts(bu
 
 
 async def test_memory_is_limited_and_the_next_rollout_starts_fresh(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="nasty:leaks", memory_gb=0.5):
+    async with running(bus, agent="hostile:leaks", memory_gb=0.5):
         await bus.publish_task(task(id="a", input={}))
         await bus.publish_task(task(id="b", input={"calm": True}))
         leaked, after = await ended(bus, 2)
@@ -60,7 +60,7 @@ async def test_memory_is_limited_and_the_next_rollout_starts_fresh(bus: Bus, eng
 
 
 async def test_spans_without_end_are_dropped_and_counted(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="nasty:floods"):
+    async with running(bus, agent="hostile:floods"):
         await bus.publish_task(task(deadline=60.0))
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.num_spans) == ("ok", 20_001)
@@ -72,7 +72,7 @@ async def test_spans_without_end_are_dropped_and_counted(bus: Bus, engine: Scrip
 
 async def test_nothing_of_an_agent_that_ignores_sigterm_is_left(bus: Bus, engine: ScriptedEngine) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    async with running(bus, agent="nasty:ignores_sigterm", drain_seconds=0):
+    async with running(bus, agent="hostile:ignores_sigterm", drain_seconds=0):
         await bus.publish_task(task(deadline=1.0))
         (batch,) = await ended(bus)
         assert batch.end is not None and batch.end.outcome == "timeout"
@@ -96,7 +96,7 @@ async def test_a_program_that_prints_no_json_is_an_agent_error(
 async def test_an_exception_of_5_mb_is_logged_and_recorded_in_part(
     bus: Bus, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(bus, agent="nasty:raises_5_mb"):
+    async with running(bus, agent="hostile:raises_5_mb"):
         await bus.publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.error.startswith("ValueError: xxx") and len(batch.end.error) < 3000

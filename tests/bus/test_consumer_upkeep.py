@@ -12,7 +12,7 @@ from bus.stream_sizes import StreamSizes
 from bus.streams import LEARNER_ROLLOUTS, runner_tasks
 from schemas import subjects
 from schemas.tasks import Task
-from tests.waiting import answered
+from tests.polling import answered
 
 TASKS = runner_tasks("calc", "train")
 

@@ -1,6 +1,6 @@
 """The known defects of Agent Lightning's training (v0.x and v1.0), each shown not to be ours.
 
-The numbers are those of its defects; the ones of its queues and stores stand in `tests/runners/test_defects.py`.
+The numbers are those of its defects; the ones of its queues and stores stand in `tests/runners/test_regressions.py`.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from learner.rollouts.task_order import TaskOrder
 from learner.settings.learner import LearnerSettings
 from learner.training.token_weights import row_weights
 from schemas.spans import VersionSpan
+from tests.factories import group, model_call, rollout
 from tests.learner.test_trainer import Start, batch_of, conversations, gradient_of, sampled_by
-from tests.making import group, model_call, rollout
 
 
 def settings(**changes: Any) -> LearnerSettings:

@@ -20,7 +20,7 @@ from learner.publishing.publisher import BUCKET, WeightPublisher, needs_full_wei
 from learner.settings.learner import LearnerSettings
 from schemas.fleet import Heartbeat
 from schemas.weights.events import Blob, WeightManifest
-from tests.inference.test_subscriber import Engine, following
+from tests.inference.test_updater import Engine, following
 from tests.tensorfiles import stepped, weights, write
 
 

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from common.subprocesses import Guard, end, kill_group, spawn
-from tests.waiting import until
+from tests.polling import until
 
 pytestmark = pytest.mark.integration
 

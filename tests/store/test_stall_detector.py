@@ -11,9 +11,9 @@ from schemas.fleet import Heartbeat
 from schemas.tasks import Task
 from store.roster import Roster
 from store.stall_detector import StallThresholds, SystemSnapshot, diagnose
-from tests.limits import limit
-from tests.making import batches
+from tests.factories import batches
 from tests.store.conftest import Start
+from tests.stream_limits import limit
 
 RUNNER = Heartbeat(role="runner", id="r", state="running", status={"busy": "4/4", "agent": "a"}, sent_at_ns=1)
 NODE = Heartbeat(role="inference", id="n", state="ready", sent_at_ns=1)

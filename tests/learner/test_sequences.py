@@ -13,7 +13,7 @@ from learner.batching.prefix_tree import cuts, parents
 from learner.batching.sequences import Row, Shape, rows_of
 from learner.batching.transitions import Transition, transitions_of
 from schemas.spans import ModelCall
-from tests.making import model_call
+from tests.factories import model_call
 
 MERGED = Shape(max_tokens=64)
 

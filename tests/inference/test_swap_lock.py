@@ -21,7 +21,7 @@ from inference.weights.updater import WeightUpdater
 from schemas import subjects
 from schemas.fleet import Heartbeat
 from schemas.weights.events import SwapLockState, WeightsActivated
-from tests.inference.test_subscriber import Engine, publish
+from tests.inference.test_updater import Engine, publish
 
 NODES = range(4)
 NODE = st.sampled_from(NODES)

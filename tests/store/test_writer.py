@@ -14,7 +14,7 @@ from schemas import subjects
 from schemas.tasks import Task
 from store.lost_rollouts import LostRolloutCounter
 from store.service import writer_url
-from tests.making import batches
+from tests.factories import batches
 from tests.store.conftest import Start, StoreProcess, client, full_disk
 from tests.store.test_store import drained, send
 

@@ -51,8 +51,8 @@ from schemas.tasks import Task, TaskBatchRecord
 from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
 from tests import tensorfiles
 from tests.commands import environment
-from tests.inference.test_subscriber import Engine
-from tests.making import batches
+from tests.factories import batches
+from tests.inference.test_updater import Engine
 
 pytestmark = pytest.mark.integration
 

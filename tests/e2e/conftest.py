@@ -18,7 +18,7 @@ from clickhouse_connect.driver.client import Client
 from bus.client import Bus
 from bus.security.credentials import Access
 from tests.otlp import Collector, collecting
-from tests.waiting import until
+from tests.polling import until
 
 ROOT = Path(__file__).resolve().parents[2]
 CALCULATOR = ROOT / "examples" / "calculator"

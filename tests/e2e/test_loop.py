@@ -30,8 +30,8 @@ from schemas.fleet import Heartbeat
 from schemas.spans import SpanBatch
 from schemas.tasks import Task
 from schemas.weights.events import WeightManifest
-from tests.loop.conftest import CALCULATOR, COLLECTORS_KEY, COMPILED, Loop, write_tasks
-from tests.waiting import until
+from tests.e2e.conftest import CALCULATOR, COLLECTORS_KEY, COMPILED, Loop, write_tasks
+from tests.polling import until
 
 pytestmark = pytest.mark.timeout(420)
 STEPS, GROUPS, SAMPLES, STALENESS = 3, 2, 4, 1
@@ -288,7 +288,7 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
     from learner.batching.transitions import transitions_of
     from learner.settings.learner import LearnerSettings
     from learner.training.trainer import Trainer
-    from tests.making import model_call
+    from tests.factories import model_call
 
     version, weights = STEPS + 3, moved(loop)
     node = await publish_weights(loop, version, weights)

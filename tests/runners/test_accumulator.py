@@ -1,0 +1,102 @@
+"""An engine's stream becomes a model call and the agent's response."""
+
+import json
+from array import array
+from typing import Any
+
+import pytest
+
+from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator
+from runners.protocol.request import ChatRequest
+from schemas.spans import VersionSpan
+
+
+def chunk(version: int | None, ids: list[int], text: str, **more: Any) -> dict[str, Any]:
+    said = {"index": 0, "delta": {"content": text}, "token_ids": ids, "finish_reason": None, **more}
+    said["logprobs"] = {"content": [{"token": "x", "logprob": -0.5} for _ in ids]}
+    whole: dict[str, Any] = {"id": "c", "created": 1, "model": "policy", "choices": [said]}
+    return whole if version is None else {"weight_version": version, **whole}
+
+
+def collected(*chunks: dict[str, Any], pinned: int | None = None, **body: Any) -> StreamAccumulator:
+    call = ChatRequest.parse({"model": "policy:writer", "messages": [], **body}, chat=True)
+    completion = StreamAccumulator(call, {"temperature": 0.5}, pinned)
+    for one in chunks:
+        completion._feed_chunk(one)
+    return completion
+
+
+FIRST = {"prompt_token_ids": [1, 2, 3]}
+
+
+def test_a_stream_over_a_swap_keeps_the_version_of_every_token() -> None:
+    chunks = [FIRST | chunk(4, [7], "a"), chunk(4, [8, 9], "b"), chunk(5, [10], "c", finish_reason="stop")]
+    (part,) = collected(*chunks).sampled_choices()
+    assert array("I", part.response_ids).tolist() == [7, 8, 9, 10]
+    assert array("I", part.prompt_ids).tolist() == [1, 2, 3]
+    assert array("f", part.logprobs).tolist() == [-0.5] * 4
+    assert part.versions == (VersionSpan(version=4, start=0, end=3), VersionSpan(version=5, start=3, end=4))
+    assert json.loads(part.response) == {"role": "assistant", "content": "abc"}
+    assert part.sampling == {"temperature": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "reason"),
+    [
+        ([FIRST | chunk(None, [7], "a")], "did not say which weight version"),
+        ([FIRST | chunk(4, [7], "a")], "ended early"),
+        ([chunk(4, [7], "a", finish_reason="stop")], "no prompt token ids"),
+        ([FIRST | chunk(4, [7], "a", finish_reason="stop", logprobs=None)], None),
+        ([{"error": {"message": "boom"}}], "boom"),
+        ([], "without an answer"),
+    ],
+)
+def test_an_answer_that_cannot_be_recorded_exactly_is_not_used(
+    chunks: list[dict[str, Any]], reason: str | None
+) -> None:
+    if reason is None:
+        chunks[0]["choices"][0]["logprobs"] = None
+        reason = "1 tokens came with 0 log-probabilities"
+    with pytest.raises(InvalidEngineOutput, match=reason):
+        list(collected(*chunks).sampled_choices())
+
+
+def test_a_pinned_answer_of_another_version_is_not_used() -> None:
+    mixed = (FIRST | chunk(4, [7], "a"), chunk(5, [8], "b", finish_reason="stop"))
+    assert len(list(collected(*mixed).sampled_choices())) == 1
+    with pytest.raises(InvalidEngineOutput, match="another version than 4"):
+        list(collected(*mixed, pinned=4).sampled_choices())
+
+
+def test_the_agent_sees_nothing_it_did_not_ask_for() -> None:
+    completion = collected(FIRST | chunk(4, [7], "a", finish_reason="stop"))
+    shown = completion.to_agent_chunk(FIRST | chunk(4, [7], "a"))
+    assert shown is not None
+    assert set(shown) == {"id", "created", "model", "choices"}
+    assert set(shown["choices"][0]) == {"index", "delta", "finish_reason"}
+    whole = completion.to_response()
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": "a"}
+    assert whole["choices"][0]["logprobs"] is None
+    asked = collected(FIRST | chunk(4, [7], "a", finish_reason="stop"), logprobs=True, return_token_ids=True)
+    assert asked.to_response()["choices"][0]["token_ids"] == [7]
+    assert asked.to_response()["choices"][0]["logprobs"]["content"][0]["logprob"] == -0.5
+
+
+def test_streamed_tool_calls_are_put_together() -> None:
+    pieces = [
+        {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a"'}},
+        {"index": 0, "function": {"arguments": ": 1}"}},
+    ]
+    chunks = [FIRST | chunk(1, [7], ""), chunk(1, [8], "", finish_reason="tool_calls")]
+    for one, piece in zip(chunks, pieces, strict=True):
+        one["choices"][0]["delta"] = {"tool_calls": [piece]}
+    message = collected(*chunks).to_response()["choices"][0]["message"]
+    assert message["tool_calls"] == [
+        {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    ]
+
+
+@pytest.mark.parametrize("body", [[], {"messages": []}, {"model": "policy"}, {"model": "policy", "messages": "hello"}])
+def test_a_request_that_is_none_is_refused(body: Any) -> None:
+    with pytest.raises(ValueError, match="the request"):
+        ChatRequest.parse(body, chat=True)

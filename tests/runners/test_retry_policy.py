@@ -1,0 +1,21 @@
+"""Which attempts are retried, and when."""
+
+from typing import Any
+
+from runners import retry_policy
+from schemas.tasks import Task
+
+
+def task(**changes: Any) -> Task:
+    return Task(**{"id": "t", "run_id": "run", "agent": "default", "input": {}, **changes})
+
+
+def test_only_what_is_not_the_agents_doing_is_tried_again() -> None:
+    asked = task(max_attempts=3)
+    assert retry_policy.decide_next_action(asked, 1, "infra").retry_after == 1.0
+    assert retry_policy.decide_next_action(asked, 2, "infra").retry_after == 2.0
+    assert retry_policy.decide_next_action(asked, 3, "infra") == retry_policy.RetryDecision(dead=True)
+    assert retry_policy.decide_next_action(asked, 3, "cancelled").retry_after == 0.0
+    for outcome in ("ok", "agent_error", "timeout"):
+        assert retry_policy.decide_next_action(asked, 1, outcome) == retry_policy.RetryDecision()  # type: ignore[arg-type]
+    assert not retry_policy.exhausted(asked, 3) and retry_policy.exhausted(asked, 4)
