@@ -30,12 +30,11 @@ log = logging.getLogger(__name__)
 RESTART_SECONDS = (1.0, 30.0)
 
 
-class PortInUse(Exception):
-    """The gateway's port is taken."""
-
-
 async def run(bus: Bus, settings: InferenceSettings, stop: asyncio.Event) -> None:
-    """Serve until asked to stop; raises `EngineError` if vLLM cannot start at all, `PortInUse`, `bus.AccessError`."""
+    """Serve until asked to stop.
+
+    Raises `EngineError` if vLLM cannot start at all, `AddressInUseError`, `bus.AccessError`.
+    """
     if not (settings.model_path / "config.json").exists():
         raise EngineError(f"model_path: {settings.model_path} holds no model (no config.json)")
     await Node(bus, settings).run(stop)
@@ -84,16 +83,8 @@ class Node:
                 directory = self._settings.work / "adapters"
                 self._lora = LoraManager(versions, lora.rank, directory, self._gateway, self._engine.post)
             self.canary = EngineCanary(self._engine, self._settings.model, self._gateway, self._transition)
-            try:
-                await self._gateway.__aenter__()
-            except OSError as error:
-                reason = f"port: cannot listen on {host}:{port}: {error.strerror}; set another port, or 0"
-                raise PortInUse(reason) from error
-            try:
-                async with self._bus.beat("inference", self.id, self._describe) as self._pulse:
-                    await self._keep_alive(stop)
-            finally:
-                await self._gateway.__aexit__()
+            async with self._gateway, self._bus.beat("inference", self.id, self._describe) as self._pulse:
+                await self._keep_alive(stop)
 
     async def _keep_alive(self, stop: asyncio.Event) -> None:
         stopping = asyncio.create_task(stop.wait())

@@ -41,7 +41,7 @@ COUNT_INTERVAL_SECONDS = 10.0
 async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
     """Ingest and serve queries until ``stop`` is set.
 
-    Raises `http_interface.AddressInUseError`, `engine.EngineBusy`, `client.StoreUnreachable`,
+    Raises `AddressInUseError`, `engine.EngineBusy`, `client.StoreUnreachable`,
     `migrations.MigrationError`, or `bus.PoisonFlood` when most events are unreadable.
     """
     if settings.url is not None:

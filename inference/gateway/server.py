@@ -7,7 +7,6 @@ sampled: chunks that arrive before are of the old version, later ones of the new
 import asyncio
 import json
 import logging
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -18,6 +17,7 @@ from aiohttp import web
 from bus.fleet.node_state import State, serves
 from bus.security.secrets import holds
 from common.http_server import Listening, body_of
+from common.listeners import open_listener, url_of
 from common.observability import metrics, tracing
 from common.observability.metric_registry import counted
 from inference.gateway.version_stamp import StampEvent, add_cache_salt, stamp_event, stream
@@ -80,9 +80,9 @@ class Gateway:
         app.router.add_get(HEALTH, self._health)
 
     async def __aenter__(self) -> "Gateway":
-        listener = socket.create_server((self._host, self._port))
+        listener = open_listener(self._host, self._port, "port")
         await self._listening.open(self._app, listener, shutdown_seconds=5)
-        self.address = f"http://{self._host}:{listener.getsockname()[1]}"
+        self.address = url_of(self._host, listener)
         return self
 
     async def __aexit__(self, *_: object) -> None:

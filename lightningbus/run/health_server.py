@@ -1,7 +1,6 @@
 """``/healthz``, ``/readyz`` and ``/metrics``: is the process alive, can it work now, what has it done."""
 
 import logging
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,14 +9,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from bus.client import Bus
 from bus.fleet.readiness import unready
+from common.listeners import open_listener, serve_app, url_of
 from common.observability import metric_registry, metrics
 from common.role_settings import address
 
 log = logging.getLogger(__name__)
-
-
-class CannotListen(Exception):
-    """The address of the probes is taken, or none of this machine."""
 
 
 class Health:
@@ -39,7 +35,7 @@ class Health:
 
     @asynccontextmanager
     async def serving(self, where: str | None) -> AsyncIterator[None]:
-        """Listen while the block runs, at `RoleSettings.health`; raises `CannotListen`."""
+        """Listen while the block runs, at `RoleSettings.health`; raises `AddressInUseError`."""
         if where is None:
             yield
             return
@@ -47,19 +43,11 @@ class Health:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         host, port = address(where)
-        try:
-            listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        except (OSError, OverflowError) as error:
-            raise CannotListen(f"health: cannot listen on {where}: {getattr(error, 'strerror', error)}") from error
-        await runner.setup()
-        try:
-            await web.SockSite(runner, listener).start()
-            log.info("health at http://%s:%d", host, listener.getsockname()[1])
+        listener = open_listener(host, port, "health", "set another address")
+        async with serve_app(app, listener):
+            log.info("health at %s", url_of(host, listener))
             yield
-        finally:
-            await runner.cleanup()
 
     async def _healthz(self, request: web.Request) -> web.Response:
         """That this is answered is what is asked: the loop that does the work turns."""

@@ -11,12 +11,13 @@ from nats.errors import Error as NatsError
 from bus.client import Bus
 from bus.errors import AccessError, AddressError, BusError, PoisonFlood
 from bus.fleet.heartbeats import own_id
+from common.listeners import AddressInUseError
 from common.observability import tracing
 from common.observability.logs import say_last, this_process
 from common.role_settings import RoleSettings
 from common.subprocesses import Guard
 from lightningbus.run.discovery import Place
-from lightningbus.run.health_server import CannotListen, Health
+from lightningbus.run.health_server import Health
 
 S = TypeVar("S", bound=RoleSettings)
 Role = Callable[[Bus, S, asyncio.Event], Awaitable[None]]
@@ -78,7 +79,7 @@ def run_role(at: Place, name: str, role: Role[S], settings: S, *expected: type[E
     except (BusError, NatsError) as error:
         fail(str(error) or type(error).__name__, TRY_AGAIN)
     except Exception as error:
-        if not isinstance(error, (UserError, PoisonFlood, CannotListen, *expected)):
+        if not isinstance(error, (UserError, PoisonFlood, AddressInUseError, *expected)):
             raise
         fail(error)
     finally:

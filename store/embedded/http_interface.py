@@ -9,14 +9,15 @@ import asyncio
 import json
 import logging
 import re
-import socket
 import uuid
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 
 from aiohttp import BasicAuth, web
 
 from bus.security.secrets import same
+from common.listeners import open_listener, serve_app, url_of
 from store.embedded import origin_check, request_body
 from store.embedded.engine import EmbeddedClickHouse, EngineError, QueryResult, Statement
 from store.embedded.readonly_guard import WRITER
@@ -49,10 +50,6 @@ HTTP_STATUS = {60: 404, 81: 404, 62: 400, 47: 400, 46: 400, 51: 400, 456: 400, 1
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class AddressInUseError(Exception):
-    """The interface cannot listen on its address."""
-
-
 class HttpInterface:
     """Serves an engine on one address; an async context manager. ``allowed_hosts``: further host names it accepts."""
 
@@ -63,28 +60,21 @@ class HttpInterface:
         self._allowed_hosts = allowed_hosts
         self._threads = ThreadPoolExecutor(THREADS, "clickhouse")
         self._num_readers = 0
-        app = web.Application(client_max_size=MAX_READER_BYTES, middlewares=[self._check_origin])
+        self._app = app = web.Application(client_max_size=MAX_READER_BYTES, middlewares=[self._check_origin])
         app.router.add_get("/ping", self._ping)
         app.router.add_get("/", self._query)
         app.router.add_post("/", self._query)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=5, auto_decompress=False)
+        self._exits = AsyncExitStack()
         self.url = ""
 
     async def __aenter__(self) -> "HttpInterface":
-        try:
-            listener = socket.create_server((self._host, self._port))
-        except OSError as error:
-            address = f"{self._host}:{self._port}"
-            raise AddressInUseError(
-                f"http_port: cannot listen on {address}: {error.strerror}; set another port, or 0"
-            ) from error
-        await self._runner.setup()
-        await web.SockSite(self._runner, listener).start()
-        self.url = f"http://{self._host}:{listener.getsockname()[1]}"
+        listener = open_listener(self._host, self._port, "http_port")
+        await self._exits.enter_async_context(serve_app(self._app, listener, shutdown_seconds=5, auto_decompress=False))
+        self.url = url_of(self._host, listener)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
+        await self._exits.aclose()
         await asyncio.to_thread(self._threads.shutdown)
 
     @web.middleware

@@ -6,7 +6,6 @@ this server's are refused, which stops DNS rebinding.
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
+from common.listeners import open_listener, serve_app, url_of
 from schemas import ids
 from schemas.fleet import Heartbeat
 from store.embedded import origin_check
@@ -48,10 +48,6 @@ RUN_QUERIES = {
 ListMembers = Callable[[], Sequence[Heartbeat] | str]
 """The living processes, or a sentence why they are unknown."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class AddressInUseError(Exception):
-    """The page cannot listen on its address."""
 
 
 class UiServer:
@@ -168,20 +164,9 @@ class UiServer:
 @asynccontextmanager
 async def serve(pages: UiServer, host: str, port: int) -> AsyncIterator[str]:
     """Serve the page on one address while the block runs; yields its URL. Raises `AddressInUseError`."""
-    runner = web.AppRunner(pages.application(), access_log=None, shutdown_timeout=1)
-    try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise AddressInUseError(
-            f"--port: cannot listen on {host}:{port}: {error.strerror}; give another, or 0"
-        ) from error
-    try:
-        await runner.setup()
-        await web.SockSite(runner, listener).start()
-        url_host = f"[{host}]" if ":" in host else host
-        yield f"http://{url_host}:{listener.getsockname()[1]}"
-    finally:
-        await runner.cleanup()
+    listener = open_listener(host, port, "--port", "give another, or 0")
+    async with serve_app(pages.application(), listener):
+        yield url_of(host, listener)
 
 
 def _require_param(request: web.Request, name: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bus.client import Bus
+from common.listeners import AddressInUseError
 from inference import node
 from inference.engine.vllm_command import command, environment
 from inference.engine.vllm_server import EngineError, VllmServer
@@ -45,7 +46,9 @@ async def test_a_port_in_use_is_said_before_an_engine_is_started(bus: Bus, tmp_p
     (tmp_path / "config.json").write_text("{}")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = InferenceSettings(model_path=tmp_path, port=taken.getsockname()[1], work=tmp_path / "work")
-        with pytest.raises(node.PortInUse, match=r"port: cannot listen on 127\.0\.0\.1:\d+: .* set another port, or 0"):
+        with pytest.raises(
+            AddressInUseError, match=r"port: cannot listen on 127\.0\.0\.1:\d+: .* set another port, or 0"
+        ):
             await node.run(bus, settings, asyncio.Event())
     assert not (tmp_path / "work").exists()
 

@@ -238,7 +238,7 @@ async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str) ->
     (line,) = done.stderr.splitlines()
     said = json.loads(line)
     assert (done.returncode, said["level"], said["role"]) == (2, "critical", "runner")
-    assert said["message"].startswith(f"health: cannot listen on {port}: Address already in use")
+    assert said["message"].startswith(f"health: cannot listen on 127.0.0.1:{port}: Address already in use")
     assert logs.words_of(line) == said["message"], "which is what a supervisor repeats"
 
 

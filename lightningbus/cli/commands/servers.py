@@ -12,6 +12,7 @@ import typer
 from bus.client import Bus
 from bus.stream_sizes import StreamSizes
 from bus.streams import ACK_WAIT, of_runners
+from common.listeners import AddressInUseError
 from lightningbus.cli.options import (
     BusOption,
     DatabaseOption,
@@ -216,14 +217,14 @@ def store(
     with extra("store"):
         from store import service as room
         from store.clickhouse import client, migrations
-        from store.embedded import engine, http_interface
+        from store.embedded import engine
         from store.settings import StoreSettings
 
     given = {"data_dir": data_dir, "http_port": http_port, "health": health}
     checked = settings_of(StoreSettings, settings, url=url, **given)
     if "url" not in checked.model_fields_set:
         checked = settings_of(StoreSettings, settings, url=os.environ.get(URL_VARIABLE), **given)
-    expected = (http_interface.AddressInUseError, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
+    expected = (AddressInUseError, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
     run_role(or_fail(place, bus, "store"), "store", room.run, checked, *expected)
 
 

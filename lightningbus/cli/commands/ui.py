@@ -10,6 +10,7 @@ import typer
 from bus.errors import BusError
 from bus.fleet.heartbeats import Fleet
 from common.aio import cancel
+from common.listeners import AddressInUseError
 from lightningbus.cli.options import BusOption, DatabaseOption, SqlOption, extra, finish
 from lightningbus.run.discovery import connected
 from lightningbus.run.role_process import UserError, fail, on_stop_signals
@@ -57,7 +58,7 @@ def ui(
         from store.clickhouse.client import StoreUnreachable
         from store.clickhouse.query_limits import UI
         from store.ui.client import Reader
-        from store.ui.server import AddressInUseError, UiServer, serve
+        from store.ui.server import UiServer, serve
 
     async def run() -> None:
         stop = asyncio.Event()

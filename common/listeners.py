@@ -1,0 +1,44 @@
+"""Listening sockets, and small HTTP servers on them."""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+
+class AddressInUseError(Exception):
+    """Nothing can listen on an address: its port is taken, or this machine does not have it."""
+
+
+def open_listener(host: str, port: int, setting: str, advice: str = "set another port, or 0") -> socket.socket:
+    """A listening TCP socket; port 0 takes a free one.
+
+    Raises `AddressInUseError`: its sentence begins with ``setting``, the name of what holds the address, and ends with
+    ``advice``.
+    """
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise AddressInUseError(f"{setting}: cannot listen on {host}:{port}: {reason}; {advice}") from error
+
+
+def url_of(host: str, listener: socket.socket) -> str:
+    """The URL of a listener, by the name or address it was opened with."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
+@asynccontextmanager
+async def serve_app(
+    app: web.Application, listener: socket.socket, shutdown_seconds: float = 1, auto_decompress: bool = True
+) -> AsyncIterator[None]:
+    """Serve an application on a listener while the block runs."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_seconds, auto_decompress=auto_decompress)
+    try:
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        yield
+    finally:
+        await runner.cleanup()
+        listener.close()
