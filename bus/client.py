@@ -33,7 +33,7 @@ from bus.security.signing import AFTER, Signing
 from bus.stream_sizes import StreamSizes
 from bus.streams import Backlog, Consumer, StreamState, provision_options
 from bus.task_file import producer_span, together
-from common.aio import cancel
+from common.aio import Interrupted, cancel, run_unless
 from common.observability import metrics
 from schemas import ids, subjects
 from schemas.base import Event
@@ -437,14 +437,10 @@ class Bus:
     async def _allowed(self, request: Coroutine[Any, Any, None]) -> None:
         """A request to JetStream; raises `AccessError` when the server says no, of which the request does not hear."""
         self._said_no.clear()
-        asking, refused = asyncio.ensure_future(request), asyncio.ensure_future(self._said_no.wait())
         try:
-            await asyncio.wait({asking, refused}, return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                raise AccessError(f"this user has no right to do that: {self.denied[-1]}")
-            await asking
-        finally:
-            await cancel(asking, refused)
+            await run_unless(self._said_no.wait(), request)
+        except Interrupted:
+            raise AccessError(f"this user has no right to do that: {self.denied[-1]}") from None
 
     async def _on_error(self, error: Exception) -> None:
         said = str(error) or type(error).__name__

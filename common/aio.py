@@ -1,8 +1,10 @@
-"""Cancelling tasks for certain."""
+"""Tasks that run side by side: cancelled for certain, and raced."""
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 AGAIN_SECONDS = 1.0
 
 
@@ -19,3 +21,35 @@ async def cancel(*tasks: "asyncio.Future[Any]", again: float = AGAIN_SECONDS) ->
     for task in tasks:
         if not task.cancelled():
             task.exception()  # taken, or asyncio complains that nobody looked
+
+
+async def first_completed(*work: Awaitable[Any]) -> set[int]:
+    """Run until the first ends and cancel the others; the positions of those that ended.
+
+    Raises what one of those that ended raised.
+    """
+    tasks = [asyncio.ensure_future(part) for part in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = {index for index, task in enumerate(tasks) if task.done()}
+        for index in ended:
+            tasks[index].result()
+        return ended
+    finally:
+        await cancel(*tasks)
+
+
+class Interrupted(Exception):
+    """What `run_unless` waited for has happened before the work ended."""
+
+
+async def run_unless(interruption: Awaitable[object], work: Awaitable[T]) -> T:
+    """The result of ``work``. If the interruption ends first, the work is cancelled.
+
+    Raises what ended first raised, or `Interrupted`.
+    """
+    task = asyncio.ensure_future(work)
+    await first_completed(task, interruption)
+    if task.cancelled():
+        raise Interrupted
+    return task.result()

@@ -14,7 +14,7 @@ from bus.errors import AccessError
 from bus.fleet.heartbeats import Pulse, own_id
 from bus.fleet.node_state import Happening, step
 from bus.security.secrets import is_loopback, read_key
-from common.aio import cancel
+from common.aio import cancel, first_completed
 from inference.engine.broadcast_seats import find_assignment, rendezvous_info
 from inference.engine.vllm_server import URL, EngineError, EngineKilledError, EngineRejectedError, VllmServer
 from inference.gateway.server import Gateway
@@ -120,17 +120,10 @@ class Node:
         log.info("node %s: engine is up, waiting for weights of %s", self.id, self._settings.model)
         directory = self._settings.work / "weights"
         self._updater = WeightUpdater(self._bus, self.id, self._settings.model, directory, self)
-        exited = asyncio.create_task(self._engine.wait_exit())
-        tasks = {asyncio.create_task(self._updater.run())}
-        if self._lora:
-            tasks.add(asyncio.create_task(self._lora.unload_loop()))
-        try:
-            done, _ = await asyncio.wait({*tasks, exited}, return_when=asyncio.FIRST_COMPLETED)
-            for failed in done & tasks:
-                await failed
-            raise EngineError(f"vLLM ended with {await exited}")
-        finally:
-            await cancel(*tasks, exited)
+        exited = asyncio.ensure_future(self._engine.wait_exit())
+        loops = [self._updater.run(), *([self._lora.unload_loop()] if self._lora else [])]
+        await first_completed(exited, *loops)
+        raise EngineError(f"vLLM ended with {exited.result()}")
 
     async def load_files(self, files: Sequence[Path], version: int) -> float:
         """See `inference.weights.target.WeightTarget`."""

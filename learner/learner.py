@@ -21,7 +21,7 @@ from bus.fleet.heartbeats import own_id
 from bus.fleet.node_state import serves
 from bus.task_file import read_problems
 from common import disk_space
-from common.aio import cancel
+from common.aio import first_completed
 from common.observability import metrics, tracing
 from learner.accounting import ExcludedRollouts
 from learner.batching.batch import STALE, BatchMaker
@@ -94,22 +94,15 @@ class Learner:
         async with self._nodes, self._bus.beat("learner", name, self._describe) as pulse, self._broadcaster:
             try:
                 await self._start()
-                fenced = self._publisher.wait_until_fenced(self._state.epoch)
-                published = self._publisher.keep_published(self._consumer.was_reset)
-                work = [
+                await first_completed(
                     self._consumer.run(),
                     self._dispatcher.run(),
                     self._train(),
                     self._recovery.run(),
-                    fenced,
-                    published,
-                ]
-                tasks = [asyncio.create_task(part) for part in work]
-                stopping = asyncio.create_task(stop.wait())
-                done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                await cancel(*tasks, stopping)
-                for task in done:
-                    task.result()
+                    self._publisher.wait_until_fenced(self._state.epoch),
+                    self._publisher.keep_published(self._consumer.was_reset),
+                    stop.wait(),
+                )
                 self._state_name = "done"
                 await pulse.now()
                 await self._in_thread(self._trainer.done)

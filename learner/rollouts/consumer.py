@@ -14,7 +14,7 @@ from bus.errors import BusError
 from bus.message import Delivery
 from bus.pull_consumer import Puller
 from bus.streams import LEARNER_ROLLOUTS
-from common.aio import cancel
+from common.aio import first_completed
 from common.observability import metrics
 from common.observability.faults import count_fault
 from learner.errors import LearnerError
@@ -139,15 +139,9 @@ class RolloutConsumer:
 
     async def _consume_until_gap(self, puller: Puller) -> bool:
         """Read until a delivery is missing, or the connection was made anew: False."""
-        lost = asyncio.create_task(self._bus.reconnected.wait())
-        tasks = lost, asyncio.create_task(self._consume(puller)), asyncio.create_task(self._poll_delivered_count())
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            await cancel(*tasks)
-        return lost not in done
+        reconnected = 0
+        ended = await first_completed(self._bus.reconnected.wait(), self._consume(puller), self._poll_delivered_count())
+        return reconnected not in ended
 
     async def _consume(self, puller: Puller) -> None:
         """Read until a later delivery comes than the next one."""

@@ -11,6 +11,7 @@ from nats.errors import Error as NatsError
 from bus.client import Bus
 from bus.errors import AccessError, AddressError, BusError, PoisonFlood
 from bus.fleet.heartbeats import own_id
+from common.aio import Interrupted, run_unless
 from common.listeners import AddressInUseError
 from common.observability import tracing
 from common.observability.logs import say_last, this_process
@@ -56,15 +57,10 @@ async def serve(at: Place, name: str, role: Role[S], settings: S) -> None:
     health = Health(name)
     async with health.serving(settings.health), Bus.connect(at.url, name, access=at.access) as bus:
         health.bus = bus
-        work = asyncio.ensure_future(role(bus, settings, stop))
-        lost = asyncio.ensure_future(bus.failed.wait())
-        await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
-        lost.cancel()
-        if not work.done():
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-            raise bus.failure
-        await work
+        try:
+            await run_unless(bus.failed.wait(), role(bus, settings, stop))
+        except Interrupted:
+            raise bus.failure from None
 
 
 def run_role(at: Place, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:

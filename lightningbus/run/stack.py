@@ -20,7 +20,7 @@ from bus.security.secrets import CLUSTER_KEY, CONF, is_loopback, new_key, write_
 from bus.security.signing import make_keys
 from bus.security.users import make_users
 from bus.streams import Consumer, of_runners
-from common.aio import cancel
+from common.aio import cancel, run_unless
 from lightningbus.run.attendance import AttendanceWatch
 from lightningbus.run.discovery import ACCESS_VARIABLE, KEY_VARIABLE, access_directory, cluster_key_of
 from lightningbus.run.live_view import View, console
@@ -107,15 +107,7 @@ class Stack:
 
     async def unless_failed(self, work: Awaitable[T]) -> T:
         """The result of ``work``; raises `UserError` as soon as a child fails for good."""
-        task = asyncio.ensure_future(work)
-        failure = asyncio.ensure_future(self.supervisor.any_failure())
-        try:
-            await asyncio.wait({task, failure}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                await failure
-            return await task
-        finally:
-            await cancel(task, failure)
+        return await run_unless(self.supervisor.any_failure(), work)
 
     def access(self, role: str) -> Access | None:
         """What a role is let in by, and signs by."""

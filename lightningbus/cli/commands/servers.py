@@ -66,7 +66,7 @@ def bus(
 ) -> None:
     """Run a nats-server with all streams made, until Ctrl-C; one that dies is started again."""
     from bus.embedded.nats_server import nats_server
-    from common.aio import cancel
+    from common.aio import first_completed
 
     if context.invoked_subcommand is not None:
         return
@@ -84,12 +84,7 @@ def bus(
             print(f"bus: {server.url}", flush=True)
             if users is None:
                 print(OPEN, file=sys.stderr)
-            work = [asyncio.ensure_future(part) for part in (server.keep_alive(), own.keep_provisioned(sizes, more))]
-            stopping = asyncio.ensure_future(stop.wait())
-            done, _ = await asyncio.wait({*work, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            await cancel(*work, stopping)
-            for part in done - {stopping}:
-                part.result()
+            await first_completed(server.keep_alive(), own.keep_provisioned(sizes, more), stop.wait())
 
     finish(serve())
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from bus.task_file import TaskFileError
+from common.aio import Interrupted, run_unless
 from lightningbus.cli.options import (
     BusOption,
     HealthOption,
@@ -155,10 +156,7 @@ async def _to_its_end(job: Coroutine[Any, Any, object]) -> None:
     """Raises `UserError` when a signal stops it."""
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
-    working, stopping = asyncio.ensure_future(job), asyncio.ensure_future(stop.wait())
-    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not working.done():
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
-        raise UserError("stopped before the end")
-    await working
+    try:
+        await run_unless(stop.wait(), job)
+    except Interrupted:
+        raise UserError("stopped before the end") from None

@@ -1,0 +1,53 @@
+"""Tasks that run side by side: the first to end decides, and nothing is left running."""
+
+import asyncio
+
+import pytest
+
+from common.aio import Interrupted, first_completed, run_unless
+
+
+async def work(seconds: float, left: list[str]) -> str:
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        left.append("cancelled")
+        raise
+    return "result"
+
+
+async def test_the_first_to_end_cancels_the_others() -> None:
+    left: list[str] = []
+    assert await first_completed(work(60, left), work(0, left), work(60, left)) == {1}
+    assert left == ["cancelled", "cancelled"]
+
+
+async def test_an_error_of_the_first_to_end_is_raised_after_the_others_have_ended() -> None:
+    left: list[str] = []
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        await first_completed(work(60, left), fail())
+    assert left == ["cancelled"]
+
+
+async def test_work_gives_its_result_unless_it_is_interrupted() -> None:
+    left: list[str] = []
+    assert await run_unless(asyncio.Event().wait(), work(0, left)) == "result"
+    with pytest.raises(Interrupted):
+        await run_unless(asyncio.sleep(0), work(60, left))
+    assert left == ["cancelled"]
+
+
+async def test_a_cancelled_race_leaves_nothing_running() -> None:
+    left: list[str] = []
+    race = asyncio.create_task(run_unless(work(60, left), work(60, left)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    race.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await race
+    assert left == ["cancelled", "cancelled"]
