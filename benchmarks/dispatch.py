@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.results import Result, machine, table, write
 from bus.client import Bus
-from bus.task_file import Problem
+from bus.task_file import TaskInput
 from learner.rollouts.dispatcher import Dispatcher
 from learner.rollouts.task_order import TaskOrder
 from learner.settings.learner import LearnerSettings
@@ -36,7 +36,7 @@ async def longest_standstill(passes: TaskOrder) -> float:
 def restart() -> None:
     """A learner goes on after many groups."""
     settings = LearnerSettings(model_path=Path("model"))
-    problems = [Problem(str(number), number) for number in range(PROBLEMS)]
+    problems = [TaskInput(str(number), number) for number in range(PROBLEMS)]
     bus: Bus = None  # type: ignore[assignment] - nothing is published
     dispatcher = Dispatcher(bus, problems, settings, DISPATCHED)
     asyncio.run(dispatcher.restore(range(DISPATCHED - OUTSTANDING, DISPATCHED)))

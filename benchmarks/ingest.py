@@ -109,7 +109,7 @@ async def from_the_stream(
     """Spans per second from a stream that holds them all to rows, and CPU seconds per million."""
     headers = {subjects.SCHEMA_HEADER: schema_of(SpanBatch)}
     await asyncio.gather(
-        *(bus.publish_raw(subjects.rollout("eval"), encode(batch), headers, timeout=300) for batch in said)
+        *(bus.publish_bytes(subjects.rollout("eval"), encode(batch), headers, timeout=300) for batch in said)
     )
     types = await asyncio.to_thread(load_column_types, client, settings.database)
     writer, stop = Writer(bus, insert, settings.database, types), asyncio.Event()

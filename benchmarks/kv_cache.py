@@ -20,7 +20,7 @@ import aiohttp
 import numpy as np
 
 from bus.client import Bus
-from bus.security.secrets import bearer, read_key
+from bus.security.secrets import bearer_header, read_key
 from inference.settings import InferenceSettings
 from learner.batching.sequences import Row, Shape, rows_of
 from learner.batching.transitions import transitions_of
@@ -76,7 +76,7 @@ async def swapped_amid(
     blob = await put(at, path, weights, version)
     begun = asyncio.Event()
     assert at.keys.cluster_key is not None, "a run with a bus of its own has one"
-    async with aiohttp.ClientSession(headers=bearer(read_key(at.keys.cluster_key))) as http:
+    async with aiohttp.ClientSession(headers=bearer_header(read_key(at.keys.cluster_key))) as http:
         asked = [asyncio.create_task(streamed(http, node, number, begun)) for number in range(STREAMS)]
         await begun.wait()
         after = await announce(at, blob, version)
@@ -165,7 +165,9 @@ async def put(at: Stack, path: Path, weights: dict[str, Any], version: int) -> B
     from safetensors.torch import save_file
 
     save_file(weights, path / "published.safetensors")
-    return await at.bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{version:06d}-1", path / "published.safetensors")
+    return await at.bus.object_store.put(
+        subjects.WEIGHT_BUCKET, f"policy-{version:06d}-1", path / "published.safetensors"
+    )
 
 
 async def announce(at: Stack, blob: Blob, version: int) -> Heartbeat:
@@ -180,7 +182,7 @@ async def announce(at: Stack, blob: Blob, version: int) -> Heartbeat:
         created_at_ns=time.time_ns(),
     )
     async with Bus.connect(at.url, access=at.access("learner")) as learner:
-        found = await learner.last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
+        found = await learner.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
         last = found[1] if found is not None else 0
         await learner.publish(subjects.weights("policy"), said, msg_id=f"w{version}", expect_last=last)
     return await at.member(lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 300)

@@ -9,6 +9,7 @@ import uvloop
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running
 from bus.client import Bus
+from bus.task_publisher import TaskPublisher
 from lightningbus.run.publishing import publish_all
 from schemas.tasks import Task
 
@@ -48,7 +49,7 @@ async def round_trips(bus: Bus, count: int) -> list[float]:
 async def idle(system: System) -> None:
     """One task at a time, each after the one before it has long ended."""
     for number in range(IDLE):
-        await system.at.bus.publish_tasks(tasks("idle", 1, number))
+        await TaskPublisher(system.at.bus).publish_tasks(tasks("idle", 1, number))
         await asyncio.sleep(0.03)
     await system.until(ENDED, IDLE, run="idle")
 
@@ -67,7 +68,7 @@ async def loaded(system: System, run: str, rate: float) -> None:
     while (passed := time.monotonic() - started) < SECONDS:
         due = int(passed * rate) - sent
         if due > 0:
-            sending.add(asyncio.create_task(system.at.bus.publish_tasks(tasks(run, due, sent))))
+            sending.add(asyncio.create_task(TaskPublisher(system.at.bus).publish_tasks(tasks(run, due, sent))))
             sent += due
         await asyncio.sleep(0.005)
     await asyncio.gather(*sending)
@@ -79,7 +80,7 @@ async def readable(system: System, count: int = 40) -> list[float]:
     found = []
     for number in range(count):
         run = f"readable-{number}"
-        await system.at.bus.publish_tasks(tasks(run, 1))
+        await TaskPublisher(system.at.bus).publish_tasks(tasks(run, 1))
         await system.until(ENDED, 1, run=run)
         seen = time.time_ns()
         stored = await system.one(STORED, run=run)

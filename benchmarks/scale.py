@@ -10,6 +10,7 @@ from benchmarks.latency import percentiles
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running, usage
 from benchmarks.workloads.__main__ import AGENT, Workload, drive
+from bus.task_publisher import TaskPublisher
 from lightningbus.run.publishing import publish_all
 from schemas import ids, subjects
 from schemas.codec import encode, schema_of
@@ -57,7 +58,7 @@ async def at_once() -> list[Result]:
         publishing = asyncio.create_task(publish_all(system.at.bus, tasks, 240, lambda: None))
         peak, during = 0, before
         while await system.one(ENDED, run="at-once") < AT_ONCE:
-            await system.at.fleet.changed()
+            await system.at.fleet.wait_for_change()
             busy = sum(
                 int(str(beat.status["busy"]).split("/")[0])
                 for beat in system.at.fleet.members()
@@ -122,7 +123,7 @@ async def _publishes(system: System, already: int) -> list[float]:
     for number in range(200):
         task = Task(id=f"after-{already}-{number}", run_id="waiting", agent="nobody", mode="eval", input={})
         started = time.perf_counter()
-        await system.at.bus.publish_tasks([task])
+        await TaskPublisher(system.at.bus).publish_tasks([task])
         found.append(1e3 * (time.perf_counter() - started))
     return found
 

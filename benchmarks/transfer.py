@@ -19,7 +19,7 @@ from benchmarks.results import Result
 from bus.client import Bus
 from bus.embedded.nats_server import free_port, nats_server
 from bus.weights.transports.base import Transport
-from bus.weights.transports.factory import transport
+from bus.weights.transports.factory import open_transport
 from schemas import subjects
 from schemas.weights.delta import apply_deltas, encode_delta
 
@@ -103,9 +103,9 @@ async def transports(place: Path) -> AsyncIterator[tuple[Bus, dict[str, Transpor
             yield (
                 bus,
                 {
-                    "blob": bus.blobs,
-                    "file": transport(bus, "file", str(place / "shared")),
-                    "s3": transport(bus, "s3", s3),
+                    "blob": bus.object_store,
+                    "file": open_transport(bus, "file", str(place / "shared")),
+                    "s3": open_transport(bus, "s3", s3),
                 },
             )
 

@@ -9,7 +9,7 @@ SCHEMES = ("nats", "tls")
 
 def server_addresses(urls: str) -> list[str]:
     """The addresses in a list with commas, each with its scheme; raises `AddressError` in one sentence."""
-    return [_checked(url, urls) for url in urls.split(",")]
+    return [_check_address(url, urls) for url in urls.split(",")]
 
 
 def wants_tls(addresses: list[str]) -> bool:
@@ -23,7 +23,7 @@ def without_secrets(urls: str) -> str:
     return ",".join(f"{scheme}{mark}{rest.rpartition('@')[2]}" for scheme, mark, rest in split)
 
 
-def _checked(url: str, urls: str) -> str:
+def _check_address(url: str, urls: str) -> str:
     shown = f"the bus address {without_secrets(urls)!r}"
     if not urls:
         raise AddressError(f"{shown} is empty: it is nats://host:port, or tls://host:port")

@@ -13,12 +13,12 @@ from bus.errors import BusError
 SEQUENCE = "Nats-Sequence"
 """The header with a message's sequence in its stream."""
 STATUS = "Status"
-ENDED = ("204", "404")
+END_STATUS = ("204", "404")
 """How the answer ends: those were all, or there are none."""
 
 
 @asynccontextmanager
-async def lookup(
+async def batch_get(
     nc: Client, stream: str, request: Mapping[str, object], seconds: float
 ) -> AsyncIterator[AsyncIterator[Msg]]:
     """The messages a request asks for, as they come; the block may leave early.
@@ -37,7 +37,7 @@ async def lookup(
             except TimeoutError:
                 raise BusError(f"stream {stream} cannot be looked into: no answer within {seconds:g} s") from None
             headers = message.headers or {}
-            if headers.get(STATUS) in ENDED:
+            if headers.get(STATUS) in END_STATUS:
                 return
             if STATUS in headers:
                 why = headers.get("Description", headers[STATUS])

@@ -8,7 +8,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
 from bus.errors import BusError
-from bus.streams import Consumer, missing
+from bus.streams import ConsumerSpec, missing_stream_error
 
 log = logging.getLogger(__name__)
 
@@ -17,35 +17,35 @@ GIVE_UP_SECONDS = 60.0
 """An admin (`lightningbus up`, `provision`) has so long to make what is missing."""
 
 
-class Upkeep:
+class ConsumerUpkeep:
     """Whoever reads a durable says so by `use`; `look` is called when it may be gone.
 
     ``ensure`` makes a durable, or finds it as it should be; ``find`` raises `NotFoundError` where there is none.
     """
 
     def __init__(
-        self, ensure: Callable[[Consumer], Awaitable[None]], find: Callable[[Consumer], Awaitable[object]]
+        self, ensure: Callable[[ConsumerSpec], Awaitable[None]], find: Callable[[ConsumerSpec], Awaitable[object]]
     ) -> None:
         self._ensure, self._find = ensure, find
-        self._owned: dict[tuple[str, str], Consumer] = {}
-        self._used: list[Consumer] = []
+        self._owned: dict[tuple[str, str], ConsumerSpec] = {}
+        self._used: list[ConsumerSpec] = []
         self._wake = asyncio.Event()
         self.problem = ""
         """What is missing on the bus, as a sentence; empty: nothing."""
 
-    def own(self, consumer: Consumer) -> None:
+    def own(self, consumer: ConsumerSpec) -> None:
         """This process makes the durable, and makes it again."""
         self._owned[consumer.stream, consumer.durable] = consumer
 
-    def use(self, consumer: Consumer) -> None:
+    def use(self, consumer: ConsumerSpec) -> None:
         """This process reads the durable, until `leave`."""
         self._used.append(consumer)
 
-    def leave(self, consumer: Consumer) -> None:
+    def release(self, consumer: ConsumerSpec) -> None:
         """It reads it no longer."""
         self._used.remove(consumer)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """What was there may be gone: the connection was made anew, or nobody answers for a durable."""
         self._wake.set()
 
@@ -74,7 +74,7 @@ class Upkeep:
                 else:
                     await self._find(consumer)
             except NotFoundError:
-                return missing(f"{consumer.stream}, or its consumer {consumer.durable},")
+                return missing_stream_error(f"{consumer.stream}, or its consumer {consumer.durable},")
             except BusError as error:
                 return str(error)
             except NatsError:

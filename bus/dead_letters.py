@@ -1,6 +1,7 @@
-"""The dead letters: looked at, sent again, or dropped."""
+"""The dead letter queue: messages that nobody can use are kept there, listed, replayed and deleted."""
 
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping
 
 from msgspec.structs import replace
@@ -10,19 +11,24 @@ from nats.js.errors import NotFoundError
 
 from bus.client import Bus
 from bus.errors import BusError
+from bus.message import Message
+from common.observability import metrics
 from schemas import subjects
 from schemas.base import Event
-from schemas.codec import DecodeError, decode, encode, schema_of
+from schemas.codec import DecodeError, EncodeError, decode, encode, schema_of
 from schemas.dead_letters import DeadLetter
 from schemas.fleet import Alert
 from schemas.ids import TRACEPARENT
 from schemas.spans import SpanBatch
 from schemas.tasks import Task, TaskBatchRecord
+from schemas.text import shorten
 from schemas.training import TrainingStep
 
 log = logging.getLogger(__name__)
 
 REPLAY_SECONDS = 30.0
+MAX_REASON = 2000
+"""Characters of a dead letter's reason, which may repeat what a stranger sent."""
 TYPES: Mapping[str, Mapping[type[Event], str]] = {
     subjects.TASKS: {Task: ""},  # whose mode and agent say where it goes
     subjects.TRAIN_ROLLOUTS: {SpanBatch: subjects.TRAIN_ROLLOUT},
@@ -33,13 +39,40 @@ TYPES: Mapping[str, Mapping[type[Event], str]] = {
 """What is sent again: by stream the types it takes, with their subjects. Weights are not: the learner makes them."""
 
 
-class DeadLetters:
+class DeadLetterQueue:
     """What lies in DLQ, by its sequence there."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
-    async def all(self) -> AsyncIterator[tuple[int, DeadLetter]]:
+    async def add(self, message: Message, reason: str) -> None:
+        """Keep a message nobody can use as a dead letter, then never deliver it again.
+
+        A letter that would be too large is kept without headers and payload.
+        """
+        reason = shorten(reason, MAX_REASON)
+        letter = DeadLetter(
+            stream=message.stream,
+            subject=message.subject,
+            sequence=message.sequence,
+            num_delivered=message.num_delivered,
+            reason=reason,
+            headers=message.headers,
+            payload=message.data,
+            dead_lettered_at_ns=time.time_ns(),
+        )
+        try:
+            encode(letter)
+        except EncodeError:
+            reason = f"{reason}; its {len(message.data)} bytes were too many to keep"
+            letter = replace(letter, reason=reason, headers={}, payload=b"")
+        log.warning("dead letter %s/%d: %s", message.stream, message.sequence, reason)
+        subject, msg_id = subjects.dlq(message.stream), f"dead:{message.stream}:{message.sequence}"
+        await self._bus.publish(subject, letter, msg_id=msg_id)
+        metrics.dead_letters.labels(message.stream).inc()
+        await message.term(sync=True)
+
+    async def list_letters(self) -> AsyncIterator[tuple[int, DeadLetter]]:
         """Every letter that can be read, oldest first, one at a time: who may only look needs no consumer."""
         sequence = 1
         while True:
@@ -73,10 +106,10 @@ class DeadLetters:
         except DecodeError as error:
             raise BusError(f"dead letter {sequence} is not sent again: {error}") from error
         headers[subjects.MSG_ID_HEADER] = f"replay:{sequence}"
-        await self._bus.publish_raw(subject, payload, headers, REPLAY_SECONDS)
-        await self.drop(sequence)
+        await self._bus.publish_bytes(subject, payload, headers, REPLAY_SECONDS)
+        await self.delete(sequence)
 
-    async def drop(self, sequence: int) -> None:
+    async def delete(self, sequence: int) -> None:
         """Forget a letter; raises `BusError` if there is none of that number."""
         await self._message(sequence)
         await self._bus.js.delete_msg(subjects.DLQ, sequence)

@@ -16,25 +16,25 @@ ORPHAN_SECONDS = 10.0
 """How long a lock is waited for whose process is gone: what it started is on its way out."""
 
 
-class DirectoryInUse(BusError):
+class DirectoryInUseError(BusError):
     """Another process works in the directory; ``pid`` is the one that locked it, None if that is not known."""
 
     def __init__(self, directory: Path, pid: int | None) -> None:
         self.pid = pid
-        super().__init__(f"{directory} is in use by another process{self.who}: stop it, or use another directory")
+        super().__init__(f"{directory} is in use by another process{self.owner}: stop it, or use another directory")
 
     @property
-    def who(self) -> str:
+    def owner(self) -> str:
         """The process in brackets, with a space before; empty if it is not known."""
         return f" (pid {self.pid})" if self.pid is not None else ""
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[int]:
+def lock_directory(directory: Path) -> Iterator[int]:
     """Keep a directory for this process while the block runs; it is made if it is missing, for its owner alone.
 
     Yields the lock's file descriptor: a child that inherits it keeps the lock for as long as it lives. Raises
-    `DirectoryInUse`, or `BusError` when the directory cannot be used.
+    `DirectoryInUseError`, or `BusError` when the directory cannot be used.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def _lock(directory: Path) -> int:
             os.close(file)
             pid = int(words) if words.isdigit() else None
             if pid is None or is_alive(pid) or time.monotonic() > deadline:
-                raise DirectoryInUse(directory, pid) from None
+                raise DirectoryInUseError(directory, pid) from None
             time.sleep(0.05)  # nobody tells when a lock is free
 
 

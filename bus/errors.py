@@ -20,27 +20,27 @@ class PublishTimeout(BusError):
     """No acknowledgement before the deadline; the message may or may not be stored."""
 
 
-class StreamFull(BusError):
+class StreamFullError(BusError):
     """The stream is at its limit and stayed there until the deadline: readers are too slow or gone."""
 
 
-class PoisonFlood(Exception):
+class DlqLimitExceeded(Exception):
     """Most messages cannot be read: the reader stops rather than bury them all."""
 
 
-class Fenced(BusError):
+class FencedError(BusError):
     """Somebody else wrote to the subject since this writer last looked."""
 
 
-class DuplicateMessage(BusError):
+class DuplicateMessageError(BusError):
     """The first try of a message met another one of the same id: the message is not stored."""
 
 
-class BlobCorrupt(BusError):
+class ChecksumMismatch(BusError):
     """A blob's bytes are not what its manifest says."""
 
 
-class Verdict(Enum):
+class PublishFailure(Enum):
     """What to do about a publish that was not acknowledged."""
 
     RETRY = "retry"
@@ -51,11 +51,11 @@ class Verdict(Enum):
 
 _FENCED = {10071, 10164}
 _FATAL = {10060, 10054, 10201}
-IN_PROCESS = "is in process"
+DUPLICATE_IN_PROCESS = "is in process"
 """An earlier try of the same message is on its way through a cluster: the next one is told that it is there."""
 
 
-def classify(error: dict[str, Any]) -> Verdict:
+def classify(error: dict[str, Any]) -> PublishFailure:
     """Verdict on the ``error`` object of a JetStream publish acknowledgement.
 
     A full stream answers the generic 503/10077 "store failed", so it is told from other 503s by its description.
@@ -63,13 +63,13 @@ def classify(error: dict[str, Any]) -> Verdict:
     code, number = error.get("code"), error.get("err_code")
     description = str(error.get("description", ""))
     if number in _FENCED:
-        return Verdict.FENCED
+        return PublishFailure.FENCED
     if number in _FATAL:
-        return Verdict.FATAL
-    if IN_PROCESS in description:
-        return Verdict.RETRY
+        return PublishFailure.FATAL
+    if DUPLICATE_IN_PROCESS in description:
+        return PublishFailure.RETRY
     if "maximum" in description and "exceeded" in description:
-        return Verdict.FULL
+        return PublishFailure.FULL
     if code in (429, 503):
-        return Verdict.RETRY
-    return Verdict.FATAL
+        return PublishFailure.RETRY
+    return PublishFailure.FATAL

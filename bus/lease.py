@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from bus.message import Delivery
-from common.aio import cancel
+from bus.message import Message
+from common.aio import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -20,29 +20,29 @@ class Lease:
     renewed: float
     """When the last renewal was sent: the broker noted it later, so it never lets go before we think it does."""
 
-    def due(self, now: float) -> float:
+    def seconds_until_renewal(self, now: float) -> float:
         """Seconds until the next renewal, three to an ``ack_wait``; 0: now."""
         return max(0.0, self.renewed + self.ack_wait / 3 - now)
 
     def renew(self, sent: float, answered: float) -> None:
         """The broker has noted a renewal; one that may have come too late renews nothing: the task may be another's."""
-        if self.held(answered):
+        if self.is_held(answered):
             self.renewed = sent
 
-    def held(self, now: float) -> bool:
+    def is_held(self, now: float) -> bool:
         """Whether nobody else can have been given the task: false after a standstill, or a while without the bus."""
         return now - self.renewed < self.ack_wait
 
 
 @asynccontextmanager
-async def leased(delivery: Delivery, ack_wait: float = 30.0) -> AsyncIterator[Lease]:
+async def keep_renewed(delivery: Message, ack_wait: float = 30.0) -> AsyncIterator[Lease]:
     """Keep a delivery ours while the block runs, by a task of its own, three times per ``ack_wait``."""
     now = asyncio.get_running_loop().time
     lease = Lease(ack_wait, now())
 
     async def renew() -> None:
         while True:
-            await asyncio.sleep(lease.due(now()) or ack_wait / 3)
+            await asyncio.sleep(lease.seconds_until_renewal(now()) or ack_wait / 3)
             sent = now()
             try:
                 await delivery.in_progress(sync=True)
@@ -55,4 +55,4 @@ async def leased(delivery: Delivery, ack_wait: float = 30.0) -> AsyncIterator[Le
     try:
         yield lease
     finally:
-        await cancel(renewing)
+        await cancel_and_wait(renewing)

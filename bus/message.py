@@ -15,7 +15,7 @@ E = TypeVar("E", bound=Event)
 ACK_SECONDS = 5.0
 
 
-class Delivery:
+class Message:
     """A message held by this process until it is settled or released; both free its slot in the pull loop."""
 
     def __init__(self, nc: Client, message: Msg, free: Callable[[], None]) -> None:
@@ -30,9 +30,9 @@ class Delivery:
         self.sequence: int = meta.sequence.stream
         self.consumer_sequence: int = meta.sequence.consumer
         """Counts what the consumer has delivered to anybody; a gap is somebody else's, or was lost on the way."""
-        self.deliveries: int = meta.num_delivered
+        self.num_delivered: int = meta.num_delivered
         """1 for the first delivery: the attempt number."""
-        self.pending: int = meta.num_pending
+        self.num_pending: int = meta.num_pending
         """Messages waiting behind this one."""
         self.timestamp_ns: int = int(meta.timestamp.timestamp() * 1e9)
 
@@ -45,22 +45,22 @@ class Delivery:
         """The checked event; raises `schemas.codec.DecodeError`."""
         return decode_as(self.schema, self.data)
 
-    def as_(self, kind: type[E]) -> E:
+    def decode_as(self, kind: type[E]) -> E:
         """The checked event of the type and version the reader expects; raises `schemas.codec.DecodeError`."""
         check_schema(kind, self.schema)
         return decode(kind, self.data)
 
     async def ack(self, sync: bool = False) -> None:
         """Done with it; ``sync`` waits until the server has noted it (5 s at most, then nats' TimeoutError)."""
-        await self._settle(b"+ACK", sync)
+        await self._ack_with(b"+ACK", sync)
 
     async def nak(self, delay: float = 0.0) -> None:
         """Give it back, to be delivered again after ``delay`` seconds."""
-        await self._settle(b"-NAK " + json.dumps({"delay": int(delay * 1e9)}).encode())
+        await self._ack_with(b"-NAK " + json.dumps({"delay": int(delay * 1e9)}).encode())
 
     async def term(self, sync: bool = False) -> None:
         """Never deliver it again."""
-        await self._settle(b"+TERM", sync)
+        await self._ack_with(b"+TERM", sync)
 
     async def in_progress(self, sync: bool = False) -> None:
         """Restart the server's ack_wait; ``sync`` as in `ack`."""
@@ -69,17 +69,17 @@ class Delivery:
         else:
             await self._nc.publish(self._reply, b"+WPI")
 
-    def release(self) -> None:
+    def free_slot(self) -> None:
         """Free the slot without settling: the message is acknowledged later by a newer one."""
         if self._free is not None:
             self._free()
             self._free = None
 
-    async def _settle(self, verdict: bytes, sync: bool = False) -> None:
+    async def _ack_with(self, verdict: bytes, sync: bool = False) -> None:
         try:
             if sync:
                 await self._nc.request(self._reply, verdict, timeout=ACK_SECONDS)
             else:
                 await self._nc.publish(self._reply, verdict)
         finally:
-            self.release()
+            self.free_slot()

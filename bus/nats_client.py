@@ -7,15 +7,15 @@ from nats.aio.client import Client as NatsClient
 from nats.errors import AuthorizationError
 from nats.errors import Error as NatsError
 
-REFUSALS = ("authorization violation", "authentication")
+AUTH_ERRORS = ("authorization violation", "authentication")
 """How the server begins, in nats-py's lower case, when it no longer knows a connected user or its account."""
 
 
-class PlaintextServer(NatsError):
+class PlaintextServerError(NatsError):
     """A server that was to speak TLS does not."""
 
 
-class Client(NatsClient):
+class FastReconnectClient(NatsClient):
     """Reconnects at once: what is left of a dead connection is thrown away.
 
     nats-py closes it first and waits for the end of that: over TLS 30 s for the other side's word, and with words of
@@ -59,12 +59,12 @@ class Client(NatsClient):
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         encrypted = self.options["tls_handshake_first"] or info.get("tls_required")
         if self._must_encrypt and initial_connection and not encrypted:
-            raise PlaintextServer
+            raise PlaintextServerError
         await super()._process_info(info, initial_connection)
 
     async def _process_err(self, err_msg: str) -> None:
         # nats-py closes for good; the file may hold the new key by now, and whether it does the server says at once.
-        if err_msg.strip("'").startswith(REFUSALS):
+        if err_msg.strip("'").startswith(AUTH_ERRORS):
             await self._process_op_err(AuthorizationError())
         else:
             await super()._process_err(err_msg)

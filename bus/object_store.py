@@ -22,10 +22,10 @@ from nats.errors import NoRespondersError
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError, ObjectNotFoundError
 
-from bus.batch_get import lookup, sequence_of
+from bus.batch_get import batch_get, sequence_of
 from bus.errors import BusError
 from bus.publisher import Publisher
-from bus.verified_download import arriving
+from bus.verified_download import open_verified_writer
 from common.observability import metrics
 from schemas.weights.events import Blob
 
@@ -34,15 +34,15 @@ log = logging.getLogger(__name__)
 _META = "$O.{bucket}.M.{name}"
 CHUNK_BYTES = 128 * 1024
 """The Object Store's own default."""
-CHUNKS_IN_FLIGHT = 64
+MAX_CHUNKS_IN_FLIGHT = 64
 MAX_CHUNKS = 2**32
 PUBLISH_SECONDS = 600.0
 READ_SECONDS = 60.0
 """Longest silence while reading before the read fails."""
-AGAIN_SECONDS = 0.2
+RETRY_SECONDS = 0.2
 
 
-class Entry(msgspec.Struct):
+class ObjectInfo(msgspec.Struct):
     """What is needed here of an object's entry in the Object Store."""
 
     nuid: Annotated[str, Meta(pattern=r"^[A-Za-z0-9]{1,64}$")]
@@ -51,7 +51,7 @@ class Entry(msgspec.Struct):
     deleted: bool = False
 
 
-class Blobs:
+class ObjectStore:
     """Puts and gets blobs, in the buckets provisioning has made."""
 
     def __init__(self, nc: Client, js: JetStreamContext, publisher: Publisher) -> None:
@@ -66,12 +66,12 @@ class Blobs:
         digest, size, count = hashlib.sha256(), 0, 0
         pending: set[asyncio.Task[int]] = set()
         try:
-            for chunk in _chunks(source):
+            for chunk in _read_chunks(source):
                 digest.update(chunk)
                 size, count = size + len(chunk), count + 1
                 task = self._publisher.publish(f"$O.{bucket}.C.{nuid}", chunk, {}, PUBLISH_SECONDS)
                 pending.add(asyncio.create_task(task))
-                if len(pending) >= CHUNKS_IN_FLIGHT:
+                if len(pending) >= MAX_CHUNKS_IN_FLIGHT:
                     done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                     for finished in done:
                         finished.result()
@@ -82,7 +82,7 @@ class Blobs:
             await self._purge(bucket, nuid)
             raise
         digests = "SHA-256=" + base64.urlsafe_b64encode(digest.digest()).decode()
-        info = {**_info(bucket, name, nuid), "size": size, "chunks": count, "digest": digests}
+        info = {**_build_info(bucket, name, nuid), "size": size, "chunks": count, "digest": digests}
         await self._write_info(bucket, name, info)
         if old is not None:
             await self._purge(bucket, old.nuid)
@@ -91,18 +91,18 @@ class Blobs:
     async def get(self, blob: Blob, path: Path) -> None:
         """Write a blob to ``path``, all of it or nothing.
 
-        Raises `BlobCorrupt` if its bytes are not what the manifest says, `BusError` if it is not there.
+        Raises `ChecksumMismatch` if its bytes are not what the manifest says, `BusError` if it is not there.
         """
         entry = await self._entry(blob.bucket, blob.name)
         if entry is None:
             raise BusError(f"blob {blob.bucket}/{blob.name} is not on the bus (expired or deleted)")
-        with arriving(blob, path) as take:
+        with open_verified_writer(blob, path) as take:
             await self._read(blob, entry, take)
 
-    async def names(self, bucket: str) -> list[str]:
+    async def list_names(self, bucket: str) -> list[str]:
         """Names of all blobs of a bucket."""
         found = await self._js.stream_info(f"OBJ_{bucket}", subjects_filter=_META.format(bucket=bucket, name=">"))
-        names = [name for subject in found.state.subjects or () if (name := _name_of(subject)) is not None]
+        names = [name for subject in found.state.subjects or () if (name := _parse_name(subject)) is not None]
         entries = await asyncio.gather(*(self._entry(bucket, name) for name in names))
         return sorted(name for name, entry in zip(names, entries, strict=True) if entry is not None)
 
@@ -111,16 +111,16 @@ class Blobs:
         entry = await self._entry(bucket, name)
         if entry is None:
             return
-        await self._write_info(bucket, name, {**_info(bucket, name, entry.nuid), "deleted": True})
+        await self._write_info(bucket, name, {**_build_info(bucket, name, entry.nuid), "deleted": True})
         await self._purge(bucket, entry.nuid)
 
-    async def _read(self, blob: Blob, entry: Entry, take: Callable[[bytes], None]) -> None:
+    async def _read(self, blob: Blob, entry: ObjectInfo, take: Callable[[bytes], None]) -> None:
         subject, sequence, left = f"$O.{blob.bucket}.C.{entry.nuid}", 0, entry.chunks
         deadline = time.monotonic() + READ_SECONDS
         while left:
             before = left
-            request = {"seq": sequence + 1, "next_by_subj": subject, "batch": min(left, CHUNKS_IN_FLIGHT)}
-            async with lookup(self._nc, f"OBJ_{blob.bucket}", request, READ_SECONDS) as chunks:
+            request = {"seq": sequence + 1, "next_by_subj": subject, "batch": min(left, MAX_CHUNKS_IN_FLIGHT)}
+            async with batch_get(self._nc, f"OBJ_{blob.bucket}", request, READ_SECONDS) as chunks:
                 async for chunk in chunks:
                     take(chunk.data)
                     left, sequence = left - 1, sequence_of(chunk)
@@ -129,9 +129,9 @@ class Blobs:
             elif time.monotonic() > deadline:
                 raise BusError(f"blob {blob.bucket}/{blob.name}: no chunk came for {READ_SECONDS:g} s")
             else:  # the server that answered is behind the others
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
 
-    async def _entry(self, bucket: str, name: str) -> Entry | None:
+    async def _entry(self, bucket: str, name: str) -> ObjectInfo | None:
         """The entry of an object; None if there is none, or none that can be read: then it can be written anew."""
         try:
             message = await self._js.get_last_msg(f"OBJ_{bucket}", _meta_subject(bucket, name), direct=True)
@@ -140,7 +140,7 @@ class Blobs:
         except NoRespondersError as error:
             raise BusError(f"bucket {bucket} does not answer: `lightningbus provision` makes it") from error
         try:
-            entry = msgspec.json.decode(message.data or b"", type=Entry)
+            entry = msgspec.json.decode(message.data or b"", type=ObjectInfo)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             metrics.unreadable_entries.inc()
             log.warning("the entry of blob %s/%s cannot be read and counts for nothing: %s", bucket, name, error)
@@ -155,7 +155,7 @@ class Blobs:
         await self._js.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.C.{nuid}")
 
 
-def _info(bucket: str, name: str, nuid: str) -> dict[str, Any]:
+def _build_info(bucket: str, name: str, nuid: str) -> dict[str, Any]:
     """An entry as the Object Store writes it, of an object of no bytes yet."""
     return {
         "name": name,
@@ -173,7 +173,7 @@ def _meta_subject(bucket: str, name: str) -> str:
     return _META.format(bucket=bucket, name=base64.urlsafe_b64encode(name.encode()).decode())
 
 
-def _name_of(subject: str) -> str | None:
+def _parse_name(subject: str) -> str | None:
     """The object whose entry lies on a subject; None: no Object Store wrote there."""
     try:
         return base64.b64decode(subject.rpartition(".")[2], altchars=b"-_", validate=True).decode()
@@ -181,7 +181,7 @@ def _name_of(subject: str) -> str | None:
         return None
 
 
-def _chunks(source: Path | bytes) -> Iterator[bytes]:
+def _read_chunks(source: Path | bytes) -> Iterator[bytes]:
     if isinstance(source, bytes):
         yield from (source[at : at + CHUNK_BYTES] for at in range(0, len(source), CHUNK_BYTES))
         return

@@ -18,13 +18,22 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
 
-from bus.errors import AccessError, BusError, DuplicateMessage, Fenced, PublishTimeout, StreamFull, Verdict, classify
+from bus.errors import (
+    AccessError,
+    BusError,
+    DuplicateMessageError,
+    FencedError,
+    PublishFailure,
+    PublishTimeout,
+    StreamFullError,
+    classify,
+)
 from common.observability import metrics
 from schemas.subjects import MSG_ID_HEADER
 
 log = logging.getLogger(__name__)
 
-IN_FLIGHT = 512
+MAX_PENDING_ACKS = 512
 """Unacknowledged messages at most; beyond it publishing waits."""
 ATTEMPT_SECONDS = 5.0
 """How long one attempt waits for its acknowledgement."""
@@ -32,24 +41,24 @@ BACKOFF_SECONDS = (0.05, 2.0)
 """First and longest pause between attempts; the pause is drawn from zero up to it."""
 
 
-class Stored(NamedTuple):
+class PublishAck(NamedTuple):
     """What the server acknowledges."""
 
     sequence: int
-    duplicate: bool
+    is_duplicate: bool
     """The stream had a message of this id already."""
 
 
 class Publisher:
     """Publishes to JetStream and answers with the stream sequence once the server has stored the message."""
 
-    def __init__(self, nc: Client, in_flight: int = IN_FLIGHT) -> None:
+    def __init__(self, nc: Client, in_flight: int = MAX_PENDING_ACKS) -> None:
         self._nc = nc
         self._slots = asyncio.Semaphore(in_flight)
         self._inbox = ""
-        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
+        self._pending_acks: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
         self._tokens = itertools.count()
-        self.full: Counter[str] = Counter()
+        self.blocked: Counter[str] = Counter()
         """Messages that wait for room, by subject."""
 
     async def start(self) -> None:
@@ -62,9 +71,9 @@ class Publisher:
     ) -> int:
         """Stream sequence of the stored message.
 
-        Raises `StreamFull`, `Fenced`, `AccessError`, `PublishTimeout` or `BusError`; ``timeout`` is in seconds,
-        includes waiting for a free place in the pipeline, and may be infinite. With ``unique`` it raises
-        `DuplicateMessage` when the first try already meets a message of the same id; a retry may meet its own.
+        Raises `StreamFullError`, `FencedError`, `AccessError`, `PublishTimeout` or `BusError`. ``timeout``: seconds,
+        with the wait for a free place in the pipeline; may be infinite. With ``unique`` it raises
+        `DuplicateMessageError` when the first try meets a message of the same id; a retry may meet its own.
         """
         deadline = asyncio.get_running_loop().time() + timeout
         try:
@@ -73,7 +82,7 @@ class Publisher:
         except TimeoutError:
             raise PublishTimeout(f"{subject}: the publish pipeline stayed full for {timeout:g} s") from None
         try:
-            with metrics.publish_seconds.time():
+            with metrics.publish_duration.time():
                 return await self._publish_until(deadline, subject, payload, dict(headers), timeout, unique)
         finally:
             self._slots.release()
@@ -87,47 +96,47 @@ class Publisher:
         try:
             while (left := deadline - loop.time()) > 0:
                 ack = await self._attempt(subject, payload, headers, min(left, ATTEMPT_SECONDS))
-                if isinstance(ack, Stored):
-                    if ack.duplicate and first and unique:
-                        raise DuplicateMessage(
+                if isinstance(ack, PublishAck):
+                    if ack.is_duplicate and first and unique:
+                        raise DuplicateMessageError(
                             f"{subject}: the stream has another message of the id {headers[MSG_ID_HEADER]!r}"
                         )
                     return ack.sequence
-                verdict = Verdict.RETRY if ack is None else classify(ack)
-                first = first and verdict is Verdict.FULL  # a full stream has stored nothing
-                if ack is not None and verdict is Verdict.FENCED:
-                    raise Fenced(f"{subject}: another writer got there first ({ack.get('description')})")
-                if ack is not None and verdict is Verdict.FATAL:
+                verdict = PublishFailure.RETRY if ack is None else classify(ack)
+                first = first and verdict is PublishFailure.FULL  # a full stream has stored nothing
+                if ack is not None and verdict is PublishFailure.FENCED:
+                    raise FencedError(f"{subject}: another writer got there first ({ack.get('description')})")
+                if ack is not None and verdict is PublishFailure.FATAL:
                     raise BusError(f"{subject}: the server refused the message ({ack.get('description')})")
-                if verdict is Verdict.FULL and not full:
+                if verdict is PublishFailure.FULL and not full:
                     full = True
-                    self._count_full(subject, 1)
+                    self._count_blocked(subject, 1)
                 await asyncio.sleep(min(random.uniform(0, pause), max(0.0, deadline - loop.time())))
                 pause = min(pause * 2, longest)
         finally:
             if full:
-                self._count_full(subject, -1)
+                self._count_blocked(subject, -1)
         if full:
-            raise StreamFull(f"{subject}: the stream stayed full for {timeout:g} s; its readers are slow or gone")
+            raise StreamFullError(f"{subject}: the stream stayed full for {timeout:g} s; its readers are slow or gone")
         raise PublishTimeout(f"{subject}: no acknowledgement within {timeout:g} s; is the bus running and provisioned?")
 
-    def _count_full(self, subject: str, change: int) -> None:
-        before, now = self.full[subject], self.full[subject] + change
-        self.full[subject] = now
-        metrics.waiting_for_room.inc(change)
+    def _count_blocked(self, subject: str, change: int) -> None:
+        before, now = self.blocked[subject], self.blocked[subject] + change
+        self.blocked[subject] = now
+        metrics.publishes_blocked.inc(change)
         if before == 0:
             log.warning("%s: the stream is full; waiting until its readers have made room", subject)
         elif now == 0:
-            del self.full[subject]
+            del self.blocked[subject]
             log.warning("%s: there is room again", subject)
 
     async def _attempt(
         self, subject: str, payload: bytes, headers: dict[str, str], timeout: float
-    ) -> Stored | dict[str, Any] | None:
+    ) -> PublishAck | dict[str, Any] | None:
         """What is stored, the server's error, or None when nothing useful came back in time."""
         token = str(next(self._tokens))
         future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = subject, future
+        self._pending_acks[token] = subject, future
         try:
             async with asyncio.timeout(timeout):  # the sending too: on a connection that is dead it may wait as well
                 await self._nc.publish(subject, payload, reply=f"{self._inbox}.{token}", headers=headers)
@@ -137,21 +146,21 @@ class Publisher:
         except (TimeoutError, NatsError):
             return None
         finally:
-            del self._waiting[token]
+            del self._pending_acks[token]
         if not message.data:  # no responders: no stream listens on the subject (yet)
             return None
         answer = json.loads(message.data)
         if "error" in answer:
             return dict(answer["error"])
-        return Stored(int(answer["seq"]), bool(answer.get("duplicate")))
+        return PublishAck(int(answer["seq"]), bool(answer.get("duplicate")))
 
     async def _on_ack(self, message: Msg) -> None:
-        _, future = self._waiting.get(message.subject.rpartition(".")[2], ("", None))
+        _, future = self._pending_acks.get(message.subject.rpartition(".")[2], ("", None))
         if future is not None and not future.done():
             future.set_result(message)
 
-    def refuse(self, subject: str) -> None:
+    def reject_subject(self, subject: str) -> None:
         """The server says that we may not publish there; ``subject`` is in lower case, as nats-py hands it on."""
-        for wanted, future in self._waiting.values():
+        for wanted, future in self._pending_acks.values():
             if wanted.lower() == subject and not future.done():
                 future.set_exception(AccessError(f"{wanted}: this user has no right to publish there"))

@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas import subjects
 
-SHIPPED_MIB = {
+DEFAULT_MIB = {
     subjects.TASKS: 512,
     subjects.TRAIN_ROLLOUTS: 2048,
     subjects.EVAL_ROLLOUTS: 1024,
@@ -37,4 +37,4 @@ class StreamSizes(BaseModel):
     @property
     def more_mib(self) -> int:
         """How much more all streams may take than as shipped."""
-        return sum(max(0, (self.bytes_of(name) or 0) // MIB - shipped) for name, shipped in SHIPPED_MIB.items())
+        return sum(max(0, (self.bytes_of(name) or 0) // MIB - shipped) for name, shipped in DEFAULT_MIB.items())

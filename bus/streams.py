@@ -12,7 +12,7 @@ from nats.js.api import (
     StreamConfig,
 )
 
-from bus.stream_sizes import MAX_ACK_PENDING, MIB, SHIPPED_MIB
+from bus.stream_sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
 from schemas import subjects
 from schemas.base import Mode
 
@@ -20,9 +20,9 @@ MAX_MESSAGES = 2_000_000
 DEDUPLICATION_SECONDS = 600.0
 """Longer than the worst retry of any publisher, so that a retry is never a second message."""
 UNLIMITED = -1
-RUNNERS_WAITING = 65_536
+MAX_WAITING_RUNNERS = 65_536
 """Runners of one agent that may wait for a task; the server would refuse all but 512, to ask again twice a second."""
-ACK_WAIT = 30.0
+ACK_WAIT_SECONDS = 30.0
 BUCKET = f"OBJ_{subjects.WEIGHT_BUCKET}"
 """The stream the weights' blobs lie in."""
 
@@ -36,7 +36,7 @@ def _stream(
         retention=retention,
         discard=discard,
         max_msgs=MAX_MESSAGES,
-        max_bytes=(mib or SHIPPED_MIB[name]) * MIB,
+        max_bytes=(mib or DEFAULT_MIB[name]) * MIB,
         storage=StorageType.FILE,
         duplicate_window=DEDUPLICATION_SECONDS,
         allow_direct=True,
@@ -75,15 +75,15 @@ STREAMS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Consumer:
+class ConsumerSpec:
     """A durable pull consumer; ``filter`` is a subject, ``ack_wait`` is in seconds."""
 
     stream: str
     durable: str
-    filter: str
+    filter_subject: str
     ack: AckPolicy = AckPolicy.EXPLICIT
-    ack_wait: float = ACK_WAIT
-    waiting: int | None = None
+    ack_wait: float = ACK_WAIT_SECONDS
+    max_waiting: int | None = None
     """Requests that may wait at once; None: the server's own number, 512."""
     max_ack_pending: int = MAX_ACK_PENDING
     """Messages that may be delivered and not acknowledged; then the broker delivers no more."""
@@ -93,52 +93,52 @@ class Consumer:
         return ConsumerConfig(
             name=self.durable,  # with a name the filter is part of the request's subject, so rights can say which
             durable_name=self.durable,
-            filter_subject=self.filter,
+            filter_subject=self.filter_subject,
             ack_policy=self.ack,
             ack_wait=self.ack_wait,
             max_deliver=UNLIMITED,
             max_ack_pending=self.max_ack_pending,
-            max_waiting=self.waiting,
+            max_waiting=self.max_waiting,
         )
 
 
-STORE_TRAIN = Consumer(subjects.TRAIN_ROLLOUTS, subjects.STORE, subjects.TRAIN_ROLLOUT)
-STORE_EVAL = Consumer(subjects.EVAL_ROLLOUTS, subjects.STORE, subjects.EVAL_ROLLOUT)
-STORE_EVENTS = Consumer(subjects.EVENTS, subjects.STORE, subjects.ALL_EVENTS)
-STORE_ALERTS = Consumer(subjects.ALERTS, subjects.STORE, subjects.ALERT)
-STORE_WEIGHTS = Consumer(subjects.WEIGHTS, subjects.STORE, ">")
-STORE_DEAD = Consumer(subjects.DLQ, subjects.STORE, subjects.ALL_DLQ)
-STORE_AUDIT = Consumer(subjects.AUDIT, subjects.STORE, subjects.API_ADVISORY)
+STORE_TRAIN = ConsumerSpec(subjects.TRAIN_ROLLOUTS, subjects.STORE, subjects.TRAIN_ROLLOUT)
+STORE_EVAL = ConsumerSpec(subjects.EVAL_ROLLOUTS, subjects.STORE, subjects.EVAL_ROLLOUT)
+STORE_EVENTS = ConsumerSpec(subjects.EVENTS, subjects.STORE, subjects.ALL_EVENTS)
+STORE_ALERTS = ConsumerSpec(subjects.ALERTS, subjects.STORE, subjects.ALERT)
+STORE_WEIGHTS = ConsumerSpec(subjects.WEIGHTS, subjects.STORE, ">")
+STORE_DLQ = ConsumerSpec(subjects.DLQ, subjects.STORE, subjects.ALL_DLQ)
+STORE_AUDIT = ConsumerSpec(subjects.AUDIT, subjects.STORE, subjects.API_ADVISORY)
 # The learner acknowledges up to its checkpoint and is reset to it on start: redelivery by time must not interfere.
-LEARNER_ROLLOUTS = Consumer(
+LEARNER_ROLLOUTS = ConsumerSpec(
     subjects.TRAIN_ROLLOUTS, subjects.LEARNER, subjects.TRAIN_ROLLOUT, AckPolicy.ALL, ack_wait=3600.0
 )
 
-STORE_CONSUMERS = (STORE_TRAIN, STORE_EVAL, STORE_EVENTS, STORE_ALERTS, STORE_WEIGHTS, STORE_DEAD, STORE_AUDIT)
-READERS = (*STORE_CONSUMERS, LEARNER_ROLLOUTS)
+STORE_CONSUMERS = (STORE_TRAIN, STORE_EVAL, STORE_EVENTS, STORE_ALERTS, STORE_WEIGHTS, STORE_DLQ, STORE_AUDIT)
+DURABLE_CONSUMERS = (*STORE_CONSUMERS, LEARNER_ROLLOUTS)
 """Made before anybody publishes: an interest stream drops what nobody has subscribed to."""
 
-ROLLOUT_READERS = (LEARNER_ROLLOUTS, STORE_TRAIN, STORE_EVAL)
+ROLLOUT_CONSUMERS = (LEARNER_ROLLOUTS, STORE_TRAIN, STORE_EVAL)
 """Who may hold up runners: a full stream waits for all its readers."""
 
 
-def runner_tasks(agent: str, mode: str, ack_wait: float = ACK_WAIT) -> Consumer:
+def runner_consumer(agent: str, mode: str, ack_wait: float = ACK_WAIT_SECONDS) -> ConsumerSpec:
     """The durable of a mode that all runners of one agent share; how often a task may be tried is their decision."""
     durable, filter = subjects.runner_durable(agent, mode), subjects.task(mode, agent)
-    return Consumer(subjects.TASKS, durable, filter, ack_wait=ack_wait, waiting=RUNNERS_WAITING)
+    return ConsumerSpec(subjects.TASKS, durable, filter, ack_wait=ack_wait, max_waiting=MAX_WAITING_RUNNERS)
 
 
-def of_runners(agent: str, ack_wait: float = ACK_WAIT) -> tuple[Consumer, ...]:
+def runner_consumers(agent: str, ack_wait: float = ACK_WAIT_SECONDS) -> tuple[ConsumerSpec, ...]:
     """The durables of all modes that runners of an agent share."""
-    return tuple(runner_tasks(agent, mode, ack_wait) for mode in get_args(Mode))
+    return tuple(runner_consumer(agent, mode, ack_wait) for mode in get_args(Mode))
 
 
-def provision_options(consumer: Consumer) -> str:
+def provision_options(consumer: ConsumerSpec) -> str:
     """What `lightningbus provision` is given to make a durable of runners; empty for those that it always makes."""
     if consumer.stream != subjects.TASKS:
         return ""
-    agent = consumer.filter.rpartition(".")[2]
-    return f" --agent {agent}" + (f" --ack-wait {consumer.ack_wait:g}" if consumer.ack_wait != ACK_WAIT else "")
+    agent = consumer.filter_subject.rpartition(".")[2]
+    return f" --agent {agent}" + (f" --ack-wait {consumer.ack_wait:g}" if consumer.ack_wait != ACK_WAIT_SECONDS else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +146,14 @@ class StreamState:
     """What a stream is now."""
 
     name: str
-    created: str
+    created_at: str
     """When it was made: one of the same name that was made later is another one."""
-    first: int
+    first_seq: int
     """Sequence of its first message, or of the next one if there is none."""
-    last: int
+    last_seq: int
     """Sequence of the last message it ever had."""
-    messages: int
-    bytes: int
+    num_messages: int
+    num_bytes: int
     max_messages: int
     max_bytes: int
 
@@ -162,13 +162,13 @@ class StreamState:
 class Backlog:
     """What a consumer has to do yet, in messages."""
 
-    delivered: int
+    num_delivered: int
     """Deliveries to anybody since the consumer was made or reset: the last one's number."""
-    unacknowledged: int
-    undelivered: int
-    max_unacknowledged: int
+    num_ack_pending: int
+    num_pending: int
+    max_ack_pending: int
 
 
-def missing(name: str) -> str:
+def missing_stream_error(name: str) -> str:
     """What to do about a stream, or what else is of one, that is not there."""
     return f"stream {name} is missing: run `lightningbus provision`"

@@ -1,24 +1,16 @@
-"""Tasks: read from a file, and the span that opens a rollout's trace when one is published."""
+"""Task files: a JSON object a line."""
 
 import json
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
-from common.name_suggestions import name_nearest
-from schemas import ids
-from schemas.codec import MAX_BYTES, encode
-from schemas.semconv import attributes
-from schemas.spans import Span
-from schemas.tasks import Task, TaskRecord
+from common.name_suggestions import suggest_name
+from schemas.codec import MAX_BYTES
 
-RECORD_BYTES = 500_000
-"""Of one record of tasks that were published together."""
 MAX_INPUT_BYTES = MAX_BYTES - 64 * 1024
 """Of a task's input: the rest of the message, and the record of it, need room too."""
 MAX_ID_CHARACTERS = 128
@@ -30,14 +22,14 @@ class TaskFileError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TaskInput:
     """One line of a task file: ``{"id": "...", "input": any JSON}``."""
 
     id: str
     input: Any
 
 
-def read_problems(path: Path) -> list[Problem]:
+def load_tasks(path: Path) -> list[TaskInput]:
     """All problems of a JSONL file; raises `TaskFileError` at the first line that is not one, before any is used.
 
     ``id`` may be left out: it is then the line number. Whatever is returned can be published.
@@ -46,12 +38,12 @@ def read_problems(path: Path) -> list[Problem]:
         lines = path.read_text(encoding="utf-8").split("\n")  # and nothing else: a text may hold other line ends
     except (OSError, ValueError) as error:
         raise TaskFileError(f"{path} cannot be read: {error}") from error
-    problems: dict[str, Problem] = {}
+    problems: dict[str, TaskInput] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            problem = parse_problem(line, number)
+            problem = parse_task_line(line, number)
         except ValueError as error:
             raise TaskFileError(f"{path} line {number}: {error}") from error
         if problem.id in problems:
@@ -62,10 +54,10 @@ def read_problems(path: Path) -> list[Problem]:
     return list(problems.values())
 
 
-def parse_problem(line: str, number: int) -> Problem:
+def parse_task_line(line: str, number: int) -> TaskInput:
     """The problem on a line; raises ValueError saying why it is none, or why it could not be published."""
     try:
-        fields = json.loads(line, parse_constant=_refuse_number, parse_float=_parse_float)
+        fields = json.loads(line, parse_constant=_reject_number, parse_float=_parse_float)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except json.JSONDecodeError as error:
@@ -74,7 +66,7 @@ def parse_problem(line: str, number: int) -> Problem:
         raise ValueError('it is not a task, which needs the form {"id": "...", "input": ...}')
     for key in fields:
         if key not in KEYS:
-            raise ValueError(f"unknown key {key!r}: {name_nearest(key, KEYS)}")
+            raise ValueError(f"unknown key {key!r}: {suggest_name(key, KEYS)}")
     id = fields.get("id", number)
     if not isinstance(id, str | int) or isinstance(id, bool):
         raise ValueError(f"id is text or an integer, not {json.dumps(id)[:40]}")
@@ -86,7 +78,7 @@ def parse_problem(line: str, number: int) -> Problem:
         raise ValueError(f"its input cannot be sent: {reason}") from error
     if size > MAX_INPUT_BYTES:
         raise ValueError(f"its input is {size:,} bytes as MessagePack; the limit is {MAX_INPUT_BYTES:,}")
-    return Problem(str(id), fields["input"])
+    return TaskInput(str(id), fields["input"])
 
 
 def _check_id(id: str) -> None:
@@ -96,7 +88,7 @@ def _check_id(id: str) -> None:
         raise ValueError(f"id {id!r}: an id has printable characters only, and no space at its ends")
 
 
-def _refuse_number(name: str) -> float:
+def _reject_number(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
 
@@ -105,57 +97,3 @@ def _parse_float(digits: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{digits[:40]} is too large a number")
     return number
-
-
-def together(published: Iterable[TaskRecord]) -> Iterator[list[TaskRecord]]:
-    """In lots that fit a message; a task is within its own limit, so a lot of one always does."""
-    lot: list[TaskRecord] = []
-    size = 0
-    for one in published:
-        own = len(encode(one))
-        if lot and size + own > RECORD_BYTES:
-            yield lot
-            lot, size = [], 0
-        lot.append(one)
-        size += own
-    if lot:
-        yield lot
-
-
-def foreign_record(task: Task, subject: str, traceparent: str, published_ns: int) -> TaskRecord | None:
-    """The record of a task whose publisher wrote none; None if it did, as its ``traceparent`` shows.
-
-    Another publisher's own trace becomes a link of the rollout's first span.
-    """
-    rollout = ids.rollout_id(task.id, task.sample_index)
-    if traceparent == ids.task_traceparent(rollout):
-        return None
-    span = producer_span(task, subject, published_ns, published_ns)
-    trace_id, span_id = ids.parse_trace_id(traceparent), ids.parse_span_id(traceparent)
-    if span_id:
-        span = replace(span, links=({"trace_id": trace_id, "span_id": span_id},))
-    return TaskRecord(task=task, rollout_id=rollout, span=span)
-
-
-def producer_span(task: Task, subject: str, start_ns: int, end_ns: int) -> Span:
-    """The PRODUCER span of one published sample, by OpenTelemetry's messaging conventions."""
-    rollout = ids.rollout_id(task.id, task.sample_index)
-    return Span(
-        trace_id=ids.trace_id(rollout),
-        span_id=ids.publish_span_id(rollout),
-        name=f"send {subject}",
-        kind="producer",
-        start_ns=start_ns,
-        end_ns=end_ns,
-        status="ok",
-        scope="lightningbus.bus",
-        attributes={
-            attributes.MESSAGING_SYSTEM: "nats",
-            attributes.MESSAGING_OPERATION: "send",
-            attributes.MESSAGING_DESTINATION: subject,
-            attributes.MESSAGE_ID: ids.task_msg_id(rollout),
-            attributes.RUN: task.run_id,
-            attributes.TASK: task.id,
-            attributes.ROLLOUT: rollout,
-        },
-    )

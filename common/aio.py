@@ -5,10 +5,10 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-AGAIN_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 
 
-async def cancel(*tasks: "asyncio.Future[Any]", again: float = AGAIN_SECONDS) -> None:
+async def cancel_and_wait(*tasks: "asyncio.Future[Any]", again: float = RETRY_SECONDS) -> None:
     """Cancel tasks and wait until they have ended, with whatever they end; ask ``again`` after so many seconds.
 
     Once is not enough: before Python 3.12 `asyncio.wait_for`, which nats-py's requests stand on, forgets a cancellation
@@ -36,7 +36,7 @@ async def first_completed(*work: Awaitable[Any]) -> set[int]:
             tasks[index].result()
         return ended
     finally:
-        await cancel(*tasks)
+        await cancel_and_wait(*tasks)
 
 
 class Interrupted(Exception):

@@ -15,7 +15,7 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
-def note_free(disk: str, free: int, least_mib: int) -> str:
+def record_free(disk: str, free: int, least_mib: int) -> str:
     """Set the metric of a disk; returns a sentence where it has less than ``least_mib`` MiB free, else nothing."""
     metrics.disk_free.labels(disk).set(free)
     if free >= least_mib * MIB:

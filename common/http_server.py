@@ -12,21 +12,23 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 log = logging.getLogger(__name__)
 
-HEAD_SECONDS = 10.0
+HEADER_TIMEOUT_SECONDS = 10.0
 """A connection whose first request's head is not there by then is closed."""
-BODY_SECONDS = 60.0
-IDLE_SECONDS = 75.0
+BODY_TIMEOUT_SECONDS = 60.0
+KEEPALIVE_TIMEOUT_SECONDS = 75.0
 """A connection that is kept for another request is closed after so long without one."""
-LINGER_SECONDS = 10.0
+LINGERING_CLOSE_SECONDS = 10.0
 """How long the rest of a body that was refused is taken, for a client hears the answer only once it has sent all."""
 BACKLOG = 1024
-FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+SERVICE_UNAVAILABLE = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+)
 
 
-async def body_of(request: web.Request) -> bytes:
+async def read_body(request: web.Request) -> bytes:
     """A request's body, unpacked; raises aiohttp's errors for one that is too large, too slow, or badly packed."""
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
             return await request.read()
     except web.RequestPayloadError as error:
         encoding = request.headers.get("Content-Encoding")
@@ -35,16 +37,18 @@ async def body_of(request: web.Request) -> bytes:
         )
         raise web.HTTPBadRequest(text=why) from error
     except TimeoutError:
-        raise web.HTTPRequestTimeout(text=f"a request's body comes within {BODY_SECONDS:g} s") from None
+        raise web.HTTPRequestTimeout(text=f"a request's body comes within {BODY_TIMEOUT_SECONDS:g} s") from None
 
 
-class Listening:
+class HttpServer:
     """An application on one or more sockets. `middleware` must be one of the application's."""
 
     def __init__(self) -> None:
-        self._nameless: set[asyncio.BaseProtocol] = set()
+        self._awaiting_headers: set[asyncio.BaseProtocol] = set()
         """Connections that have not sent the head of a request yet."""
-        self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # the other half is for what we ask ourselves
+        self._max_connections = (
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        )  # the other half is for what we ask ourselves
         self._runner: web.AppRunner
         self._servers: list[asyncio.Server] = []
 
@@ -53,7 +57,7 @@ class Listening:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """A head has come."""
-        self._nameless.discard(request.protocol)
+        self._awaiting_headers.discard(request.protocol)
         return await handler(request)
 
     async def open(self, app: web.Application, *listeners: socket.socket, shutdown_seconds: float) -> None:
@@ -63,9 +67,9 @@ class Listening:
             access_log=None,
             handler_cancellation=True,
             shutdown_timeout=shutdown_seconds,
-            keepalive_timeout=IDLE_SECONDS,
-            lingering_time=LINGER_SECONDS,
-            logger=_quiet(),
+            keepalive_timeout=KEEPALIVE_TIMEOUT_SECONDS,
+            lingering_time=LINGERING_CLOSE_SECONDS,
+            logger=_http_logger(),
         )
         await self._runner.setup()
         loop = asyncio.get_running_loop()
@@ -82,28 +86,28 @@ class Listening:
     def _accepted(self) -> asyncio.BaseProtocol:
         server = self._runner.server
         assert server is not None
-        if len(server.connections) >= self._most:
-            return _Full()
+        if len(server.connections) >= self._max_connections:
+            return _RejectProtocol()
         connection = server()
-        self._nameless.add(connection)
-        asyncio.get_running_loop().call_later(HEAD_SECONDS, self._lose_patience, connection)
+        self._awaiting_headers.add(connection)
+        asyncio.get_running_loop().call_later(HEADER_TIMEOUT_SECONDS, self._on_header_timeout, connection)
         return connection
 
-    def _lose_patience(self, connection: web.RequestHandler) -> None:
-        if connection in self._nameless:
-            self._nameless.discard(connection)
+    def _on_header_timeout(self, connection: web.RequestHandler) -> None:
+        if connection in self._awaiting_headers:
+            self._awaiting_headers.discard(connection)
             if connection.transport is not None:
                 connection.transport.abort()
 
 
-class _Full(asyncio.Protocol):
+class _RejectProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         refusing = cast("asyncio.Transport", transport)
-        refusing.write(FULL)
+        refusing.write(SERVICE_UNAVAILABLE)
         refusing.close()
 
 
-class _Short(logging.Filter):
+class _HttpErrorFilter(logging.Filter):
     """What is no HTTP is a line in the log, and nothing of it: the sender chooses what it says, and how often."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -114,8 +118,8 @@ class _Short(logging.Filter):
         return True
 
 
-def _quiet() -> logging.Logger:
+def _http_logger() -> logging.Logger:
     quiet = logging.getLogger(f"{__name__}.http")
     if not quiet.filters:
-        quiet.addFilter(_Short())
+        quiet.addFilter(_HttpErrorFilter())
     return quiet

@@ -7,7 +7,7 @@ MAX_LISTED = 12
 """Known names that are listed where none is near."""
 
 
-def name_nearest(wrong: str, known: Iterable[str]) -> str:
+def suggest_name(wrong: str, known: Iterable[str]) -> str:
     """A clause for an error: "did you mean 'steps'?", else the known names if they are few; empty if they are many."""
     names = sorted(known)
     if near := get_close_matches(wrong, names, n=1):

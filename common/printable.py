@@ -10,9 +10,9 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202
 DELETE, REPLACEMENT = 0x7F, "\ufffd"
 
 
-def printable(text: str) -> str:
+def to_printable(text: str) -> str:
     """The text with a picture for each control character: \u241b for ESC, \ufffd for those that have none."""
-    return CONTROL.sub(_picture, text)
+    return CONTROL.sub(_control_picture, text)
 
 
 def printable_json(value: Any, indent: int | None = None, default: Callable[[Any], Any] = str) -> str:
@@ -20,7 +20,7 @@ def printable_json(value: Any, indent: int | None = None, default: Callable[[Any
     return CONTROL.sub(_escape, json.dumps(value, indent=indent, default=default, ensure_ascii=False))
 
 
-def _picture(found: re.Match[str]) -> str:
+def _control_picture(found: re.Match[str]) -> str:
     code = ord(found[0])
     return "\u2421" if code == DELETE else chr(0x2400 + code) if code < 0x20 else REPLACEMENT
 

@@ -22,7 +22,7 @@ def children_of(pid: int) -> set[int]:
     return found
 
 
-def below(pid: int) -> set[int]:
+def descendants(pid: int) -> set[int]:
     """All that a process has started, and what those have started; zombies too."""
     found: set[int] = set()
     new = children_of(pid)
@@ -41,7 +41,7 @@ def is_alive(pid: int) -> bool:
     return state not in (b"Z", b"X")
 
 
-def resident(pid: int) -> int:
+def rss_bytes(pid: int) -> int:
     """Bytes of memory a process holds, as ``ps`` shows them (RSS); 0 of one that is gone."""
     try:
         return int((PROC / str(pid) / "statm").read_bytes().split()[1]) * PAGE

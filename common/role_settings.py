@@ -20,7 +20,7 @@ class RoleSettings(BaseModel):
     )
 
 
-def address(health: str) -> tuple[str, int]:
+def parse_address(health: str) -> tuple[str, int]:
     """Host and port of `RoleSettings.health`."""
     host, _, port = health.rpartition(":")
     return host.strip("[]") or "127.0.0.1", int(port)

@@ -18,11 +18,11 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 CLOSE_RANGE_CLOEXEC = 4
 STANDARD_STREAMS = 3
-PASSES = 100
+MAX_SWEEPS = 100
 """How often a tree of processes is looked at again for those that were born while it was ended."""
 
 
-def ends_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], None] | None:
+def set_pdeathsig(number: signal.Signals = signal.SIGTERM) -> Callable[[], None] | None:
     """A ``preexec_fn``: Linux sends the child ``number`` when the thread that started it is gone, by kill -9 too.
 
     https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html; None where there is no such call.
@@ -33,7 +33,7 @@ def ends_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], No
     return lambda: libc.prctl(PR_SET_PDEATHSIG, number)
 
 
-def takes_in_orphans() -> Callable[[], None] | None:
+def set_child_subreaper() -> Callable[[], None] | None:
     """A ``preexec_fn``: what the child's own children leave behind becomes the child's, so that it is found and ended.
 
     https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html; None where there is no such call.
@@ -44,7 +44,7 @@ def takes_in_orphans() -> Callable[[], None] | None:
     return lambda: libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def closes_the_rest() -> Callable[[], None]:
+def set_cloexec() -> Callable[[], None]:
     """A ``preexec_fn``: of what is open here, only the standard streams are when the program starts.
 
     asyncio's own loop closes the rest, uvloop's does not: it trusts every file to have been opened with close-on-exec.
@@ -64,17 +64,17 @@ def closes_the_rest() -> Callable[[], None]:
     return close
 
 
-class Guard:
+class ProcessGuard:
     """What a process does for itself, once, before it starts others: `open_more`; `stand` if these are untrusted."""
 
     standing = False
-    ours: ClassVar[dict[int, asyncio.subprocess.Process]] = {}
+    tracked: ClassVar[dict[int, asyncio.subprocess.Process]] = {}
     """Children that were started by `spawn` and whose group has not been ended, by process id."""
-    files: int | None = None
+    child_fd_limit: int | None = None
     """Most open files a program is started with; None: as many as this process."""
 
     @classmethod
-    def stand(cls) -> None:
+    def enable(cls) -> None:
         """Keep our memory and environment from processes of the same user, and take in whatever our children leave."""
         if sys.platform.startswith("linux"):
             libc = ctypes.CDLL(None)
@@ -83,17 +83,17 @@ class Guard:
             cls.standing = True
 
     @classmethod
-    def open_more(cls) -> None:
+    def raise_fd_limit(cls) -> None:
         """Let this process have as many open files as it may; what it starts gets as many as it was given."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(ValueError, OSError):  # a system that has a lower limit of its own
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            cls.files = soft
+            cls.child_fd_limit = soft
 
     @classmethod
-    def strays(cls) -> set[int]:
+    def orphans(cls) -> set[int]:
         """Children that nobody here started: what untrusted code left behind. None where no guard stands."""
-        return procfs.children_of(os.getpid()) - cls.ours.keys() if cls.standing else set()
+        return procfs.children_of(os.getpid()) - cls.tracked.keys() if cls.standing else set()
 
 
 async def spawn(
@@ -107,7 +107,7 @@ async def spawn(
     ``options`` are `asyncio.create_subprocess_exec`'s; ``parent_dies`` is what it is sent when this process is gone;
     ``prepare`` runs in the child before the program. Raises OSError when it cannot be started.
     """
-    tied, files, close = ends_with_parent(parent_dies), Guard.files, closes_the_rest()
+    tied, files, close = set_pdeathsig(parent_dies), ProcessGuard.child_fd_limit, set_cloexec()
     passed: tuple[int, ...] = options.get("pass_fds", ())
 
     def first() -> None:
@@ -122,11 +122,11 @@ async def spawn(
             prepare()
 
     process = await asyncio.create_subprocess_exec(*command, start_new_session=True, preexec_fn=first, **options)
-    Guard.ours[process.pid] = process
+    ProcessGuard.tracked[process.pid] = process
     return process
 
 
-async def end(process: asyncio.subprocess.Process, seconds: float) -> bool:
+async def terminate(process: asyncio.subprocess.Process, seconds: float) -> bool:
     """SIGTERM, after ``seconds`` SIGKILL; the rest of its group goes with it. Whether it went by itself."""
     gently = True
     if process.returncode is None:
@@ -143,16 +143,16 @@ async def end(process: asyncio.subprocess.Process, seconds: float) -> bool:
 async def kill_group(process: asyncio.subprocess.Process) -> None:
     """SIGKILL for a process and whatever it started, also when it has ended itself.
 
-    What has left its group is found while the process lives, and by `Guard.strays` afterwards. Done once, for
+    What has left its group is found while the process lives, and by `ProcessGuard.orphans` afterwards. Done once, for
     afterwards its id may be another's.
     """
-    if Guard.ours.get(process.pid) is not process:
+    if ProcessGuard.tracked.get(process.pid) is not process:
         await process.wait()
         return
     if process.returncode is None:
         kill(process.pid, signal.SIGSTOP)  # or it starts more while the rest is ended
-        for _ in range(PASSES):
-            left = {pid for pid in procfs.below(process.pid) if procfs.is_alive(pid)}
+        for _ in range(MAX_SWEEPS):
+            left = {pid for pid in procfs.descendants(process.pid) if procfs.is_alive(pid)}
             if not left:
                 break
             for pid in left:
@@ -161,8 +161,8 @@ async def kill_group(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
-    if Guard.ours.get(process.pid) is process:
-        del Guard.ours[process.pid]
+    if ProcessGuard.tracked.get(process.pid) is process:
+        del ProcessGuard.tracked[process.pid]
 
 
 def kill(pid: int, number: signal.Signals) -> None:

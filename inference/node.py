@@ -11,10 +11,10 @@ from msgspec import to_builtins
 
 from bus.client import Bus
 from bus.errors import AccessError
-from bus.fleet.heartbeats import Pulse, own_id
-from bus.fleet.node_state import Happening, step
+from bus.fleet.heartbeats import HeartbeatPublisher, default_instance_id
+from bus.fleet.node_state import NodeEvent, next_state
 from bus.security.secrets import is_loopback, read_key
-from common.aio import cancel, first_completed
+from common.aio import cancel_and_wait, first_completed
 from inference.engine.broadcast_seats import find_assignment, rendezvous_info
 from inference.engine.vllm_server import URL, EngineError, EngineKilledError, EngineRejectedError, VllmServer
 from inference.gateway.server import Gateway
@@ -57,7 +57,7 @@ class Node:
     def __init__(self, bus: Bus, settings: InferenceSettings) -> None:
         self._bus = bus
         self._settings = settings
-        self.id = own_id(settings.id)
+        self.id = default_instance_id(settings.id)
         self._cluster_key = _read_cluster_key(settings)
         self._num_swaps = 0
         self._lora: LoraManager | None = None
@@ -70,7 +70,7 @@ class Node:
         self._engine: VllmServer
         self._gateway: Gateway
         self._updater: WeightUpdater
-        self._pulse: Pulse
+        self._pulse: HeartbeatPublisher
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until asked to stop; see the function `run`."""
@@ -83,7 +83,7 @@ class Node:
                 directory = self._settings.work / "adapters"
                 self._lora = LoraManager(versions, lora.rank, directory, self._gateway, self._engine.post)
             self.canary = EngineCanary(self._engine, self._settings.model, self._gateway, self._transition)
-            async with self._gateway, self._bus.beat("inference", self.id, self._describe) as self._pulse:
+            async with self._gateway, self._bus.heartbeat("inference", self.id, self._describe) as self._pulse:
                 await self._keep_alive(stop)
 
     async def _keep_alive(self, stop: asyncio.Event) -> None:
@@ -95,7 +95,7 @@ class Node:
             await asyncio.wait({engine_run, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not engine_run.done():
                 await self._transition("stop")
-                await cancel(engine_run)
+                await cancel_and_wait(engine_run)
                 break
             started_once = started_once or self._gateway.state in ("stale", "ready", "judging")
             await self._transition("engine_lost")
@@ -183,9 +183,9 @@ class Node:
         """See `inference.weights.target.WeightTarget`."""
         await self._transition("weights_applied")
 
-    async def _transition(self, happening: Happening) -> None:
-        self._gateway.state = step(self._gateway.state, happening)
-        await self._pulse.now()
+    async def _transition(self, happening: NodeEvent) -> None:
+        self._gateway.state = next_state(self._gateway.state, happening)
+        await self._pulse.send_now()
 
     def _describe(self) -> dict[str, Any]:
         updater: WeightUpdater | None = getattr(self, "_updater", None)

@@ -17,9 +17,9 @@ from nats.errors import Error as NatsError
 
 from bus.client import Bus
 from bus.errors import BusError
-from bus.fleet.heartbeats import own_id
-from bus.fleet.node_state import serves
-from bus.task_file import read_problems
+from bus.fleet.heartbeats import default_instance_id
+from bus.fleet.node_state import is_ready
+from bus.task_file import load_tasks
 from common import disk_space
 from common.aio import first_completed
 from common.observability import metrics, tracing
@@ -90,8 +90,8 @@ class Learner:
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
-        name = own_id(self._settings.id)
-        async with self._nodes, self._bus.beat("learner", name, self._describe) as pulse, self._broadcaster:
+        name = default_instance_id(self._settings.id)
+        async with self._nodes, self._bus.heartbeat("learner", name, self._describe) as pulse, self._broadcaster:
             try:
                 await self._start()
                 await first_completed(
@@ -104,7 +104,7 @@ class Learner:
                     stop.wait(),
                 )
                 self._state_name = "done"
-                await pulse.now()
+                await pulse.send_now()
                 await self._in_thread(self._trainer.done)
             finally:
                 # A step that was running is thrown away: the checkpoint before it is what counts.
@@ -113,7 +113,7 @@ class Learner:
     async def _start(self) -> None:
         """Start anew or go on from the checkpoint, under an epoch of our own."""
         settings = self._settings
-        problems = read_problems(settings.tasks) if settings.tasks is not None else []
+        problems = load_tasks(settings.tasks) if settings.tasks is not None else []
         last, found = await self._publisher.refresh(), self._checkpoints.latest()
         self._state = state = initial_state(found, last, settings)
         self._consumer = RolloutConsumer(
@@ -141,7 +141,7 @@ class Learner:
             await self._consumer.find_position()  # so that the first checkpoint, too, knows which stream it is of
         path = found[0] if found else await self._committer.write_initial_checkpoint(self._checkpoint_state(state))
         self._state = state = await self._committer.claim_epoch(path, found, state)
-        metrics.learner_version.set(state.version)
+        metrics.learner_weight_version.set(state.version)
         if state.last_step_event:
             self._event = decode(TrainingStep, state.last_step_event)
             await self._publish_step(self._event)
@@ -171,12 +171,14 @@ class Learner:
         while self._state.step < self._settings.steps:
             waited = time.monotonic()
             self._state_name = "waiting"
-            with tracing.span("step", {attributes.RUN: self._settings.run}) as traced:
-                with tracing.span("wait"):
+            with tracing.start_as_current_span("step", {attributes.RUN: self._settings.run}) as traced:
+                with tracing.start_as_current_span("wait"):
                     groups = await self._next_groups()
                 self._state_name = "training"
                 await self._step(groups, time.monotonic() - waited)
-                traced.note({attributes.STEP: self._state.step, attributes.WEIGHT_VERSION: self._state.version})
+                traced.set_attributes(
+                    {attributes.STEP: self._state.step, attributes.WEIGHT_VERSION: self._state.version}
+                )
         await self._publish_remaining()
 
     async def _next_groups(self) -> list[RolloutGroup]:
@@ -237,17 +239,17 @@ class Learner:
         oldest = self._state.version - self._settings.max_staleness
         self._blocked_on = f"a node that serves version {oldest} or a newer one"
         while not any(self._serves(beat, oldest) for beat in self._nodes.members()):
-            await self._nodes.changed()
+            await self._nodes.wait_for_change()
         self._blocked_on = ""
 
     def _serves(self, beat: Heartbeat, oldest: int) -> bool:
-        return serves(beat.state) and beat.model == self._settings.model and (beat.version or 0) >= oldest
+        return is_ready(beat.state) and beat.model == self._settings.model and (beat.version or 0) >= oldest
 
     async def _step(self, groups: list[RolloutGroup], idle: float) -> None:
         started_ns = time.time_ns()
         rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
         try:
-            with tracing.span("batch"):
+            with tracing.start_as_current_span("batch"):
                 batch = await self._in_thread(self._maker.make, groups, self._state.version)
         except ValueError as error:  # what a credit function of the user's own gave
             raise LearnerError(str(error)) from error
@@ -260,7 +262,7 @@ class Learner:
                 await self._wait_for_fresh_node()  # else as many more would come from the same old weights, without end
             self._replace_dropped_groups([group.task for group in groups])
             return
-        with tracing.span("train"):
+        with tracing.start_as_current_span("train"):
             said = await self._in_thread(self._trainer.step, batch)
         step, version, nonce = self._state.step + 1, self._state.version + 1, secrets.token_hex(NONCE_BYTES)
         state = replace(self._state, step=step, version=version, nonce=nonce)
@@ -285,7 +287,7 @@ class Learner:
         written = self._committer.is_checkpoint_due(state.step, await self._is_stream_filling())
         if written:
             state = self._checkpoint_state(replace(state, last_step_event=encode(event)))
-        with tracing.span("publish"):
+        with tracing.start_as_current_span("publish"):
             await self._committer.commit(state, written)
         self._state, self._event = state, event
         _update_metrics(event)
@@ -329,7 +331,7 @@ class Learner:
             free = disk_space.free_bytes(self._settings.checkpoints)
         except OSError as error:
             return f"the disk of the checkpoints cannot be looked at: {error.strerror}"
-        return disk_space.note_free("checkpoints", free, self._settings.disk_free_mib)
+        return disk_space.record_free("checkpoints", free, self._settings.disk_free_mib)
 
     def _describe(self) -> dict[str, Any]:
         detail: dict[str, Any] = {"step": self._state.step, "steps": self._settings.steps}
@@ -354,11 +356,11 @@ class Learner:
 def _update_metrics(event: TrainingStep) -> None:
     """What a step did, as metrics."""
     metrics.steps.inc()
-    metrics.step_seconds.observe((event.ended_ns - event.started_ns) / 1e9)
-    metrics.learner_wait_seconds.inc(event.metrics["seconds/idle"])
-    metrics.learner_version.set(event.version)
+    metrics.step_duration.observe((event.ended_ns - event.started_ns) / 1e9)
+    metrics.learner_idle.inc(event.metrics["seconds/idle"])
+    metrics.learner_weight_version.set(event.version)
     metrics.reward_mean.set(event.metrics["reward/mean"])
     metrics.staleness.set(event.metrics["staleness/mean"])
-    metrics.tokens_trained.inc(event.metrics["tokens"])
+    metrics.trained_tokens.inc(event.metrics["tokens"])
     for use in event.rollouts:
-        metrics.rollouts_used.labels("trained" if use.trained else "left out").inc()
+        metrics.learner_rollouts.labels("trained" if use.trained else "excluded").inc()

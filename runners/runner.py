@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, get_args
 
 from bus.client import Bus
-from bus.fleet.heartbeats import own_id
-from bus.pull_consumer import Puller
+from bus.fleet.heartbeats import default_instance_id
+from bus.pull_consumer import PullConsumer
 from bus.security.secrets import read_key
-from bus.streams import runner_tasks
-from common.aio import cancel
+from bus.streams import runner_consumer
+from common.aio import cancel_and_wait
 from common.observability import metrics
 from runners.agent.executors import AgentExecutor
 from runners.agent.factory import make_executors, uses_socket
@@ -38,7 +38,7 @@ async def run(bus: Bus, settings: RunnerSettings, stop: asyncio.Event) -> None:
     """Serve until asked to stop, then let running rollouts finish or give them back.
 
     Raises `AgentStartError` when the agent cannot be started, `AccessError` when the cluster key cannot be
-    read, `PoisonFlood` when most tasks are unreadable.
+    read, `DlqLimitExceeded` when most tasks are unreadable.
     """
     await Runner(bus, settings).run(stop)
 
@@ -49,10 +49,10 @@ class Runner:
     def __init__(self, bus: Bus, settings: RunnerSettings) -> None:
         self._bus = bus
         self._settings = settings
-        self.id = own_id(settings.id)
+        self.id = default_instance_id(settings.id)
         self._hosts: dict[int, AgentExecutor] = {}
         self._keeper = ProcessWatchdog()
-        self._pullers: dict[Mode, Puller] = {}
+        self._pullers: dict[Mode, PullConsumer] = {}
         self._handling: set[asyncio.Task[None]] = set()
         self._state = "starting"
         self._slots = Slots(self._share)
@@ -63,9 +63,9 @@ class Runner:
         """See `run`."""
         settings = self._settings
         key = read_key(settings.cluster_key_file) if settings.cluster_key_file is not None else ""
-        consumers = {mode: runner_tasks(settings.name, mode, settings.ack_wait) for mode in MODES}
+        consumers = {mode: runner_consumer(settings.name, mode, settings.ack_wait) for mode in MODES}
         for consumer in consumers.values():
-            await self._bus.ensure(consumer)
+            await self._bus.ensure_consumer(consumer)
         async with (
             self._bus.fleet("inference") as fleet,
             Gateway(
@@ -79,7 +79,7 @@ class Runner:
                 RateLimits(settings.requests_at_once, settings.requests_per_second),
                 uses_socket(settings),
             ) as self._gateway,
-            self._bus.beat("runner", self.id, self._describe),
+            self._bus.heartbeat("runner", self.id, self._describe),
             self._keeper,
         ):
             try:
@@ -111,16 +111,16 @@ class Runner:
 
     async def _pull(self, mode: Mode) -> None:
         async for delivery in self._pullers[mode]:
-            metrics.tasks_leased.inc()
+            metrics.tasks_received.inc()
             work = asyncio.create_task(self._handler.serve(mode, delivery))
             self._handling.add(work)
             work.add_done_callback(self._handled)
 
     def _share(self) -> None:
         """Ask for as many tasks of each mode as there is room for."""
-        metrics.slots_busy.set(self._slots.busy)
+        metrics.slots_in_use.set(self._slots.busy)
         for mode, puller in self._pullers.items():
-            puller.resize(puller.held + self._slots.room(mode))
+            puller.resize(puller.in_flight + self._slots.room(mode))
 
     def _stop(self) -> None:
         for puller in self._pullers.values():
@@ -132,7 +132,7 @@ class Runner:
         if self._handling:
             log.info("runner %s: %d rollouts are still running", self.id, len(self._handling))
             await asyncio.wait(self._handling, timeout=self._settings.drain_seconds)
-        await cancel(*self._handling, again=2 * GIVE_BACK_SECONDS)
+        await cancel_and_wait(*self._handling, again=2 * GIVE_BACK_SECONDS)
         done, given_back = self._handler.done, self._handler.given_back
         log.info("runner %s stops: %d rollouts done, %d given back", self.id, done, given_back)
 
@@ -148,8 +148,8 @@ class Runner:
             "done": self._handler.done,
             "rollouts_per_s": self._handler.rate,
         }
-        if self._bus.full:
-            detail["waits_for_room"] = self._bus.full
+        if self._bus.blocked_subjects:
+            detail["waits_for_room"] = self._bus.blocked_subjects
         if problem := self._gateway.upstream.problem() or self._handler.problem:
             detail["last_problem"] = problem[:120]
         return {"state": self._state, "status": detail}

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from nats.errors import Error as NatsError
 
 from bus.client import Bus
-from bus.dlq_limit import PoisonLimit
-from bus.errors import BusError, PoisonFlood
-from bus.lease import Lease, leased
-from bus.message import Delivery
-from bus.task_file import foreign_record
+from bus.dead_letters import DeadLetterQueue
+from bus.dlq_limit import DlqLimit
+from bus.errors import BusError, DlqLimitExceeded
+from bus.lease import Lease, keep_renewed
+from bus.message import Message
+from bus.task_publisher import TaskPublisher, build_foreign_record
 from common.observability import metrics, tracing
 from common.observability.faults import count_fault
 from runners import retry_policy
@@ -57,9 +58,9 @@ class TaskHandler:
         """``hosts`` by number of their slot; ``stop`` is called when most tasks are unreadable, see `flood`."""
         self._bus, self._runner, self._ack_wait = bus, runner, ack_wait
         self._slots, self._hosts, self._stop = slots, hosts, stop
-        self._poison = PoisonLimit(f"runner {runner}")
+        self._poison = DlqLimit(f"runner {runner}")
         self._ended_at: list[float] = []
-        self.flood: PoisonFlood | None = None
+        self.flood: DlqLimitExceeded | None = None
         """Why the runner has to end; None: it has not."""
         self.done = 0
         self.given_back = 0
@@ -73,12 +74,12 @@ class TaskHandler:
         self._ended_at = [moment for moment in self._ended_at if now - moment < RATE_SECONDS]
         return len(self._ended_at) / RATE_SECONDS
 
-    async def serve(self, mode: Mode, delivery: Delivery) -> None:
+    async def serve(self, mode: Mode, delivery: Message) -> None:
         """One delivery, by its mode's durable, to its end."""
         rollout = delivery.headers.get(subjects.MSG_ID_HEADER, delivery.subject)
         try:
             # Leased first: it may wait for a slot.
-            async with leased(delivery, self._ack_wait) as lease, self._slots.taken(mode) as stay:
+            async with keep_renewed(delivery, self._ack_wait) as lease, self._slots.taken(mode) as stay:
                 await self._take(stay, delivery, lease)
         except Stopping:
             await self._give_back(delivery, 0.0)
@@ -91,58 +92,62 @@ class TaskHandler:
             if not isinstance(error, FORESEEN):
                 count_fault(rollout, error)
             if isinstance(error, TRANSIENT) or not await self._is_given_up(delivery):
-                await self._give_back(delivery, retry_policy.retry_after(delivery.deliveries))
+                await self._give_back(delivery, retry_policy.retry_after(delivery.num_delivered))
 
-    async def _is_given_up(self, delivery: Delivery) -> bool:
+    async def _is_given_up(self, delivery: Message) -> bool:
         """Whether a task that fails its runner at every delivery has become a dead letter."""
-        if delivery.deliveries < retry_policy.MOST_DELIVERIES:
+        if delivery.num_delivered < retry_policy.MOST_DELIVERIES:
             return False
         try:
-            await self._bus.bury(delivery, f"{delivery.deliveries} times an error of the runner's own: {self.problem}")
+            await DeadLetterQueue(self._bus).add(
+                delivery, f"{delivery.num_delivered} times an error of the runner's own: {self.problem}"
+            )
         except Exception as error:
             log.warning("%s could not be buried: %s", delivery.subject, error)
             return False
         return True
 
-    async def _give_back(self, delivery: Delivery, delay: float) -> None:
+    async def _give_back(self, delivery: Message, delay: float) -> None:
         self.given_back += 1
-        metrics.tasks_given_back.inc()
+        metrics.tasks_nacked.inc()
         try:
             await delivery.nak(delay)
         except Exception as error:  # cut off from the bus, say: its lease runs out
             log.warning("%s could not be given back: %s", delivery.subject, error)
 
-    async def _take(self, stay: Stay, delivery: Delivery, lease: Lease) -> None:
+    async def _take(self, stay: Stay, delivery: Message, lease: Lease) -> None:
         try:
-            task = delivery.as_(Task)
+            task = delivery.decode_as(Task)
         except DecodeError as error:
             await self._refuse(stay, delivery, str(error))
             return
-        self._poison.good()
+        self._poison.record_valid()
         parent = delivery.headers.get(subjects.TRACE_HEADER, "")
-        if foreign := foreign_record(task, delivery.subject, parent, delivery.timestamp_ns):
-            await self._bus.record_tasks([foreign])
-        attempt = AttemptRecorder(task, task.prior_attempts + delivery.deliveries, self._runner, delivery.timestamp_ns)
+        if foreign := build_foreign_record(task, delivery.subject, parent, delivery.timestamp_ns):
+            await TaskPublisher(self._bus).record_tasks([foreign])
+        attempt = AttemptRecorder(
+            task, task.prior_attempts + delivery.num_delivered, self._runner, delivery.timestamp_ns
+        )
         reason = retry_policy.unusable(task)
-        if not reason and retry_policy.exhausted(task, delivery.deliveries):
+        if not reason and retry_policy.exhausted(task, delivery.num_delivered):
             reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
         if reason:
             await self._report_poisoned(stay, attempt, reason)
-            await self._bus.bury(delivery, f"poisoned: {reason}")
+            await DeadLetterQueue(self._bus).add(delivery, f"poisoned: {reason}")
             return
         said: tracing.Said = {
             attributes.RUN: task.run_id,
             attributes.ROLLOUT: attempt.rollout,
             attributes.ATTEMPT: attempt.number,
         }
-        with tracing.span(f"attempt {task.agent}", said, parent, "consumer") as traced:
+        with tracing.start_as_current_span(f"attempt {task.agent}", said, parent, "consumer") as traced:
             attempt.traceparent = traced.traceparent
             outcome = await self._run(stay, delivery, lease, task, attempt)
-            traced.note({attributes.OUTCOME: outcome})
+            traced.set_attributes({attributes.OUTCOME: outcome})
             if outcome != "ok":
-                traced.failed(outcome)
+                traced.set_error(outcome)
 
-    async def _run(self, stay: Stay, delivery: Delivery, lease: Lease, task: Task, attempt: AttemptRecorder) -> Outcome:
+    async def _run(self, stay: Stay, delivery: Message, lease: Lease, task: Task, attempt: AttemptRecorder) -> Outcome:
         try:
             end = await run_agent(self._hosts[stay.slot.number], stay.slot, task, attempt)
         except asyncio.CancelledError:
@@ -152,31 +157,31 @@ class TaskHandler:
                     await send(self._bus, attempt, GIVE_BACK_SECONDS)
             raise
         stay.leave(task.mode)
-        if not lease.held(asyncio.get_running_loop().time()):
+        if not lease.is_held(asyncio.get_running_loop().time()):
             log.warning(
                 "rollout %s: its lease ran out, so another runner may have it too", attempt.rollout, extra=attempt.named
             )
-        with tracing.span("publish"):
+        with tracing.start_as_current_span("publish"):
             await self._conclude(
-                attempt, delivery, retry_policy.decide_next_action(task, delivery.deliveries, end.outcome), end
+                attempt, delivery, retry_policy.decide_next_action(task, delivery.num_delivered, end.outcome), end
             )
         return end.outcome
 
-    async def _refuse(self, stay: Stay, delivery: Delivery, reason: str) -> None:
+    async def _refuse(self, stay: Stay, delivery: Message, reason: str) -> None:
         """A task nobody can read: a dead letter, and the last word on its rollout if at least that can be read."""
         try:
-            self._poison.bad(reason)
-        except PoisonFlood as flood:
+            self._poison.record_invalid(reason)
+        except DlqLimitExceeded as flood:
             self.flood = flood
             self._stop()
             await self._give_back(delivery, UNREADABLE_SECONDS)
             return
         with contextlib.suppress(DecodeError):
             attempt = AttemptRecorder(
-                decode(TaskIdentity, delivery.data), delivery.deliveries, self._runner, delivery.timestamp_ns
+                decode(TaskIdentity, delivery.data), delivery.num_delivered, self._runner, delivery.timestamp_ns
             )
             await self._report_poisoned(stay, attempt, reason)
-        await self._bus.bury(delivery, reason)
+        await DeadLetterQueue(self._bus).add(delivery, reason)
 
     async def _report_poisoned(self, stay: Stay, attempt: AttemptRecorder, reason: str) -> None:
         stay.leave(attempt.task.mode)
@@ -184,7 +189,7 @@ class TaskHandler:
         await send(self._bus, attempt)
 
     async def _conclude(
-        self, attempt: AttemptRecorder, delivery: Delivery, decision: RetryDecision, end: RolloutResult
+        self, attempt: AttemptRecorder, delivery: Message, decision: RetryDecision, end: RolloutResult
     ) -> None:
         """Publish how an attempt ended, then settle its task accordingly."""
         if end.outcome != "ok":
@@ -198,7 +203,7 @@ class TaskHandler:
             await delivery.nak(delay=decision.retry_after)
             return
         if decision.dead:
-            await self._bus.bury(delivery, f"{end.outcome}: {end.error}")
+            await DeadLetterQueue(self._bus).add(delivery, f"{end.outcome}: {end.error}")
         else:
             await delivery.ack()
         self.done += 1

@@ -12,11 +12,11 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from bus.client import Bus
-from bus.fleet.heartbeats import own_id
+from bus.fleet.heartbeats import default_instance_id
 from bus.security.secrets import new_key, read_key, write_secret
 from bus.streams import STORE_CONSUMERS
 from common import disk_space
-from common.aio import cancel
+from common.aio import cancel_and_wait
 from common.observability import metrics
 from store.clickhouse import migrations
 from store.clickhouse.client import StoreUnavailable, connect, query_row, without_secrets
@@ -42,7 +42,7 @@ async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
     """Ingest and serve queries until ``stop`` is set.
 
     Raises `AddressInUseError`, `engine.EngineBusy`, `client.StoreUnreachable`,
-    `migrations.MigrationError`, or `bus.PoisonFlood` when most events are unreadable.
+    `migrations.MigrationError`, or `DlqLimitExceeded` when most events are unreadable.
     """
     if settings.url is not None:
         await _ingest(bus, settings, settings.url, stop)
@@ -104,7 +104,7 @@ async def _ingest(
     bus: Bus, settings: StoreSettings, url: str, stop: asyncio.Event, insert: Insert | None = None
 ) -> None:
     for consumer in STORE_CONSUMERS:
-        await bus.ensure(consumer)
+        await bus.ensure_consumer(consumer)
     bare = await _connect_with_retry(url, stop)
     if bare is None:
         return
@@ -125,7 +125,7 @@ async def _ingest(
             unreachable.clear() if is_alive else unreachable.set()
             try:
                 free = await asyncio.to_thread(_free_bytes, settings, client)
-                disk_problem = disk_space.note_free("store", free, settings.disk_free_mib)
+                disk_problem = disk_space.record_free("store", free, settings.disk_free_mib)
             except (OSError, ClickHouseError) as error:
                 log.debug("cannot read the free disk space: %s", error)
             await asyncio.sleep(PING_INTERVAL_SECONDS)
@@ -165,16 +165,16 @@ async def _ingest(
             "status": status,
         }
 
-    name = own_id(settings.id)
+    name = default_instance_id(settings.id)
     log.info("SQL at %s, database %s", without_secrets(url), settings.database)
     async with bus.fleet("*") as fleet:
         stall_detector = StallDetector(bus, fleet, ingester, writer, settings)
-        async with bus.beat("store", name, describe):
+        async with bus.heartbeat("store", name, describe):
             background = [asyncio.create_task(loop) for loop in (stall_detector.run(), ping_loop(), count_loop())]
             try:
                 await ingester.run(stop)
             finally:
-                await cancel(*background)
+                await cancel_and_wait(*background)
 
 
 def _free_bytes(settings: StoreSettings, client: Client) -> int:

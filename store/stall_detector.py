@@ -11,9 +11,9 @@ from nats.errors import Error as NatsError
 from bus.client import Bus
 from bus.errors import BusError
 from bus.fleet.heartbeats import Fleet
-from bus.fleet.node_state import serves
-from bus.fleet.readiness import WORKING
-from bus.streams import ROLLOUT_READERS
+from bus.fleet.node_state import is_ready
+from bus.fleet.readiness import READY_STATES
+from bus.streams import ROLLOUT_CONSUMERS
 from common.observability import metrics
 from schemas import subjects
 from schemas.fleet import Alert, Heartbeat
@@ -62,7 +62,7 @@ class SystemSnapshot:
     @property
     def is_work_left(self) -> bool:
         """Whether there is something to do for runners and nodes."""
-        return self.num_tasks > 0 or any(beat.state in WORKING["learner"] for beat in self.members_in("learner"))
+        return self.num_tasks > 0 or any(beat.state in READY_STATES["learner"] for beat in self.members_in("learner"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _find_missing_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> It
 def _find_stalled_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> Iterator[Stall]:
     if snapshot.seconds_since_rollout >= limits.stall_timeout_seconds and snapshot.num_tasks > 0:
         yield _explain_missing_rollouts(snapshot)
-    learners = [beat for beat in snapshot.members_in("learner") if beat.state in WORKING["learner"]]
+    learners = [beat for beat in snapshot.members_in("learner") if beat.state in READY_STATES["learner"]]
     if learners and snapshot.seconds_since_step >= limits.stall_timeout_seconds:
         learner = learners[0]
         state = f"{learner.state}, {_format_status(learner)}"
@@ -118,7 +118,7 @@ def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
     runners, nodes = snapshot.members_in("runner"), snapshot.members_in("inference")
     if not [beat for beat in runners if beat.state == "running"]:
         return Stall("runner", f"{symptom}: no runner is there to take them")
-    if not [beat for beat in nodes if serves(beat.state)]:
+    if not [beat for beat in nodes if is_ready(beat.state)]:
         states = ", ".join(f"{beat.id} is {beat.state}" for beat in nodes) or "there is none"
         return Stall("runner", f"{symptom}: no inference node is ready ({states})")
     if full := next((beat.status["waits_for_room"] for beat in runners if beat.status.get("waits_for_room")), ""):
@@ -163,7 +163,7 @@ class StallDetector:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_SECONDS)
             try:
-                num_tasks = (await self._bus.stream(subjects.TASKS)).messages
+                num_tasks = (await self._bus.stream_state(subjects.TASKS)).num_messages
                 await self._update_alerts(
                     diagnose(self._take_snapshot(num_tasks, await self._consumer_lags()), self._limits)
                 )
@@ -187,13 +187,13 @@ class StallDetector:
         if not any(beat.status.get("waits_for_room") for beat in self._fleet.members()):
             return {}
         lags: dict[str, dict[str, int]] = {}
-        for reader in ROLLOUT_READERS:
+        for reader in ROLLOUT_CONSUMERS:
             backlog = await self._bus.backlog(reader)
-            lags.setdefault(reader.filter, {})[reader.durable] = backlog.unacknowledged + backlog.undelivered
+            lags.setdefault(reader.filter_subject, {})[reader.durable] = backlog.num_ack_pending + backlog.num_pending
         return lags
 
     def _take_snapshot(self, num_tasks: int, lags: Mapping[str, Mapping[str, int]]) -> SystemSnapshot:
-        metrics.tasks_queued.set(num_tasks)
+        metrics.queue_tasks.set(num_tasks)
         now, writer, members = time.monotonic(), self._writer, tuple(self._fleet.members())
         if not num_tasks:
             self._work_since = now
@@ -215,6 +215,6 @@ class StallDetector:
             log.info("over: %s", stall.reason)
         else:
             log.warning("ALARM: %s", stall.reason)
-        metrics.alarm.labels(stall.role).set(not over)
+        metrics.alert_firing.labels(stall.role).set(not over)
         alarm = Alert(role=stall.role, reason=stall.reason, resolved=over, fired_at_ns=time.time_ns())  # type: ignore[arg-type]
         await self._bus.publish(subjects.ALERT, alarm, msg_id=f"alarm:{alarm.role}:{alarm.fired_at_ns}")

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from bus.client import LEADERLESS
+from bus.connection import NO_LEADER_ERRORS
 
 T = TypeVar("T")
 
@@ -23,5 +23,5 @@ async def answered(ask: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await ask()
-        except LEADERLESS:
+        except NO_LEADER_ERRORS:
             await asyncio.sleep(0.2)

@@ -12,7 +12,7 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 from msgspec.structs import replace
 
-from bus.task_file import producer_span
+from bus.task_publisher import build_producer_span
 from runners.protocol.choice import SampledChoice
 from runners.recording.attempt import AttemptRecorder
 from schemas import ids as identity
@@ -68,7 +68,7 @@ def run(
                 rollout = identity.rollout_id(task.id, sample)
                 subject = subjects.task("train", "default")
                 record = TaskRecord(
-                    task=task, rollout_id=rollout, span=producer_span(task, subject, begun, begun + 10_000)
+                    task=task, rollout_id=rollout, span=build_producer_span(task, subject, begun, begun + 10_000)
                 )
                 yield TaskBatchRecord(tasks=(record,))
                 *batches, last = attempt(task, step - 1, begun + SECOND_NS, turns, chance)

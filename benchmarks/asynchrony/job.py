@@ -14,7 +14,7 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
-from bus.task_file import Problem, read_problems
+from bus.task_file import TaskInput, load_tasks
 from inference.settings import InferenceSettings
 from learner.checkpointing.checkpoint import STATE
 from learner.settings.learner import LearnerSettings
@@ -71,8 +71,8 @@ class Bench:
         make = [EXAMPLE / "problems.py", "--train", 512, "--heldout", HELD_OUT, "--seed", self._seed]
         made = await asyncio.create_subprocess_exec(sys.executable, *map(str, make), "--out", str(self._problems))
         assert await made.wait() == 0
-        held_out = read_problems(self._problems / "heldout.jsonl")
-        self._held_out = [Problem(one.id, {**one.input, "heldout": True}) for one in held_out]
+        held_out = load_tasks(self._problems / "heldout.jsonl")
+        self._held_out = [TaskInput(one.id, {**one.input, "heldout": True}) for one in held_out]
         node = InferenceSettings(
             model_path=self._model, id="node", dtype="float32", max_model_len=128, max_num_seqs=32, threads=1,
             work=path / "node",
@@ -101,7 +101,7 @@ class Bench:
         state.write_text(json.dumps({**json.loads(state.read_text()), "run": name}))
         watching = asyncio.create_task(self._evaluate_as_it_goes(name))
         await self._learn(name, mode, checkpoints, STEPS)
-        found = await self._at.bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
+        found = await self._at.bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
         assert found is not None
         last = found[0].version
         await self._at.member(lambda beat: beat.role == "inference" and beat.version == last, "the last version", 60)
@@ -110,7 +110,7 @@ class Bench:
             self._at.bus, self._sql, name, self._held_out, label="final", version=last, samples=2, sampling=GREEDY
         )
         while (await asyncio.to_thread(query_row, self._sql, "SELECT count() FROM lost_rollouts"))[0]:
-            await self._at.fleet.changed()
+            await self._at.fleet.wait_for_change()
         measured = await asyncio.to_thread(_measured, self._sql, name)
         curve = measured.pop("curve")
         return {
@@ -138,7 +138,7 @@ class Bench:
                 asked = serving[0]
                 tasks = samples_of(self._held_out, 1, f"@{run}-v{asked}", run_id=run, mode="eval", **EVALUATED)
                 await publish_all(self._at.bus, tasks, timeout=120, on_done=lambda: None)
-            await self._at.fleet.changed()
+            await self._at.fleet.wait_for_change()
 
 
 @asynccontextmanager

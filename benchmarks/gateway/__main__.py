@@ -11,7 +11,8 @@ from benchmarks.gateway.engine import DELAY_SECONDS
 from benchmarks.latency import percentiles
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running, usage
-from common.subprocesses import end, spawn
+from bus.task_publisher import TaskPublisher
+from common.subprocesses import spawn, terminate
 from lightningbus.run.publishing import publish_all
 from schemas.tasks import Task
 
@@ -51,7 +52,7 @@ async def memory(system: System) -> Result:
     """What a runner holds at the end of a conversation of a hundred turns, 64k tokens long."""
     before = usage()["runners"][1]
     given = {"turns": TURNS, "characters": 4 * TURN_TOKENS - 4}
-    await system.at.bus.publish_task(
+    await TaskPublisher(system.at.bus).publish_task(
         Task(id="long", run_id="long", agent="default", mode="eval", input=given, deadline=300)
     )
     most = before
@@ -80,7 +81,7 @@ async def measure() -> list[Result]:
             results = [one for case in CASES for one in await added(system, direct, *case)]
             results.append(await memory(system))
         finally:
-            await end(engine, 5)
+            await terminate(engine, 5)
     return [*results, Result("the engine's own delay", 1e3 * DELAY_SECONDS, "ms")]
 
 

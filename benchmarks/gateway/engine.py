@@ -12,7 +12,7 @@ import uvloop
 from aiohttp import web
 
 from bus.client import Bus
-from bus.security.credentials import Access
+from bus.security.credentials import Credentials
 from inference.gateway.server import Gateway
 
 DELAY_SECONDS = 0.5
@@ -72,11 +72,11 @@ async def serve(bus_url: str, access: Path) -> None:
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
         Gateway(engine, session, "127.0.0.1", 0) as gateway,
-        Bus.connect(bus_url, access=Access.read(access, "node")) as bus,
+        Bus.connect(bus_url, access=Credentials.read(access, "node")) as bus,
     ):
         gateway.version, gateway.state = 1, "ready"
         said = {"state": "ready", "address": gateway.address, "model": "policy", "version": 1}
-        async with bus.beat(
+        async with bus.heartbeat(
             "inference", "scripted", lambda: {**said, "status": {"max_model_len": 10**6, "engine": engine}}
         ):
             await asyncio.Event().wait()

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from benchmarks.sizing.measure import rollout
 from bus.client import Bus
-from bus.lease import leased
-from bus.message import Delivery
-from bus.pull_consumer import Puller
-from bus.streams import runner_tasks
+from bus.lease import keep_renewed
+from bus.message import Message
+from bus.pull_consumer import PullConsumer
+from bus.streams import runner_consumer
 from schemas import ids, subjects
 from schemas.tasks import Task
 
@@ -27,15 +27,15 @@ AGENT_SECONDS = 2.0
 AT_ONCE = 50
 
 
-async def work(bus: Bus, puller: Puller) -> int:
+async def work(bus: Bus, puller: PullConsumer) -> int:
     """Tasks of one runner until it is asked to stop; returns how many."""
     done = 0
     running: set[asyncio.Task[None]] = set()
 
-    async def one(delivery: Delivery) -> None:
+    async def one(delivery: Message) -> None:
         nonlocal done
-        task = delivery.as_(Task)
-        async with leased(delivery):
+        task = delivery.decode_as(Task)
+        async with keep_renewed(delivery):
             await asyncio.sleep(AGENT_SECONDS)
             batch = replace(SAID, rollout_id=f"{task.id}.0", task_id=task.id, execution_id=task.id)
             msg_id = ids.batch_msg_id(batch.execution_id, batch.sequence)
@@ -55,16 +55,16 @@ async def work(bus: Bus, puller: Puller) -> int:
 async def main(url: str, first: int, count: int) -> None:
     """See the module."""
     async with AsyncExitStack() as stack:
-        gate, pullers = asyncio.Semaphore(AT_ONCE), list[tuple[Bus, Puller]]()
+        gate, pullers = asyncio.Semaphore(AT_ONCE), list[tuple[Bus, PullConsumer]]()
 
         async def join(number: int) -> None:
             async with gate:
                 bus = await stack.enter_async_context(Bus.connect(url, name=f"crowd-{number}"))
                 await stack.enter_async_context(bus.fleet("inference"))
                 described = {"state": "running", "status": {"agent": "default", "busy": f"0/{SLOTS}", "done": 0}}
-                await stack.enter_async_context(bus.beat("runner", f"crowd-{number}", lambda: described))
+                await stack.enter_async_context(bus.heartbeat("runner", f"crowd-{number}", lambda: described))
                 pullers.append(
-                    (bus, await stack.enter_async_context(bus.pull(runner_tasks("default", "train"), SLOTS)))
+                    (bus, await stack.enter_async_context(bus.pull(runner_consumer("default", "train"), SLOTS)))
                 )
 
         await asyncio.gather(*(join(first + number) for number in range(count)))
@@ -74,7 +74,7 @@ async def main(url: str, first: int, count: int) -> None:
         for _, puller in pullers:
             puller.stop()
         done = sum(await asyncio.gather(*working))
-        print(done, sum(puller.refused for _, puller in pullers), flush=True)
+        print(done, sum(puller.num_rejected for _, puller in pullers), flush=True)
 
 
 if __name__ == "__main__":

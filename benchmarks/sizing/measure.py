@@ -228,9 +228,9 @@ async def read(members: int) -> float:
         for n in range(members)
     ]
     for message in messages:
-        await fleet._on_beat(message)
+        await fleet._on_heartbeat(message)
     some = messages[: max(20_000 // members, 1) * 200]
     started = time.process_time()
     for message in some:
-        await fleet._on_beat(message)
+        await fleet._on_heartbeat(message)
     return (time.process_time() - started) / len(some)

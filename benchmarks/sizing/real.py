@@ -14,9 +14,10 @@ from benchmarks.sizing.measure import Meter, broker, settle
 from benchmarks.sizing.model import Costs, Fit, Load, Plant, simulate
 from benchmarks.system import System, runner, running, usage
 from bus.client import Bus
-from bus.streams import LEARNER_ROLLOUTS, STORE_TRAIN, Consumer, runner_tasks
-from common.aio import cancel
-from common.subprocesses import end, spawn
+from bus.streams import LEARNER_ROLLOUTS, STORE_TRAIN, ConsumerSpec, runner_consumer
+from bus.task_publisher import TaskPublisher
+from common.aio import cancel_and_wait
+from common.subprocesses import spawn, terminate
 from lightningbus.run.publishing import publish_all
 from schemas.tasks import Task
 
@@ -47,7 +48,7 @@ class Crowd:
 async def crowd(count: int, nodes: int, tasks: int) -> Crowd:
     """So many connections of runners, first waiting, then with tasks; a store and a learner read what they say."""
     async with broker() as (server, bus):
-        await bus.ensure(runner_tasks("default", "train"))
+        await bus.ensure_consumer(runner_consumer("default", "train"))
         processes = []
         for number in range(PROCESSES):
             each = [str(number * (count // PROCESSES)), str(count // PROCESSES)]
@@ -62,17 +63,17 @@ async def crowd(count: int, nodes: int, tasks: int) -> Crowd:
         meter, started = Meter(server), time.monotonic()
         await asyncio.sleep(WATCHED_SECONDS)
         idle = meter.since() / (time.monotonic() - started)
-        waiting = (await bus.js.consumer_info("TASKS", runner_tasks("default", "train").durable)).num_waiting
+        waiting = (await bus.js.consumer_info("TASKS", runner_consumer("default", "train").durable)).num_waiting
         started = time.monotonic()
         made = [Task(id=f"c{n}", run_id="crowd", agent="default", input={"n": n}) for n in range(tasks)]
         for at in range(0, tasks, 200):
-            await bus.publish_tasks(made[at : at + 200])
+            await TaskPublisher(bus).publish_tasks(made[at : at + 200])
         async with asyncio.timeout(120):
             while (await bus.js.stream_info("TASKS")).state.messages:
                 await asyncio.sleep(0.1)
         await settle()
         spent = meter.since() - idle * (time.monotonic() - started)
-        await cancel(*others)
+        await cancel_and_wait(*others)
         said = [await process.communicate(b"") for process in processes]
         done, refused = (sum(int(out.split()[place]) for out, _ in said) for place in (0, 1))
     return Crowd(idle, spent / tasks if tasks else 0.0, done, refused, waiting)
@@ -90,7 +91,7 @@ async def beside(costs: Costs) -> list[Result]:
     ]
 
 
-async def _read(bus: Bus, consumer: Consumer) -> None:
+async def _read(bus: Bus, consumer: ConsumerSpec) -> None:
     async with bus.pull(consumer, slots=4096) as puller:
         async for delivery in puller:
             if consumer is STORE_TRAIN or delivery.sequence % 50 == 0:
@@ -98,7 +99,7 @@ async def _read(bus: Bus, consumer: Consumer) -> None:
 
 
 async def _node(bus: Bus, name: str) -> None:
-    async with bus.beat("inference", name, lambda: {"state": "ready", "model": "policy", "version": 1}):
+    async with bus.heartbeat("inference", name, lambda: {"state": "ready", "model": "policy", "version": 1}):
         await asyncio.Event().wait()
 
 
@@ -130,7 +131,7 @@ async def at_work(count: int) -> Measured:
             await _batch(system, "work", total)
             seconds, after, busy = time.monotonic() - started, usage(), _busy() - busy
         finally:
-            await end(engine, 5)
+            await terminate(engine, 5)
     spent = {role: (after[role][0] - before.get(role, (0.0, 0.0))[0]) / total for role in after}
     return Measured(count, total / seconds, spent, max(busy - total * sum(spent.values()), 0.0) / seconds)
 

@@ -15,27 +15,27 @@ from pathlib import Path
 
 import aiohttp
 
-from bus.directory_lock import locked
+from bus.directory_lock import lock_directory
 from bus.errors import BusError
-from bus.security.secrets import has_tls, included, is_loopback, reachable
-from common.aio import cancel
-from common.subprocesses import end, spawn
+from bus.security.secrets import connectable_host, has_tls, include_directive, is_loopback
+from common.aio import cancel_and_wait
+from common.subprocesses import spawn, terminate
 from schemas.codec import MAX_BYTES
 
 log = logging.getLogger(__name__)
 
-NEVER_GIVEN = range(15000, 32768)
+NON_EPHEMERAL_PORTS = range(15000, 32768)
 """Below the ports that Linux gives to whoever asks for any."""
 START_SECONDS = 15.0
 STOP_SECONDS = 10.0
 RESTART_SECONDS = (0.2, 5.0)
 HEALTH_SECONDS = 2.0
-ROOM_BYTES = 8 * 1024 * 1024
+MIN_FREE_BYTES = 8 * 1024 * 1024
 """Free space at which a server that met a full disk is started again."""
-HEADER_ROOM = 64 * 1024
+MAX_HEADER_BYTES = 64 * 1024
 STORE_GIB = 16
 """Room for all streams, and for the weights on the bus."""
-SYNC = "2m"
+SYNC_INTERVAL = "2m"
 """Survives a killed process, not a power loss; ``always`` survives both."""
 
 
@@ -49,7 +49,7 @@ def find_server() -> str:
 
 
 def server_config(
-    host: str, port: int, store_dir: Path, ports_dir: Path, sync: str = SYNC, more: str = "", more_mib: int = 0
+    host: str, port: int, store_dir: Path, ports_dir: Path, sync: str = SYNC_INTERVAL, more: str = "", more_mib: int = 0
 ) -> str:
     """The server's configuration file; ``more`` is appended as it is, ``more_mib`` is room for streams made larger.
 
@@ -61,7 +61,7 @@ host: {json.dumps(host)}
 port: {port}
 http: "127.0.0.1:-1"
 ports_file_dir: {json.dumps(str(ports_dir))}
-max_payload: {MAX_BYTES + HEADER_ROOM}
+max_payload: {MAX_BYTES + MAX_HEADER_BYTES}
 jetstream {{
   store_dir: {json.dumps(str(store_dir))}
   max_memory_store: 256MB
@@ -86,10 +86,10 @@ def port_is_free(host: str, port: int) -> bool:
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nobody listens on now, and that no system gives to whoever asks for any; raises `BusError`."""
-    for port in random.SystemRandom().sample(NEVER_GIVEN, 100):
+    for port in random.SystemRandom().sample(NON_EPHEMERAL_PORTS, 100):
         if port_is_free(host, port):
             return port
-    raise BusError(f"no free port on {host} was found between {NEVER_GIVEN[0]} and {NEVER_GIVEN[-1]}")
+    raise BusError(f"no free port on {host} was found between {NON_EPHEMERAL_PORTS[0]} and {NON_EPHEMERAL_PORTS[-1]}")
 
 
 class NatsServer:
@@ -100,7 +100,7 @@ class NatsServer:
         directory: Path,
         host: str = "127.0.0.1",
         port: int = 0,
-        sync: str = SYNC,
+        sync: str = SYNC_INTERVAL,
         more: str = "",
         users: Path | None = None,
         lock: int | None = None,
@@ -112,7 +112,7 @@ class NatsServer:
         ``more_mib`` is room for streams beyond their shipped sizes.
         """
         self._more_mib = more_mib
-        self.directory, self.host, self.port, self._sync, self._more = directory, host, port, sync, more
+        self.directory, self.host, self.port, self._sync, self._extra_config = directory, host, port, sync, more
         self._users = users
         self._inherited = () if lock is None else (lock,)
         self.process: asyncio.subprocess.Process | None = None
@@ -121,7 +121,7 @@ class NatsServer:
     @property
     def url(self) -> str:
         """Address for clients."""
-        return f"nats://{reachable(self.host)}:{self.port}"
+        return f"nats://{connectable_host(self.host)}:{self.port}"
 
     async def start(self) -> None:
         """Start and wait until it answers; raises `BusError` with the server's own last words if it does not."""
@@ -133,7 +133,7 @@ class NatsServer:
         ports_dir.mkdir()
         config = self.directory / "nats.conf"
         store_dir = self.directory / "jetstream"
-        more = self._more + (included(self._users, self.directory) if self._users is not None else "")
+        more = self._extra_config + (include_directive(self._users, self.directory) if self._users is not None else "")
         config.write_text(
             server_config(self.host, self.port or -1, store_dir, ports_dir, self._sync, more, self._more_mib)
         )
@@ -144,12 +144,12 @@ class NatsServer:
             )
         try:
             async with asyncio.timeout(START_SECONDS):
-                self.port = await self._listening(ports_dir)
+                self.port = await self._read_port(ports_dir)
         except TimeoutError:
             await self.stop()
             raise BusError(f"nats-server did not start within {START_SECONDS:g} s: see {log_path}") from None
 
-    async def _listening(self, ports_dir: Path) -> int:
+    async def _read_port(self, ports_dir: Path) -> int:
         assert self.process is not None
         while True:
             if self.process.returncode is not None:
@@ -162,7 +162,7 @@ class NatsServer:
                     return int(said["nats"][0].rpartition(":")[2])
             await asyncio.sleep(0.01)  # the server tells that it listens by a file; there is no event to wait for
 
-    async def keep_alive(self) -> None:
+    async def supervise(self) -> None:
         """Start it again whenever it ends, on the same port and data, for as long as this runs.
 
         Also when it could not write: a stream that has met a full disk stays frozen until the server is started anew.
@@ -170,17 +170,17 @@ class NatsServer:
         pause, longest = RESTART_SECONDS
         while True:
             assert self.process is not None
-            failure = asyncio.create_task(self._cannot_write())
+            failure = asyncio.create_task(self._wait_for_write_error())
             ended = asyncio.create_task(self.process.wait())
             try:
                 await asyncio.wait({failure, ended}, return_when=asyncio.FIRST_COMPLETED)
                 if not ended.done():
                     log.error("nats-server: %s; it is started again as soon as there is room", failure.result())
-                    await self._room()
+                    await self._wait_for_disk_space()
                     await self.stop()
                 log.warning("nats-server ended with %d; starting it again", await ended)
             finally:
-                await cancel(failure, ended)
+                await cancel_and_wait(failure, ended)
             await asyncio.sleep(pause)  # one that dies at once must not be started in a circle
             try:
                 await self.start()
@@ -189,7 +189,7 @@ class NatsServer:
                 log.error("%s; trying again", error)
                 pause = min(pause * 2, longest)
 
-    async def _cannot_write(self) -> str:
+    async def _wait_for_write_error(self) -> str:
         """Wait until the server says that it could not write; returns its words."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS)) as session:
             while True:
@@ -202,14 +202,14 @@ class NatsServer:
                 if "write error" in said:
                     return said
 
-    async def _room(self) -> None:
-        while shutil.disk_usage(self.directory).free < ROOM_BYTES:  # noqa: ASYNC110 - a disk tells nobody of its room
+    async def _wait_for_disk_space(self) -> None:
+        while shutil.disk_usage(self.directory).free < MIN_FREE_BYTES:  # noqa: ASYNC110 - a disk tells nobody of its room
             await asyncio.sleep(HEALTH_SECONDS)
 
     async def stop(self) -> None:
         """End it gracefully, by force after 10 s."""
         if self.process is not None:
-            await end(self.process, STOP_SECONDS)
+            await terminate(self.process, STOP_SECONDS)
 
     async def kill(self) -> None:
         """``kill -9``, for tests of what survives it."""
@@ -223,17 +223,17 @@ async def nats_server(
     directory: Path,
     host: str = "127.0.0.1",
     port: int = 0,
-    sync: str = SYNC,
+    sync: str = SYNC_INTERVAL,
     users: Path | None = None,
     open: bool = False,
     more_mib: int = 0,
 ) -> AsyncIterator[NatsServer]:
     """A nats-server while the block runs; raises `BusError` unless who can reach it is known, or it is to be open.
 
-    Raises `bus.directory_lock.DirectoryInUse` where another keeps its streams: two on one directory lose messages.
+    Raises `bus.directory_lock.DirectoryInUseError` where another keeps its streams: two on one directory lose messages.
     """
-    may_listen(host, users, open)
-    with locked(directory) as lock:
+    check_exposure(host, users, open)
+    with lock_directory(directory) as lock:
         server = NatsServer(directory, host, port, sync, users=users, lock=lock, more_mib=more_mib)
         await server.start()
         try:
@@ -242,7 +242,7 @@ async def nats_server(
             await server.stop()
 
 
-def may_listen(host: str, users: Path | None, open: bool) -> None:
+def check_exposure(host: str, users: Path | None, open: bool) -> None:
     """Raises `BusError` beyond loopback without users, unless ``open``; warns where they come without TLS."""
     if is_loopback(host):
         return

@@ -13,8 +13,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus.fleet.node_state import DEAD_SECONDS, SUSPECT_SECONDS, seen
-from common.aio import cancel
+from bus.fleet.node_state import DEAD_SECONDS, SUSPECT_SECONDS, observed_state
+from common.aio import cancel_and_wait
 from schemas import subjects
 from schemas.codec import DecodeError, decode, encode
 from schemas.fleet import Heartbeat
@@ -22,47 +22,47 @@ from schemas.fleet import Heartbeat
 INTERVAL_SECONDS = 1.0
 
 
-def own_id(given: str | None) -> str:
+def default_instance_id(given: str | None) -> str:
     """What a process is called: as its settings say, else by host and process id."""
     return given or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
 
 
-class Pulse:
+class HeartbeatPublisher:
     """Sends a role's heartbeat each second; `now` sends one at once, for changes others wait for."""
 
     def __init__(self, nc: Client, role: str, id: str, describe: Callable[[], dict[str, Any]]) -> None:
         self._nc, self._role, self._id, self._describe = nc, role, id, describe
 
-    def said(self) -> Heartbeat:
+    def current(self) -> Heartbeat:
         """What the heartbeat says now."""
         said = {"pid": os.getpid(), "sent_at_ns": time.time_ns(), **self._describe()}
         return Heartbeat(role=self._role, id=self._id, **said)  # type: ignore[arg-type]
 
-    async def now(self) -> None:
+    async def send_now(self) -> None:
         """Send the heartbeat; while disconnected it is skipped, a stale one is worth nothing."""
-        beat = self.said()
+        beat = self.current()
         if self._nc.is_connected:
             try:
                 await self._nc.publish(subjects.heartbeat(self._role, self._id), encode(beat))
             except NatsError:
                 return
 
-    async def beat(self) -> None:
+    async def run(self) -> None:
         """Send for ever."""
         while True:
-            await self.now()
+            await self.send_now()
             await asyncio.sleep(INTERVAL_SECONDS)
 
 
 @asynccontextmanager
-async def beating(pulse: Pulse) -> AsyncIterator[Pulse]:
+async def publish_heartbeats(pulse: HeartbeatPublisher) -> AsyncIterator[HeartbeatPublisher]:
     """Keep a pulse going while the block runs; the last one says how it ended."""
-    task = asyncio.create_task(pulse.beat())
+    task = asyncio.create_task(pulse.run())
     try:
         yield pulse
     finally:
-        await cancel(task)
-        await pulse.now()
+        await cancel_and_wait(task)
+        await pulse.send_now()
 
 
 class Fleet:
@@ -70,12 +70,12 @@ class Fleet:
 
     def __init__(self, nc: Client, role: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._nc, self._role, self._clock = nc, role, clock
-        self._heard: dict[tuple[str, str], tuple[Heartbeat, float]] = {}
-        self._forgets = clock()
+        self._last_seen: dict[tuple[str, str], tuple[Heartbeat, float]] = {}
+        self._next_prune_at = clock()
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> "Fleet":
-        self._subscription = await self._nc.subscribe(subjects.heartbeats(self._role), cb=self._on_beat)
+        self._subscription = await self._nc.subscribe(subjects.heartbeats(self._role), cb=self._on_heartbeat)
         await self._nc.flush()
         return self
 
@@ -86,23 +86,25 @@ class Fleet:
     def members(self) -> list[Heartbeat]:
         """Last heartbeat of everybody who is not dead, by role and id; ``suspect`` who has been silent for a while."""
         now = self._clock()
-        states = [(beat, seen(beat.state, now - heard)) for _, (beat, heard) in sorted(self._heard.items())]
+        states = [
+            (beat, observed_state(beat.state, now - heard)) for _, (beat, heard) in sorted(self._last_seen.items())
+        ]
         return [
             beat if beat.state == state else replace(beat, state=state) for beat, state in states if state != "dead"
         ]
 
     def suspect(self, role: str, id: str) -> None:
         """Somebody did not answer: no new work for it before it is heard of again."""
-        if (role, id) in self._heard:
-            beat, heard = self._heard[(role, id)]
-            self._heard[(role, id)] = (beat, min(heard, self._clock() - SUSPECT_SECONDS))
+        if (role, id) in self._last_seen:
+            beat, heard = self._last_seen[(role, id)]
+            self._last_seen[(role, id)] = (beat, min(heard, self._clock() - SUSPECT_SECONDS))
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait for the next heartbeat of anybody."""
         self._changed.clear()
         await self._changed.wait()
 
-    async def _on_beat(self, message: Msg) -> None:
+    async def _on_heartbeat(self, message: Msg) -> None:
         try:
             beat = decode(Heartbeat, message.data)
         except DecodeError:
@@ -110,8 +112,8 @@ class Fleet:
         if message.subject != subjects.heartbeat(beat.role, beat.id):
             return  # a right to speak is a right to a subject: nobody speaks for another role there
         now = self._clock()
-        self._heard[(beat.role, beat.id)] = (beat, now)
-        if now >= self._forgets:  # not at each: of ten thousand members each says something every second
-            self._forgets = now + INTERVAL_SECONDS
-            self._heard = {key: last for key, last in self._heard.items() if now - last[1] < DEAD_SECONDS}
+        self._last_seen[(beat.role, beat.id)] = (beat, now)
+        if now >= self._next_prune_at:  # not at each: of ten thousand members each says something every second
+            self._next_prune_at = now + INTERVAL_SECONDS
+            self._last_seen = {key: last for key, last in self._last_seen.items() if now - last[1] < DEAD_SECONDS}
         self._changed.set()

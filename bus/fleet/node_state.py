@@ -6,14 +6,14 @@ from schemas.fleet import Heartbeat
 
 State = Literal["starting", "stale", "ready", "judging", "draining", "suspect", "dead"]
 DEAD = "dead"
-Happening = Literal["engine_up", "weights_applied", "withdrawn", "nothing_stands", "engine_lost", "stop"]
+NodeEvent = Literal["engine_up", "weights_applied", "withdrawn", "nothing_stands", "engine_lost", "stop"]
 
 SUSPECT_SECONDS = 2.5
 """A node that says each second how it is, and has said nothing for this long, gets no new work."""
 DEAD_SECONDS = 10.0
 """After this long it is gone; if it comes back it is as good as new."""
 
-NEXT: dict[tuple[State, Happening], State] = {
+TRANSITIONS: dict[tuple[State, NodeEvent], State] = {
     ("starting", "engine_up"): "stale",
     ("stale", "weights_applied"): "ready",
     ("ready", "weights_applied"): "ready",
@@ -33,23 +33,23 @@ NEXT: dict[tuple[State, Happening], State] = {
 holds one that is not released, so it serves nobody either."""
 
 
-def step(state: State, happening: Happening) -> State:
+def next_state(state: State, happening: NodeEvent) -> State:
     """The next state a node is in by its own account; what does not matter in a state leaves it as it is."""
-    return NEXT.get((state, happening), state)
+    return TRANSITIONS.get((state, happening), state)
 
 
-def serves(state: str) -> bool:
+def is_ready(state: str) -> bool:
     """Whether model calls are answered."""
     return state == "ready"
 
 
-def answers_with(node: Heartbeat, version: int) -> bool:
+def serves_version(node: Heartbeat, version: int) -> bool:
     """Whether a node holds a version for new calls: the only one it has, or one of several of adapters."""
     held = node.status.get("versions")
     return version in held if isinstance(held, list) else version == node.version
 
 
-def seen(said: str, silence: float) -> str:
+def observed_state(said: str, silence: float) -> str:
     """The state others take a node to be in: what it said last, unless it has been silent for too many seconds."""
     if silence >= DEAD_SECONDS or said == DEAD:
         return DEAD

@@ -2,9 +2,14 @@
 
 from schemas.fleet import Heartbeat
 
-WORKING = {"runner": {"running"}, "store": {"inserting"}, "learner": {"waiting", "training"}, "inference": {"ready"}}
+READY_STATES = {
+    "runner": {"running"},
+    "store": {"inserting"},
+    "learner": {"waiting", "training"},
+    "inference": {"ready"},
+}
 """The states in which a role does its work, as its heartbeats call them."""
-MEANING = {
+STATE_REASONS = {
     ("inference", "starting"): "its engine has not started yet",
     ("inference", "stale"): "it holds no verified weight version yet",
     ("inference", "judging"): "it tries a version before it is released",
@@ -15,11 +20,11 @@ MEANING = {
 }
 
 
-def unready(beat: Heartbeat) -> str:
+def not_ready_reason(beat: Heartbeat) -> str:
     """Why a role cannot do its work now, as a sentence; empty: it can. Pure."""
-    if beat.state in WORKING.get(beat.role, {beat.state}):
+    if beat.state in READY_STATES.get(beat.role, {beat.state}):
         short = beat.status.get("disk")
         return f"{beat.role} is {beat.state}: {short}" if short else ""
-    meaning = MEANING.get((beat.role, beat.state))
+    meaning = STATE_REASONS.get((beat.role, beat.state))
     problem = beat.status.get("problem")
     return ": ".join(str(part) for part in (f"{beat.role} is {beat.state}", meaning, problem) if part)

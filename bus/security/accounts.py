@@ -11,22 +11,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bus.security.permissions import API, LEAVES, RIGHTS, Rights, from_afar, inbox
+from bus.security.permissions import API, LEAF_ROLES, PERMISSIONS, Permissions, inbox_prefix, via_hub_domain
 
 Identities = Mapping[str, Sequence[Mapping[str, str]]]
 """Who may come as which role, as `bus.security.identities` says it."""
 BUS = "BUS"
 """The account that holds the streams; ``admin`` is in it."""
 ADMIN = "admin"
-MANY_ANSWERS = re.compile(r"\$JS\.API\.(CONSUMER\.MSG\.NEXT\.|DIRECT\.GET\.[^.]+$)")
+STREAMED_RESPONSES = re.compile(r"\$JS\.API\.(CONSUMER\.MSG\.NEXT\.|DIRECT\.GET\.[^.]+$)")
 """Pulls, and Direct Gets that say in their body how many messages they want."""
-UNRECORDED = re.compile(r"\$JS\.API\.(CONSUMER\.MSG\.NEXT|DIRECT\.GET)\.")
+NOT_AUDITED = re.compile(r"\$JS\.API\.(CONSUMER\.MSG\.NEXT|DIRECT\.GET)\.")
 """Requests that JetStream publishes no advisory of."""
-ANSWERED_SECONDS = 20
+RESPONSE_SECONDS = 20
 """After so long without an answer a request for many is over; a pull is answered each 5 s, by a heartbeat at least."""
-NOWHERE = "lb.nowhere"
+UNUSED_SUBJECT = "lb.nowhere"
 """Where `$JS.API.INFO` leads a role: without it JetStream answers each of its requests that it has no account there."""
-MOST_SUBSCRIPTIONS = 1000
+MAX_SUBSCRIPTIONS = 1000
 """Of one connection of a role."""
 
 
@@ -37,48 +37,50 @@ class Account:
     users: list[dict[str, Any]] = field(default_factory=list)
     exports: list[dict[str, Any]] = field(default_factory=list)
     imports: list[dict[str, Any]] = field(default_factory=list)
-    more: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
 
-    def written(self) -> dict[str, Any]:
+    def to_config(self) -> dict[str, Any]:
         """As the server reads it."""
-        return {"users": self.users, "exports": self.exports, "imports": self.imports, **self.more}
+        return {"users": self.users, "exports": self.exports, "imports": self.imports, **self.extra}
 
 
-def account(role: str) -> str:
+def account_name(role: str) -> str:
     """The account a role's users are in."""
-    return BUS if role == ADMIN else LEAVES.get(role, role).upper()
+    return BUS if role == ADMIN else LEAF_ROLES.get(role, role).upper()
 
 
-def accounts(identities: Identities) -> str:
+def build_accounts(identities: Identities) -> str:
     """The server's ``accounts`` block for users by role."""
-    roles = [role for role in identities if role not in LEAVES and role != ADMIN]
-    block = {account(role): Account(more={"limits": _limits(RIGHTS[role])}) for role in roles}
-    block[BUS] = Account(more={"jetstream": "enabled"})
+    roles = [role for role in identities if role not in LEAF_ROLES and role != ADMIN]
+    block = {account_name(role): Account(extra={"limits": _limits(PERMISSIONS[role])}) for role in roles}
+    block[BUS] = Account(extra={"jetstream": "enabled"})
     for role, keys in identities.items():
-        block[account(role)].users += [_user(key, RIGHTS[role], inbox(role)) for key in keys]
+        block[account_name(role)].users += [_user(key, PERMISSIONS[role], inbox_prefix(role)) for key in keys]
     _share(block, roles)
-    block[BUS].exports.append({"service": NOWHERE, "accounts": [account(role) for role in roles]})
+    block[BUS].exports.append({"service": UNUSED_SUBJECT, "accounts": [account_name(role) for role in roles]})
     for role in roles:
-        block[account(role)].imports.append({"service": {"account": BUS, "subject": NOWHERE}, "to": f"{API}.INFO"})
-    for subject, to in _by_subject((role, RIGHTS[role].publish) for role in roles):
-        block[BUS].exports.append({"service": subject, "accounts": to, **_answers(subject)})
+        block[account_name(role)].imports.append(
+            {"service": {"account": BUS, "subject": UNUSED_SUBJECT}, "to": f"{API}.INFO"}
+        )
+    for subject, to in _by_subject((role, PERMISSIONS[role].publish) for role in roles):
+        block[BUS].exports.append({"service": subject, "accounts": to, **_response_options(subject)})
         for name in to:
-            block[name].imports.append({"service": {"account": BUS, "subject": subject}, **_details(subject)})
-    for subject, to in _by_subject((role, RIGHTS[role].subscribe) for role in roles):
+            block[name].imports.append({"service": {"account": BUS, "subject": subject}, **_latency_options(subject)})
+    for subject, to in _by_subject((role, PERMISSIONS[role].subscribe) for role in roles):
         block[BUS].exports.append({"stream": subject, "accounts": to})
         for name in to:
             block[name].imports.append({"stream": {"account": BUS, "subject": subject}})
-    return _written(block)
+    return _render(block)
 
 
-def site_accounts(identities: Identities) -> str:
+def build_leaf_accounts(identities: Identities) -> str:
     """`accounts` for the server of a far site: its JetStream is the hub's, and what it lacks its leaves bring."""
-    block = {account(role): Account(more={"limits": _limits(RIGHTS[role])}) for role in identities}
+    block = {account_name(role): Account(extra={"limits": _limits(PERMISSIONS[role])}) for role in identities}
     for role, keys in identities.items():
-        rights = replace(RIGHTS[role], publish=from_afar(RIGHTS[role].publish))
-        block[account(role)].users += [_user(key, rights, inbox(role)) for key in keys]
+        rights = replace(PERMISSIONS[role], publish=via_hub_domain(PERMISSIONS[role].publish))
+        block[account_name(role)].users += [_user(key, rights, inbox_prefix(role)) for key in keys]
     _share(block, list(identities))  # so that its runners hear its nodes also while the link to the hub is cut
-    return _written(block)
+    return _render(block)
 
 
 def is_within(subject: str, filter: str) -> bool:
@@ -97,16 +99,16 @@ def _share(block: Mapping[str, Account], roles: Iterable[str]) -> None:
     """What one role publishes and others hear: what came into the streams' account is not handed on from there."""
     names = list(roles)
     for role in names:
-        for subject in RIGHTS[role].publish:
+        for subject in PERMISSIONS[role].publish:
             hearing = [
-                account(other)
+                account_name(other)
                 for other in names
-                if other != role and any(is_within(subject, each) for each in RIGHTS[other].subscribe)
+                if other != role and any(is_within(subject, each) for each in PERMISSIONS[other].subscribe)
             ]
             if hearing:
-                block[account(role)].exports.append({"stream": subject, "accounts": hearing})
+                block[account_name(role)].exports.append({"stream": subject, "accounts": hearing})
                 for name in hearing:
-                    block[name].imports.append({"stream": {"account": account(role), "subject": subject}})
+                    block[name].imports.append({"stream": {"account": account_name(role), "subject": subject}})
 
 
 def _by_subject(rights: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[tuple[str, list[str]]]:
@@ -114,27 +116,31 @@ def _by_subject(rights: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[tuple
     found: dict[str, list[str]] = {}
     for role, subjects in rights:
         for subject in subjects:
-            found.setdefault(subject, []).append(account(role))
+            found.setdefault(subject, []).append(account_name(role))
     yield from found.items()
 
 
-def _answers(subject: str) -> dict[str, str]:
-    if not MANY_ANSWERS.match(subject):
+def _response_options(subject: str) -> dict[str, str]:
+    if not STREAMED_RESPONSES.match(subject):
         return {}
-    return {"response_type": "stream", "threshold": f"{ANSWERED_SECONDS}s"}
+    return {"response_type": "stream", "threshold": f"{RESPONSE_SECONDS}s"}
 
 
-def _details(subject: str) -> dict[str, bool]:
+def _latency_options(subject: str) -> dict[str, bool]:
     """What JetStream keeps a record of says which user asked, from where."""
-    return {"share": True} if subject.startswith(API) and not UNRECORDED.match(subject) else {}
+    return {"share": True} if subject.startswith(API) and not NOT_AUDITED.match(subject) else {}
 
 
-def _limits(rights: Rights) -> dict[str, int]:
-    limits = {"max_connections": rights.connections, "max_payload": rights.payload, "max_subs": MOST_SUBSCRIPTIONS}
+def _limits(rights: Permissions) -> dict[str, int]:
+    limits = {
+        "max_connections": rights.max_connections,
+        "max_payload": rights.max_payload_bytes,
+        "max_subs": MAX_SUBSCRIPTIONS,
+    }
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def _user(identity: Mapping[str, str], rights: Rights, prefix: str) -> dict[str, Any]:
+def _user(identity: Mapping[str, str], rights: Permissions, prefix: str) -> dict[str, Any]:
     # The second wall: what a role may not say does not even leave its connection, and is an error at once.
     permissions = {
         "publish": {"allow": list(rights.publish)},
@@ -143,6 +149,6 @@ def _user(identity: Mapping[str, str], rights: Rights, prefix: str) -> dict[str,
     return {**identity, "permissions": permissions}
 
 
-def _written(block: Mapping[str, Account]) -> str:
+def _render(block: Mapping[str, Account]) -> str:
     # JSON is read by the server's configuration too.
-    return f"accounts: {json.dumps({name: one.written() for name, one in block.items()}, indent=2)}\n"
+    return f"accounts: {json.dumps({name: one.to_config() for name, one in block.items()}, indent=2)}\n"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Refusals:
+class AuthRefusals:
     """Refusals of one connection; ``bound`` and ``pause`` are seconds."""
 
     bound: float
@@ -14,7 +14,7 @@ class Refusals:
     _first: float | None = None
     _last: float = 0.0
 
-    def add(self, now: float) -> bool:
+    def record(self, now: float) -> bool:
         """Note a refusal; returns whether they have gone on for longer than the bound."""
         if self._first is None or now - self._last > self.pause:
             self._first = now

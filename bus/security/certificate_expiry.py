@@ -7,25 +7,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bus.security.credentials import Access
+from bus.security.credentials import Credentials
 
 WARN_SECONDS = 30 * 86400.0
 VERSION, UTC_TIME = 0xA0, 0x17
 """Tags of ASN.1: a certificate's version, and a time with two digits for its year."""
 
 
-def ends_of(access: Access, peer: Any) -> dict[str, float]:
+def read_expiries(access: Credentials, peer: Any) -> dict[str, float]:
     """Unix seconds at which a certificate ends: the role's ``own``, its ``authority``'s, and the ``server``'s.
 
     ``peer`` is what ``SSLObject.getpeercert`` returns, or None. What there is none of, or cannot be read, is left out.
     """
-    ends = {name: _end(path) for name, path in (("own", access.cert), ("authority", access.ca)) if path is not None}
+    ends = {
+        name: _read_expiry(path) for name, path in (("own", access.cert), ("authority", access.ca)) if path is not None
+    }
     if peer:
         ends["server"] = ssl.cert_time_to_seconds(peer["notAfter"])
     return {name: end for name, end in ends.items() if end is not None}
 
 
-def warnings(ends: dict[str, float], now: float) -> list[str]:
+def build_warnings(ends: dict[str, float], now: float) -> list[str]:
     """A sentence for each certificate that ends within `WARN_SECONDS`. Pure."""
     return [_sentence(name, end, now) for name, end in sorted(ends.items()) if end - now < WARN_SECONDS]
 
@@ -36,33 +38,33 @@ def _sentence(name: str, end: float, now: float) -> str:
     return f"the {name} certificate of the bus {when}: `lightningbus bus rotate` makes new ones"
 
 
-def _end(path: Path) -> float | None:
+def _read_expiry(path: Path) -> float | None:
     try:
         texts = re.findall(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", path.read_text("ascii"), re.S)
-        return max(not_after(ssl.PEM_cert_to_DER_cert(text)) for text in texts)
+        return max(parse_not_after(ssl.PEM_cert_to_DER_cert(text)) for text in texts)
     except (OSError, ValueError, IndexError):  # amid a rotation; the connection says what is wrong with it
         return None
 
 
-def not_after(der: bytes) -> float:
+def parse_not_after(der: bytes) -> float:
     """Unix seconds at which a certificate (X.509, DER) ends; raises ValueError or IndexError if it is none.
 
     Read here because the base package has nothing that reads certificates, and `ssl` shows only the peer's.
     """
-    _, start, _ = _element(der, 0)
-    _, at, _ = _element(der, start)  # what is signed
-    tag, _, end = _element(der, at)
+    _, start, _ = _read_element(der, 0)
+    _, at, _ = _read_element(der, start)  # what is signed
+    tag, _, end = _read_element(der, at)
     at = end if tag == VERSION else at
     for _ in ("serial number", "signature algorithm", "issuer"):
-        _, _, at = _element(der, at)
-    _, start, _ = _element(der, at)
-    _, _, start = _element(der, start)  # the second of two times
-    tag, start, end = _element(der, start)
+        _, _, at = _read_element(der, at)
+    _, start, _ = _read_element(der, at)
+    _, _, start = _read_element(der, start)  # the second of two times
+    tag, start, end = _read_element(der, start)
     form = "%y%m%d%H%M%SZ" if tag == UTC_TIME else "%Y%m%d%H%M%SZ"
     return datetime.strptime(der[start:end].decode("ascii"), form).replace(tzinfo=UTC).timestamp()
 
 
-def _element(der: bytes, at: int) -> tuple[int, int, int]:
+def _read_element(der: bytes, at: int) -> tuple[int, int, int]:
     """Tag of the element that begins there, and where its content begins and ends."""
     tag, length, start = der[at], der[at + 1], at + 2
     if length >= 0x80:

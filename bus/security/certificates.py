@@ -13,22 +13,22 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from bus.security.secrets import write_secret
 
-DAYS = 1095
+VALID_DAYS = 1095
 CERT, KEY, CA = "cert.pem", "key.pem", "ca.pem"
-ROUTES = "routes-"
+ROUTE_PREFIX = "routes-"
 """Before the names of what servers of a cluster show each other."""
 SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 
 
 @dataclass(frozen=True, slots=True)
-class Authority:
+class CertificateAuthority:
     """A certificate authority; its key exists only here, so nothing can be signed once it is gone."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     @classmethod
-    def new(cls) -> "Authority":
+    def create(cls) -> "CertificateAuthority":
         """One that signs nothing but what stands directly under it."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name("lightningbus bus")
@@ -82,7 +82,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicK
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + timedelta(days=DAYS))
+        .not_valid_after(now + timedelta(days=VALID_DAYS))
     )
 
 

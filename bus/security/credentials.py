@@ -10,17 +10,17 @@ from typing import Any
 import nkeys
 
 from bus.errors import AccessError
-from bus.nats_client import PlaintextServer
+from bus.nats_client import PlaintextServerError
 from bus.security.secrets import read_secret
 from bus.security.signing import Signing
 
 FILE = "access.json"
 HELP = "a directory that `lightningbus bus users` wrote"
-HOPELESS_TLS = ("ALERT", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
+FATAL_TLS_REASONS = ("ALERT", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class Credentials:
     """What `nats` needs beside an address. Only paths: what the files hold is read when it is needed, and never kept.
 
     ``nkey`` is a file with a seed, ``credentials`` one with a JWT and its seed, as operators of accounts hand them out,
@@ -39,8 +39,7 @@ class Access:
     signers: Path | None = None
     """A file with the public keys it believes, by role; None: it believes whatever is on the bus."""
 
-    @property
-    def signatures(self) -> Signing:
+    def build_signing(self) -> Signing:
         """How this role signs, and whom it believes."""
         return Signing(self.signing, self.signers)
 
@@ -50,7 +49,7 @@ class Access:
         return any(file is not None for file in (self.nkey, self.credentials, self.password))
 
     @classmethod
-    def read(cls, directory: Path, role: str) -> "Access":
+    def read(cls, directory: Path, role: str) -> "Credentials":
         """A role's access: its own directory, or one of all roles'; raises `AccessError` in one sentence."""
         place = next((one for one in (directory, directory / role) if (one / FILE).exists()), None)
         if place is None:
@@ -63,13 +62,13 @@ class Access:
         except (ValueError, TypeError, AttributeError) as error:
             known = ", ".join(field.name for field in fields(cls))
             raise AccessError(f"{place / FILE} is not an access file: a JSON object of {known}") from error
-        access.options()
+        access.build_options()
         return access
 
-    def options(self) -> dict[str, Any]:
+    def build_options(self) -> dict[str, Any]:
         """Arguments for nats-py's ``connect``; every file is looked into, so that a bad one is said by name."""
         options: dict[str, Any] = {"inbox_prefix": self.inbox}
-        self.signatures.check_files()
+        self.build_signing().check_files()
         if self.nkey is not None:
             try:
                 nkeys.from_seed(read_secret(self.nkey, "nkey").strip().encode()).wipe()
@@ -106,15 +105,15 @@ def _first_line(path: Path) -> str:
     return read_secret(path, "password").strip()
 
 
-def refusal(error: Exception, known: bool) -> str:
+def explain_connect_error(error: Exception, known: bool) -> str:
     """What to do about an error that another try will not mend; empty if one might. ``known``: an access was given."""
     if isinstance(error, AccessError):  # a file that is read again before each connection
         return str(error)
-    if isinstance(error, PlaintextServer):
+    if isinstance(error, PlaintextServerError):
         return "it speaks no TLS, and its address says tls://"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not to be trusted ({error.verify_message})"
-    if isinstance(error, ssl.SSLError) and any(mark in (error.reason or "") for mark in HOPELESS_TLS):
+    if isinstance(error, ssl.SSLError) and any(mark in (error.reason or "") for mark in FATAL_TLS_REASONS):
         return f"TLS with it fails ({error.reason}): are server and client of the same `lightningbus bus users`?"
     if "authorization violation" in str(error).lower():
         who = "it has no user of this key" if known else f"it asks who is there: give --access, {HELP}"

@@ -8,7 +8,7 @@ import nkeys
 from cryptography import x509
 
 from bus.errors import AccessError
-from bus.security.certificates import CERT, CLIENT, KEY, Authority
+from bus.security.certificates import CERT, CLIENT, KEY, CertificateAuthority
 from bus.security.secrets import new_key, read_secret, write_secret
 
 NKEY, PASSWORD = "nkey", "password"
@@ -23,7 +23,7 @@ def new_nkey(directory: Path) -> dict[str, str]:
     return {"nkey": NKEY}
 
 
-def new_certificate(directory: Path, role: str, authority: Authority) -> dict[str, str]:
+def new_certificate(directory: Path, role: str, authority: CertificateAuthority) -> dict[str, str]:
     """Write a client certificate of its own name, and the password that goes with it; returns as `new_nkey`.
 
     nats-server takes an nkey whatever certificate it comes with, so with TLS there is none: the certificate says who

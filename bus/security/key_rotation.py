@@ -7,9 +7,9 @@ from pathlib import Path
 from cryptography import x509
 
 from bus.errors import AccessError
-from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTES, SERVER, Authority
+from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVER, CertificateAuthority
 from bus.security.identities import NKEY, PASSWORD, identity_of, new_certificate, new_nkey
-from bus.security.permissions import LEAVES, RIGHTS
+from bus.security.permissions import LEAF_ROLES, PERMISSIONS
 from bus.security.secrets import CONF, SERVER_PLACE
 from bus.security.users import server_conf, write_leaf_conf
 
@@ -28,10 +28,10 @@ def begin_rotation(out: Path, site: bool = False) -> Iterator[str]:
     if (out / PREVIOUS).exists():
         raise AccessError(f"a rotation of {out} is under way: end it with --finish")
     server = out / SERVER_PLACE
-    authority = Authority.new() if server.exists() else None
+    authority = CertificateAuthority.create() if server.exists() else None
     previous = out / PREVIOUS
     previous.mkdir(mode=0o700)
-    for role in RIGHTS:
+    for role in PERMISSIONS:
         directory, kept = out / role, previous / role
         kept.mkdir(mode=0o700)
         # A reader meets the old files or the new ones; where it meets both it is refused once, and reads again.
@@ -40,24 +40,24 @@ def begin_rotation(out: Path, site: bool = False) -> Iterator[str]:
                 shutil.move(directory / name, kept / name)
         if (kept / NKEY).exists():
             new_nkey(directory)
-            if role in LEAVES:
+            if role in LEAF_ROLES:
                 write_leaf_conf(directory)
             if authority is not None:
                 authority.issue(directory, f"lightningbus {role}", CLIENT)
         elif authority is not None:
             new_certificate(directory, role, authority)
         if authority is not None:
-            _add(authority, directory)
+            _add_certificate(authority, directory)
         yield f"{directory}: new keys"
     if authority is not None:
         names = _hosts(server / CERT)
         following = server / NEXT
         following.mkdir(mode=0o700)
         authority.issue(following, "lightningbus bus", SERVER, hosts=names)
-        _add(authority, server)
-        routes = Authority.new()
-        routes.issue(following, "lightningbus bus", SERVER, CLIENT, hosts=names, prefix=ROUTES)
-        _add(routes, server, ROUTES)
+        _add_certificate(authority, server)
+        routes = CertificateAuthority.create()
+        routes.issue(following, "lightningbus bus", SERVER, CLIENT, hosts=names, prefix=ROUTE_PREFIX)
+        _add_certificate(routes, server, ROUTE_PREFIX)
     _write_conf(out, site)
     yield f"{out / CONF}: old and new keys are let in"
 
@@ -71,9 +71,9 @@ def finish_rotation(out: Path, site: bool = False) -> Iterator[str]:
         for file in (server / NEXT).iterdir():
             file.replace(server / file.name)
         (server / NEXT).rmdir()
-        _drop_old(server, ROUTES)
-        for directory in (server, *(out / role for role in RIGHTS)):
-            _drop_old(directory)
+        _remove_old(server, ROUTE_PREFIX)
+        for directory in (server, *(out / role for role in PERMISSIONS)):
+            _remove_old(directory)
     shutil.rmtree(out / PREVIOUS)
     _write_conf(out, site)
     yield f"{out / CONF}: the old keys are let in no longer"
@@ -81,18 +81,19 @@ def finish_rotation(out: Path, site: bool = False) -> Iterator[str]:
 
 def _write_conf(out: Path, site: bool) -> None:
     identities = {
-        role: [identity_of(place) for place in (out / role, out / PREVIOUS / role) if place.exists()] for role in RIGHTS
+        role: [identity_of(place) for place in (out / role, out / PREVIOUS / role) if place.exists()]
+        for role in PERMISSIONS
     }
     server_conf(out, identities, site)
 
 
-def _add(authority: Authority, directory: Path, prefix: str = "") -> None:
+def _add_certificate(authority: CertificateAuthority, directory: Path, prefix: str = "") -> None:
     """Believe what an authority signs, beside what is believed already; the new one stands first."""
     bundle = directory / f"{prefix}{CA}"
     _replace(bundle, authority.pem() + bundle.read_bytes())
 
 
-def _drop_old(directory: Path, prefix: str = "") -> None:
+def _remove_old(directory: Path, prefix: str = "") -> None:
     bundle = directory / f"{prefix}{CA}"
     mark = b"-----END CERTIFICATE-----\n"
     _replace(bundle, bundle.read_bytes().partition(mark)[0] + mark)

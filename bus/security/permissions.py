@@ -7,7 +7,7 @@ role has an inbox prefix of its own, so that no role hears what another is answe
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from bus.streams import BUCKET, LEARNER_ROLLOUTS, ROLLOUT_READERS, STORE_CONSUMERS
+from bus.streams import BUCKET, LEARNER_ROLLOUTS, ROLLOUT_CONSUMERS, STORE_CONSUMERS
 from schemas import subjects
 
 API = "$JS.API"
@@ -16,7 +16,7 @@ CHUNKS, META = f"$O.{subjects.WEIGHT_BUCKET}.C.*", f"$O.{subjects.WEIGHT_BUCKET}
 
 
 @dataclass(frozen=True, slots=True)
-class Rights:
+class Permissions:
     """Subjects, with wildcards, of which no two of ``publish`` overlap: a message would be taken twice.
 
     ``connections`` at once of all who have them, and ``payload``, the bytes of a message; None: the server's own.
@@ -24,16 +24,16 @@ class Rights:
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    connections: int | None = None
-    payload: int | None = None
+    max_connections: int | None = None
+    max_payload_bytes: int | None = None
 
 
-def inbox(role: str) -> str:
+def inbox_prefix(role: str) -> str:
     """Prefix of the subjects a role is answered on."""
-    return f"_INBOX_{LEAVES.get(role, role)}"
+    return f"_INBOX_{LEAF_ROLES.get(role, role)}"
 
 
-def _pulls(stream: str, durable: str) -> tuple[str, ...]:
+def _consume(stream: str, durable: str) -> tuple[str, ...]:
     """Look at a consumer, ask it for messages, and settle them.
 
     Nobody but ``admin`` makes one: a consumer can be made to deliver to any subject of the streams' account.
@@ -45,35 +45,35 @@ def _pulls(stream: str, durable: str) -> tuple[str, ...]:
     )
 
 
-_LOOKS_AT_WEIGHTS = (
+_READ_WEIGHTS = (
     f"{API}.DIRECT.GET.{subjects.WEIGHTS}.{subjects.ALL_WEIGHTS}",
     f"{API}.DIRECT.GET.{subjects.WEIGHTS}.{subjects.ALL_RELEASES}",
 )
-_LOOKS_BACK = f"{API}.DIRECT.GET.{subjects.WEIGHTS}"
+_BATCH_GET = f"{API}.DIRECT.GET.{subjects.WEIGHTS}"
 """Older messages of the stream, by sequence and subject: what to look for stands in the request."""
-_LOOKS_AT_BLOBS = f"{API}.DIRECT.GET.{BUCKET}.{META}"
-_READS_BLOBS = (_LOOKS_AT_BLOBS, f"{API}.DIRECT.GET.{BUCKET}")
-_WRITES_BLOBS = (CHUNKS, META, f"{API}.STREAM.INFO.{BUCKET}", f"{API}.STREAM.PURGE.{BUCKET}")
+_READ_OBJECT_INFO = f"{API}.DIRECT.GET.{BUCKET}.{META}"
+_READ_OBJECTS = (_READ_OBJECT_INFO, f"{API}.DIRECT.GET.{BUCKET}")
+_WRITE_OBJECTS = (CHUNKS, META, f"{API}.STREAM.INFO.{BUCKET}", f"{API}.STREAM.PURGE.{BUCKET}")
 
-_OF_ROLES: Mapping[str, Rights] = {
-    "runner": Rights(
+_ROLE_PERMISSIONS: Mapping[str, Permissions] = {
+    "runner": Permissions(
         publish=(
-            *_pulls(subjects.TASKS, "*"),
+            *_consume(subjects.TASKS, "*"),
             subjects.ALL_ROLLOUTS,
             subjects.TASK_PUBLISHED,
             subjects.dlq(subjects.TASKS),
             subjects.heartbeats("runner"),
         ),
         subscribe=(subjects.heartbeats("inference"),),
-        connections=32_768,
+        max_connections=32_768,
     ),
-    "store": Rights(
+    "store": Permissions(
         publish=(
-            *(right for consumer in STORE_CONSUMERS for right in _pulls(consumer.stream, consumer.durable)),
+            *(right for consumer in STORE_CONSUMERS for right in _consume(consumer.stream, consumer.durable)),
             f"{API}.STREAM.INFO.{subjects.TASKS}",
             *(
                 f"{API}.CONSUMER.INFO.{reader.stream}.{reader.durable}"
-                for reader in ROLLOUT_READERS
+                for reader in ROLLOUT_CONSUMERS
                 if reader not in STORE_CONSUMERS
             ),
             subjects.ALERT,
@@ -81,11 +81,11 @@ _OF_ROLES: Mapping[str, Rights] = {
             subjects.heartbeats("store"),
         ),
         subscribe=(subjects.heartbeats("*"),),
-        connections=16,
+        max_connections=16,
     ),
-    "learner": Rights(
+    "learner": Permissions(
         publish=(
-            *_pulls(LEARNER_ROLLOUTS.stream, LEARNER_ROLLOUTS.durable),
+            *_consume(LEARNER_ROLLOUTS.stream, LEARNER_ROLLOUTS.durable),
             f"{API}.CONSUMER.RESET.{LEARNER_ROLLOUTS.stream}.{LEARNER_ROLLOUTS.durable}",
             f"{API}.STREAM.INFO.{LEARNER_ROLLOUTS.stream}",
             f"{API}.STREAM.INFO.{subjects.TASKS}",
@@ -93,21 +93,21 @@ _OF_ROLES: Mapping[str, Rights] = {
             subjects.ALL_TASKS,
             subjects.ALL_EVENTS,
             subjects.ALL_WEIGHTS,
-            *_LOOKS_AT_WEIGHTS,
-            _LOOKS_BACK,
-            _LOOKS_AT_BLOBS,
-            *_WRITES_BLOBS,
+            *_READ_WEIGHTS,
+            _BATCH_GET,
+            _READ_OBJECT_INFO,
+            *_WRITE_OBJECTS,
             subjects.heartbeats("learner"),
         ),
         subscribe=(subjects.ALL_WEIGHTS, subjects.heartbeats("inference")),
-        connections=256,
+        max_connections=256,
     ),
-    "node": Rights(
+    "node": Permissions(
         publish=(
-            *_LOOKS_AT_WEIGHTS,
-            _LOOKS_BACK,
+            *_READ_WEIGHTS,
+            _BATCH_GET,
             f"{API}.DIRECT.GET.{subjects.WEIGHTS}.{subjects.ALL_SWAP_LOCKS}",
-            *_READS_BLOBS,
+            *_READ_OBJECTS,
             subjects.ALL_ACTIVATIONS,
             subjects.ALL_SWAP_LOCKS,
             subjects.ALL_RELEASES,
@@ -119,37 +119,40 @@ _OF_ROLES: Mapping[str, Rights] = {
             subjects.ALL_SWAP_LOCKS,
             subjects.heartbeats("inference"),
         ),
-        connections=8_192,
-        payload=1024 * 1024,
+        max_connections=8_192,
+        max_payload_bytes=1024 * 1024,
     ),
-    "client": Rights(
+    "client": Permissions(
         publish=(
             subjects.ALL_TASKS,
             subjects.TASK_PUBLISHED,
             f"{API}.STREAM.MSG.GET.{subjects.DLQ}",
             f"{API}.STREAM.INFO.{subjects.TASKS}",
-            *_LOOKS_AT_WEIGHTS,
-            _LOOKS_BACK,
+            *_READ_WEIGHTS,
+            _BATCH_GET,
         ),
         subscribe=(subjects.heartbeats("*"), subjects.ALL_ROLLOUTS),
-        connections=1_024,
+        max_connections=1_024,
     ),
-    "admin": Rights(publish=(EVERYTHING,), subscribe=(EVERYTHING,)),
+    "admin": Permissions(publish=(EVERYTHING,), subscribe=(EVERYTHING,)),
 }
-HUB = "hub"
+HUB_DOMAIN = "hub"
 """JetStream's domain in a cluster with far sites, by which their servers ask it."""
-LEAVES: Mapping[str, str] = {f"leaf-{role}": role for role in ("runner", "node")}
+LEAF_ROLES: Mapping[str, str] = {f"leaf-{role}": role for role in ("runner", "node")}
 """The users a far site's server comes as, one for each role behind it, in that role's account."""
 
 
-def from_afar(what: Iterable[str]) -> tuple[str, ...]:
+def via_hub_domain(what: Iterable[str]) -> tuple[str, ...]:
     """What is published at a far site, as its server names it before it looks whether one may: the hub's JetStream."""
-    return tuple(each.replace(f"{API}.", f"$JS.{HUB}.API.") for each in what)
+    return tuple(each.replace(f"{API}.", f"$JS.{HUB_DOMAIN}.API.") for each in what)
 
 
-RIGHTS: Mapping[str, Rights] = {
-    **_OF_ROLES,
-    **{leaf: replace(_OF_ROLES[role], publish=from_afar(_OF_ROLES[role].publish)) for leaf, role in LEAVES.items()},
+PERMISSIONS: Mapping[str, Permissions] = {
+    **_ROLE_PERMISSIONS,
+    **{
+        leaf: replace(_ROLE_PERMISSIONS[role], publish=via_hub_domain(_ROLE_PERMISSIONS[role].publish))
+        for leaf, role in LEAF_ROLES.items()
+    },
 }
 """``client`` puts tasks in and looks on; ``admin`` makes streams and consumers and may do anything with them; a leaf is
 a far site's server, which says what its runners, or nodes, say and hears what they are sent."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from bus.errors import AccessError
 
 KEY_BYTES = 32
-SHORTEST_KEY = 16
+MIN_KEY_CHARACTERS = 16
 CLUSTER_KEY, CONF, SERVER_PLACE = "cluster.key", "users.conf", "server"
 """Names of what `bus.security.users` writes: the key, the server's configuration, the directory of its certificate."""
 
@@ -23,23 +23,23 @@ def new_key() -> str:
 def read_key(path: Path, what: str = "cluster key") -> str:
     """The cluster key in a file, or another; raises `AccessError` in one sentence, which never has any of it."""
     key = read_secret(path, what).strip()
-    if len(key) < SHORTEST_KEY or not key.isascii() or any(not sign.isprintable() or sign == " " for sign in key):
-        raise AccessError(f"{path} holds no {what}: {SHORTEST_KEY} or more letters, digits and signs in one line")
+    if len(key) < MIN_KEY_CHARACTERS or not key.isascii() or any(not sign.isprintable() or sign == " " for sign in key):
+        raise AccessError(f"{path} holds no {what}: {MIN_KEY_CHARACTERS} or more letters, digits and signs in one line")
     return key
 
 
-def bearer(key: str) -> dict[str, str]:
+def bearer_header(key: str) -> dict[str, str]:
     """The headers of a request to a gateway; none without a key."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def holds(key: str, authorization: str) -> bool:
+def has_bearer(key: str, authorization: str) -> bool:
     """Whether an ``Authorization`` header has the key, compared in constant time."""
     scheme, _, given = authorization.partition(" ")
-    return scheme.lower() == "bearer" and same(key, given.strip())
+    return scheme.lower() == "bearer" and constant_time_equal(key, given.strip())
 
 
-def same(key: str, given: str) -> bool:
+def constant_time_equal(key: str, given: str) -> bool:
     """Whether a key is what was given, in constant time; a header may hold bytes that are no text (aiohttp)."""
     return secrets.compare_digest(given.encode(errors="surrogateescape"), key.encode())
 
@@ -71,12 +71,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def reachable(host: str) -> str:
+def connectable_host(host: str) -> str:
     """Where this machine reaches what listens on ``host``: an address of all interfaces is none to connect to."""
     return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
 
 
-def included(directory: Path, config: Path) -> str:
+def include_directive(directory: Path, config: Path) -> str:
     """The line of a server's configuration that takes the users in; raises `AccessError` if there are none."""
     users = directory / CONF
     if not users.exists():

@@ -22,15 +22,15 @@ from bus.security.secrets import read_secret, write_secret
 from schemas.base import Event
 from schemas.signers import SIGNER_ROLES, bytes_to_sign, can_sign, role_of
 
-HEADER = "Lightningbus-Signature"
+SIGNATURE_HEADER = "Lightningbus-Signature"
 """The public key and the base64 signature, with a space between them."""
-AFTER = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_LAST_HEADER = "Nats-Expected-Last-Subject-Sequence"
 SEED, PUBLIC = "signing.seed", "signers.json"
 _RAW_KEY = slice(1, 33)
 """Of a decoded public key: before it stands what kind of key it is, after it a checksum."""
 
 
-class NotSigned(ValueError):
+class InvalidSignatureError(ValueError):
     """A message is not signed by a key that may sign it; the message says why."""
 
 
@@ -60,47 +60,47 @@ class Signing:
         if not can_sign(role_of(public, public_keys(self.signers)), event):
             raise AccessError(f"the key in {self.seed} may not sign this {kind}: nobody would believe it")
         signature = base64.b64encode(pair.sign(bytes_to_sign(subject, after, payload))).decode()
-        return {HEADER: f"{public} {signature}", AFTER: str(after)}
+        return {SIGNATURE_HEADER: f"{public} {signature}", EXPECTED_LAST_HEADER: str(after)}
 
     def check(self, subject: str, event: Event, payload: bytes, headers: Mapping[str, str], previous: int) -> str:
         """The role that signed a message; empty where signing is off.
 
-        ``previous``: sequence of the message before it on its subject, 0 if none is left. Raises `NotSigned`, or
-        `AccessError` for a file of public keys that cannot be used.
+        ``previous``: sequence of the message before it on its subject, 0 if none is left.
+        Raises `InvalidSignatureError`, or `AccessError` for a file of public keys that cannot be used.
         """
         if self.signers is None:
             return ""
-        public, _, signature = headers.get(HEADER, "").partition(" ")
+        public, _, signature = headers.get(SIGNATURE_HEADER, "").partition(" ")
         if not public:
-            raise NotSigned("it is not signed")
+            raise InvalidSignatureError("it is not signed")
         role = role_of(public, public_keys(self.signers))
         if not role:
-            raise NotSigned(f"it is signed by a key nobody here knows: {public[:8]}…")
-        after = headers.get(AFTER, "")
+            raise InvalidSignatureError(f"it is signed by a key nobody here knows: {public[:8]}…")
+        after = headers.get(EXPECTED_LAST_HEADER, "")
         if not after.isdecimal() or not _is_signature(public, signature, bytes_to_sign(subject, int(after), payload)):
-            raise NotSigned(f"its signature is not by the key of role {role} over these bytes on {subject}")
+            raise InvalidSignatureError(f"its signature is not by the key of role {role} over these bytes on {subject}")
         if previous > int(after):
-            raise NotSigned(f"it is an older message of role {role}, sent once more")
+            raise InvalidSignatureError(f"it is an older message of role {role}, sent once more")
         if not can_sign(role, event):
-            raise NotSigned(f"role {role} may not decide that")
+            raise InvalidSignatureError(f"role {role} may not decide that")
         return role
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class SigningKeys:
     """Public keys by role, and the signing keys of some of these roles."""
 
     public: Mapping[str, Sequence[str]]
     seeds: Mapping[str, bytes]
 
     @classmethod
-    def new(cls) -> "Keys":
+    def create(cls) -> "SigningKeys":
         """Fresh ones for all roles that sign."""
         seeds = {role: nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER) for role in SIGNER_ROLES}
         return cls({role: [nkeys.from_seed(seed).public_key.decode()] for role, seed in seeds.items()}, seeds)
 
     @classmethod
-    def of(cls, place: Path) -> "Keys":
+    def read(cls, place: Path) -> "SigningKeys":
         """Those in a role's folder; raises `AccessError` if there are none."""
         public, seed = public_keys(place / PUBLIC), place / SEED
         if not seed.exists():
@@ -119,7 +119,7 @@ class Keys:
 
 def make_keys(out: Path, roles: Iterable[str], file: str) -> None:
     """Folders of all roles with signing keys and nothing else, for a bus that lets in everybody on this host."""
-    keys, unfinished = Keys.new(), out.with_name(f".{out.name}")
+    keys, unfinished = SigningKeys.create(), out.with_name(f".{out.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True, mode=0o700)
     for role in roles:

@@ -6,21 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bus.errors import AccessError
-from bus.security.accounts import accounts, site_accounts
-from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTES, SERVER, Authority
+from bus.security.accounts import build_accounts, build_leaf_accounts
+from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVER, CertificateAuthority
 from bus.security.credentials import FILE
 from bus.security.identities import NKEY, Identity, identity_of, new_certificate, new_nkey
-from bus.security.permissions import LEAVES, RIGHTS, inbox
+from bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix
 from bus.security.secrets import CLUSTER_KEY, CONF, SERVER_PLACE, new_key, read_secret, write_secret
-from bus.security.signing import Keys
+from bus.security.signing import SigningKeys
 
-HERE = ("localhost", "127.0.0.1", "::1")
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 LEAF_CONF = "nkey.conf"
-HOLDERS = ("runner", "node")
+INFERENCE_KEY_ROLES = ("runner", "node")
 """Who holds the cluster key of the nodes' gateways."""
 
 
-def make_users(
+def create_users(
     out: Path, tls: bool, hosts: Sequence[str] = (), site: bool = False, signing: Path | None = None
 ) -> Iterator[str]:
     """Write everything below ``out``; says line by line what. Raises `AccessError` rather than write over keys.
@@ -29,34 +29,34 @@ def make_users(
     ``signing``: a role's folder of the cluster, by whose signing keys a site goes; None: fresh ones.
     """
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if taken := next((name for name in (CONF, *RIGHTS) if (out / name).exists()), None):
+    if taken := next((name for name in (CONF, *PERMISSIONS) if (out / name).exists()), None):
         raise AccessError(f"{out / taken} exists: give another --out, or remove it, and with it what was let in by it")
     if site and signing is None:
         raise AccessError(
             "a far site goes by the cluster's signing keys: give --signing, the `node` folder of the cluster's users"
         )
-    keys = Keys.of(signing) if signing is not None else Keys.new()
-    authority = Authority.new() if tls else None
+    keys = SigningKeys.read(signing) if signing is not None else SigningKeys.create()
+    authority = CertificateAuthority.create() if tls else None
     cluster_key = new_key()
     identities = {}
-    for role in LEAVES.values() if site else RIGHTS:
+    for role in LEAF_ROLES.values() if site else PERMISSIONS:
         place = out / role
         place.mkdir(mode=0o700)
-        said = {"inbox": inbox(role), **keys.write(place, role)}
-        if authority is None or role in LEAVES:  # a site's server comes with its nkey
+        said = {"inbox": inbox_prefix(role), **keys.write(place, role)}
+        if authority is None or role in LEAF_ROLES:  # a site's server comes with its nkey
             said |= new_nkey(place)
-        if role in LEAVES:
+        if role in LEAF_ROLES:
             write_leaf_conf(place)
         if authority is not None:
             authority.write(place)
             said |= {"ca": CA}
-            if role in LEAVES:
+            if role in LEAF_ROLES:
                 authority.issue(place, f"lightningbus {role}", CLIENT)
                 said |= {"cert": CERT, "key": KEY}
             else:
                 said |= new_certificate(place, role, authority)
         identities[role] = [identity_of(place)]
-        if role in HOLDERS:
+        if role in INFERENCE_KEY_ROLES:
             write_secret(place / CLUSTER_KEY, cluster_key + "\n")
         (place / FILE).write_text(json.dumps(said, indent=2) + "\n")
         yield f"{place}: what {role} is let in by"
@@ -64,12 +64,12 @@ def make_users(
         place = out / SERVER_PLACE
         place.mkdir(mode=0o700)
         authority.write(place)
-        names = list(dict.fromkeys([*HERE, socket.gethostname(), *hosts]))
+        names = list(dict.fromkeys([*LOCAL_NAMES, socket.gethostname(), *hosts]))
         authority.issue(place, "lightningbus bus", SERVER, hosts=names)
         # Who comes as a server may do anything: a client's certificate must not be one for that door.
-        routes = Authority.new()
-        routes.write(place, ROUTES)
-        routes.issue(place, "lightningbus bus", SERVER, CLIENT, hosts=names, prefix=ROUTES)
+        routes = CertificateAuthority.create()
+        routes.write(place, ROUTE_PREFIX)
+        routes.issue(place, "lightningbus bus", SERVER, CLIENT, hosts=names, prefix=ROUTE_PREFIX)
         yield f"{place}: the server's certificate, for {', '.join(names)}"
     server_conf(out, identities, site)
     yield f"{out / CONF}: who may do what, for the server; with TLS it holds passwords"
@@ -77,7 +77,7 @@ def make_users(
 
 def server_conf(out: Path, identities: Mapping[str, Sequence[Identity]], site: bool) -> None:
     """Write the server's configuration: by which identities each role is let in, and its TLS where it has a place."""
-    fragment = site_accounts(identities) if site else accounts(identities)
+    fragment = build_leaf_accounts(identities) if site else build_accounts(identities)
     if (out / SERVER_PLACE).exists():
         fragment += _tls((out / SERVER_PLACE).resolve())
     (out / CONF).unlink(missing_ok=True)

@@ -26,33 +26,33 @@ TENSOR_SECONDS = 100.0
 """gloo: longest that a tensor may take; less than a node waits for its engine."""
 PACKED_BYTES = 256 << 20
 """NCCL: tensors are sent together until they have so many bytes. Both ends must count alike; each holds two lots."""
-MET, OFF = "met", "off"
+COMMIT, ABORT = "met", "off"
 
-Named = tuple[str, torch.Tensor]
-Wanted = tuple[str, tuple[int, ...], torch.dtype]
-Load = Callable[[list[Named]], None]
+NamedTensor = tuple[str, torch.Tensor]
+TensorSpec = tuple[str, tuple[int, ...], torch.dtype]
+Load = Callable[[list[NamedTensor]], None]
 
 
-class NotMet(Exception):
+class RendezvousTimeout(Exception):
     """Not all of a group came in time; none of it goes on."""
 
 
-class Group(Protocol):
+class BroadcastGroup(Protocol):
     """Ranks that have met; all of them call the same, with tensors of the same sizes in the same order.
 
     Raises RuntimeError when one of them is gone; of NCCL's that is not certain, whoever calls must have a bound.
     """
 
-    def send(self, tensors: Iterable[Named]) -> None:
+    def send(self, tensors: Iterable[NamedTensor]) -> None:
         """By rank 0: tensors on the CPU, as ``uint8[bytes]``."""
         ...
 
-    def receive(self, wanted: Sequence[Wanted], load: Load) -> None:
+    def receive(self, wanted: Sequence[TensorSpec], load: Load) -> None:
         """By the others: ``load`` is given every tensor once, some at a time."""
         ...
 
 
-def listen(host: str, port: int) -> TCPStore:
+def create_store(host: str, port: int) -> TCPStore:
     """A store that others reach at ``host`` and nowhere else; port 0 is any free one. Raises OSError."""
     listener = socket.create_server((host, port))
     at = listener.getsockname()[1]
@@ -62,36 +62,39 @@ def listen(host: str, port: int) -> TCPStore:
     )
 
 
-def visit(host: str, port: int, seconds: float) -> TCPStore:
+def connect_store(host: str, port: int, seconds: float) -> TCPStore:
     """The store of somebody else; raises RuntimeError if it is not reached in time."""
     timeout = timedelta(seconds=seconds)
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout, use_libuv=False)
 
 
-def meet(store: Store, meeting: str, rank: int, world: int, seconds: float) -> None:
-    """Wait for all ranks. Either all of them met, or for all of them it is off: raises `NotMet`, also who comes later.
+def run_rendezvous(store: Store, meeting: str, rank: int, world: int, seconds: float) -> None:
+    """Wait for all ranks: either all of them commit, or all abort.
 
-    Raises RuntimeError if the store is gone.
+    Raises `RendezvousTimeout` after an abort, also in a rank that comes later, and RuntimeError if the store is gone.
+
+    The last rank to arrive proposes COMMIT. A rank whose time is over proposes ABORT. The first proposal decides.
     """
-    told = f"{meeting}/told"
-    store.set(f"{meeting}/{rank}", "here")
-    wanted = MET if store.add(f"{meeting}/come", 1) == world else OFF
-    if wanted == OFF:
-        # Where nobody has said anything until then this rank does, unless the last one comes just now.
+    decided_key = f"{meeting}/decided"
+    store.set(f"{meeting}/arrived/{rank}", "")
+    proposal = COMMIT if store.add(f"{meeting}/num_arrived", 1) == world else ABORT
+    if proposal == ABORT:
         with suppress(DistStoreError):
-            store.wait([told], timedelta(seconds=seconds))
-    verdict = store.compare_set(f"{meeting}/verdict", "", wanted)  # the first word counts; by itself it wakes nobody
-    store.set(told, "")
-    if verdict != MET.encode():
-        raise NotMet(f"of {world} ranks of {meeting} not all came within {seconds:g} s")
+            store.wait([decided_key], timedelta(seconds=seconds))
+    outcome = store.compare_set(f"{meeting}/outcome", "", proposal)  # wakes nobody: `decided_key` does
+    store.set(decided_key, "")
+    if outcome != COMMIT.encode():
+        raise RendezvousTimeout(f"not all {world} ranks of {meeting} arrived within {seconds:g} s")
 
 
-def absent(store: Store, meeting: str, world: int) -> list[int]:
+def missing_ranks(store: Store, meeting: str, world: int) -> list[int]:
     """The ranks that have not come to a meeting."""
-    return [rank for rank in range(world) if not store.check([f"{meeting}/{rank}"])]
+    return [rank for rank in range(world) if not store.check([f"{meeting}/arrived/{rank}"])]
 
 
-def join(backend: Backend, store: Store, name: str, rank: int, world: int, host: str, seconds: float) -> Group:
+def init_group(
+    backend: Backend, store: Store, name: str, rank: int, world: int, host: str, seconds: float
+) -> BroadcastGroup:
     """The group of all who have met; raises RuntimeError if it is not made in time, which NCCL may not notice.
 
     ``host``: where this rank may be reached.
@@ -100,7 +103,7 @@ def join(backend: Backend, store: Store, name: str, rank: int, world: int, host:
     return Nccl(own, rank, world) if backend == "nccl" else Gloo(own, rank, world, host, seconds)
 
 
-def own_address(host: str, port: int) -> str:
+def local_ip_towards(host: str, port: int) -> str:
     """The address of this machine that leads to another one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         way.connect((host, port))  # of datagrams: nothing is sent
@@ -119,12 +122,12 @@ class Gloo:
         self._group: Any = ProcessGroupGloo(store, rank, world, options)
         self._group._set_default_timeout(timedelta(seconds=TENSOR_SECONDS))
 
-    def send(self, tensors: Iterable[Named]) -> None:
+    def send(self, tensors: Iterable[NamedTensor]) -> None:
         """See `RolloutGroup`."""
         for _, tensor in tensors:
             self._group.broadcast(tensor, 0).wait()
 
-    def receive(self, wanted: Sequence[Wanted], load: Load) -> None:
+    def receive(self, wanted: Sequence[TensorSpec], load: Load) -> None:
         """See `RolloutGroup`."""
         for name, shape, dtype in wanted:
             tensor = torch.empty(shape, dtype=dtype)
@@ -145,7 +148,7 @@ class Nccl:
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._group = uid_init_process_group(store.get("id"), rank, world, self._device)
 
-    def send(self, tensors: Iterable[Named]) -> None:
+    def send(self, tensors: Iterable[NamedTensor]) -> None:
         """See `RolloutGroup`."""
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
@@ -153,7 +156,7 @@ class Nccl:
             iter(tensors), self._group, 0, lambda named: named[1].to(self._device), PACKED_BYTES
         )
 
-    def receive(self, wanted: Sequence[Wanted], load: Load) -> None:
+    def receive(self, wanted: Sequence[TensorSpec], load: Load) -> None:
         """See `RolloutGroup`."""
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_consumer
 

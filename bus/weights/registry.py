@@ -13,10 +13,10 @@ from typing import Literal, TypeVar
 
 from nats.js.errors import NotFoundError
 
-from bus.batch_get import lookup, sequence_of
+from bus.batch_get import batch_get, sequence_of
 from bus.client import Bus
-from bus.errors import BusError, Fenced
-from bus.weights.signed_log import Entry, Verified
+from bus.errors import BusError, FencedError
+from bus.weights.signed_log import Entry, SignedLog
 from schemas import subjects
 from schemas.base import Event
 from schemas.codec import DecodeError, decode
@@ -34,22 +34,22 @@ from schemas.weights.release_policy import apply_decision, is_pending_canary, is
 
 E = TypeVar("E", bound=Event)
 
-ANSWER_SECONDS = 10.0
-BEHIND_SECONDS = 30.0
+RESPONSE_TIMEOUT_SECONDS = 10.0
+REPLICA_LAG_SECONDS = 30.0
 """A server is behind the others for moments; what has been older for longer than this is a stream made anew."""
-AGAIN_SECONDS = 0.2
+RETRY_SECONDS = 0.2
 BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ServingTarget:
     """What nodes are to serve now, and what one of them is to try; None: nothing."""
 
     serve: WeightManifest | None = None
-    to_try: WeightManifest | None = None
+    canary: WeightManifest | None = None
 
 
-class Seen:
+class MonotonicSequence:
     """How far a subject was seen to have come, by servers of which one may be behind."""
 
     def __init__(self) -> None:
@@ -57,69 +57,71 @@ class Seen:
         """Of the stream; 0: nothing."""
         self._behind_since: float | None = None
 
-    def counts(self, sequence: int) -> bool:
+    def accept(self, sequence: int) -> bool:
         """Whether this is the last message there is, as far as one can know; if so it is what was seen."""
         now = time.monotonic()
         if sequence < self.sequence:
             self._behind_since = now if self._behind_since is None else self._behind_since
-            if now - self._behind_since < BEHIND_SECONDS:
+            if now - self._behind_since < REPLICA_LAG_SECONDS:
                 return False
         self.sequence, self._behind_since = sequence, None
         return True
 
 
-class Releases:
+class WeightRegistry:
     """What may be served of a model; decisions are made by compare-and-set, so none is lost to another."""
 
     def __init__(self, bus: Bus, model: str) -> None:
         self._bus, self._model = bus, model
         self._subject = subjects.release(model)
-        self._decided, self._published = Seen(), Seen()
-        self._decisions = Verified(bus, self._subject, model, ReleaseState)
-        self._manifests = Verified(bus, subjects.weights(model), model, WeightManifest)
-        self._through = 0
+        self._last_decision, self._last_manifest = MonotonicSequence(), MonotonicSequence()
+        self._decisions = SignedLog(bus, self._subject, model, ReleaseState)
+        self._manifests = SignedLog(bus, subjects.weights(model), model, WeightManifest)
+        self._read_up_to = 0
         """Sequence of the last decision that is part of the state, or was passed over."""
         self.state = ReleaseState(model=model)
         """As of the last look."""
-        self._choice = Choice()
+        self._target = ServingTarget()
 
     @property
     def problem(self) -> str:
         """Why the newest version, or the newest decision, is passed over; empty: it is not."""
-        return self._manifests.why_not(self._published.sequence) or self._decisions.why_not(self._decided.sequence)
+        return self._manifests.skip_reason(self._last_manifest.sequence) or self._decisions.skip_reason(
+            self._last_decision.sequence
+        )
 
-    async def look(self) -> ReleaseState:
+    async def refresh(self) -> ReleaseState:
         """What holds now; an answer that is older than what was seen already counts for nothing.
 
         It is told from all decisions, so that one that cannot be read, or that nobody was to make, changes nothing.
         """
-        last = await self._decisions.last()
+        last = await self._decisions.get_last()
         sequence = last.sequence if last is not None else 0
-        if self._decided.counts(sequence):
-            await self._go_through(sequence)
+        if self._last_decision.accept(sequence):
+            await self._read_decisions(sequence)
         return self.state
 
-    async def _go_through(self, sequence: int) -> None:
-        if sequence < self._through:  # the stream was made anew
-            self.state, self._through = ReleaseState(model=self._model), 0
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while self._through < sequence:
-            entries, self._through = await self._decisions.after(self._through)
+    async def _read_decisions(self, sequence: int) -> None:
+        if sequence < self._read_up_to:  # the stream was made anew
+            self.state, self._read_up_to = ReleaseState(model=self._model), 0
+        deadline = time.monotonic() + RESPONSE_TIMEOUT_SECONDS
+        while self._read_up_to < sequence:
+            entries, self._read_up_to = await self._decisions.read_after(self._read_up_to)
             for entry in entries:
-                if entry.signer and not self._anchors(entry) and not is_successor(self.state, entry.event):
+                if entry.signer and not self._is_snapshot(entry) and not is_successor(self.state, entry.event):
                     self._decisions.skip(entry.sequence, "it is not the decisions before it and one more")
                 else:
                     self.state = entry.event
-            if self._through < sequence:  # a server that is behind
+            if self._read_up_to < sequence:  # a server that is behind
                 if time.monotonic() > deadline:
                     raise BusError(f"the decisions up to {sequence} cannot be looked up")
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
 
-    def _anchors(self, entry: Entry[ReleaseState]) -> bool:
+    def _is_snapshot(self, entry: Entry[ReleaseState]) -> bool:
         """Whether it may be begun with, because the stream has dropped the decisions before it; only an admin pins."""
         return not self.state.decisions and (entry.signer == ADMIN or entry.event.pinned is None)
 
-    async def decide(
+    async def append_decision(
         self,
         what: Literal["released", "revoked", "pinned", "unpinned"],
         version: int,
@@ -131,41 +133,41 @@ class Releases:
     ) -> ReleaseState:
         """Add a decision; returns what holds then. ``first_only``: a verdict that is there already stays the last.
 
-        Raises as `Bus.publish`, `Fenced` if others have been quicker for a minute.
+        Raises as `Bus.publish`, `FencedError` if others have been quicker for a minute.
         """
-        deadline = time.monotonic() + 2 * BEHIND_SECONDS
+        deadline = time.monotonic() + 2 * REPLICA_LAG_SECONDS
         words = {"actor": who[:MAX_ACTOR_CHARS], "reason": why[:MAX_REASON_CHARS]}
         said = ReleaseDecision(
             action=what, version=version, **words, metrics=figures or {}, decided_at_ns=time.time_ns()
         )
         while True:
-            before = await self.look()
+            before = await self.refresh()
             if first_only and latest_verdict(before, version) is not None:
                 return before
             after = apply_decision(before, said)
-            last = self._decided.sequence
+            last = self._last_decision.sequence
             msg_id = f"release:{self._model}:{version}:{last}:{secrets.token_hex(16)}"
             try:
                 sequence = await self._bus.publish(self._subject, after, msg_id=msg_id, expect_last=last, unique=True)
-            except Fenced:
+            except FencedError:
                 if time.monotonic() > deadline:
                     raise
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
                 continue
-            if self._decided.counts(sequence):  # else it was looked up meanwhile, with what came after it
-                self.state, self._through = after, sequence
+            if self._last_decision.accept(sequence):  # else it was looked up meanwhile, with what came after it
+                self.state, self._read_up_to = after, sequence
             return after
 
-    async def choice(self) -> Choice:
+    async def resolve_target(self) -> ServingTarget:
         """What is to be served as of now: the pinned version, else the newest that stands.
 
         Only the newest of all is tried. Raises `BusError` when the pinned one is not on the bus.
         """
-        release = await self.look()
-        last = await self._manifests.last()
+        release = await self.refresh()
+        last = await self._manifests.get_last()
         newest = last.sequence if last is not None else 0
-        if not self._published.counts(newest):
-            return self._choice
+        if not self._last_manifest.accept(newest):
+            return self._target
         to_try, first = None, True
         async for entry in self._manifests.newest_first(last):
             manifest = entry.event
@@ -178,28 +180,28 @@ class Releases:
                 found = manifest.version == release.pinned
             first = False
             if found:
-                self._choice = Choice(manifest, to_try)
-                return self._choice
+                self._target = ServingTarget(manifest, to_try)
+                return self._target
         if release.pinned is not None and newest:
             raise BusError(f"version {release.pinned} is pinned and is not on the bus")
-        self._choice = Choice(None, to_try)
-        return self._choice
+        self._target = ServingTarget(None, to_try)
+        return self._target
 
-    async def versions(self) -> AsyncIterator[tuple[WeightManifest, int]]:
+    async def list_versions(self) -> AsyncIterator[tuple[WeightManifest, int]]:
         """Manifests with their stream sequences, newest first."""
-        async for entry in self._manifests.newest_first(await self._manifests.last()):
+        async for entry in self._manifests.newest_first(await self._manifests.get_last()):
             yield entry.event, entry.sequence
 
     async def repair(self) -> list[str]:
         """Remove the messages that every reader passes over; returns why, one sentence each. Only an admin may."""
-        turns = Verified(self._bus, subjects.swap_lock(self._model), self._model, SwapLockState)
+        turns = SignedLog(self._bus, subjects.swap_lock(self._model), self._model, SwapLockState)
         removed: dict[int, str] = {}
         while True:
-            await self.look()
-            await self._manifests.after(0)
-            await turns.after(0)
+            await self.refresh()
+            await self._manifests.read_after(0)
+            await turns.read_after(0)
             skipped = {
-                sequence: verified.why_not(sequence)
+                sequence: verified.skip_reason(sequence)
                 for verified in (self._manifests, self._decisions, turns)
                 for sequence in verified.skipped
                 if sequence not in removed
@@ -211,13 +213,13 @@ class Releases:
                     await self._bus.js.delete_msg(subjects.WEIGHTS, sequence)
             removed |= skipped
 
-    async def published(self, version: int) -> list[tuple[WeightManifest, int]]:
+    async def manifests_of(self, version: int) -> list[tuple[WeightManifest, int]]:
         """Manifests of a version with their sequences, newest first: each life of a learner writes one.
 
         Raises `BusError` if the bus has none.
         """
         found = []
-        async for one in self.versions():
+        async for one in self.list_versions():
             if one[0].version < version:
                 break
             found += [one] if one[0].version == version else []
@@ -227,22 +229,22 @@ class Releases:
             )
         return found
 
-    async def applied(self, since: int, version: int) -> list[WeightsActivated]:
+    async def activations_of(self, since: int, version: int) -> list[WeightsActivated]:
         """Who went over to a version, in order; ``since`` is the sequence of its oldest manifest."""
         found: list[WeightsActivated] = []
         while True:
             asked = {"batch": BATCH, "seq": since + 1, "next_by_subj": subjects.ALL_ACTIVATIONS}
-            some = await _collected(self._bus, asked, WeightsActivated)
+            some = await _batched_direct_get(self._bus, asked, WeightsActivated)
             found += [one for one, _ in some if (one.model, one.version) == (self._model, version)]
             if len(some) < BATCH:
                 return found
             since = some[-1][1]
 
 
-async def _collected(bus: Bus, request: dict[str, object], kind: type[E]) -> list[tuple[E, int]]:
+async def _batched_direct_get(bus: Bus, request: dict[str, object], kind: type[E]) -> list[tuple[E, int]]:
     """The events that a request for several messages of WEIGHTS brings, with their sequences."""
     found: list[tuple[E, int]] = []
-    async with lookup(bus.nc, subjects.WEIGHTS, request, ANSWER_SECONDS) as messages:
+    async with batch_get(bus.nc, subjects.WEIGHTS, request, RESPONSE_TIMEOUT_SECONDS) as messages:
         async for message in messages:
             with suppress(DecodeError):
                 found.append((decode(kind, message.data), sequence_of(message)))

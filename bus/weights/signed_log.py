@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 
 from nats.js.errors import NotFoundError
 
-from bus.batch_get import lookup, sequence_of
+from bus.batch_get import batch_get, sequence_of
 from bus.client import Bus
-from bus.security.signing import NotSigned
+from bus.security.signing import InvalidSignatureError
 from common.observability import metrics
 from schemas import subjects
 from schemas.codec import DecodeError, check_schema, decode
@@ -19,14 +19,14 @@ from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest
 log = logging.getLogger(__name__)
 E = TypeVar("E", WeightManifest, ReleaseState, SwapLockState)
 
-ANSWER_SECONDS = 10.0
+RESPONSE_TIMEOUT_SECONDS = 10.0
 BATCH = 500
-REMEMBERED = 100
+MAX_REMEMBERED = 100
 """Messages whose check is not repeated."""
 
 
 @dataclass(frozen=True, slots=True)
-class Raw:
+class RawEntry:
     """A stored message as it came."""
 
     sequence: int
@@ -43,7 +43,7 @@ class Entry(Generic[E]):
     signer: str
 
 
-class Verified(Generic[E]):
+class SignedLog(Generic[E]):
     """The messages of one model on one subject; see the module."""
 
     def __init__(self, bus: Bus, subject: str, model: str, kind: type[E]) -> None:
@@ -53,24 +53,24 @@ class Verified(Generic[E]):
         self.skipped: dict[int, str] = {}
         """Why messages do not count, by sequence; the newest ones that were met."""
 
-    async def last(self) -> Raw | None:
+    async def get_last(self) -> RawEntry | None:
         """The last message, whether it counts or not; None: there is none."""
         try:
             message = await self._bus.js.get_last_msg(subjects.WEIGHTS, self._subject, direct=True)
         except NotFoundError:
             return None
-        return Raw(int(message.seq or 0), message.data or b"", message.headers or {})
+        return RawEntry(int(message.seq or 0), message.data or b"", message.headers or {})
 
-    async def newest_first(self, last: Raw | None) -> AsyncIterator[Entry[E]]:
+    async def newest_first(self, last: RawEntry | None) -> AsyncIterator[Entry[E]]:
         """What counts, from a message on back."""
         while last is not None:
             known = last.sequence in self._checked
-            older = None if known else await self._older(last)
+            older = None if known else await self._previous(last)
             if (entry := self._entry(last, older.sequence if older else 0)) is not None:
                 yield entry
-            last = await self._older(last) if known else older
+            last = await self._previous(last) if known else older
 
-    async def after(self, sequence: int) -> tuple[list[Entry[E]], int]:
+    async def read_after(self, sequence: int) -> tuple[list[Entry[E]], int]:
         """What counts of the messages after a sequence, in order, and the sequence of the last one looked at."""
         found: list[Entry[E]] = []
         while True:
@@ -83,7 +83,7 @@ class Verified(Generic[E]):
             if len(some) < BATCH:
                 return found, sequence
 
-    def why_not(self, sequence: int) -> str:
+    def skip_reason(self, sequence: int) -> str:
         """Why a message does not count, as a sentence; empty: it does, or was not met."""
         why = self.skipped.get(sequence)
         return f"message {sequence} on {self._subject} is passed over: {why}" if why is not None else ""
@@ -93,12 +93,12 @@ class Verified(Generic[E]):
         if sequence in self.skipped:
             return
         self.skipped[sequence] = why
-        while len(self.skipped) > REMEMBERED:
+        while len(self.skipped) > MAX_REMEMBERED:
             self.skipped.pop(next(iter(self.skipped)))
         metrics.messages_skipped.labels(self._kind.__name__).inc()
-        log.warning("%s; `lightningbus weights repair` removes it", self.why_not(sequence))
+        log.warning("%s; `lightningbus weights repair` removes it", self.skip_reason(sequence))
 
-    def _entry(self, raw: Raw, previous: int) -> Entry[E] | None:
+    def _entry(self, raw: RawEntry, previous: int) -> Entry[E] | None:
         known = self._checked.get(raw.sequence)
         if known is not None and known[0] == hash(raw.data):  # else the stream was made anew
             return known[1]
@@ -111,20 +111,20 @@ class Verified(Generic[E]):
             if issubclass(self._kind, SIGNED_EVENTS):
                 signer = self._bus.signing.check(self._subject, event, raw.data, raw.headers, previous)
             entry = Entry(event, raw.sequence, signer)
-        except (DecodeError, NotSigned) as error:
+        except (DecodeError, InvalidSignatureError) as error:
             self.skip(raw.sequence, str(error))
             entry = None
         self._checked[raw.sequence] = hash(raw.data), entry
-        while len(self._checked) > REMEMBERED:
+        while len(self._checked) > MAX_REMEMBERED:
             self._checked.pop(next(iter(self._checked)))
         return entry
 
-    async def _older(self, raw: Raw) -> Raw | None:
+    async def _previous(self, raw: RawEntry) -> RawEntry | None:
         if raw.sequence <= 1:
             return None
         request = {"multi_last": [self._subject], "up_to_seq": raw.sequence - 1}
         return next(iter(await self._raw(request)), None)
 
-    async def _raw(self, request: Mapping[str, object]) -> list[Raw]:
-        async with lookup(self._bus.nc, subjects.WEIGHTS, request, ANSWER_SECONDS) as messages:
-            return [Raw(sequence_of(one), one.data, one.headers or {}) async for one in messages]
+    async def _raw(self, request: Mapping[str, object]) -> list[RawEntry]:
+        async with batch_get(self._bus.nc, subjects.WEIGHTS, request, RESPONSE_TIMEOUT_SECONDS) as messages:
+            return [RawEntry(sequence_of(one), one.data, one.headers or {}) async for one in messages]

@@ -8,11 +8,11 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any
 
-from common.printable import printable, printable_json
+from common.printable import printable_json, to_printable
 
 FORMAT_VARIABLE = "LIGHTNINGBUS_LOG_FORMAT"
-NOISY = ("asyncio", "httpx", "filelock", "nats")
-REPEATING = ("urllib3", "clickhouse_connect")
+WARNING_LOGGERS = ("asyncio", "httpx", "filelock", "nats")
+ERROR_LOGGERS = ("urllib3", "clickhouse_connect")
 """What these warn of they raise too, and it is said in a sentence of ours."""
 
 
@@ -23,12 +23,12 @@ class LogFormat(StrEnum):
     json = "json"
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """A line as an object: time, level, logger, message; role, run and rollout where they are known."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.known: dict[str, str] = {}
+        self.context: dict[str, str] = {}
         """What every line of this process says."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -36,7 +36,7 @@ class JsonLines(logging.Formatter):
         said: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
-            **self.known,
+            **self.context,
             "logger": record.name,
             "message": record.getMessage(),
         }
@@ -46,7 +46,7 @@ class JsonLines(logging.Formatter):
         return printable_json(said)
 
 
-class HumanLines(logging.Formatter):
+class HumanFormatter(logging.Formatter):
     """A line for people, whose text does not steer their terminal; what goes on in another line is indented."""
 
     def __init__(self) -> None:
@@ -54,54 +54,54 @@ class HumanLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See the class."""
-        return printable(super().format(record)).replace("\n", "\n    ")
+        return to_printable(super().format(record)).replace("\n", "\n    ")
 
 
-def set_up_logging(verbose: bool = False, form: LogFormat = LogFormat.human) -> None:
+def configure_logging(verbose: bool = False, form: LogFormat = LogFormat.human) -> None:
     """Log lines on standard error, one per event."""
     handler = logging.StreamHandler(sys.stderr)
     # verl names its loggers by file, and says at every checkpoint what it wrote where.
     handler.addFilter(lambda line: line.levelno >= logging.WARNING or line.name[0] != "/")
-    handler.addFilter(lambda line: line.name.partition(".")[0] not in REPEATING)
+    handler.addFilter(lambda line: line.name.partition(".")[0] not in ERROR_LOGGERS)
     if form is LogFormat.json:
-        handler.setFormatter(JsonLines())
+        handler.setFormatter(JsonFormatter())
         logging.captureWarnings(True)
-        sys.excepthook = _said_as_line
+        sys.excepthook = _log_uncaught
     else:
-        handler.setFormatter(HumanLines())
+        handler.setFormatter(HumanFormatter())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
     # nats-py reads TLS by asyncio's streams, of which asyncio itself complains at each close.
     logging.getLogger("asyncio").addFilter(lambda line: "eof_received()" not in str(line.msg))
-    for noisy in NOISY:
+    for noisy in WARNING_LOGGERS:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def _said_as_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     said = f"ended by {kind.__name__}: {error}"
     logging.getLogger("lightningbus").critical(said, exc_info=(kind, error, trace))
 
 
-def json_lines() -> JsonLines | None:
+def find_json_formatter() -> JsonFormatter | None:
     """The formatter of this process, if its lines are objects."""
     found = [handler.formatter for handler in logging.getLogger().handlers]
-    return next((formatter for formatter in found if isinstance(formatter, JsonLines)), None)
+    return next((formatter for formatter in found if isinstance(formatter, JsonFormatter)), None)
 
 
-def this_process(**known: str | None) -> None:
+def bind_process_context(**known: str | None) -> None:
     """Say of every line from now on whose it is: role, run."""
-    if (lines := json_lines()) is not None:
-        lines.known |= {name: value for name, value in known.items() if value}
+    if (lines := find_json_formatter()) is not None:
+        lines.context |= {name: value for name, value in known.items() if value}
 
 
-def say_last(sentence: object) -> None:
+def print_fatal(sentence: object) -> None:
     """The last words of a process that cannot go on."""
-    if json_lines() is not None:
+    if find_json_formatter() is not None:
         logging.getLogger("lightningbus").critical("%s", sentence)
     else:
-        print(f"lightningbus: {printable(str(sentence))}", file=sys.stderr, flush=True)
+        print(f"lightningbus: {to_printable(str(sentence))}", file=sys.stderr, flush=True)
 
 
-def words_of(line: str) -> str:
+def extract_message(line: str) -> str:
     """What a line says, whichever its form."""
     try:
         return str(json.loads(line)["message"])

@@ -17,56 +17,56 @@ from prometheus_client import (
     generate_latest,
 )
 
-Kind = Literal["every role", "runner", "store", "learner", "inference"]
+Kind = Literal["common", "runner", "store", "learner", "inference"]
 M = TypeVar("M", Counter, Gauge, Histogram)
 
-GONE = 499
+CLIENT_CLOSED_REQUEST = 499
 """Status of a request whose client went away before it was answered, as nginx counts them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MetricDoc:
     """A metric as operators meet it."""
 
     name: str
     role: Kind
-    moves: str
-    act: str
+    description: str
+    runbook: str
 
 
 REGISTRIES: dict[Kind, CollectorRegistry] = {
-    role: CollectorRegistry() for role in ("every role", "runner", "store", "learner", "inference")
+    role: CollectorRegistry() for role in ("common", "runner", "store", "learner", "inference")
 }
-ENTRIES: list[Entry] = []
+METRIC_DOCS: list[MetricDoc] = []
 disable_created_metrics()  # type: ignore[no-untyped-call]
-ProcessCollector(registry=REGISTRIES["every role"])
-PlatformCollector(registry=REGISTRIES["every role"])
+ProcessCollector(registry=REGISTRIES["common"])
+PlatformCollector(registry=REGISTRIES["common"])
 
 
-def made(
+def register(
     kind: Callable[..., M], role: Kind, name: str, moves: str, act: str, labels: Sequence[str] = (), **more: Any
 ) -> M:
     """A metric of a role; ``moves`` and ``act`` say when it moves and what to do, ``more`` goes to its class."""
     name = f"lightningbus_{name}"
     shown = f"{name}{{{','.join(labels)}}}" if labels else name
-    ENTRIES.append(Entry(shown, role, moves, act))
+    METRIC_DOCS.append(MetricDoc(shown, role, moves, act))
     return kind(name, moves, labels, registry=REGISTRIES[role], **more)
 
 
-def exposition(role: str) -> bytes:
+def render_exposition(role: str) -> bytes:
     """What a role answers ``/metrics`` with, in Prometheus' text format."""
-    own = [generate_latest(registry) for kind, registry in REGISTRIES.items() if kind in ("every role", role)]
+    own = [generate_latest(registry) for kind, registry in REGISTRIES.items() if kind in ("common", role)]
     return b"".join(own)
 
 
-def counted(requests: Counter, inflight: Gauge | None = None) -> Middleware:
+def request_metrics(requests: Counter, inflight: Gauge | None = None) -> Middleware:
     """Middleware that counts a gateway's answers by status, and those that are being made."""
 
     @web.middleware
     async def count(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        status = GONE
+        status = CLIENT_CLOSED_REQUEST
         if inflight is not None:
             inflight.inc()
         try:
@@ -87,8 +87,8 @@ def counted(requests: Counter, inflight: Gauge | None = None) -> Middleware:
     return count
 
 
-def table() -> str:
+def render_table() -> str:
     """The registry as Markdown."""
     lines = ["| metric | role | when it moves | what to do |", "|---|---|---|---|"]
-    lines += [f"| `{entry.name}` | {entry.role} | {entry.moves} | {entry.act} |" for entry in ENTRIES]
+    lines += [f"| `{entry.name}` | {entry.role} | {entry.description} | {entry.runbook} |" for entry in METRIC_DOCS]
     return "\n".join(lines)

@@ -24,7 +24,7 @@ PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
 PROTOCOL = "http/protobuf"
 FLUSH_SECONDS = 3.0
 """Longest a role waits, as it ends, for its last spans to be exported."""
-FOR_AGENTS = ("OTEL_INSTRUMENTATION_", "OTEL_PYTHON_", "OTEL_SEMCONV_")
+AGENT_PREFIXES = ("OTEL_INSTRUMENTATION_", "OTEL_PYTHON_", "OTEL_SEMCONV_")
 """Variables about what is instrumented, not about where it goes."""
 
 Kind = Literal["internal", "server", "client", "consumer"]
@@ -32,44 +32,44 @@ Said = Mapping[str, str | int | float | bool]
 """Attributes."""
 
 
-class Traced:
+class SpanHandle:
     """A span that is being made; of nothing where traces are not exported."""
 
     def __init__(self, span: "Span | None" = None) -> None:
-        self.made = span
+        self.span = span
 
     @property
     def traceparent(self) -> str:
         """W3C Trace Context of it, for whoever is asked to do a part of the work; empty where there is none."""
-        if self.made is None:
+        if self.span is None:
             return ""
-        said = self.made.get_span_context()
+        said = self.span.get_span_context()
         return f"00-{said.trace_id:032x}-{said.span_id:016x}-{said.trace_flags:02x}"
 
     @property
     def headers(self) -> dict[str, str]:
         """The header that says `traceparent`."""
-        return {"traceparent": self.traceparent} if self.made is not None else {}
+        return {"traceparent": self.traceparent} if self.span is not None else {}
 
-    def note(self, said: Said) -> None:
+    def set_attributes(self, said: Said) -> None:
         """More attributes."""
-        if self.made is not None:
-            self.made.set_attributes(said)
+        if self.span is not None:
+            self.span.set_attributes(said)
 
-    def failed(self, why: str) -> None:
+    def set_error(self, why: str) -> None:
         """It came to nothing; ``why`` is a kind of failure, not its words."""
-        if self.made is not None:
+        if self.span is not None:
             from opentelemetry.trace import StatusCode
 
-            self.made.set_status(StatusCode.ERROR, why)
+            self.span.set_status(StatusCode.ERROR, why)
 
 
-NOTHING = Traced()
+NOOP = SpanHandle()
 _provider: "TracerProvider | None" = None
 _tracer: "Tracer | None" = None
 
 
-def begin(role: str, instance: str) -> None:
+def setup(role: str, instance: str) -> None:
     """Export the spans of this process from now on, if the environment says where to; what is amiss is logged."""
     global _provider, _tracer
     endpoint = next(filter(None, (os.environ.get(name) for name in ENDPOINTS)), "")
@@ -80,7 +80,7 @@ def begin(role: str, instance: str) -> None:
         log.warning("no traces are exported by %s: set OTEL_EXPORTER_OTLP_PROTOCOL=%s", spoken, PROTOCOL)
         return
     try:
-        _provider = _made(role, instance)
+        _provider = _create_provider(role, instance)
     except ModuleNotFoundError as error:
         log.warning("no traces are exported: %s is not installed: pip install 'lightningbus[otel]'", error.name)
         return
@@ -90,7 +90,7 @@ def begin(role: str, instance: str) -> None:
     _tracer = _provider.get_tracer("lightningbus")
 
 
-def end() -> None:
+def shutdown() -> None:
     """Export what is left, for `FLUSH_SECONDS` at most; nothing is exported any more."""
     global _provider, _tracer
     provider, _provider, _tracer = _provider, None, None
@@ -101,55 +101,55 @@ def end() -> None:
 
 
 @contextmanager
-def part(
+def start_span(
     name: str, said: Said | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
-) -> Iterator[Traced]:
+) -> Iterator[SpanHandle]:
     """A span of what the block does, with attributes, below the current one or a W3C traceparent."""
     if _tracer is None:
-        yield NOTHING
+        yield NOOP
         return
     from opentelemetry.trace import SpanKind
 
     made = _tracer.start_span(name, _context(parent), SpanKind[kind.upper()], said, start_time=started_ns or None)
-    traced = Traced(made)
+    traced = SpanHandle(made)
     try:
         yield traced
     except GeneratorExit:  # whoever read the answer has enough of it
         raise
     except BaseException as error:
-        traced.failed(type(error).__name__)
+        traced.set_error(type(error).__name__)
         raise
     finally:
         made.end()
 
 
 @contextmanager
-def span(
+def start_as_current_span(
     name: str, said: Said | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
-) -> Iterator[Traced]:
+) -> Iterator[SpanHandle]:
     """`part`, and the current one meanwhile: spans made in the block are its children. Not for generators."""
-    with part(name, said, parent, kind, started_ns) as traced:
-        if traced.made is None:
+    with start_span(name, said, parent, kind, started_ns) as traced:
+        if traced.span is None:
             yield traced
             return
         from opentelemetry.trace import use_span
 
-        with use_span(traced.made, record_exception=False, set_status_on_exception=False):
+        with use_span(traced.span, record_exception=False, set_status_on_exception=False):
             yield traced
 
 
-def record(name: str, started_ns: int, ended_ns: int) -> None:
+def record_span(name: str, started_ns: int, ended_ns: int) -> None:
     """A span of what is over, below the current one."""
     if _tracer is not None:
         _tracer.start_span(name, start_time=started_ns).end(max(started_ns, ended_ns))
 
 
-def environment_of_others(environment: Mapping[str, str]) -> dict[str, str]:
+def without_otel_exporter_env(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment without what says where this process' own traces go, and with which keys."""
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith("OTEL_") or name.startswith(FOR_AGENTS)
+        if not name.startswith("OTEL_") or name.startswith(AGENT_PREFIXES)
     }
 
 
@@ -161,7 +161,7 @@ def _context(traceparent: str) -> "Context | None":
     return TraceContextTextMapPropagator().extract({"traceparent": traceparent})
 
 
-def _made(role: str, instance: str) -> "TracerProvider":
+def _create_provider(role: str, instance: str) -> "TracerProvider":
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -171,12 +171,12 @@ def _made(role: str, instance: str) -> "TracerProvider":
     own = {"service.namespace": "lightningbus", "service.instance.id": instance}
     resource = Resource.create(own | ({} if named else {"service.name": f"lightningbus-{role}"}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(_telling_once(OTLPSpanExporter())))
+    provider.add_span_processor(BatchSpanProcessor(_log_transitions(OTLPSpanExporter())))
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # says the same of every batch that was not taken
     return provider
 
 
-def _telling_once(exporter: Any) -> Any:
+def _log_transitions(exporter: Any) -> Any:
     """An exporter that says when the collector goes, and when it is back."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 

@@ -8,7 +8,15 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 from xxhash import xxh3_128
 
-from bus.weights.collective import Group, Load, Wanted, join, meet, own_address, visit
+from bus.weights.collective import (
+    BroadcastGroup,
+    Load,
+    TensorSpec,
+    connect_store,
+    init_group,
+    local_ip_towards,
+    run_rendezvous,
+)
 from schemas.weights.safetensors_header import Tensor, parse_tensors
 
 DTYPES = {
@@ -46,7 +54,7 @@ class BroadcastReceiver:
 
     def __init__(self) -> None:
         self._store: Store | None = None
-        self._group: Group | None = None
+        self._group: BroadcastGroup | None = None
         self._group_name = self._rendezvous_key = ""
 
     def join(self, rendezvous: Rendezvous, worker_rank: int) -> None:
@@ -58,11 +66,13 @@ class BroadcastReceiver:
             host, _, port = rendezvous.address.rpartition(":")
             if self._store is None or rendezvous.group != self._group_name:
                 self.leave()
-                self._store = visit(host, int(port), rendezvous.seconds)
-            meet(self._store, rendezvous.meeting, rendezvous.rank + worker_rank, rendezvous.world, rendezvous.seconds)
+                self._store = connect_store(host, int(port), rendezvous.seconds)
+            run_rendezvous(
+                self._store, rendezvous.meeting, rendezvous.rank + worker_rank, rendezvous.world, rendezvous.seconds
+            )
             if self._group is None:
-                local_ip = own_address(host, int(port))
-                self._group = join(
+                local_ip = local_ip_towards(host, int(port))
+                self._group = init_group(
                     rendezvous.backend,
                     self._store,
                     rendezvous.group,
@@ -107,7 +117,7 @@ class BroadcastReceiver:
         self._group_name = self._rendezvous_key = ""
 
 
-def _spec(name: str, tensor: Tensor) -> Wanted:
+def _spec(name: str, tensor: Tensor) -> TensorSpec:
     begin, end = tensor.data_offsets
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None or math.prod(tensor.shape) * dtype.itemsize != end - begin:

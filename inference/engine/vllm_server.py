@@ -16,9 +16,9 @@ from typing import Any
 import aiohttp
 
 from common.observability import metrics
-from common.observability.tracing import environment_of_others
-from common.subprocesses import end, spawn
-from common.unix_sockets import PathTooLong, private_directory
+from common.observability.tracing import without_otel_exporter_env
+from common.subprocesses import spawn, terminate
+from common.unix_sockets import PathTooLongError, private_directory
 from inference.engine.broadcast_seats import supported_backends
 from inference.engine.vllm_command import command, environment, has_gpu
 from inference.settings import InferenceSettings
@@ -71,7 +71,7 @@ class VllmServer:
         """Raises `EngineError` if the socket cannot be created."""
         try:
             self._socket = self._exits.enter_context(private_directory("vllm")) / "socket"
-        except PathTooLong as error:
+        except PathTooLongError as error:
             raise EngineError(str(error)) from error
         connector = aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=IDLE_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
@@ -92,7 +92,7 @@ class VllmServer:
         with self.log_path.open("ab") as out:
             self._process = await spawn(
                 *command(self._settings, self._socket),
-                env=environment_of_others(os.environ) | environment(self._settings, self._socket.parent),
+                env=without_otel_exporter_env(os.environ) | environment(self._settings, self._socket.parent),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=asyncio.subprocess.STDOUT,
@@ -138,7 +138,7 @@ class VllmServer:
     async def stop(self) -> None:
         """Terminate the whole process group, and kill it after 10 s."""
         process, self._process = self._process, None
-        if process is not None and not await end(process, STOP_SECONDS):
+        if process is not None and not await terminate(process, STOP_SECONDS):
             log.warning("vLLM did not end within %g s and was ended by force", STOP_SECONDS)
 
     async def post(self, path: str, body: object = None) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from bus.fleet.node_state import State, serves
-from bus.security.secrets import holds
-from common.http_server import Listening, body_of
+from bus.fleet.node_state import State, is_ready
+from bus.security.secrets import has_bearer
+from common.http_server import HttpServer, read_body
 from common.listeners import open_listener, url_of
 from common.observability import metrics, tracing
-from common.observability.metric_registry import counted
+from common.observability.metric_registry import request_metrics
 from inference.gateway.version_stamp import StampEvent, add_cache_salt, stamp_event, stream
 from inference.settings import MAX_REQUESTS
 from inference.version_registry import LoadedVersions, select_version
@@ -68,8 +68,8 @@ class Gateway:
         """Requests that the engine is handling."""
         self._is_draining, self._call_ended = False, asyncio.Event()
         self.address = ""
-        self._listening = Listening()
-        counting = counted(metrics.node_requests, metrics.node_inflight)
+        self._listening = HttpServer()
+        counting = request_metrics(metrics.inference_requests, metrics.inference_requests_in_flight)
         middlewares = [self._listening.middleware, counting, self._admit]
         self._app = app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=middlewares)
         app.router.add_post("/v1/chat/completions", self._forward)
@@ -138,7 +138,7 @@ class Gateway:
         """Check key and limits before the request's body is read."""
         if request.path == HEALTH:
             return await handler(request)
-        if self._cluster_key and not holds(self._cluster_key, request.headers.get("Authorization", "")):
+        if self._cluster_key and not has_bearer(self._cluster_key, request.headers.get("Authorization", "")):
             return _error(401, "this node requires the cluster key: set cluster_key_file")
         if self._num_requests >= self._max_requests:
             return _error(429, f"this node answers {self._max_requests} requests at once", RETRY_AFTER)
@@ -154,14 +154,14 @@ class Gateway:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response(
-            {"state": self.state, "version": self.newest}, status=200 if serves(self.state) else 503
+            {"state": self.state, "version": self.newest}, status=200 if is_ready(self.state) else 503
         )
 
     async def _pass_on(self, request: web.Request) -> web.Response:
         """Proxy a route that samples no tokens, so its response has no version."""
-        if not serves(self.state):
+        if not is_ready(self.state):
             return self._not_ready()
-        body, headers = await body_of(request) or None, {"Content-Type": "application/json"}
+        body, headers = await read_body(request) or None, {"Content-Type": "application/json"}
         try:
             async with self._session.request(
                 request.method, self._engine_url + request.path, data=body, headers=headers
@@ -172,8 +172,8 @@ class Gateway:
             return _error(503, "the engine is not answering")
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
-        body = await body_of(request)  # read first: versions may change meanwhile
-        if not serves(self.state) or self._is_draining or not self.versions:
+        body = await read_body(request)  # read first: versions may change meanwhile
+        if not is_ready(self.state) or self._is_draining or not self.versions:
             return self._not_ready()
         pinned = request.headers.get(VERSION_HEADER)
         version = select_version(self.versions, pinned, request.headers.get(PREFERRED_HEADER))
@@ -184,13 +184,13 @@ class Gateway:
         traceparent = request.headers.get(TRACE_HEADER, "")
         with (
             self._track(request, version) as (engine_model, stamp),
-            tracing.span(f"POST {request.path}", span_attributes, traceparent, "server") as span,
+            tracing.start_as_current_span(f"POST {request.path}", span_attributes, traceparent, "server") as span,
         ):
             headers = {"Content-Type": "application/json", **span.headers}
             body = add_cache_salt(body, version, engine_model)
             try:
                 async with self._session.post(self._engine_url + request.path, data=body, headers=headers) as response:
-                    span.note({"http.response.status_code": response.status})
+                    span.set_attributes({"http.response.status_code": response.status})
                     if response.content_type != "text/event-stream":
                         return web.Response(
                             body=await response.read(), status=response.status, content_type=response.content_type
@@ -216,7 +216,7 @@ class Gateway:
             self._call_ended.clear()
 
     def _not_ready(self) -> web.Response:
-        return _error(503, f"this node is {'taking weights' if serves(self.state) else self.state}", RETRY_AFTER)
+        return _error(503, f"this node is {'taking weights' if is_ready(self.state) else self.state}", RETRY_AFTER)
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from msgspec.structs import replace
 
-from bus.fleet.node_state import Happening
+from bus.fleet.node_state import NodeEvent
 from inference.engine.vllm_server import EngineError, EngineRejectedError, VllmServer
 from inference.gateway.server import Gateway
 from schemas.weights.events import CanaryPrompt, CanarySpec
@@ -119,7 +119,7 @@ class EngineCanary:
     """Runs canary trials on this node; meanwhile other nodes serve the agents."""
 
     def __init__(
-        self, engine: VllmServer, model: str, gateway: Gateway, transition: Callable[[Happening], Awaitable[None]]
+        self, engine: VllmServer, model: str, gateway: Gateway, transition: Callable[[NodeEvent], Awaitable[None]]
     ) -> None:
         self._engine, self._model, self._gateway, self._transition = engine, model, gateway, transition
 

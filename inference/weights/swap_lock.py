@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from nats.aio.msg import Msg
 
 from bus.client import Bus
-from bus.errors import BusError, Fenced
+from bus.errors import BusError, FencedError
 from bus.fleet.heartbeats import Fleet
 from bus.fleet.node_state import DEAD_SECONDS
-from bus.weights.signed_log import Verified
+from bus.weights.signed_log import SignedLog
 from common.observability import metrics
 from schemas import subjects
 from schemas.fleet import Heartbeat
@@ -53,7 +53,7 @@ class SwapLock:
     def __init__(self, bus: Bus, node_id: str, model: str) -> None:
         self._bus, self._node_id, self._model = bus, node_id, model
         self._subject = subjects.swap_lock(model)
-        self._log = Verified(bus, self._subject, model, SwapLockState)
+        self._log = SignedLog(bus, self._subject, model, SwapLockState)
         self._fleet: Fleet = bus.fleet("inference")
         self._changed = asyncio.Event()
         self._last_seen = (0, 0.0)
@@ -82,7 +82,7 @@ class SwapLock:
     async def hold(self) -> AsyncIterator[None]:
         """Acquire the lock, and hold it while the block runs. Raises as `Bus.publish`."""
         self._must_release = True  # set first: the stream may have the message although its reply was lost
-        with metrics.turn_wait_seconds.time():
+        with metrics.swap_lock_wait.time():
             sequence = await self._acquire()
         try:
             yield
@@ -92,7 +92,7 @@ class SwapLock:
     async def _release(self, sequence: int) -> None:
         try:
             await self._publish(released=True, last=sequence)
-        except Fenced:
+        except FencedError:
             log.warning("another node acquired the swap lock: this one sent no heartbeat for too long")
         except BusError as error:
             log.warning("the swap lock was not released: %s", error)
@@ -109,7 +109,7 @@ class SwapLock:
             if is_free(lock, self._node_id, self._find_holder(lock), now - self._last_seen[1]):
                 try:
                     return await self._publish(released=False, last=sequence)
-                except Fenced:
+                except FencedError:
                     pass  # another node was faster
             try:
                 async with asyncio.timeout(POLL_SECONDS):
@@ -121,7 +121,7 @@ class SwapLock:
         return next((beat for beat in self._fleet.members() if lock is not None and beat.id == lock.node), None)
 
     async def _last(self) -> tuple[SwapLockState | None, int]:
-        last = await self._log.last()
+        last = await self._log.get_last()
         entry = await anext(self._log.newest_first(last), None)
         return entry.event if entry is not None else None, last.sequence if last is not None else 0
 

@@ -18,8 +18,8 @@ from nats.errors import Error as NatsError
 
 from bus.client import Bus
 from bus.errors import BusError
-from bus.verified_download import counting
-from bus.weights.registry import Releases
+from bus.verified_download import measure_verification
+from bus.weights.registry import WeightRegistry
 from common.observability import metrics, tracing
 from common.observability.faults import count_fault
 from inference.engine.vllm_server import EngineError, EngineRejectedError
@@ -59,7 +59,7 @@ class WeightUpdater:
     def __init__(self, bus: Bus, node_id: str, model: str, directory: Path, target: WeightTarget) -> None:
         self._bus, self._node_id, self._model, self._target = bus, node_id, model, target
         self._cache = WeightCache(bus, model, directory)
-        self._releases = Releases(bus, model)
+        self._releases = WeightRegistry(bus, model)
         self._swap_lock = SwapLock(bus, node_id, model)
         self._wakeup = asyncio.Event()
         self._active: PendingUpdate | None = None
@@ -119,7 +119,7 @@ class WeightUpdater:
         self._wakeup.set()
         for pause in NOTIFICATION_LAG_SECONDS:
             with suppress(BusError, NatsError):
-                release = await self._releases.look()
+                release = await self._releases.refresh()
                 self._target.on_release_state(release)
                 if encode(release) == message.data:
                     return
@@ -141,22 +141,22 @@ class WeightUpdater:
                 attributes.WEIGHT_VERSION: update.version,
                 attributes.NODE: self._node_id,
             }
-            with tracing.span("version", span_attributes):
+            with tracing.start_as_current_span("version", span_attributes):
                 return await self._update_to(update)
         except EngineError:
             raise
         except Exception as error:
             if not isinstance(error, (BusError, NatsError, OSError, ValueError)):
                 count_fault("a weight version", error)
-            metrics.fetch_failures.inc()
+            metrics.weight_fetch_failures.inc()
             self.problem = f"weights not fetched: {error}"
             log.warning("%s; version %s goes on serving", self.problem, self.version)
             return False
 
     async def _desired(self) -> PendingUpdate | None:
-        choice = await self._releases.choice()
+        choice = await self._releases.resolve_target()
         self._target.on_release_state(self._releases.state)
-        canary = choice.to_try if self._target.canary is not None else None
+        canary = choice.canary if self._target.canary is not None else None
         return plan_update(choice.serve, canary, self._active, self._canary_backoff, time.monotonic())
 
     async def _stop_serving_revoked(self) -> bool:
@@ -184,7 +184,7 @@ class WeightUpdater:
 
     async def _join_broadcast(self, update: PendingUpdate) -> bool:
         """Receive the version together with all nodes that have a rank; False: it must be fetched."""
-        with tracing.span("broadcast"):
+        with tracing.start_as_current_span("broadcast"):
             pause_seconds = await self._target.join_broadcast(update.manifest)
         if pause_seconds is None:
             return False
@@ -194,7 +194,7 @@ class WeightUpdater:
     async def _fetch(self, update: PendingUpdate) -> PendingUpdate:
         started_at = time.monotonic()
         try:
-            with tracing.span("fetch and verify"), counting() as verification:
+            with tracing.start_as_current_span("fetch and verify"), measure_verification() as verification:
                 files = await self._cache.ensure(update.manifest)
         except (BusError, NatsError, OSError, ValueError):
             self.needs_full_weights = self.needs_full_weights or update.manifest.kind == "delta"
@@ -219,14 +219,14 @@ class WeightUpdater:
         await self._activate(update, await self._load(update))
 
     async def _load(self, update: PendingUpdate) -> float:
-        with tracing.span("swap"):
+        with tracing.start_as_current_span("swap"):
             return await self._target.load_files(update.files, update.version)
 
     async def _activate(self, update: PendingUpdate, pause_seconds: float) -> None:
         self._active, self.problem, self.needs_full_weights = update, "", False
-        metrics.node_version.set(update.version)
-        metrics.fetch_seconds.observe(update.fetch_seconds + update.verify_seconds)
-        metrics.swap_pause_seconds.observe(pause_seconds)
+        metrics.inference_weight_version.set(update.version)
+        metrics.weight_fetch.observe(update.fetch_seconds + update.verify_seconds)
+        metrics.swap_pause.observe(pause_seconds)
         log.info(
             "version %d: fetched in %.3f s, paused for %.3f s", update.version, update.fetch_seconds, pause_seconds
         )
@@ -244,7 +244,7 @@ class WeightUpdater:
         await canary.drain_traffic()
         try:
             pause_seconds = await self._load(update)
-            with tracing.span("trial"):
+            with tracing.start_as_current_span("trial"):
                 result = await canary.run(manifest.canary, version, last_approved_length(self._releases.state))
             is_kv_cache_tainted = result.is_kv_cache_tainted
             await self._publish_verdict(version, result)
@@ -264,10 +264,12 @@ class WeightUpdater:
 
     async def _publish_verdict(self, version: int, result: CanaryResult) -> None:
         action: Literal["released", "revoked"] = "revoked" if result.reason else "released"
-        metrics.trials.labels(action).inc()
+        metrics.canaries.labels(action).inc()
         log.info("version %d is %s: %s", version, action, result.reason or result.metrics)
         reason, figures = result.reason, result.metrics
-        await self._releases.decide(action, version, who=self._node_id, why=reason, figures=figures, first_only=True)
+        await self._releases.append_decision(
+            action, version, who=self._node_id, why=reason, figures=figures, first_only=True
+        )
 
     async def _roll_back(self, canary: Canary, is_kv_cache_tainted: bool) -> None:
         if is_kv_cache_tainted:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from bus.client import Bus
 from bus.errors import BusError
-from bus.verified_download import verifying
+from bus.verified_download import timed_verification
 from bus.weights.transports.base import Transport
-from bus.weights.transports.factory import transport
+from bus.weights.transports.factory import open_transport
 from schemas.weights.delta import DeltaError, apply_deltas
 from schemas.weights.events import Blob, DeltaLink, WeightManifest
 
@@ -26,7 +26,7 @@ class WeightCache:
         """Fetched and verified by this process."""
         self._delta_base: tuple[str, Path] | None = None
         """Fingerprint and path of the newest full file: deltas may be applied to it."""
-        self._transport = cache(partial(transport, bus))  # may hold connections
+        self._transport = cache(partial(open_transport, bus))  # may hold connections
 
     async def ensure(self, manifest: WeightManifest) -> list[Path]:
         """The files to load, fetched if necessary: all weights, or a base and its adapters.
@@ -93,7 +93,7 @@ class WeightCache:
         try:
             for link, delta in zip(links, deltas, strict=True):
                 await source.get(link.blob, delta)
-            with verifying():
+            with timed_verification():
                 fingerprint = await asyncio.to_thread(apply_deltas, base, deltas, unverified)
             if links and fingerprint != links[-1].fingerprint:
                 raise DeltaError(f"version {links[-1].version} was reconstructed and is not what was published")

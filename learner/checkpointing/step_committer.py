@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from bus.errors import Fenced
+from bus.errors import FencedError
 from learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
 from learner.checkpointing.resume import initial_state
 from learner.publishing.canary_prompts import CanaryPrompts
@@ -52,7 +52,7 @@ class StepCommitter:
         while True:
             try:
                 await self._publish(path, state)
-            except Fenced as error:
+            except FencedError as error:
                 if found is None:
                     raise fenced_error(state.model, state.epoch) from error
                 state = initial_state(found, await self._publisher.refresh(), self._settings)
@@ -89,7 +89,7 @@ class StepCommitter:
     async def _publish_or_stop(self, path: Path, state: LearnerState) -> None:
         try:
             await self._publish(path, state)
-        except Fenced as error:
+        except FencedError as error:
             raise fenced_error(state.model, state.epoch) from error
 
     async def _publish(self, path: Path, state: LearnerState) -> None:

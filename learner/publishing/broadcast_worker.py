@@ -62,21 +62,21 @@ class Sender:
                 raise RuntimeError("nccl needs a GPU, and torch finds none")
             import vllm.distributed.weight_transfer.nccl_common  # noqa: F401 - now, not while others wait
         self._backend, self._host, self._collective = backend, host, collective
-        self.store = collective.listen(host, port)
+        self.store = collective.create_store(host, port)
         self._group: Any = None
         self._name = self._header = ""
 
     def send(self, order: SendRequest) -> None:
-        """Meet and broadcast; raises `bus.weights.collective.NotMet`, RuntimeError, OSError, ValueError."""
+        """Meet and broadcast; raises `bus.weights.collective.RendezvousTimeout`, RuntimeError, OSError, ValueError."""
         header, tensors = bytes_of(Path(order.path))
         if self._header:
             self.store.delete_key(self._header)  # not before: who is slow reads it when all has been sent
         self._header = f"{order.meeting}/header"
         self.store.set(self._header, header)  # type: ignore[arg-type]
-        self._collective.meet(self.store, order.meeting, 0, order.world, order.seconds)
+        self._collective.run_rendezvous(self.store, order.meeting, 0, order.world, order.seconds)
         if order.group != self._name:
             self._group = None  # before the next one is made: it may hold what that needs
-            self._group = self._collective.join(
+            self._group = self._collective.init_group(
                 self._backend, self.store, order.group, 0, order.world, self._host, order.seconds
             )
             self._name = order.group
@@ -84,7 +84,7 @@ class Sender:
 
     def missing_nodes(self, order: SendRequest) -> tuple[int, ...]:
         """Ranks that did not come to a meeting."""
-        return tuple(self._collective.absent(self.store, order.meeting, order.world))
+        return tuple(self._collective.missing_ranks(self.store, order.meeting, order.world))
 
 
 def main(backend: Backend, host: str, port: int) -> None:

@@ -13,8 +13,8 @@ from uuid import uuid4
 
 import msgspec
 
-from bus.fleet.node_state import serves
-from common.aio import cancel
+from bus.fleet.node_state import is_ready
+from common.aio import cancel_and_wait
 from common.observability import metrics
 from common.subprocesses import kill_group, spawn
 from learner.publishing.broadcast_worker import SendReply, SendRequest
@@ -48,7 +48,7 @@ def assign_ranks(
             reach = msgspec.convert(beat.status.get("reach"), BroadcastCapability)
         except msgspec.ValidationError:
             continue
-        ready = beat.model == model and beat.version == held and serves(beat.state)
+        ready = beat.model == model and beat.version == held and is_ready(beat.state)
         if ready and backend in reach.backends and reach.engine not in resting:
             seats.append(RankAssignment(node=beat.id, engine=reach.engine, rank=rank, ranks=reach.ranks))
             rank += reach.ranks
@@ -143,7 +143,7 @@ class Broadcaster:
             if kind is None and self._sending is not None:
                 await asyncio.wait({self._sending})  # to leave amid it would cost every engine in it a start
         finally:
-            await cancel(*(task for task in (self._sending, self._starting) if task is not None))
+            await cancel_and_wait(*(task for task in (self._sending, self._starting) if task is not None))
             if self._process is not None:
                 await self._process.end()
             self._file.unlink(missing_ok=True)
@@ -213,7 +213,7 @@ class Broadcaster:
             async with asyncio.timeout(offer.rendezvous_timeout_seconds + MAX_SEND_SECONDS):
                 await self._process.send(order)
         except (SenderFailed, TimeoutError, OSError) as error:
-            metrics.broadcasts.labels("given_up").inc()
+            metrics.weight_broadcasts.labels("aborted").inc()
             why = str(error) or "it did not end in time"
             log.warning("version %d is to be had by its files: the broadcast was given up: %s", version, why)
             absent = getattr(error, "absent", ())
@@ -224,7 +224,7 @@ class Broadcaster:
             self._process, self._group, self._seats = None, "", ()
             self._start_again()
         else:
-            metrics.broadcasts.labels("sent").inc()
+            metrics.weight_broadcasts.labels("sent").inc()
             self.num_sent += 1
             log.info("version %d was broadcast to %d engines", version, len(offer.participants))
 

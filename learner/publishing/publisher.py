@@ -12,10 +12,10 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from bus.client import Bus
-from bus.errors import BusError, Fenced
-from bus.weights.registry import Releases
-from bus.weights.signed_log import Entry, Verified
-from bus.weights.transports.factory import transport
+from bus.errors import BusError, FencedError
+from bus.weights.registry import WeightRegistry
+from bus.weights.signed_log import Entry, SignedLog
+from bus.weights.transports.factory import open_transport
 from learner.errors import LearnerError
 from learner.publishing.broadcaster import Broadcaster
 from learner.publishing.delta_chain import (
@@ -58,15 +58,15 @@ class WeightPublisher:
         """``whole_wanted``: whether some node waits for a version that it can fetch by itself."""
         self._bus, self._settings, self._whole_wanted, self._broadcaster = bus, settings, whole_wanted, broadcaster
         self._subject = subjects.weights(settings.model)
-        self._versions = Verified(bus, self._subject, settings.model, WeightManifest)
+        self._versions = SignedLog(bus, self._subject, settings.model, WeightManifest)
         self._last_sequence = 0
         try:
-            self._transport = transport(bus, settings.weights.transport, settings.weights.place)
+            self._transport = open_transport(bus, settings.weights.transport, settings.weights.place)
         except BusError as error:
             raise LearnerError(f"weights: {error}") from error
         self._chain = DeltaChain(settings.checkpoints, settings.weights.anchor_every)
         self._blob_names: list[str] = []
-        self._releases = Releases(bus, settings.model)
+        self._releases = WeightRegistry(bus, settings.model)
         self._base: tuple[Blob, ...] = ()
         self._base_path: Path | None = None
         self._file = settings.checkpoints / PUBLISHED
@@ -75,11 +75,11 @@ class WeightPublisher:
 
     async def refresh(self) -> WeightManifest | None:
         """The newest version on the bus; what is published from now on replaces exactly that one."""
-        last = await self._versions.last()
+        last = await self._versions.get_last()
         found = await anext(self._versions.newest_first(last), None)
         self.last = found.event if found is not None else None
         self._last_sequence = last.sequence if last is not None else 0
-        self._blob_names = filter_model(self._settings.model, await self._transport.names(BUCKET))
+        self._blob_names = filter_model(self._settings.model, await self._transport.list_names(BUCKET))
         return self.last
 
     async def wait_until_fenced(self, epoch: int) -> None:
@@ -96,7 +96,7 @@ class WeightPublisher:
                 heard.clear()
                 # What is heard may have been refused, by compare-and-set: the stream says what was not.
                 try:
-                    found = await anext(self._versions.newest_first(await self._versions.last()), None)
+                    found = await anext(self._versions.newest_first(await self._versions.get_last()), None)
                 except (BusError, NatsError):
                     await asyncio.sleep(LOOK_AGAIN_SECONDS)
                     heard.set()
@@ -118,7 +118,7 @@ class WeightPublisher:
         """A safetensors file as a version, whole or as what changed since the last one that this learner published.
 
         The file is only ever replaced, not written to again. With a ``trial`` nodes wait until one of them has tried
-        it. Raises `Fenced` when another learner has published since the last look.
+        it. Raises `FencedError` when another learner has published since the last look.
         """
         async with self._lock:
             await self._publish(path, version, epoch, step, trial)
@@ -135,7 +135,7 @@ class WeightPublisher:
                 async with self._lock:
                     if self.last is not None and not await self._is_on_bus(self.last):
                         await self._publish_again(self.last)
-            except Fenced as error:
+            except FencedError as error:
                 raise fenced_error(self._settings.model, self.last.epoch if self.last else 0) from error
             except (BusError, NatsError) as error:
                 log.warning(
@@ -146,12 +146,12 @@ class WeightPublisher:
 
     async def _is_on_bus(self, version: WeightManifest) -> bool:
         """Whether nodes can fetch a version, or a newer learner's."""
-        newest = await anext(self._versions.newest_first(await self._versions.last()), None)
+        newest = await anext(self._versions.newest_first(await self._versions.get_last()), None)
         if newest is None or (newest.event.epoch, newest.event.version) < (version.epoch, version.version):
             return False
         if newest.event.epoch > version.epoch:
             return True
-        names = await self._transport.names(BUCKET)
+        names = await self._transport.list_names(BUCKET)
         return all(blob.name in names for blob in (*version.blobs, *(link.blob for link in version.chain)))
 
     async def _publish_again(self, lost: WeightManifest) -> None:
@@ -165,7 +165,7 @@ class WeightPublisher:
         )  # fmt: skip
         await self._replace_last(manifest)
         self.last = manifest
-        self._blob_names = filter_model(lost.model, await self._transport.names(BUCKET))
+        self._blob_names = filter_model(lost.model, await self._transport.list_names(BUCKET))
         if not self._base:
             link = DeltaLink(version=lost.version, fingerprint=lost.fingerprint, blob=blob)
             await self._chain.record_published(link, self._file, whole=True)
@@ -211,7 +211,7 @@ class WeightPublisher:
             log.warning("old versions are not removed: %s", str(error) or type(error).__name__)
 
     async def _replace_last(self, manifest: WeightManifest) -> None:
-        """Publish by compare-and-set, over what counts for nothing too; raises `Fenced` for another learner's version.
+        """Publish by compare-and-set, also over invalid entries; raises `FencedError` for another learner's version.
 
         On a bus that lost this learner's last version it goes after what the bus has kept.
         """
@@ -221,8 +221,8 @@ class WeightPublisher:
                 self._last_sequence = await self._bus.publish(
                     self._subject, manifest, msg_id=msg_id, expect_last=self._last_sequence, unique=True
                 )
-            except Fenced:
-                last = await self._versions.last()
+            except FencedError:
+                last = await self._versions.get_last()
                 newest = await anext(self._versions.newest_first(last), None)
                 sequence = last.sequence if last is not None else 0
                 if sequence == self._last_sequence or (newest is not None and self._is_overtaken(newest, manifest)):
@@ -237,7 +237,7 @@ class WeightPublisher:
 
     async def _expire(self, newest: str) -> None:
         self._blob_names = [*(name for name in self._blob_names if name != newest), newest]
-        model, release = self._settings.model, await self._releases.look()
+        model, release = self._settings.model, await self._releases.refresh()
         before = self.last.parent if self.last is not None else None
         if before is not None and (said := latest_verdict(release, before)) is not None and said.action == "revoked":
             log.warning("version %d was revoked: %s; training goes on from its weights", before, said.reason)

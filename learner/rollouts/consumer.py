@@ -11,8 +11,8 @@ from nats.errors import Error as NatsError
 
 from bus.client import Bus
 from bus.errors import BusError
-from bus.message import Delivery
-from bus.pull_consumer import Puller
+from bus.message import Message
+from bus.pull_consumer import PullConsumer
 from bus.streams import LEARNER_ROLLOUTS
 from common.aio import first_completed
 from common.observability import metrics
@@ -62,7 +62,7 @@ class RolloutConsumer:
         self._rules = settings.credit.rules_in_force
         self._assembler = Assembler(self._rules)
         self._consumed = dict(used or {})  # execution -> position of its last batch
-        self._unacked: deque[Delivery] = deque()
+        self._unacked: deque[Message] = deque()
         self.acked_up_to = position
         """Position that a checkpoint covers everything before."""
         self.gap: StreamGap | None = None
@@ -97,7 +97,7 @@ class RolloutConsumer:
                 self._unacked.clear()  # their acknowledgements are of the consumer before the reset
                 self._next_delivery = 1
                 try:
-                    await self._bus.reset(LEARNER_ROLLOUTS, await self.find_position())
+                    await self._bus.reset_consumer(LEARNER_ROLLOUTS, await self.find_position())
                 except (NatsError, BusError) as error:
                     log.warning("cannot read rollouts, trying again: %s", str(error) or type(error).__name__)
                     calm = time.monotonic()
@@ -118,17 +118,20 @@ class RolloutConsumer:
 
     async def find_position(self) -> int:
         """The stream sequence to read from: the stream may have lost messages since it was last looked at."""
-        stream, tasks = await self._bus.stream(LEARNER_ROLLOUTS.stream), await self._bus.stream(subjects.TASKS)
+        stream, tasks = (
+            await self._bus.stream_state(LEARNER_ROLLOUTS.stream),
+            await self._bus.stream_state(subjects.TASKS),
+        )
         found = resume_at(self.stream_mark, self.acked_up_to, stream)
-        gap = find_gap(found, self.stream_mark, tasks, stream.last)
+        gap = find_gap(found, self.stream_mark, tasks, stream.last_seq)
         if gap is not None and self.gap is None:
             self.previous_stream_mark = self.stream_mark
-        self.stream_mark = replace(found.mark, tasks=tasks.created)
+        self.stream_mark = replace(found.mark, tasks=tasks.created_at)
         self.acked_up_to = self.stream_mark.offset + found.sequence
         self.next_sequence = max(self.next_sequence, self.acked_up_to)
         if gap is not None:
             self.gap = gap
-            self._note_gap(found.sequence if stream.messages else stream.last + 1)
+            self._note_gap(found.sequence if stream.num_messages else stream.last_seq + 1)
         return found.sequence
 
     def _note_gap(self, sequence: int) -> None:
@@ -137,16 +140,16 @@ class RolloutConsumer:
             self.gaps.put_nowait(self.gap)
             self.gap = None
 
-    async def _consume_until_gap(self, puller: Puller) -> bool:
+    async def _consume_until_gap(self, puller: PullConsumer) -> bool:
         """Read until a delivery is missing, or the connection was made anew: False."""
         reconnected = 0
         ended = await first_completed(self._bus.reconnected.wait(), self._consume(puller), self._poll_delivered_count())
         return reconnected not in ended
 
-    async def _consume(self, puller: Puller) -> None:
+    async def _consume(self, puller: PullConsumer) -> None:
         """Read until a later delivery comes than the next one."""
         async for delivery in puller:
-            delivery.release()
+            delivery.free_slot()
             if delivery.consumer_sequence == self._next_delivery:
                 self._next_delivery += 1
                 self._on_in_order(delivery)
@@ -164,14 +167,14 @@ class RolloutConsumer:
             except (NatsError, BusError):
                 continue
             # What was on its way at the look before came ahead of this answer; a count that falls was reset by another.
-            now = backlog.delivered
-            if self._next_delivery <= given or now < come or stream.created != self.stream_mark.created:
+            now = backlog.num_delivered
+            if self._next_delivery <= given or now < come or stream.created_at != self.stream_mark.created:
                 return
             given = now
             if self.fill.is_filling:
                 self.attempt_ended.set()
 
-    def _on_in_order(self, delivery: Delivery) -> None:
+    def _on_in_order(self, delivery: Message) -> None:
         position = self.stream_mark.offset + delivery.sequence
         if position >= self.next_sequence:
             self._assemble(delivery, position)
@@ -205,22 +208,22 @@ class RolloutConsumer:
     async def acknowledge(self, position: int) -> None:
         """A checkpoint covers everything before ``position``."""
         self.acked_up_to = max(position, self.acked_up_to)
-        last: Delivery | None = None
+        last: Message | None = None
         while self._unacked and self.stream_mark.offset + self._unacked[0].sequence < position:
             last = self._unacked.popleft()
         if last is not None:
             await last.ack()  # and with it all before
 
-    def _assemble(self, delivery: Delivery, position: int) -> None:
+    def _assemble(self, delivery: Message, position: int) -> None:
         try:
-            self._add(delivery.as_(SpanBatch), position)
+            self._add(delivery.decode_as(SpanBatch), position)
         except DecodeError as error:
             log.warning("span batch %d is left out: %s", delivery.sequence, error)  # the store keeps it as dead letter
         except Exception as error:  # whatever a message leads to, it is read no better the next time
             count_fault(f"span batch {delivery.sequence} is left out", error)
         else:
             return
-        metrics.batches_left_out.inc()
+        metrics.rejected_batches.inc()
 
     def _add(self, batch: SpanBatch, position: int) -> None:
         if not batch.sample_index < batch.group_size <= MAX_GROUP_SIZE:

@@ -6,18 +6,19 @@ from collections import deque
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from bus.client import Bus
-from bus.task_file import Problem
+from bus.task_file import TaskInput
+from bus.task_publisher import TaskPublisher
 from learner.rollouts.task_order import TaskOrder
 from learner.settings.learner import LearnerSettings
 from schemas.tasks import Task
 
 
-def task_id(problem: Problem, number: int, settings: LearnerSettings) -> str:
+def task_id(problem: TaskInput, number: int, settings: LearnerSettings) -> str:
     """What a problem's task is called in the pass of that number."""
     return f"{problem.id}@{settings.run}-p{number}"
 
 
-def tasks_of_group(problem: Problem, number: int, settings: LearnerSettings) -> list[Task]:
+def tasks_of_group(problem: TaskInput, number: int, settings: LearnerSettings) -> list[Task]:
     """The tasks of a problem's group in the pass of that number.
 
     Deterministic, so that a learner that starts again publishes the same tasks under the same message ids.
@@ -42,7 +43,7 @@ def tasks_of_group(problem: Problem, number: int, settings: LearnerSettings) -> 
 class Dispatcher:
     """Publishes groups while the bound admits more; `admit` is called whenever it may have moved."""
 
-    def __init__(self, bus: Bus, problems: Sequence[Problem], settings: LearnerSettings, dispatched: int) -> None:
+    def __init__(self, bus: Bus, problems: Sequence[TaskInput], settings: LearnerSettings, dispatched: int) -> None:
         self._bus, self._problems, self._settings = bus, problems, settings
         self._task_order = TaskOrder(len(problems), settings.seed)
         self._places: dict[str, int] = {}
@@ -116,12 +117,13 @@ class Dispatcher:
             if self._lost:
                 place, samples, nonce = self._lost[0]
                 tasks = await self._group(place)
-                await self._bus.publish_tasks([tasks[sample] for sample in samples], timeout=math.inf, nonce=nonce)
+                lost_tasks = [tasks[sample] for sample in samples]
+                await TaskPublisher(self._bus).publish_tasks(lost_tasks, timeout=math.inf, nonce=nonce)
                 self._lost.popleft()
             elif self.dispatched < self._limit:
                 tasks = await self._group(self.dispatched)
                 self._places[tasks[0].id] = self.dispatched  # before: what is lost on its way is outstanding too
-                await self._bus.publish_tasks(tasks, timeout=math.inf, nonce=self._nonce)
+                await TaskPublisher(self._bus).publish_tasks(tasks, timeout=math.inf, nonce=self._nonce)
                 self.dispatched += 1
             else:
                 await self._limit_changed.wait()

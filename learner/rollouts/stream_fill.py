@@ -26,12 +26,14 @@ class StreamFill:
         """Look at the stream and what the learner has to do yet; raises as `capacity`."""
         stream, backlog = await self._ask()
         capacity = _capacity(stream, backlog)
-        self.share = filled_share(backlog.unacknowledged, backlog.undelivered, stream.messages, stream.bytes, capacity)
+        self.share = filled_share(
+            backlog.num_ack_pending, backlog.num_pending, stream.num_messages, stream.num_bytes, capacity
+        )
         return stream, backlog
 
     async def _ask(self) -> tuple[StreamState, Backlog]:
-        return await self._bus.stream(LEARNER_ROLLOUTS.stream), await self._bus.backlog(LEARNER_ROLLOUTS)
+        return await self._bus.stream_state(LEARNER_ROLLOUTS.stream), await self._bus.backlog(LEARNER_ROLLOUTS)
 
 
 def _capacity(stream: StreamState, backlog: Backlog) -> Capacity:
-    return Capacity(stream.max_bytes, stream.max_messages, backlog.max_unacknowledged)
+    return Capacity(stream.max_bytes, stream.max_messages, backlog.max_ack_pending)

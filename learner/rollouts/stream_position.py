@@ -46,10 +46,10 @@ class StreamGap:
 
 def find_gap(found: Continuation, mark: StreamMark, tasks: StreamState, last: int) -> StreamGap | None:
     """What is missing of rollouts or tasks; None: nothing. ``mark`` is what was known, ``last`` as in `StreamGap`."""
-    renewed = mark.tasks and mark.tasks != tasks.created
-    queue = f"stream {tasks.name} was made anew at {tasks.created}" if renewed else ""
+    renewed = mark.tasks and mark.tasks != tasks.created_at
+    queue = f"stream {tasks.name} was made anew at {tasks.created_at}" if renewed else ""
     reason = "; ".join(filter(None, [found.gap, queue]))
-    nonce = f":{found.mark.created}:{found.mark.offset}:{found.sequence}:{tasks.created}"
+    nonce = f":{found.mark.created}:{found.mark.offset}:{found.sequence}:{tasks.created_at}"
     return StreamGap(reason, nonce, last) if reason else None
 
 
@@ -57,20 +57,20 @@ def resume_at(mark: StreamMark, position: int, stream: StreamState) -> Continuat
     """Where to read on, from the checkpoint's ``mark`` and ``position`` and the stream as it is found."""
     name = stream.name
     wanted = position - mark.offset
-    if mark.created and stream.created != mark.created:
-        return _begin_anew(mark, wanted, stream, f"stream {name} was made anew at {stream.created}: it had")
-    if stream.last < max(mark.last, wanted - 1):
-        back = f"stream {name} ends at message {stream.last} again: it has lost what it had since then,"
+    if mark.created and stream.created_at != mark.created:
+        return _begin_anew(mark, wanted, stream, f"stream {name} was made anew at {stream.created_at}: it had")
+    if stream.last_seq < max(mark.last, wanted - 1):
+        back = f"stream {name} ends at message {stream.last_seq} again: it has lost what it had since then,"
         return _begin_anew(mark, wanted, stream, back)
-    now = StreamMark(created=stream.created, offset=mark.offset, last=mark.last, tasks=mark.tasks)
-    if mark.created and wanted < stream.first:
-        missing = f"stream {name} begins at message {stream.first} now: messages from {max(wanted, 1)} on are gone"
-        return Continuation(now, stream.first, missing)
-    return Continuation(now, wanted if mark.created else max(wanted, stream.first))
+    now = StreamMark(created=stream.created_at, offset=mark.offset, last=mark.last, tasks=mark.tasks)
+    if mark.created and wanted < stream.first_seq:
+        missing = f"stream {name} begins at message {stream.first_seq} now: messages from {max(wanted, 1)} on are gone"
+        return Continuation(now, stream.first_seq, missing)
+    return Continuation(now, wanted if mark.created else max(wanted, stream.first_seq))
 
 
 def _begin_anew(mark: StreamMark, wanted: int, stream: StreamState, gap: str) -> Continuation:
     last = max(mark.last, wanted - 1)
-    now = StreamMark(created=stream.created, offset=mark.offset + last, tasks=mark.tasks)
-    held = f"{stream.messages} are there now" if stream.messages else "it is empty now"
-    return Continuation(now, stream.first, f"{gap} {last} messages, and {held}")
+    now = StreamMark(created=stream.created_at, offset=mark.offset + last, tasks=mark.tasks)
+    held = f"{stream.num_messages} are there now" if stream.num_messages else "it is empty now"
+    return Continuation(now, stream.first_seq, f"{gap} {last} messages, and {held}")

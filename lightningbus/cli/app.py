@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from common.observability.logs import FORMAT_VARIABLE, LogFormat, set_up_logging
+from common.observability.logs import FORMAT_VARIABLE, LogFormat, configure_logging
 from lightningbus.cli.commands import dlq, inspect, replay, report, servers, start, ui, weights
 from lightningbus.run.discovery import ACCESS_VARIABLE
 
@@ -42,7 +42,7 @@ def _main(
     ] = None,
 ) -> None:
     os.environ[FORMAT_VARIABLE] = log_format  # for the roles that `up`, `train` and `demo` start
-    set_up_logging(verbose, log_format)
+    configure_logging(verbose, log_format)
     if access is not None:
         os.environ[ACCESS_VARIABLE] = str(access.resolve())
 

@@ -5,7 +5,7 @@ import sys
 from datetime import datetime
 from typing import Any
 
-from common.printable import printable, printable_json
+from common.printable import printable_json, to_printable
 from store.reports import ResultTable
 
 
@@ -24,7 +24,7 @@ def show(answer: ResultTable, as_json: bool = False, as_csv: bool = False, title
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+        writer.writerows([to_printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
         return
     from rich.table import Table
     from rich.text import Text
@@ -33,7 +33,7 @@ def show(answer: ResultTable, as_json: bool = False, as_csv: bool = False, title
 
     table = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(Text(printable(column)))
+        table.add_column(Text(to_printable(column)))
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
     output().print(table if columns else none)
@@ -44,4 +44,4 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.4g}"
-    return value.strftime("%Y-%m-%d %H:%M:%S") if isinstance(value, datetime) else printable(str(value))
+    return value.strftime("%Y-%m-%d %H:%M:%S") if isinstance(value, datetime) else to_printable(str(value))

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.client import CONNECT_SECONDS, DEFAULT_URL, Bus
+from bus.client import Bus
+from bus.connection import CONNECT_SECONDS, DEFAULT_URL
 from bus.errors import BusError
-from bus.security.credentials import Access
+from bus.security.credentials import Credentials
 from bus.security.secrets import CLUSTER_KEY
 from lightningbus.run.run_directory import RunDirectory
 
@@ -25,7 +26,7 @@ class Place:
     """A bus as one role reaches it; ``cluster_key`` is a file."""
 
     url: str
-    access: Access | None = None
+    access: Credentials | None = None
     cluster_key: Path | None = None
 
 
@@ -57,10 +58,10 @@ def access_directory() -> Path | None:
     return Path(said) if said else None
 
 
-def access_of(role: str, otherwise: Path | None = None) -> Access | None:
+def access_of(role: str, otherwise: Path | None = None) -> Credentials | None:
     """A role's access; raises `BusError` when the directory given has none."""
     directory = access_directory() or otherwise
-    return Access.read(directory, role) if directory is not None else None
+    return Credentials.read(directory, role) if directory is not None else None
 
 
 def cluster_key_of(role: str, directory: Path | None = None) -> Path | None:

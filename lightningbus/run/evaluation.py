@@ -8,7 +8,7 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 
 from bus.client import Bus
-from bus.task_file import Problem
+from bus.task_file import TaskInput
 from lightningbus.run.publishing import publish_all, samples_of
 from lightningbus.run.role_process import UserError
 from store.clickhouse.client import query_row
@@ -38,7 +38,7 @@ async def evaluate(
     bus: Bus,
     sql: Client,
     run: str,
-    problems: Sequence[Problem],
+    problems: Sequence[TaskInput],
     *,
     label: str,
     version: int,
@@ -69,7 +69,7 @@ async def evaluate(
     try:
         async with asyncio.timeout(deadline), bus.fleet("store") as stores:
             while ended < published:
-                await stores.changed()  # the store says each second what it has inserted
+                await stores.wait_for_change()  # the store says each second what it has inserted
                 ended, ok, mean = await asyncio.to_thread(query_row, sql, RESULTS, parameters)
     except TimeoutError:
         raise UserError(f"evaluation {label}: {ended} of {published} rollouts ended within {deadline:g} s") from None

@@ -8,10 +8,10 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from bus.client import Bus
-from bus.fleet.readiness import unready
+from bus.fleet.readiness import not_ready_reason
 from common.listeners import open_listener, serve_app, url_of
 from common.observability import metric_registry, metrics
-from common.role_settings import address
+from common.role_settings import parse_address
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,9 @@ class Health:
             return f"{self._role} is not connected to the bus"
         if self.bus.problem:
             return f"{self._role}: {self.bus.problem}"
-        if self.bus.pulse is None:
+        if self.bus.heartbeats is None:
             return f"{self._role} is starting"
-        return unready(self.bus.pulse.said())
+        return not_ready_reason(self.bus.heartbeats.current())
 
     @asynccontextmanager
     async def serving(self, where: str | None) -> AsyncIterator[None]:
@@ -43,7 +43,7 @@ class Health:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
-        host, port = address(where)
+        host, port = parse_address(where)
         listener = open_listener(host, port, "health", "set another address")
         async with serve_app(app, listener):
             log.info("health at %s", url_of(host, listener))
@@ -59,4 +59,6 @@ class Health:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         metrics.ready.set(not self.unready())
-        return web.Response(body=metric_registry.exposition(self._role), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(
+            body=metric_registry.render_exposition(self._role), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )

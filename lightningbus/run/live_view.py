@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bus.fleet.heartbeats import Fleet
-from common.aio import cancel
+from common.aio import cancel_and_wait
 from lightningbus.run.terminal import Terminal
 from schemas.fleet import Heartbeat
 
@@ -82,7 +82,7 @@ class View:
         try:
             yield self
         finally:
-            await cancel(drawing)
+            await cancel_and_wait(drawing)
 
     def say(self, phase: str) -> None:
         """Change the headline; without a terminal it is printed at once."""
@@ -113,7 +113,7 @@ class View:
     async def _draw_live(self) -> None:
         with Live(self._picture(), console=self._console, refresh_per_second=2, transient=False) as live:
             while True:
-                await self._fleet.changed()
+                await self._fleet.wait_for_change()
                 live.update(self._picture())
                 await asyncio.sleep(0.3)  # a second's heartbeats come in a burst: draw once for all
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.stream_sizes import MAX_ACK_PENDING, MIB, SHIPPED_MIB
+from bus.stream_sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
 from bus.streams import MAX_MESSAGES
-from bus.task_file import read_problems
-from common.unix_sockets import bound, private_directory
+from bus.task_file import load_tasks
+from common.unix_sockets import bind_unix_socket, private_directory
 from inference.settings import InferenceSettings
 from learner.rollouts.capacity import Capacity, find_shortage
 from learner.settings.learner import LearnerSettings
@@ -70,7 +70,7 @@ def looked_at(settings: RunSettings, job: Job) -> Iterator[str]:
     """Sentences of what was found to be in order; raises `UserError` at the first thing that is not."""
     assert job.learner.tasks is not None
     for path in (job.learner.tasks, job.heldout.tasks):
-        problems = read_problems(path)
+        problems = load_tasks(path)
         yield f"{path}: {len(problems)} tasks"
     yield _sizes(settings, job.learner)
     for path in dict.fromkeys([job.learner.model_path, *(node.model_path for node in settings.inference)]):
@@ -82,7 +82,7 @@ def looked_at(settings: RunSettings, job: Job) -> Iterator[str]:
 def _sizes(settings: RunSettings, learner: LearnerSettings) -> str:
     """Whether the bus that is started here can hold what the learner has under way."""
     sizes = settings.bus.streams
-    bound = sizes.bytes_of(TRAIN_ROLLOUTS) or SHIPPED_MIB[TRAIN_ROLLOUTS] * MIB
+    bound = sizes.bytes_of(TRAIN_ROLLOUTS) or DEFAULT_MIB[TRAIN_ROLLOUTS] * MIB
     short = find_shortage(learner, Capacity(bound, MAX_MESSAGES, sizes.max_ack_pending or MAX_ACK_PENDING))
     if short.step:
         raise UserError(short.step)
@@ -132,7 +132,7 @@ def _parsers(node: InferenceSettings) -> None:
 async def _agent(runner: RunnerSettings) -> str:
     # An endpoint nobody listens at: an agent that is only imported asks nothing.
     nowhere = Slot(0, base_url="http://127.0.0.1:9/slot/0")
-    with private_directory("check") as place, bound(place / "socket"):
+    with private_directory("check") as place, bind_unix_socket(place / "socket"):
         paths = {"gateway": str(place / "socket"), "address": "127.0.0.1:0"}
         (host,) = make_executors(
             runner.model_copy(update={"concurrency": 1}), [nowhere.environment], ProcessWatchdog(), paths

@@ -6,14 +6,15 @@ from itertools import islice
 from typing import Any
 
 from bus.client import Bus
-from bus.task_file import Problem
+from bus.task_file import TaskInput
+from bus.task_publisher import TaskPublisher
 from schemas.tasks import Task
 
 TOGETHER, LOTS = 64, 4
 """Samples that are recorded together, and how many such lots are on their way at once."""
 
 
-def samples_of(problems: Iterable[Problem], samples: int, suffix: str = "", **fields: Any) -> Iterator[Task]:
+def samples_of(problems: Iterable[TaskInput], samples: int, suffix: str = "", **fields: Any) -> Iterator[Task]:
     """``samples`` tasks per problem; ``fields`` are `Task`'s others, the same for all."""
     for problem in problems:
         for sample in range(samples):
@@ -23,13 +24,13 @@ def samples_of(problems: Iterable[Problem], samples: int, suffix: str = "", **fi
 async def publish_all(bus: Bus, tasks: Iterable[Task], timeout: float, on_done: Callable[[], None]) -> tuple[int, int]:
     """Publish every task and wait until the bus has them all; returns how many are new, and how many were there.
 
-    The first error stops it: `bus.StreamFull` when runners stay behind for ``timeout`` seconds.
+    The first error stops it: `StreamFullError` when runners stay behind for ``timeout`` seconds.
     """
     new = total = 0
     pending: set[asyncio.Task[int]] = set()
 
     async def send(lot: list[Task]) -> int:
-        count = await bus.publish_tasks(lot, timeout=timeout)
+        count = await TaskPublisher(bus).publish_tasks(lot, timeout=timeout)
         for _ in lot:
             on_done()
         return count

@@ -9,14 +9,14 @@ import uvloop
 from nats.errors import Error as NatsError
 
 from bus.client import Bus
-from bus.errors import AccessError, AddressError, BusError, PoisonFlood
-from bus.fleet.heartbeats import own_id
+from bus.errors import AccessError, AddressError, BusError, DlqLimitExceeded
+from bus.fleet.heartbeats import default_instance_id
 from common.aio import Interrupted, run_unless
 from common.listeners import AddressInUseError
 from common.observability import tracing
-from common.observability.logs import say_last, this_process
+from common.observability.logs import bind_process_context, print_fatal
 from common.role_settings import RoleSettings
-from common.subprocesses import Guard
+from common.subprocesses import ProcessGuard
 from lightningbus.run.discovery import Place
 from lightningbus.run.health_server import Health
 
@@ -34,7 +34,7 @@ class UserError(Exception):
 
 def fail(sentence: object, code: int = 2) -> NoReturn:
     """Say what is wrong on standard error and exit; 2 tells a supervisor not to try again."""
-    say_last(sentence)
+    print_fatal(sentence)
     raise SystemExit(code)
 
 
@@ -58,16 +58,16 @@ async def serve(at: Place, name: str, role: Role[S], settings: S) -> None:
     async with health.serving(settings.health), Bus.connect(at.url, name, access=at.access) as bus:
         health.bus = bus
         try:
-            await run_unless(bus.failed.wait(), role(bus, settings, stop))
+            await run_unless(bus.closed.wait(), role(bus, settings, stop))
         except Interrupted:
             raise bus.failure from None
 
 
 def run_role(at: Place, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
     """`serve` to the end; errors a user can act on become one sentence and exit code 2, a lost bus 75."""
-    Guard.open_more()
-    this_process(role=name, run=getattr(settings, "run", None))
-    tracing.begin(name, own_id(getattr(settings, "id", None)))
+    ProcessGuard.raise_fd_limit()
+    bind_process_context(role=name, run=getattr(settings, "run", None))
+    tracing.setup(name, default_instance_id(getattr(settings, "id", None)))
     try:
         uvloop.run(serve(at, name, role, settings))  # most of a runner's time is sockets: a third less of it
     except (AccessError, AddressError) as error:
@@ -75,8 +75,8 @@ def run_role(at: Place, name: str, role: Role[S], settings: S, *expected: type[E
     except (BusError, NatsError) as error:
         fail(str(error) or type(error).__name__, TRY_AGAIN)
     except Exception as error:
-        if not isinstance(error, (UserError, PoisonFlood, AddressInUseError, *expected)):
+        if not isinstance(error, (UserError, DlqLimitExceeded, AddressInUseError, *expected)):
             raise
         fail(error)
     finally:
-        tracing.end()
+        tracing.shutdown()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from bus.directory_lock import DirectoryInUse, locked
+from bus.directory_lock import DirectoryInUseError, lock_directory
 from bus.errors import BusError
 
 PARTS = ("logs", "bus", "store", "checkpoints", "work")
@@ -67,7 +67,7 @@ class RunDirectory:
             with ExitStack() as parts:
                 for name in LOCKED_PARTS:
                     if (self.path / name).exists():
-                        parts.enter_context(locked(self.path / name))
+                        parts.enter_context(lock_directory(self.path / name))
                 if fresh and any(self.path.glob("[!.]*")):
                     self._move_aside()
                     exits.enter_context(self._locked())
@@ -77,9 +77,9 @@ class RunDirectory:
     def _locked(self) -> Iterator[None]:
         with ExitStack() as exits:
             try:
-                exits.enter_context(locked(self.path))
-            except DirectoryInUse as error:
-                raise BusError(f"run {self.path.name!r} is up{error.who}: stop it, or use another name") from error
+                exits.enter_context(lock_directory(self.path))
+            except DirectoryInUseError as error:
+                raise BusError(f"run {self.path.name!r} is up{error.owner}: stop it, or use another name") from error
             yield
 
     def _move_aside(self) -> None:

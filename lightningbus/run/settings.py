@@ -7,7 +7,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bus.stream_sizes import StreamSizes
-from common.name_suggestions import name_nearest
+from common.name_suggestions import suggest_name
 from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.role_process import UserError
@@ -113,7 +113,7 @@ def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
         *above, name = error["loc"]
-        near = name_nearest(str(name), _fields_at(kind, above))
+        near = suggest_name(str(name), _fields_at(kind, above))
         return "no such setting" + (f"; {near}" if near else "")
     if error["type"] == "string_pattern_mismatch":
         return FORMS.get(str(context.get("pattern")), "it has another form than it should")

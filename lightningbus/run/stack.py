@@ -13,14 +13,14 @@ from pydantic import BaseModel
 
 from bus.client import Bus
 from bus.embedded.nats_server import free_port, nats_server
-from bus.fleet.heartbeats import Fleet, own_id
-from bus.security.credentials import FILE, Access
-from bus.security.permissions import RIGHTS
+from bus.fleet.heartbeats import Fleet, default_instance_id
+from bus.security.credentials import FILE, Credentials
+from bus.security.permissions import PERMISSIONS
 from bus.security.secrets import CLUSTER_KEY, CONF, is_loopback, new_key, write_secret
 from bus.security.signing import make_keys
-from bus.security.users import make_users
-from bus.streams import Consumer, of_runners
-from common.aio import cancel, run_unless
+from bus.security.users import create_users
+from bus.streams import ConsumerSpec, runner_consumers
+from common.aio import cancel_and_wait, run_unless
 from lightningbus.run.attendance import AttendanceWatch
 from lightningbus.run.discovery import ACCESS_VARIABLE, KEY_VARIABLE, access_directory, cluster_key_of
 from lightningbus.run.live_view import View, console
@@ -59,12 +59,12 @@ class Keys:
             users = access = directory.path / ACCESS
             if not (access / CONF).exists():
                 shutil.rmtree(access, ignore_errors=True)  # of a run that ended while it made them
-                list(make_users(access, tls=False))
+                list(create_users(access, tls=False))
         key = cluster_key_of("node", access)
         if access is None and settings.url is None:
             access = directory.path / ACCESS
             if not access.exists():
-                make_keys(access, RIGHTS, FILE)
+                make_keys(access, PERMISSIONS, FILE)
         if key is None and settings.url is None:
             key = directory.path / CLUSTER_KEY
             if not key.exists():
@@ -97,7 +97,7 @@ class Stack:
                 for beat in self.fleet.members():
                     if fits(beat):
                         return beat
-                await self.fleet.changed()
+                await self.fleet.wait_for_change()
 
         try:
             async with asyncio.timeout(seconds):
@@ -109,9 +109,9 @@ class Stack:
         """The result of ``work``; raises `UserError` as soon as a child fails for good."""
         return await run_unless(self.supervisor.any_failure(), work)
 
-    def access(self, role: str) -> Access | None:
+    def access(self, role: str) -> Credentials | None:
         """What a role is let in by, and signs by."""
-        return Access.read(self.keys.access, role) if self.keys.access is not None else None
+        return Credentials.read(self.keys.access, role) if self.keys.access is not None else None
 
     def announce(self, sql: str = "") -> None:
         """Say in the run's directory where the servers are, so that other terminals find them."""
@@ -134,27 +134,29 @@ async def stack(directory: RunDirectory, settings: BusSettings, title: str) -> A
                 )
             )  # fmt: skip
             url = server.url
-        access = Access.read(keys.access, "admin") if keys.access is not None else None
+        access = Credentials.read(keys.access, "admin") if keys.access is not None else None
         bus = await exits.enter_async_context(Bus.connect(url, name="supervisor", access=access))
         await bus.provision(sizes=settings.streams)
         fleet = await exits.enter_async_context(bus.fleet("*"))
 
-        durables: list[Consumer] = []
+        durables: list[ConsumerSpec] = []
 
         async def prepare(child: Child) -> None:
             if isinstance(child.settings, RunnerSettings):  # who may take from a durable may not make it
-                for consumer in of_runners(child.settings.name, child.settings.ack_wait):
-                    await bus.ensure(consumer)
+                for consumer in runner_consumers(child.settings.name, child.settings.ack_wait):
+                    await bus.ensure_consumer(consumer)
                     durables.append(consumer)
 
         supervisor = Supervisor(directory, url, keys.environment(), prepare)
         supervisor.also(bus.raise_failure())
         if server is not None:
-            supervisor.also(server.keep_alive())
+            supervisor.also(server.supervise())
         attendance = AttendanceWatch(bus, fleet, supervisor)
-        await exits.enter_async_context(bus.beat("supervisor", own_id(directory.path.name), attendance.describe))
+        await exits.enter_async_context(
+            bus.heartbeat("supervisor", default_instance_id(directory.path.name), attendance.describe)
+        )
         watching = asyncio.create_task(attendance.run())
-        exits.push_async_callback(cancel, watching)
+        exits.push_async_callback(cancel_and_wait, watching)
         supervisor.also(bus.keep_provisioned(settings.streams, durables))
         exits.push_async_callback(supervisor.stop_all)
         view = await exits.enter_async_context(View(fleet, title, console()).showing())

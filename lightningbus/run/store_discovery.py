@@ -47,7 +47,7 @@ async def _running_store() -> str | None:
         async with connected(None, "query", wait=1.0) as bus, bus.fleet("store") as stores:
             async with asyncio.timeout(LISTEN_SECONDS):
                 while not stores.members():
-                    await stores.changed()
+                    await stores.wait_for_change()
             return stores.members()[0].address
     except AccessError:
         raise

@@ -15,9 +15,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from common.aio import cancel
-from common.observability.logs import words_of
-from common.subprocesses import end, spawn
+from common.aio import cancel_and_wait
+from common.observability.logs import extract_message
+from common.subprocesses import spawn, terminate
 from lightningbus.run.discovery import BUS_VARIABLE
 from lightningbus.run.role_process import TRY_AGAIN, UserError
 from lightningbus.run.run_directory import RunDirectory
@@ -127,7 +127,7 @@ class Supervisor:
 
     async def stop_all(self) -> None:
         """Runners first, so that what they finish is still trained on and stored; the store last."""
-        await cancel(*self._also)
+        await cancel_and_wait(*self._also)
         order = {"runner": 0, "learner": 1, "inference": 2, "store": 3}
         names = sorted(self._processes, key=lambda name: order.get(name.split("-")[0], 0))
         by_rank: dict[int, list[str]] = {}
@@ -186,14 +186,14 @@ class Supervisor:
 
     async def _stop_one(self, name: str) -> None:
         self._stopping.add(name)
-        if not await end(self._processes[name], STOP_SECONDS):
+        if not await terminate(self._processes[name], STOP_SECONDS):
             log.warning("%s did not end within %g s and was ended by force", name, STOP_SECONDS)
         await asyncio.gather(self._watchers[name], return_exceptions=True)
 
     def _last_words(self, name: str, code: int) -> str:
         path = self._directory.log(name)
         lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-        words = words_of(lines[-1]) if lines else "no output"
+        words = extract_message(lines[-1]) if lines else "no output"
         starts = self._starts[name]
         often = f", the last of {starts} starts" if starts > 1 else ""
         return f"{name} ended with {code}{often}: {words} (log: {path})"

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from common.printable import printable
+from common.printable import to_printable
 
 
 class Terminal(Console):
@@ -15,7 +15,7 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """See `rich.console.Console.render`."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+            yield segment if segment.control else segment._replace(text=to_printable(segment.text))
 
 
 def output(**options: Any) -> Terminal:

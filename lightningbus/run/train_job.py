@@ -12,8 +12,8 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from rich.console import Console
 from rich.table import Table
 
-from bus.task_file import Problem, read_problems
-from bus.weights.registry import Choice, Releases
+from bus.task_file import TaskInput, load_tasks
+from bus.weights.registry import ServingTarget, WeightRegistry
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import Evaluation, evaluate
 from lightningbus.run.plot import Point, plot_rewards
@@ -66,7 +66,7 @@ async def train(
     Raises `UserError` when a part fails for good.
     """
     started = time.monotonic()
-    problems = read_problems(heldout.tasks)
+    problems = load_tasks(heldout.tasks)
     client = await _serve(made, settings, ready)
     await _publish_first(made, learner)
     before = await _evaluate(made, client, settings.name, heldout, problems, await _version(made, learner))
@@ -93,11 +93,11 @@ def _write(made: Stack, figures: dict[str, Any]) -> None:
 
 async def _version(made: Stack, learner: LearnerSettings) -> int:
     """The newest weight version that nodes serve; one that is to be tried has been by then."""
-    releases = Releases(made.bus, learner.model)
+    releases = WeightRegistry(made.bus, learner.model)
 
-    async def tried() -> Choice:
-        while (choice := await releases.choice()).to_try is not None:
-            await made.fleet.changed()
+    async def tried() -> ServingTarget:
+        while (choice := await releases.resolve_target()).canary is not None:
+            await made.fleet.wait_for_change()
         return choice
 
     try:
@@ -138,7 +138,7 @@ async def _publish_first(made: Stack, learner: LearnerSettings) -> None:
 
 
 async def _evaluate(
-    made: Stack, client: Client, run: str, heldout: HeldOut, problems: list[Problem], version: int
+    made: Stack, client: Client, run: str, heldout: HeldOut, problems: list[TaskInput], version: int
 ) -> list[Evaluation]:
     made.view.say(f"held-out problems under version {version}: greedy, then sampled")
     await made.member(lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 600)
@@ -159,7 +159,7 @@ async def _drained(made: Stack, client: Client, run: str) -> None:
     try:
         async with asyncio.timeout(30):
             while (await asyncio.to_thread(query_row, client, COUNTS["rollouts_lost"], {"run": run}))[0]:
-                await made.fleet.changed()
+                await made.fleet.wait_for_change()
     except TimeoutError:
         return
 

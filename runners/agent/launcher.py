@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.subprocesses import spawn, takes_in_orphans
+from common.subprocesses import set_child_subreaper, spawn
 from runners.agent.limits import ResourceLimits
 from runners.agent.output import OutputBudget, OutputForwarder
 from runners.agent.process import AgentProcess, ProcessWatchdog, remove
@@ -74,7 +74,7 @@ class AgentLauncher:
     ) -> tuple[asyncio.subprocess.Process, socket.socket, socket.socket, int]:
         """A process, and our ends of its standard input, output and error, which ``undo`` closes."""
         paths = {**self.paths, "path": str(self.directory.absolute()), "tmp": str(scratch)}
-        orphans, limits = takes_in_orphans(), self.limits
+        orphans, limits = set_child_subreaper(), self.limits
 
         def prepare() -> None:
             if orphans is not None:

@@ -54,10 +54,10 @@ class ResourceLimits:
 
     def find_violation(self, head: int) -> str:
         """Of all processes from the head on, together: a sentence if they take too much, else nothing."""
-        tree = [pid for pid in (head, *procfs.below(head)) if procfs.is_alive(pid)]
+        tree = [pid for pid in (head, *procfs.descendants(head)) if procfs.is_alive(pid)]
         if self.processes is not None and len(tree) > self.processes:
             return f"the agent had {len(tree)} processes; {self._said('processes')}"
-        held = sum(map(procfs.resident, tree)) if self.memory_gb is not None else 0
+        held = sum(map(procfs.rss_bytes, tree)) if self.memory_gb is not None else 0
         if held > (self.memory_gb or math.inf) * GIB:
             return f"the agent held {held / GIB:.2f} GiB in {len(tree)} processes; {self._said('memory_gb')}"
         return ""

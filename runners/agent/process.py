@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from common import procfs
-from common.aio import cancel
-from common.subprocesses import PASSES, Guard, kill, kill_group
+from common.aio import cancel_and_wait
+from common.subprocesses import MAX_SWEEPS, ProcessGuard, kill, kill_group
 from runners.agent.limits import ResourceLimits
 from runners.agent.output import OutputForwarder
 
@@ -123,8 +123,8 @@ class ProcessWatchdog:
 
     async def __aexit__(self, *exit: object) -> None:
         """Everything has been stopped; nothing of it is left."""
-        await cancel(self._watching)
-        for _ in range(PASSES):
+        await cancel_and_wait(self._watching)
+        for _ in range(MAX_SWEEPS):
             if not self._sweep(at_once=True):
                 return
             await asyncio.sleep(0.01)
@@ -151,9 +151,9 @@ class ProcessWatchdog:
 
     def _sweep(self, at_once: bool = False) -> bool:
         """End strays; whether there were any. Not ``at_once``: if seen twice, as a new one may yet be ours."""
-        strays = Guard.strays()
+        strays = ProcessGuard.orphans()
         for pid in strays if at_once else strays & self._seen:
-            for one in (pid, *procfs.below(pid)):
+            for one in (pid, *procfs.descendants(pid)):
                 kill(one, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)

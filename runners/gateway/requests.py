@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
-from common.http_server import body_of
+from common.http_server import read_body
 from runners.gateway.admission import InFlightRequest
 from runners.protocol.dialects.registry import api_of
 from runners.recording.otlp_limits import MAX_BYTES
@@ -47,10 +47,10 @@ def most_bytes(request: web.Request) -> int:
     return limit(request) if said is None or packed else min(said, limit(request))
 
 
-async def read_body(request: web.Request) -> bytes:
+async def read_limited_body(request: web.Request) -> bytes:
     """Unpacked; raises aiohttp's errors for one that cannot be read."""
     try:
-        body = await body_of(request.clone(client_max_size=limit(request)))
+        body = await read_body(request.clone(client_max_size=limit(request)))
     except web.HTTPBadRequest:  # what follows on this connection may be the rest of it
         request[KEPT] = False
         raise

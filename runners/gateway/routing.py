@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
-from bus.fleet.node_state import answers_with, serves
+from bus.fleet.node_state import is_ready, serves_version
 from schemas.fleet import Heartbeat
 
 
@@ -23,11 +23,11 @@ def select_node(
     and if all runners went by them alone they would all run to the same node. Equally loaded nodes share rollouts out
     evenly.
     """
-    fit = [node for node in nodes if serves(node.state) and node.model == model and node.address]
+    fit = [node for node in nodes if is_ready(node.state) and node.model == model and node.address]
     if pinned is not None:
-        fit = [node for node in fit if answers_with(node, pinned)]
+        fit = [node for node in fit if serves_version(node, pinned)]
     elif preferred is not None:
-        fit = [node for node in fit if answers_with(node, preferred)] or fit
+        fit = [node for node in fit if serves_version(node, preferred)] or fit
     for node in fit:
         if node.id == last:
             return node
@@ -36,8 +36,8 @@ def select_node(
 
 def missing_version(nodes: Iterable[Heartbeat], model: str, pinned: int | None) -> str:
     """Which version a pinned call waits for, and what is served instead; empty where the pin is not what it lacks."""
-    ready = [node for node in nodes if serves(node.state) and node.model == model]
-    if pinned is None or not ready or any(answers_with(node, pinned) for node in ready):
+    ready = [node for node in nodes if is_ready(node.state) and node.model == model]
+    if pinned is None or not ready or any(serves_version(node, pinned) for node in ready):
         return ""
     versions: set[int] = set()
     for node in ready:

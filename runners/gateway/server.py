@@ -18,13 +18,13 @@ import aiohttp
 from aiohttp import web
 from nats.errors import Error as NatsError
 
-from bus.errors import BusError, StreamFull
+from bus.errors import BusError, StreamFullError
 from bus.fleet.heartbeats import Fleet
-from bus.security.secrets import same
-from common.http_server import Listening
+from bus.security.secrets import constant_time_equal
+from common.http_server import HttpServer
 from common.observability import metrics
-from common.observability.metric_registry import counted
-from common.unix_sockets import PathTooLong, bound, private_directory
+from common.observability.metric_registry import request_metrics
+from common.unix_sockets import PathTooLongError, bind_unix_socket, private_directory
 from runners.agent.launcher import AgentStartError
 from runners.gateway.admission import Admission, RateLimited, RateLimits
 from runners.gateway.handler import PUBLISH_TIMEOUT_SECONDS, ModelCallHandler, PublishSpans
@@ -36,7 +36,7 @@ from runners.gateway.requests import (
     hang_up,
     in_its_words,
     most_bytes,
-    read_body,
+    read_limited_body,
     too_large,
     well_formed,
 )
@@ -92,9 +92,9 @@ class Gateway:
         self._exits = contextlib.ExitStack()
         self._token_in_token_out = token_in_token_out
         self._decoder = ThreadPoolExecutor(1, "otlp")
-        self._listening = Listening()
-        before = [self._listening.middleware, counted(metrics.agent_requests), in_its_words, self._let_in]
-        self._app = web.Application(middlewares=before)  # how much is read: `read_body`
+        self._listening = HttpServer()
+        before = [self._listening.middleware, request_metrics(metrics.gateway_requests), in_its_words, self._let_in]
+        self._app = web.Application(middlewares=before)  # how much is read: `read_limited_body`
         self._app.on_response_prepare.append(hang_up)
         for path, api in APIS.items():
             self._app.router.add_post(f"/slot/{{k}}/v1/{path}", partial(self._call, api))
@@ -124,10 +124,10 @@ class Gateway:
             return [socket.create_server((self._host, 0))]
         try:
             path = self._exits.enter_context(private_directory("gateway")) / "socket"
-        except PathTooLong as error:
+        except PathTooLongError as error:
             raise AgentStartError(str(error)) from error
         self.paths["gateway"] = str(path)
-        return [socket.create_server((self._host, 0)), bound(path)]
+        return [socket.create_server((self._host, 0)), bind_unix_socket(path)]
 
     async def __aexit__(self, *_: object) -> None:
         await self._listening.close()
@@ -150,7 +150,7 @@ class Gateway:
 
     async def _call(self, api: Api, request: web.Request) -> web.StreamResponse:
         _, running = self._running(request)
-        body = await read_body(request)
+        body = await read_limited_body(request)
         with well_formed():
             dialect = api.parse(json.loads(body), running.attempt.history)
         if problem := unsendable(running.task.sampling_params):
@@ -165,7 +165,7 @@ class Gateway:
     async def _count(self, request: web.Request) -> web.Response:
         """Tokens of a prompt that is not asked, as Anthropic's clients want to know them."""
         _, running = self._running(request)
-        task, body = running.task, await read_body(request)
+        task, body = running.task, await read_limited_body(request)
         with well_formed():
             call = Messages(json.loads(body)).call
         errand = CallContext(running.attempt, call.model, task.model, task.weight_version, running.deadline)
@@ -194,7 +194,7 @@ class Gateway:
         slot, running = self._running(request)
         attempt = running.attempt
         try:
-            body = await read_body(request)  # aiohttp has undone Content-Encoding
+            body = await read_limited_body(request)  # aiohttp has undone Content-Encoding
             async with slot.decoding:
                 read = partial(otlp.read, signal, body, kind, attempt.rollout, attempt.root_id)
                 spans = await asyncio.get_running_loop().run_in_executor(self._decoder, read)
@@ -210,7 +210,7 @@ class Gateway:
         attempt.flush()
         try:
             await self._send(attempt, PUBLISH_TIMEOUT_SECONDS)
-        except StreamFull:
+        except StreamFullError:
             return otlp.answer(429, kind, "the bus is full", retry_after=RETRY_AFTER_SECONDS)
         except (BusError, NatsError):
             return otlp.answer(503, kind, "the bus does not answer", retry_after=RETRY_AFTER_SECONDS)
@@ -222,7 +222,7 @@ class Gateway:
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
         # Anthropic's clients have a header of their own for the key, and may send another's token beside it.
         keys = [bearer if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
-        known = [slot is not None and same(slot.key, key) for key in keys]
+        known = [slot is not None and constant_time_equal(slot.key, key) for key in keys]
         if slot is None or not slot.key or not any(known):
             raise TurnedAway(401, "invalid_api_key", "this key is not valid here")
         return slot

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from bus.fleet.heartbeats import Fleet
-from bus.security.secrets import bearer
+from bus.security.secrets import bearer_header
 from common.observability import metrics, tracing
 from runners.gateway import routing
 from runners.gateway.rejecting_nodes import RejectingNodes
@@ -79,7 +79,7 @@ class Upstream:
         """``one_version``: a rollout's calls go on with the version of the one before while some node has it."""
         self._fleet, self._one_version = fleet, one_version
         self._session = session
-        self._own = bearer(cluster_key)
+        self._own = bearer_header(cluster_key)
         self._refusing = RejectingNodes(bool(cluster_key))
         self._open: Counter[str] = Counter()
         self._served: set[str] = set()
@@ -114,7 +114,7 @@ class Upstream:
             self._open[node.id] += 1
             said = {attributes.NODE: node.id, attributes.REQUEST_MODEL: context.model}
             try:
-                with tracing.part(f"chat {context.model}", said, attempt.traceparent, "client") as traced:
+                with tracing.start_span(f"chat {context.model}", said, attempt.traceparent, "client") as traced:
                     async with self._session.post(
                         node.address + path, data=payload, headers=headers | traced.headers, allow_redirects=False
                     ) as response:
@@ -129,13 +129,13 @@ class Upstream:
                             problem = f"{node.id} answered {response.status}"
                         else:
                             raise EngineRejected(response.status, await response.read())
-                        traced.failed(problem)
+                        traced.set_error(problem)
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = f"{node.id} cannot be reached: {error or type(error).__name__}"
                 self._fleet.suspect("inference", node.id)
             finally:
                 self._open[node.id] -= 1
-            metrics.calls_asked_again.inc()
+            metrics.upstream_retries.inc()
             await self._wait_for_fleet(context, problem)
 
     async def tokenize(self, context: CallContext, body: dict[str, Any]) -> list[int] | None:
@@ -173,12 +173,12 @@ class Upstream:
 
     async def _wait_for_fleet(self, context: CallContext, problem: str) -> None:
         context.attempt.num_calls_waiting += 1
-        metrics.calls_held.inc()
+        metrics.upstream_calls_waiting.inc()
         try:
             async with asyncio.timeout_at(context.deadline):
                 try:
                     async with asyncio.timeout(FLEET_POLL_SECONDS):
-                        await self._fleet.changed()
+                        await self._fleet.wait_for_change()
                 except TimeoutError:
                     if asyncio.get_running_loop().time() >= context.deadline:
                         raise
@@ -186,7 +186,7 @@ class Upstream:
             raise NoNodeAvailable(f"{problem} until the rollout's deadline") from None
         finally:
             context.attempt.num_calls_waiting -= 1
-            metrics.calls_held.dec()
+            metrics.upstream_calls_waiting.dec()
 
 
 async def events_of(content: Content) -> AsyncIterator[Any]:

@@ -175,7 +175,7 @@ class AttemptRecorder:
         )
         self._meter.add_call(call, prompt_tokens, span)
         metrics.tokens.labels("prompt").inc(prompt_tokens)
-        metrics.tokens.labels("response").inc(response_tokens)
+        metrics.tokens.labels("completion").inc(response_tokens)
         if not self._keep(span):
             self.unrecordable = (
                 f"model call {index} of {prompt_tokens} + {response_tokens} tokens cannot be recorded: "
@@ -202,7 +202,7 @@ class AttemptRecorder:
         """
         ended_ns = max(time.time_ns(), self.started_ns)  # a clock may be set back meanwhile
         metrics.attempts.labels(outcome).inc()
-        metrics.attempt_seconds.observe((ended_ns - self.started_ns) / 1e9)
+        metrics.attempt_duration.observe((ended_ns - self.started_ns) / 1e9)
         if self._pending_bytes > BATCH_BYTES:
             self.flush()
         self._pending.append(self._root(outcome, reward, error, ended_ns))

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import chdb
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from bus.directory_lock import locked
+from bus.directory_lock import lock_directory
 from bus.errors import BusError
 from store.embedded import readonly_guard
 
@@ -66,7 +66,7 @@ class EmbeddedClickHouse:
     def __init__(self, path: Path) -> None:
         self._exit_stack = ExitStack()
         try:
-            self._exit_stack.enter_context(locked(path))
+            self._exit_stack.enter_context(lock_directory(path))
         except BusError as error:
             raise EngineBusy(str(error)) from error
         self._path = str(path.resolve())

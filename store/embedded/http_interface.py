@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 
 from aiohttp import BasicAuth, web
 
-from bus.security.secrets import same
+from bus.security.secrets import constant_time_equal
 from common.listeners import open_listener, serve_app, url_of
 from store.embedded import origin_check, request_body
 from store.embedded.engine import EmbeddedClickHouse, EngineError, QueryResult, Statement
@@ -133,7 +133,7 @@ class HttpInterface:
     def _is_writer(self, request: web.Request) -> bool:
         """Raises `EngineError` for a writer with another key."""
         user, key = _credentials(request)
-        if user == WRITER and not same(self._key, key):
+        if user == WRITER and not constant_time_equal(self._key, key):
             raise EngineError(f"Code: 516. DB::Exception: {WRITER}: this is not its key. (AUTHENTICATION_FAILED)")
         return user == WRITER
 

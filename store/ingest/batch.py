@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from clickhouse_connect.driver.client import Client
 
-from bus.message import Delivery
+from bus.message import Message
 from store.ingest import arrow
 from store.ingest.rows import Row
 
@@ -21,7 +21,7 @@ ColumnTypes = Mapping[str, Mapping[str, str]]
 class DecodedMessage:
     """A message with its rows."""
 
-    delivery: Delivery
+    delivery: Message
     rows: tuple[tuple[str, Row], ...]
 
 
@@ -55,7 +55,7 @@ def load_column_types(client: Client, database: str) -> ColumnTypes:
     return dict(types)
 
 
-def deduplication_token(deliveries: Iterable[Delivery]) -> str:
+def deduplication_token(deliveries: Iterable[Message]) -> str:
     """The same for the same messages in any order: ClickHouse drops an insert repeated after a lost reply."""
     message_ids = sorted(f"{delivery.stream}:{delivery.sequence}" for delivery in deliveries)
     return hashlib.sha256("\n".join(message_ids).encode()).hexdigest()

@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from bus.client import Bus
-from bus.dlq_limit import PoisonLimit
-from bus.message import Delivery
-from bus.pull_consumer import Puller
-from bus.streams import STORE_AUDIT, STORE_CONSUMERS, Consumer
-from common.aio import cancel
+from bus.dlq_limit import DlqLimit
+from bus.message import Message
+from bus.pull_consumer import PullConsumer
+from bus.streams import STORE_AUDIT, STORE_CONSUMERS, ConsumerSpec
+from common.aio import cancel_and_wait
 from common.observability import metrics, tracing
 from common.observability.faults import count_fault
 from schemas.base import Event
@@ -46,7 +46,7 @@ class Ingester:
         self._queue: asyncio.Queue[DecodedMessage] = asyncio.Queue()
         self._queued_rows = self._queued_bytes = 0  # in the queue
         self._has_capacity = asyncio.Event()
-        self._poison_limit = PoisonLimit("the store")
+        self._poison_limit = DlqLimit("the store")
         self._batch_started_ns = 0  # when the batch that is being filled got its first row
         self._pending = dict.fromkeys(STORE_CONSUMERS, 0)
 
@@ -69,7 +69,7 @@ class Ingester:
                     if task.done():
                         task.result()
             finally:
-                await cancel(*work, finished)
+                await cancel_and_wait(*work, finished)
 
     async def _run_pipeline(self, finished: asyncio.Future[Any]) -> None:
         write_task: asyncio.Task[None] | None = None
@@ -87,7 +87,7 @@ class Ingester:
                 await write_task
         finally:
             if write_task is not None:
-                await cancel(write_task)
+                await cancel_and_wait(write_task)
 
     async def _write(
         self, batch: Sequence[DecodedMessage], columns: Awaitable[InsertBatch], started_ns: int, filled_ns: int
@@ -96,15 +96,15 @@ class Ingester:
             attributes.MESSAGES: len(batch),
             attributes.ROWS: sum(len(message.rows) for message in batch),
         }
-        with tracing.span("batch", span_attributes, started_ns=started_ns):
-            tracing.record("collect", started_ns, filled_ns)
+        with tracing.start_as_current_span("batch", span_attributes, started_ns=started_ns):
+            tracing.record_span("collect", started_ns, filled_ns)
             await self._writer.write(batch, columns)
 
-    async def _consume(self, consumer: Consumer, puller: Puller) -> None:
+    async def _consume(self, consumer: ConsumerSpec, puller: PullConsumer) -> None:
         size, slots = 0.0, IN_FLIGHT_BOUNDS[0]
         async for delivery in puller:
-            self._pending[consumer] = delivery.pending
-            metrics.store_backlog.set(self.pending)
+            self._pending[consumer] = delivery.num_pending
+            metrics.store_pending_messages.set(self.pending)
             size = max(len(delivery.data), (1 - SIZE_DECAY) * size + SIZE_DECAY * len(delivery.data))
             if abs((new_slots := in_flight_for(size, self._settings.batch_bytes)) - slots) > slots // 4:
                 slots = new_slots
@@ -118,15 +118,15 @@ class Ingester:
             except Exception as error:  # else the message would stop the store after every restart
                 if not isinstance(error, (DecodeError, ValueError, TypeError)):
                     count_fault(f"message {delivery.stream}/{delivery.sequence}", error)
-                self._poison_limit.bad(str(error))
+                self._poison_limit.record_invalid(str(error))
                 await bury(self._bus, delivery, str(error) or type(error).__name__)
                 continue
-            self._poison_limit.good()
+            self._poison_limit.record_valid()
             await self._has_capacity.wait()  # while all batches are full, messages stay with the broker
             self._queue.put_nowait(DecodedMessage(delivery, rows))
             self._track_queue_size(len(rows), len(delivery.data))
 
-    def _decode(self, delivery: Delivery) -> Event:
+    def _decode(self, delivery: Message) -> Event:
         """Raises `DecodeError`, or ValueError for a version or decision without a valid signature."""
         event = delivery.event()
         if isinstance(event, SIGNED_EVENTS):

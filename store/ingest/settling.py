@@ -5,14 +5,15 @@ import logging
 from collections.abc import Iterable
 
 from bus.client import Bus
-from bus.message import Delivery
+from bus.dead_letters import DeadLetterQueue
+from bus.message import Message
 
 log = logging.getLogger(__name__)
 
 DEAD_LETTER_RETRY_SECONDS = 30.0
 
 
-async def acknowledge(deliveries: Iterable[Delivery]) -> None:
+async def acknowledge(deliveries: Iterable[Message]) -> None:
     """Acknowledge; a message that cannot be acknowledged is redelivered."""
     for delivery in deliveries:
         try:
@@ -21,17 +22,17 @@ async def acknowledge(deliveries: Iterable[Delivery]) -> None:
             log.warning("inserted but not acknowledged, so it will be redelivered: %s", error)
 
 
-async def extend(deliveries: Iterable[Delivery]) -> None:
+async def extend(deliveries: Iterable[Message]) -> None:
     """Extend the ack wait of messages that are still in progress."""
     for delivery in deliveries:
         with contextlib.suppress(Exception):
             await delivery.in_progress()
 
 
-async def bury(bus: Bus, delivery: Delivery, reason: str) -> None:
+async def bury(bus: Bus, delivery: Message, reason: str) -> None:
     """Make a message a dead letter; if that fails now, it is redelivered later."""
     try:
-        await bus.bury(delivery, reason)
+        await DeadLetterQueue(bus).add(delivery, reason)
     except Exception as error:
         log.warning(
             "%s/%d is not dead-lettered, so it will be redelivered: %s", delivery.stream, delivery.sequence, error

@@ -61,7 +61,7 @@ class Writer:
             return
         while True:
             try:
-                with metrics.insert_seconds.time(), tracing.span("insert"):
+                with metrics.insert_duration.time(), tracing.start_as_current_span("insert"):
                     await asyncio.to_thread(self._insert, built, num_short)
                 break
             except Exception as error:
@@ -78,7 +78,7 @@ class Writer:
             await extend(deliveries)
         self.problem = ""
         self._record_success(batch)
-        with tracing.span("ack"):
+        with tracing.start_as_current_span("ack"):
             await acknowledge(deliveries)
 
     def _insert(self, columns: InsertBatch, num_short: int) -> None:
@@ -104,7 +104,7 @@ class Writer:
         now, rows = time.monotonic(), tables.total()
         self.rows += rows
         for table, count in tables.items():
-            metrics.store_rows.labels(table.removeprefix("raw_")).inc(count)
+            metrics.store_rows_inserted.labels(table.removeprefix("raw_")).inc(count)
         metrics.store_bytes.inc(sum(len(message.delivery.data) for message in batch))
         self._written.append((now, rows))
         if "raw_attempts" in tables:

@@ -12,14 +12,24 @@ from nats.aio.msg import Msg
 from nats.js.api import DiscardPolicy, RetentionPolicy, StreamConfig
 
 from bus.client import Bus
+from bus.dead_letters import DeadLetterQueue
 from bus.embedded.nats_server import NatsServer
-from bus.errors import BlobCorrupt, BusError, Fenced, PublishTimeout, StreamFull, Verdict, classify
+from bus.errors import (
+    BusError,
+    ChecksumMismatch,
+    FencedError,
+    PublishFailure,
+    PublishTimeout,
+    StreamFullError,
+    classify,
+)
 from bus.fleet.heartbeats import Fleet
-from bus.lease import leased
+from bus.lease import keep_renewed
 from bus.object_store import CHUNK_BYTES
 from bus.provisioning import ensure_stream
-from bus.streams import LEARNER_ROLLOUTS, STORE_EVENTS, runner_tasks
-from common.aio import cancel
+from bus.streams import LEARNER_ROLLOUTS, STORE_EVENTS, runner_consumer
+from bus.task_publisher import TaskPublisher
+from common.aio import cancel_and_wait
 from schemas import subjects
 from schemas.codec import DecodeError, encode, schema_of
 from schemas.dead_letters import DeadLetter
@@ -34,12 +44,12 @@ def task(number: int, **fields: object) -> Task:
 
 async def test_a_published_task_reaches_a_runner_with_its_trace_and_its_record_reaches_the_store(bus: Bus) -> None:
     """One call publishes the task and the record of it, in one trace."""
-    await bus.ensure(runner_tasks("calc", "train"))
-    await bus.publish_task(task(1))
-    async with bus.pull(runner_tasks("calc", "train"), slots=2) as tasks, bus.pull(STORE_EVENTS, slots=2) as records:
+    await bus.ensure_consumer(runner_consumer("calc", "train"))
+    await TaskPublisher(bus).publish_task(task(1))
+    async with bus.pull(runner_consumer("calc", "train"), slots=2) as tasks, bus.pull(STORE_EVENTS, slots=2) as records:
         delivery = await asyncio.wait_for(anext(tasks), 5)
-        assert delivery.as_(Task) == task(1)
-        assert delivery.deliveries == 1
+        assert delivery.decode_as(Task) == task(1)
+        assert delivery.num_delivered == 1
         record = (await asyncio.wait_for(anext(records), 5)).event()
         assert isinstance(record, TaskBatchRecord)
         span = record.tasks[0].span
@@ -58,7 +68,7 @@ async def test_a_full_stream_is_backpressure_and_then_said_to_be_full(bus: Bus) 
     """A full stream makes the publisher wait until its deadline, and go on by itself once there is room."""
     await ensure_stream(bus.js, StreamConfig(name="SMALL", subjects=["small.>"], max_msgs=1, discard=DiscardPolicy.NEW))
     await bus.publish("small.a", task(1), msg_id="1")
-    with pytest.raises(StreamFull, match="stayed full"):
+    with pytest.raises(StreamFullError, match="stayed full"):
         await bus.publish("small.a", task(2), msg_id="2", timeout=0.5)
     waiting = asyncio.create_task(bus.publish("small.a", task(3), msg_id="3", timeout=20))
     await bus.js.purge_stream("SMALL")
@@ -68,8 +78,8 @@ async def test_a_full_stream_is_backpressure_and_then_said_to_be_full(bus: Bus) 
 def test_a_message_that_is_on_its_way_through_a_cluster_is_sent_again() -> None:
     """An answer that was lost in a cut leaves the first try there; the error is as a server of three gave it."""
     said = {"code": 409, "err_code": 10158, "description": "duplicate message id is in process"}
-    assert classify(said) is Verdict.RETRY
-    assert classify({**said, "description": "expected stream does not match"}) is Verdict.FATAL
+    assert classify(said) is PublishFailure.RETRY
+    assert classify({**said, "description": "expected stream does not match"}) is PublishFailure.FATAL
 
 
 async def test_a_second_writer_is_fenced_off(bus: Bus) -> None:
@@ -77,7 +87,7 @@ async def test_a_second_writer_is_fenced_off(bus: Bus) -> None:
     subject = subjects.weights("policy")
     first = await bus.publish(subject, task(1), msg_id="1", expect_last=0)
     await bus.publish(subject, task(2), msg_id="2", expect_last=first)
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         await bus.publish(subject, task(3), msg_id="3", expect_last=first)
 
 
@@ -95,59 +105,59 @@ async def test_many_publishes_are_in_flight_at_once(bus: Bus) -> None:
 
 async def test_the_pull_loop_never_holds_more_than_its_slots_and_refills_each_freed_one(bus: Bus) -> None:
     """Three slots: three tasks held, no fourth until one is settled, then exactly one more."""
-    await bus.ensure(runner_tasks("calc", "train"))
+    await bus.ensure_consumer(runner_consumer("calc", "train"))
     for n in range(6):
-        await bus.publish_task(task(n))
-    async with bus.pull(runner_tasks("calc", "train"), slots=3) as puller:
+        await TaskPublisher(bus).publish_task(task(n))
+    async with bus.pull(runner_consumer("calc", "train"), slots=3) as puller:
         held = [await asyncio.wait_for(anext(puller), 5) for _ in range(3)]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(puller), 0.3)
         await held[1].ack(sync=True)
         fourth = await asyncio.wait_for(anext(puller), 5)
-        assert fourth.as_(Task).id == "t3"
-        assert puller.held == 3
+        assert fourth.decode_as(Task).id == "t3"
+        assert puller.in_flight == 3
 
 
 async def test_a_task_given_back_is_delivered_again_with_the_next_attempt_number(bus: Bus) -> None:
     """The attempt number is the delivery count."""
-    await bus.ensure(runner_tasks("calc", "train"))
-    await bus.publish_task(task(1))
-    async with bus.pull(runner_tasks("calc", "train"), slots=1) as puller:
+    await bus.ensure_consumer(runner_consumer("calc", "train"))
+    await TaskPublisher(bus).publish_task(task(1))
+    async with bus.pull(runner_consumer("calc", "train"), slots=1) as puller:
         await (await asyncio.wait_for(anext(puller), 5)).nak()
-        assert (await asyncio.wait_for(anext(puller), 5)).deliveries == 2
+        assert (await asyncio.wait_for(anext(puller), 5)).num_delivered == 2
 
 
 async def test_what_a_closing_puller_had_fetched_but_not_given_out_goes_back_at_once(bus: Bus) -> None:
     """A runner that stops does not keep tasks nobody has started until their lease runs out."""
-    await bus.ensure(runner_tasks("calc", "train"))
+    await bus.ensure_consumer(runner_consumer("calc", "train"))
     for n in range(4):
-        await bus.publish_task(task(n))
-    async with bus.pull(runner_tasks("calc", "train"), slots=4) as puller:
+        await TaskPublisher(bus).publish_task(task(n))
+    async with bus.pull(runner_consumer("calc", "train"), slots=4) as puller:
         await (await asyncio.wait_for(anext(puller), 5)).ack(sync=True)
-    async with bus.pull(runner_tasks("calc", "train"), slots=4) as puller:
-        seen = {(await asyncio.wait_for(anext(puller), 5)).as_(Task).id for _ in range(3)}
+    async with bus.pull(runner_consumer("calc", "train"), slots=4) as puller:
+        seen = {(await asyncio.wait_for(anext(puller), 5)).decode_as(Task).id for _ in range(3)}
     assert seen == {"t1", "t2", "t3"}
 
 
 async def test_a_message_that_no_stream_sent_costs_no_slot(bus: Bus) -> None:
     """Whoever may answer on the inbox can put anything there; the one slot is still asked for."""
-    await bus.ensure(runner_tasks("calc", "train"))
-    async with bus.pull(runner_tasks("calc", "train"), slots=1) as tasks, asyncio.timeout(10):
+    await bus.ensure_consumer(runner_consumer("calc", "train"))
+    async with bus.pull(runner_consumer("calc", "train"), slots=1) as tasks, asyncio.timeout(10):
         for reply in ("nobody", "$JS.ACK.x", "$JS.ACK.a.b.c.d.e.f.g"):
             await bus.nc.publish(f"{tasks._inbox}.0", b"odd", reply=reply)
-        await bus.publish_task(task(1))
-        assert (await anext(tasks)).as_(Task) == task(1)
-        assert tasks.held == 1
+        await TaskPublisher(bus).publish_task(task(1))
+        assert (await anext(tasks)).decode_as(Task) == task(1)
+        assert tasks.in_flight == 1
 
 
 async def test_more_runners_may_wait_for_a_task_than_a_server_lets_by_itself(bus: Bus) -> None:
     waiting = 700
-    durable = runner_tasks("calc", "train")
-    await bus.ensure(replace(durable, waiting=None))  # as it was made before
-    await bus.ensure(durable)
+    durable = runner_consumer("calc", "train")
+    await bus.ensure_consumer(replace(durable, max_waiting=None))  # as it was made before
+    await bus.ensure_consumer(durable)
     assert (await bus.js.consumer_info(durable.stream, durable.durable)).config.max_waiting == 512
     await bus.js.delete_consumer(durable.stream, durable.durable)
-    await bus.ensure(durable)
+    await bus.ensure_consumer(durable)
     refused: list[str] = []
 
     async def hear(message: Msg) -> None:
@@ -168,44 +178,44 @@ async def test_more_runners_may_wait_for_a_task_than_a_server_lets_by_itself(bus
 
 async def test_a_lease_outlives_ack_wait(bus: Bus) -> None:
     """While a lease is renewed nobody else gets the task; once it ends, somebody does."""
-    consumer = runner_tasks("calc", "train", ack_wait=3.0)
-    await bus.ensure(consumer)
-    await bus.publish_task(task(1))
+    consumer = runner_consumer("calc", "train", ack_wait=3.0)
+    await bus.ensure_consumer(consumer)
+    await TaskPublisher(bus).publish_task(task(1))
     async with bus.pull(consumer, slots=2) as puller:
         delivery = await asyncio.wait_for(anext(puller), 5)
-        async with leased(delivery, ack_wait=3.0):
+        async with keep_renewed(delivery, ack_wait=3.0):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(puller), 5)
-        assert (await asyncio.wait_for(anext(puller), 10)).deliveries == 2
+        assert (await asyncio.wait_for(anext(puller), 10)).num_delivered == 2
 
 
 async def test_publishing_and_pulling_go_on_after_the_server_was_killed(bus: Bus, nats: NatsServer) -> None:
     """``kill -9`` of the server loses no acknowledged task, and both ends reconnect by themselves."""
-    await bus.ensure(runner_tasks("calc", "train"))
-    await bus.publish_task(task(1))
-    async with bus.pull(runner_tasks("calc", "train"), slots=5) as puller:
+    await bus.ensure_consumer(runner_consumer("calc", "train"))
+    await TaskPublisher(bus).publish_task(task(1))
+    async with bus.pull(runner_consumer("calc", "train"), slots=5) as puller:
         await (await asyncio.wait_for(anext(puller), 5)).ack(sync=True)
-        await bus.publish_task(task(2))
+        await TaskPublisher(bus).publish_task(task(2))
         await nats.kill()
         await nats.start()
-        await bus.publish_task(task(3), timeout=30)
+        await TaskPublisher(bus).publish_task(task(3), timeout=30)
         seen: set[str] = set()
         while seen != {"t2", "t3"}:  # one may come twice: delivery is at least once
-            seen.add((await asyncio.wait_for(anext(puller), 30)).as_(Task).id)
+            seen.add((await asyncio.wait_for(anext(puller), 30)).decode_as(Task).id)
 
 
 async def test_a_message_that_does_not_decode_is_buried_with_its_reason(bus: Bus) -> None:
     """A dead letter keeps payload, headers and reason, and the message leaves its stream."""
-    await bus.ensure(runner_tasks("calc", "train"))
+    await bus.ensure_consumer(runner_consumer("calc", "train"))
     await bus.js.publish(
         subjects.task("train", "calc"), b"not msgpack", headers={"who": "me", "Lightningbus-Schema": schema_of(Task)}
     )
-    async with bus.pull(runner_tasks("calc", "train"), slots=1) as puller:
+    async with bus.pull(runner_consumer("calc", "train"), slots=1) as puller:
         delivery = await asyncio.wait_for(anext(puller), 5)
         with pytest.raises(DecodeError) as caught:
-            delivery.as_(Task)
-        await bus.bury(delivery, str(caught.value))
-    found = await bus.last(subjects.DLQ, subjects.dlq("TASKS"), DeadLetter)
+            delivery.decode_as(Task)
+        await DeadLetterQueue(bus).add(delivery, str(caught.value))
+    found = await bus.get_last(subjects.DLQ, subjects.dlq("TASKS"), DeadLetter)
     assert found is not None
     assert found[0].payload == b"not msgpack"
     assert found[0].headers["who"] == "me"
@@ -216,37 +226,37 @@ async def test_a_message_that_does_not_decode_is_buried_with_its_reason(bus: Bus
 async def test_blobs_are_read_and_written_by_the_standard_object_store_too(bus: Bus, tmp_path: Path) -> None:
     """What we put, nats-py's Object Store gets; what it puts, we get: chunks, digests and metadata agree."""
     data = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"tail"
-    blob = await bus.blobs.put("weights", "ours", data)
+    blob = await bus.object_store.put("weights", "ours", data)
     store = await bus.js.object_store("weights")
     assert (await store.get("ours")).data == data
     info = await store.put("theirs", data)
     theirs = Blob(bucket="weights", name="theirs", size=info.size, sha256=blob.sha256)
-    await bus.blobs.get(theirs, tmp_path / "theirs")
+    await bus.object_store.get(theirs, tmp_path / "theirs")
     assert (tmp_path / "theirs").read_bytes() == data
 
 
 async def test_a_corrupt_blob_is_refused_and_leaves_no_file(bus: Bus, tmp_path: Path) -> None:
     """A blob that does not hash to its manifest never reaches its path."""
-    blob = await bus.blobs.put("weights", "w", b"x" * 300_000)
+    blob = await bus.object_store.put("weights", "w", b"x" * 300_000)
     bad = Blob(bucket="weights", name="w", size=blob.size, sha256="0" * 64)
-    with pytest.raises(BlobCorrupt, match="hashes to"):
-        await bus.blobs.get(bad, tmp_path / "w")
+    with pytest.raises(ChecksumMismatch, match="hashes to"):
+        await bus.object_store.get(bad, tmp_path / "w")
     short = Blob(bucket="weights", name="w", size=100, sha256=blob.sha256)
-    with pytest.raises(BlobCorrupt, match="not 100"):
-        await bus.blobs.get(short, tmp_path / "w")
+    with pytest.raises(ChecksumMismatch, match="not 100"):
+        await bus.object_store.get(short, tmp_path / "w")
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith("w")] == []
 
 
 async def test_a_replaced_or_deleted_blob_leaves_no_chunks_behind(bus: Bus, tmp_path: Path) -> None:
     """The bucket does not grow by what nobody can read any more."""
-    await bus.blobs.put("weights", "w", b"1" * 500_000)
-    await bus.blobs.put("weights", "w", b"2" * 500_000)
+    await bus.object_store.put("weights", "w", b"1" * 500_000)
+    await bus.object_store.put("weights", "w", b"2" * 500_000)
     state = (await bus.js.stream_info("OBJ_weights")).state
     assert state.messages == 4 + 1
-    blob = await bus.blobs.put("weights", "v", b"3")
-    await bus.blobs.delete("weights", "v")
+    blob = await bus.object_store.put("weights", "v", b"3")
+    await bus.object_store.delete("weights", "v")
     with pytest.raises(BusError, match="not on the bus"):
-        await bus.blobs.get(blob, tmp_path / "v")
+        await bus.object_store.get(blob, tmp_path / "v")
 
 
 @pytest.mark.parametrize(
@@ -262,18 +272,18 @@ async def test_the_entry_of_a_blob_that_no_object_store_wrote_counts_for_nothing
     bus: Bus, tmp_path: Path, entry: bytes
 ) -> None:
     """It stops no listing, cannot name the chunks of others, and the next one that is put replaces it."""
-    kept = await bus.blobs.put("weights", "kept", b"1" * 300_000)
-    broken = await bus.blobs.put("weights", "broken", b"2")
+    kept = await bus.object_store.put("weights", "kept", b"1" * 300_000)
+    broken = await bus.object_store.put("weights", "broken", b"2")
     name = base64.urlsafe_b64encode(b"broken").decode()
     await bus.js.publish(f"$O.weights.M.{name}", entry, headers={"Nats-Rollup": "sub"})
     await bus.js.publish("$O.weights.M.no-base64!", entry)
-    assert await bus.blobs.names("weights") == ["kept"]
+    assert await bus.object_store.list_names("weights") == ["kept"]
     with pytest.raises(BusError, match="not on the bus"):
-        await bus.blobs.get(broken, tmp_path / "broken")
-    await bus.blobs.delete("weights", "broken")
-    again = await bus.blobs.put("weights", "broken", b"3")
+        await bus.object_store.get(broken, tmp_path / "broken")
+    await bus.object_store.delete("weights", "broken")
+    again = await bus.object_store.put("weights", "broken", b"3")
     for blob in (kept, again):
-        await bus.blobs.get(blob, tmp_path / blob.name)
+        await bus.object_store.get(blob, tmp_path / blob.name)
 
 
 async def test_the_learner_is_replayed_from_a_stream_position(bus: Bus) -> None:
@@ -282,7 +292,7 @@ async def test_the_learner_is_replayed_from_a_stream_position(bus: Bus) -> None:
         await bus.publish(subjects.rollout("train"), task(n), msg_id=str(n))
     async with bus.pull(LEARNER_ROLLOUTS, slots=10) as puller:
         sequences = [(await asyncio.wait_for(anext(puller), 5)).sequence for _ in range(4)]
-    await bus.reset(LEARNER_ROLLOUTS, sequences[2])
+    await bus.reset_consumer(LEARNER_ROLLOUTS, sequences[2])
     async with bus.pull(LEARNER_ROLLOUTS, slots=10) as puller:
         assert (await asyncio.wait_for(anext(puller), 5)).sequence == sequences[2]
 
@@ -303,8 +313,8 @@ async def test_a_fleet_knows_who_is_alive_and_forgets_who_fell_silent(bus: Bus) 
     fleet = bus.fleet("inference")
     fleet._clock = lambda: now
     async with fleet:
-        async with bus.beat("inference", "node-1", lambda: {"state": "ready", "version": 3}):
-            await asyncio.wait_for(fleet.changed(), 5)
+        async with bus.heartbeat("inference", "node-1", lambda: {"state": "ready", "version": 3}):
+            await asyncio.wait_for(fleet.wait_for_change(), 5)
         assert [(m.id, m.state, m.version) for m in fleet.members()] == [("node-1", "ready", 3)]
         now = 60.0
         assert fleet.members() == []
@@ -320,10 +330,10 @@ async def test_listening_to_ten_times_as_many_costs_no_more_for_each_of_them() -
         beats = [Heartbeat(role="runner", id=f"r{n}", state="running", pid=1, sent_at_ns=1) for n in range(members)]
         said = [Msg(Client(), subjects.heartbeat("runner", beat.id), "", encode(beat)) for beat in beats]
         for message in said:
-            await fleet._on_beat(message)
+            await fleet._on_heartbeat(message)
         started = time.thread_time()
         for message in said * (20_000 // members):
-            await fleet._on_beat(message)
+            await fleet._on_heartbeat(message)
         assert len(fleet.members()) == members
         return time.thread_time() - started
 
@@ -361,5 +371,5 @@ async def test_a_cancellation_that_is_forgotten_once_is_asked_for_again() -> Non
 
     task = asyncio.create_task(forgetful())
     await asyncio.sleep(0)
-    await cancel(task, again=0.01)
+    await cancel_and_wait(task, again=0.01)
     assert task.cancelled() and forgotten == 3

@@ -14,9 +14,10 @@ import uvloop
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer, nats_server
 from bus.errors import AccessError, BusError
-from bus.security.auth_refusals import Refusals
-from bus.security.credentials import Access
-from bus.security.users import make_users
+from bus.security.auth_refusals import AuthRefusals
+from bus.security.credentials import Credentials
+from bus.security.users import create_users
+from bus.task_publisher import TaskPublisher
 from schemas.tasks import Task
 from tests.commands import environment
 
@@ -37,7 +38,7 @@ async def test_tls_address_of_a_plaintext_server_is_refused_and_nothing_is_publi
         await plain.provision()
         with pytest.raises(AccessError, match="speaks no TLS"):
             async with Bus.connect(server.url.replace("nats://", "tls://"), wait=5) as bus:
-                await bus.publish_task(Task(id="t", run_id="r", agent="a", input=1))
+                await TaskPublisher(bus).publish_task(Task(id="t", run_id="r", agent="a", input=1))
         assert (await plain.js.stream_info("TASKS")).state.messages == 0
 
 
@@ -82,30 +83,30 @@ def test_a_role_with_a_malformed_address_ends_with_code_2_and_no_password(tmp_pa
 async def test_rotated_keys_are_read_again_at_a_reconnect(tmp_path: Path) -> None:
     """The server takes new users; the role's new seed lies in its file, and it goes on without a restart."""
     users, fresh = tmp_path / "users", tmp_path / "fresh"
-    assert list(make_users(users, tls=False)) and list(make_users(fresh, tls=False))
+    assert list(create_users(users, tls=False)) and list(create_users(fresh, tls=False))
     async with nats_server(tmp_path / "nats", users=users) as server:
-        access = Access.read(users, "admin")
+        access = Credentials.read(users, "admin")
         async with Bus.connect(server.url, access=access) as bus, asyncio.timeout(30):
             await bus.provision()
             shutil.copy(fresh / "admin" / "nkey", users / "admin" / "nkey")
             replace_users(server, users, fresh)
             await bus.reconnected.wait()
             assert (await bus.js.stream_info("TASKS")).state.messages == 0
-            assert not bus.failed.is_set()
+            assert not bus.closed.is_set()
 
 
 async def test_old_keys_end_the_connection_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused for as long as is allowed: the connection fails and says why, rather than try for ever."""
-    monkeypatch.setattr("bus.client.REFUSED_SECONDS", 1.0)
+    monkeypatch.setattr("bus.connection.AUTH_RETRY_SECONDS", 1.0)
     users, fresh = tmp_path / "users", tmp_path / "fresh"
-    assert list(make_users(users, tls=False)) and list(make_users(fresh, tls=False))
+    assert list(create_users(users, tls=False)) and list(create_users(fresh, tls=False))
     async with (
         asyncio.timeout(30),
         nats_server(tmp_path / "nats", users=users) as server,
-        Bus.connect(server.url, access=Access.read(users, "admin")) as bus,
+        Bus.connect(server.url, access=Credentials.read(users, "admin")) as bus,
     ):
         replace_users(server, users, fresh)
-        await bus.failed.wait()
+        await bus.closed.wait()
         assert isinstance(bus.failure, AccessError)
         assert "it has no user of this key" in str(bus.failure)
 
@@ -113,9 +114,9 @@ async def test_old_keys_end_the_connection_with_the_reason(tmp_path: Path, monke
 async def test_a_role_with_old_keys_ends_with_code_2_and_the_reason(tmp_path: Path) -> None:
     """As its supervisor sees it, after the bound that users meet."""
     users, fresh = tmp_path / "users", tmp_path / "fresh"
-    assert list(make_users(users, tls=False)) and list(make_users(fresh, tls=False))
+    assert list(create_users(users, tls=False)) and list(create_users(fresh, tls=False))
     async with nats_server(tmp_path / "nats", users=users) as server:
-        async with Bus.connect(server.url, access=Access.read(users, "admin")) as admin:
+        async with Bus.connect(server.url, access=Credentials.read(users, "admin")) as admin:
             await admin.provision()
             arguments = ["--access", str(users), "store", "--bus", server.url, "--data-dir", str(tmp_path / "store")]
             async with admin.fleet("store") as fleet:
@@ -124,7 +125,7 @@ async def test_a_role_with_old_keys_ends_with_code_2_and_the_reason(tmp_path: Pa
                 )
                 async with asyncio.timeout(60):
                     while not fleet.members():
-                        await fleet.changed()
+                        await fleet.wait_for_change()
         replace_users(server, users, fresh)
         assert role.stderr is not None
         async with asyncio.timeout(180):
@@ -150,8 +151,8 @@ def test_a_lost_connection_with_bytes_to_send_is_closed_without_an_error(tmp_pat
 
 def test_refusals_end_a_connection_only_when_they_go_on() -> None:
     """Pure: a refusal now and then is forgotten, refusals without a pause add up, a connection begins anew."""
-    refusals = Refusals(bound=60, pause=15)
-    assert [refusals.add(second) for second in range(0, 200, 20)] == [False] * 10
-    assert [refusals.add(second) for second in range(200, 270, 10)] == [False] * 6 + [True]
+    refusals = AuthRefusals(bound=60, pause=15)
+    assert [refusals.record(second) for second in range(0, 200, 20)] == [False] * 10
+    assert [refusals.record(second) for second in range(200, 270, 10)] == [False] * 6 + [True]
     refusals.clear()
-    assert not refusals.add(271)
+    assert not refusals.record(271)

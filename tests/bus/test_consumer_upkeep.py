@@ -9,12 +9,13 @@ from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
 from bus.errors import BusError
 from bus.stream_sizes import StreamSizes
-from bus.streams import LEARNER_ROLLOUTS, runner_tasks
+from bus.streams import LEARNER_ROLLOUTS, runner_consumer
+from bus.task_publisher import TaskPublisher
 from schemas import subjects
 from schemas.tasks import Task
 from tests.polling import answered
 
-TASKS = runner_tasks("calc", "train")
+TASKS = runner_consumer("calc", "train")
 
 
 async def empty(nats: NatsServer, bus: Bus) -> None:
@@ -31,22 +32,22 @@ def task(number: int) -> Task:
 
 
 async def test_a_runner_makes_its_durable_again_when_the_bus_comes_back_empty(bus: Bus, nats: NatsServer) -> None:
-    await bus.ensure(TASKS)
+    await bus.ensure_consumer(TASKS)
     async with asyncio.timeout(60), bus.pull(TASKS, slots=2) as puller, Bus.connect(nats.url) as admin:
         await empty(nats, bus)
         await admin.provision()
-        await bus.publish_task(task(1))
-        assert (await anext(puller)).as_(Task) == task(1)
+        await TaskPublisher(bus).publish_task(task(1))
+        assert (await anext(puller)).decode_as(Task) == task(1)
 
 
 async def test_a_durable_deleted_under_a_puller_is_made_again(bus: Bus) -> None:
-    await bus.ensure(TASKS)
+    await bus.ensure_consumer(TASKS)
     async with asyncio.timeout(60), bus.pull(TASKS, slots=2) as puller:
-        await bus.publish_task(task(1))
+        await TaskPublisher(bus).publish_task(task(1))
         await (await anext(puller)).ack(sync=True)
         await bus.js.delete_consumer(TASKS.stream, TASKS.durable)
-        await bus.publish_task(task(2))
-        assert (await anext(puller)).as_(Task) == task(2)
+        await TaskPublisher(bus).publish_task(task(2))
+        assert (await anext(puller)).decode_as(Task) == task(2)
 
 
 @pytest.mark.parametrize("consumer", [TASKS, LEARNER_ROLLOUTS])
@@ -55,19 +56,19 @@ async def test_a_role_whose_streams_stay_away_is_not_healthy_and_ends_with_a_sen
 ) -> None:
     monkeypatch.setattr("bus.consumer_upkeep.GIVE_UP_SECONDS", 3.0)
     if consumer is TASKS:
-        await bus.ensure(TASKS)
+        await bus.ensure_consumer(TASKS)
     read = TASKS if consumer is TASKS else LEARNER_ROLLOUTS
     async with (
         asyncio.timeout(60),
         bus.pull(read, slots=2),
         bus.fleet("runner") as fleet,
-        bus.beat("runner", "r", lambda: {"state": "running"}),
+        bus.heartbeat("runner", "r", lambda: {"state": "running"}),
     ):
         await empty(nats, bus)
         while not any("run `lightningbus provision`" in str(beat.status.get("bus")) for beat in fleet.members()):
-            await fleet.changed()
+            await fleet.wait_for_change()
         assert "is missing" in bus.problem
-        await bus.failed.wait()
+        await bus.closed.wait()
         assert read.stream in str(bus.failure) and "run `lightningbus provision`" in str(bus.failure)
 
 
@@ -78,7 +79,7 @@ async def test_an_admin_that_stays_provisions_again(bus: Bus, nats: NatsServer) 
             await empty(nats, other)
             while True:
                 try:
-                    stream = await answered(lambda: other.stream(subjects.TASKS))
+                    stream = await answered(lambda: other.stream_state(subjects.TASKS))
                     break
                 except BusError:
                     await asyncio.sleep(0.05)

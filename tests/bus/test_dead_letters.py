@@ -9,10 +9,11 @@ from uuid import uuid4
 import pytest
 
 from bus.client import Bus
-from bus.dead_letters import DeadLetters
-from bus.dlq_limit import IN_A_ROW, WINDOW, PoisonLimit
-from bus.errors import PoisonFlood
-from bus.streams import runner_tasks
+from bus.dead_letters import DeadLetterQueue
+from bus.dlq_limit import MAX_CONSECUTIVE, WINDOW, DlqLimit
+from bus.errors import DlqLimitExceeded
+from bus.streams import runner_consumer
+from bus.task_publisher import TaskPublisher
 from schemas import subjects
 from schemas.codec import MAX_BYTES, encode
 from schemas.dead_letters import DeadLetter
@@ -34,14 +35,14 @@ async def dead(nats_url: str, *arguments: str, code: int = 0) -> str:
 
 async def bury(bus: Bus, count: int) -> None:
     """Tasks delivered twice, then given up."""
-    await bus.ensure(runner_tasks("calc", "train"))
+    await bus.ensure_consumer(runner_consumer("calc", "train"))
     for number in range(count):
-        await bus.publish_task(Task(id=f"t{number}", run_id="r", agent="calc", input={"n": number}))
-    async with bus.pull(runner_tasks("calc", "train"), slots=count) as puller:
+        await TaskPublisher(bus).publish_task(Task(id=f"t{number}", run_id="r", agent="calc", input={"n": number}))
+    async with bus.pull(runner_consumer("calc", "train"), slots=count) as puller:
         for _ in range(count):
             await (await asyncio.wait_for(anext(puller), 5)).nak()
         for _ in range(count):
-            await bus.bury(await asyncio.wait_for(anext(puller), 5), "poisoned: nobody lived")
+            await DeadLetterQueue(bus).add(await asyncio.wait_for(anext(puller), 5), "poisoned: nobody lived")
     assert (await bus.js.stream_info(subjects.TASKS)).state.messages == 0
 
 
@@ -59,19 +60,19 @@ async def test_letters_are_listed_and_shown(bus: Bus, nats_url: str) -> None:
 
 async def test_a_letter_sent_again_is_a_task_that_goes_on_counting(bus: Bus, nats_url: str) -> None:
     await bury(bus, 2)
-    first, second = [number async for number, _ in DeadLetters(bus).all()]
+    first, second = [number async for number, _ in DeadLetterQueue(bus).list_letters()]
     assert "1 sent again" in await dead(nats_url, "replay", str(first))
-    async with bus.pull(runner_tasks("calc", "train"), slots=1) as puller:
+    async with bus.pull(runner_consumer("calc", "train"), slots=1) as puller:
         again = await asyncio.wait_for(anext(puller), 5)
-        assert again.as_(Task).prior_attempts == 2 and again.deliveries == 1
+        assert again.decode_as(Task).prior_attempts == 2 and again.num_delivered == 1
         await again.ack(sync=True)
-    assert [number async for number, _ in DeadLetters(bus).all()] == [second]
+    assert [number async for number, _ in DeadLetterQueue(bus).list_letters()] == [second]
 
 
 async def test_letters_are_dropped_and_a_wrong_number_is_one_sentence(bus: Bus, nats_url: str) -> None:
     await bury(bus, 2)
     assert "2 dropped" in await dead(nats_url, "drop", "--stream", "TASKS")
-    assert [letter async for letter in DeadLetters(bus).all()] == []
+    assert [letter async for letter in DeadLetterQueue(bus).list_letters()] == []
     assert "there is no dead letter 9" in await dead(nats_url, "replay", "9", code=2)
     assert "give the numbers" in await dead(nats_url, "drop", code=2)
 
@@ -133,7 +134,7 @@ async def test_rollouts_and_events_are_sent_again_where_their_type_belongs(bus: 
 
 
 async def test_a_letter_that_cannot_be_read_hides_no_other(bus: Bus, nats_url: str) -> None:
-    await bus.publish_raw(subjects.dlq("TASKS"), b"\x00", {}, 5)
+    await bus.publish_bytes(subjects.dlq("TASKS"), b"\x00", {}, 5)
     number = await put_letter(bus)
     assert [letter["number"] for letter in json.loads(await dead(nats_url, "list", "--json"))] == [number]
     assert "there is no dead letter 1 that can be read" in await dead(nats_url, "show", "1", code=2)
@@ -141,34 +142,34 @@ async def test_a_letter_that_cannot_be_read_hides_no_other(bus: Bus, nats_url: s
 
 
 def test_a_flood_stops_the_reader_and_a_trickle_does_not() -> None:
-    limit = PoisonLimit("the store")
-    for _ in range(IN_A_ROW):
-        limit.bad("x")
-    with pytest.raises(PoisonFlood, match="the store stops: 21 of the last 21 messages could not be read"):
-        limit.bad("x")
-    trickle = PoisonLimit("the store")
+    limit = DlqLimit("the store")
+    for _ in range(MAX_CONSECUTIVE):
+        limit.record_invalid("x")
+    with pytest.raises(DlqLimitExceeded, match="the store stops: 21 of the last 21 messages could not be read"):
+        limit.record_invalid("x")
+    trickle = DlqLimit("the store")
     for _ in range(WINDOW):
-        trickle.bad("x")
-        trickle.good()
-        trickle.good()
-    half = PoisonLimit("the store")
-    with pytest.raises(PoisonFlood):
+        trickle.record_invalid("x")
+        trickle.record_valid()
+        trickle.record_valid()
+    half = DlqLimit("the store")
+    with pytest.raises(DlqLimitExceeded):
         for _ in range(WINDOW):
-            half.bad("x")
-            half.bad("x")
-            half.good()
+            half.record_invalid("x")
+            half.record_invalid("x")
+            half.record_valid()
 
 
 async def test_what_is_said_of_a_dead_letter_is_bounded_and_a_message_too_large_to_keep_is_buried_without_its_bytes(
     bus: Bus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await bus.ensure(runner_tasks("calc", "train"))
+    await bus.ensure_consumer(runner_consumer("calc", "train"))
     for size in (1000, MAX_BYTES):
         await bus.js.publish("lb.task.train.calc", b"x" * size)
-    async with asyncio.timeout(30), bus.pull(runner_tasks("calc", "train"), slots=2) as puller:
+    async with asyncio.timeout(30), bus.pull(runner_consumer("calc", "train"), slots=2) as puller:
         for _ in range(2):
-            await bus.bury(await anext(puller), "y" * 5_000_000)
-    first, second = [letter async for _, letter in DeadLetters(bus).all()]
+            await DeadLetterQueue(bus).add(await anext(puller), "y" * 5_000_000)
+    first, second = [letter async for _, letter in DeadLetterQueue(bus).list_letters()]
     assert (len(first.payload), len(second.payload)) == (1000, 0)
     assert len(first.reason) < 3000 and second.reason.endswith(f"its {MAX_BYTES} bytes were too many to keep")
     assert max(len(line.getMessage()) for line in caplog.records) < 4000

@@ -8,7 +8,7 @@ import pytest
 from bus import publisher
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
-from bus.errors import DuplicateMessage
+from bus.errors import DuplicateMessageError
 from schemas import subjects
 from schemas.tasks import Task
 
@@ -23,7 +23,7 @@ async def test_a_duplicate_on_the_first_try_is_an_error_for_a_unique_message(bus
     """Another role that took the id first cannot suppress a message in silence."""
     first = await bus.publish(SUBJECT, task(), msg_id="taken")
     assert await bus.publish(SUBJECT, task(), msg_id="taken") == first
-    with pytest.raises(DuplicateMessage, match=r"lb\.task\.train\.calc.*'taken'"):
+    with pytest.raises(DuplicateMessageError, match=r"lb\.task\.train\.calc.*'taken'"):
         await bus.publish(SUBJECT, task(), msg_id="taken", unique=True)
 
 

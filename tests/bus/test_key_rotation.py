@@ -15,10 +15,11 @@ from bus.client import Bus
 from bus.embedded.nats_server import NatsServer, nats_server
 from bus.errors import AccessError
 from bus.security import certificate_expiry
-from bus.security.certificates import Authority
-from bus.security.credentials import Access
+from bus.security.certificates import CertificateAuthority
+from bus.security.credentials import Credentials
 from bus.security.key_rotation import begin_rotation, finish_rotation
-from bus.security.users import make_users
+from bus.security.users import create_users
+from bus.task_publisher import TaskPublisher
 from common.observability import metric_registry
 from schemas.tasks import Task
 
@@ -30,13 +31,13 @@ def reload(server: NatsServer) -> None:
     server.process.send_signal(signal.SIGHUP)
 
 
-async def let_in(url: str, access: Access) -> None:
+async def let_in(url: str, access: Credentials) -> None:
     """Raises `AccessError` unless the server lets us in."""
     async with Bus.connect(url, access=access, wait=10):
         pass
 
 
-async def reloaded(url: str, access: Access, refused: bool) -> None:
+async def reloaded(url: str, access: Credentials, refused: bool) -> None:
     """The server has read its configuration: an access is refused, or let in, which before was not so."""
     async with asyncio.timeout(20):
         while True:
@@ -50,8 +51,8 @@ async def reloaded(url: str, access: Access, refused: bool) -> None:
 
 
 async def test_a_certificate_is_let_in_with_its_own_users_password_only(tmp_path: Path) -> None:
-    assert list(make_users(tmp_path / "users", tls=True))
-    runner, node = (Access.read(tmp_path / "users", role) for role in ("runner", "node"))
+    assert list(create_users(tmp_path / "users", tls=True))
+    runner, node = (Credentials.read(tmp_path / "users", role) for role in ("runner", "node"))
     async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server:
         await let_in(server.url, runner)
         for wrong in (
@@ -65,8 +66,8 @@ async def test_a_certificate_is_let_in_with_its_own_users_password_only(tmp_path
 
 async def test_an_nkey_of_another_user_opens_nothing_with_a_runners_certificate(tmp_path: Path) -> None:
     """With TLS no role has an nkey at the server; one of a bus without TLS, or of another, is nobody's."""
-    assert list(make_users(tmp_path / "users", tls=True)) and list(make_users(tmp_path / "others", tls=False))
-    runner, node = Access.read(tmp_path / "users", "runner"), Access.read(tmp_path / "others", "node")
+    assert list(create_users(tmp_path / "users", tls=True)) and list(create_users(tmp_path / "others", tls=False))
+    runner, node = Credentials.read(tmp_path / "users", "runner"), Credentials.read(tmp_path / "others", "node")
     async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server:
         with pytest.raises(AccessError, match="lets nobody in"):
             await let_in(server.url, replace(runner, password=None, nkey=node.nkey))
@@ -75,11 +76,11 @@ async def test_an_nkey_of_another_user_opens_nothing_with_a_runners_certificate(
 async def test_a_server_that_maps_no_certificates_lets_no_bare_name_in(tmp_path: Path) -> None:
     """An operator's own `tls` block with `verify` alone: the name in a certificate is no secret, the password is."""
     users = tmp_path / "users"
-    assert list(make_users(users, tls=True))
+    assert list(create_users(users, tls=True))
     conf = (users / "users.conf").read_text()
     (users / "users.conf").write_text(conf.replace("verify_and_map: true", "verify: true"))
     (admin,) = re.findall(r'"user": "(CN=lightningbus admin [0-9a-f]+)"', conf)
-    runner = Access.read(users, "runner")
+    runner = Credentials.read(users, "runner")
     async with nats_server(tmp_path / "nats", users=users) as server:
         bare = replace(runner, password=None)
         with pytest.raises(AccessError, match="lets nobody in"):
@@ -90,42 +91,43 @@ async def test_a_server_that_maps_no_certificates_lets_no_bare_name_in(tmp_path:
 async def test_rotation_cuts_nobody_off(tmp_path: Path, tls: bool) -> None:
     """A client publishes throughout; the last step alone makes it connect again, with the new keys."""
     users = tmp_path / "users"
-    assert list(make_users(users, tls=tls))
+    assert list(create_users(users, tls=tls))
     async with nats_server(tmp_path / "nats", users=users) as server:
-        async with Bus.connect(server.url, access=Access.read(users, "admin")) as admin:
+        async with Bus.connect(server.url, access=Credentials.read(users, "admin")) as admin:
             await admin.provision()
             old = tmp_path / "old"
             old.mkdir()
             for file in (users / "runner").iterdir():
                 (old / file.name).write_bytes(file.read_bytes())
-            async with Bus.connect(server.url, access=Access.read(users, "client")) as client:
+            async with Bus.connect(server.url, access=Credentials.read(users, "client")) as client:
                 published = 0
 
                 async def publish() -> None:
                     nonlocal published
                     while True:
-                        await client.publish_task(Task(id=str(published), run_id="r", agent="a", input=1))
+                        task = Task(id=str(published), run_id="r", agent="a", input=1)
+                        await TaskPublisher(client).publish_task(task)
                         published += 1
 
                 publishing = asyncio.create_task(publish())
                 assert len(list(begin_rotation(users))) > 1
                 reload(server)
-                await reloaded(server.url, Access.read(users, "runner"), refused=False)
-                await let_in(server.url, Access.read(old, "runner"))
+                await reloaded(server.url, Credentials.read(users, "runner"), refused=False)
+                await let_in(server.url, Credentials.read(old, "runner"))
                 assert client.nc.stats["reconnects"] == 0
                 with pytest.raises(AccessError, match="under way"):
                     list(begin_rotation(users))
                 assert list(finish_rotation(users))
                 reload(server)
-                await reloaded(server.url, Access.read(old, "runner"), refused=True)
-                await let_in(server.url, Access.read(users, "runner"))
+                await reloaded(server.url, Credentials.read(old, "runner"), refused=True)
+                await let_in(server.url, Credentials.read(users, "runner"))
                 async with asyncio.timeout(20):
                     await client.reconnected.wait()
                     reached = published
                     while published < reached + 10:
                         await asyncio.sleep(0.01)
                 publishing.cancel()
-                assert not client.failed.is_set() and not publishing.done()
+                assert not client.closed.is_set() and not publishing.done()
                 assert (await admin.js.stream_info("TASKS")).state.messages >= published
         with pytest.raises(AccessError, match="no rotation"):
             list(finish_rotation(users))
@@ -136,19 +138,19 @@ async def test_the_end_of_each_certificate_is_a_metric_and_a_warning_when_near(
 ) -> None:
     """Of the role's own, its authority's and the server's; new ones are shown after a reconnect."""
     users = tmp_path / "users"
-    monkeypatch.setattr("bus.security.certificates.DAYS", 20)
-    assert list(make_users(users, tls=True))
+    monkeypatch.setattr("bus.security.certificates.VALID_DAYS", 20)
+    assert list(create_users(users, tls=True))
     async with (
         asyncio.timeout(60),
         nats_server(tmp_path / "nats", users=users) as server,
-        Bus.connect(server.url, access=Access.read(users, "runner")) as bus,
+        Bus.connect(server.url, access=Credentials.read(users, "runner")) as bus,
     ):
         names = ("own", "authority", "server")
         while [days_left(name) for name in names] != [20, 20, 20]:
             await asyncio.sleep(0.01)
         warned = " ".join(caplog.messages)
         assert all(f"the {name} certificate of the bus ends on" in warned for name in names)
-        monkeypatch.setattr("bus.security.certificates.DAYS", 400)
+        monkeypatch.setattr("bus.security.certificates.VALID_DAYS", 400)
         assert list(begin_rotation(users)) and list(finish_rotation(users))
         reload(server)
         await bus.reconnected.wait()
@@ -158,7 +160,7 @@ async def test_the_end_of_each_certificate_is_a_metric_and_a_warning_when_near(
 
 def days_left(certificate: str) -> int:
     """As a role's metrics have it."""
-    lines = metric_registry.exposition("runner").decode().splitlines()
+    lines = metric_registry.render_exposition("runner").decode().splitlines()
     name = f'lightningbus_certificate_expires_at_seconds{{certificate="{certificate}"}} '
     ends = [float(line.removeprefix(name)) for line in lines if line.startswith(name)]
     return round((ends[0] - time.time()) / 86400) if ends else 0
@@ -168,9 +170,9 @@ def days_left(certificate: str) -> int:
 def test_the_end_of_a_certificate_is_read_as_cryptography_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int
 ) -> None:
-    monkeypatch.setattr("bus.security.certificates.DAYS", days)
-    certificate = Authority.new().certificate
+    monkeypatch.setattr("bus.security.certificates.VALID_DAYS", days)
+    certificate = CertificateAuthority.create().certificate
     der = certificate.public_bytes(serialization.Encoding.DER)
-    assert certificate_expiry.not_after(der) == certificate.not_valid_after_utc.timestamp()
+    assert certificate_expiry.parse_not_after(der) == certificate.not_valid_after_utc.timestamp()
     (tmp_path / "cert.pem").write_text("no certificate")
-    assert certificate_expiry.ends_of(Access(cert=tmp_path / "cert.pem", ca=tmp_path / "none"), None) == {}
+    assert certificate_expiry.read_expiries(Credentials(cert=tmp_path / "cert.pem", ca=tmp_path / "none"), None) == {}

@@ -18,28 +18,29 @@ import pytest
 from nats.errors import StaleConnectionError
 
 from bus.client import Bus
-from bus.dead_letters import DeadLetters
+from bus.dead_letters import DeadLetterQueue
 from bus.embedded.nats_server import nats_server
 from bus.errors import AccessError, BusError
-from bus.lease import leased
-from bus.message import Delivery
-from bus.security.credentials import Access
+from bus.lease import keep_renewed
+from bus.message import Message
+from bus.security.credentials import Credentials
 from bus.security.identities import identity_of
-from bus.security.permissions import LEAVES, RIGHTS, from_afar, inbox
-from bus.security.users import make_users
+from bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix, via_hub_domain
+from bus.security.users import create_users
 from bus.streams import (
     BUCKET,
     LEARNER_ROLLOUTS,
     STORE_CONSUMERS,
-    STORE_DEAD,
+    STORE_DLQ,
     STORE_EVENTS,
     STORE_TRAIN,
     STORE_WEIGHTS,
-    Consumer,
-    runner_tasks,
+    ConsumerSpec,
+    runner_consumer,
 )
-from bus.weights.registry import Releases
-from common.aio import cancel
+from bus.task_publisher import TaskPublisher
+from bus.weights.registry import WeightRegistry
+from common.aio import cancel_and_wait
 from inference.weights.updater import WeightUpdater
 from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
@@ -70,7 +71,7 @@ class Secured:
     @asynccontextmanager
     async def as_(self, role: str, **changes: Any) -> AsyncIterator[Bus]:
         """A connection of a role; ``changes`` are of its access."""
-        access = replace(Access.read(self.users, role), **changes)
+        access = replace(Credentials.read(self.users, role), **changes)
         async with Bus.connect(self.url, name=role, wait=5, access=access) as bus:
             yield bus
 
@@ -100,7 +101,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         server.stdout.close()
 
 
-async def one(bus: Bus, consumer: Consumer) -> Delivery:
+async def one(bus: Bus, consumer: ConsumerSpec) -> Message:
     """The next message of a consumer, acknowledged for certain."""
     async with bus.pull(consumer, slots=1) as puller, asyncio.timeout(10):
         delivery = await anext(puller)
@@ -111,54 +112,55 @@ async def one(bus: Bus, consumer: Consumer) -> Delivery:
 async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, tmp_path: Path) -> None:
     """The whole wire, over TLS: tasks, leases, spans, versions with their blobs, heartbeats, dead letters."""
     async with AsyncExitStack() as exits:
-        roles = {role: await exits.enter_async_context(secured.as_(role)) for role in RIGHTS}
+        roles = {role: await exits.enter_async_context(secured.as_(role)) for role in PERMISSIONS}
         runner, store, learner, node, client = (roles[r] for r in ("runner", "store", "learner", "node", "client"))
         await roles["admin"].provision()
         fleet = await exits.enter_async_context(store.fleet("*"))
         watching = [await exits.enter_async_context(role.fleet("inference")) for role in (runner, learner)]
         for role, name in (("runner", "runner"), ("node", "inference"), ("store", "store"), ("learner", "learner")):
-            await exits.enter_async_context(roles[role].beat(name, "one", lambda: {"state": "ready"}))
+            await exits.enter_async_context(roles[role].heartbeat(name, "one", lambda: {"state": "ready"}))
         async with asyncio.timeout(10):
             while len(fleet.members()) < 4:
-                await fleet.changed()
+                await fleet.wait_for_change()
             for nodes in watching:
                 while not nodes.members():
-                    await nodes.changed()
+                    await nodes.wait_for_change()
         for consumer in STORE_CONSUMERS:
-            await store.ensure(consumer)
+            await store.ensure_consumer(consumer)
 
-        tasks = runner_tasks("calc", "train", ack_wait=1.0)
+        tasks = runner_consumer("calc", "train", ack_wait=1.0)
         with pytest.raises(AccessError, match=r"run `lightningbus provision --agent calc --ack-wait 1` once as admin"):
-            await runner.ensure(tasks)
+            await runner.ensure_consumer(tasks)
         await roles["admin"].provision(more=[tasks])
-        await runner.ensure(tasks)
-        runner.denied.clear()
-        await client.publish_tasks([Task(id=name, run_id="r", agent="calc", input=1) for name in ("good", "bad")])
+        await runner.ensure_consumer(tasks)
+        runner.permission_errors.clear()
+        published = [Task(id=name, run_id="r", agent="calc", input=1) for name in ("good", "bad")]
+        await TaskPublisher(client).publish_tasks(published)
         assert (await store.js.stream_info(subjects.TASKS)).state.messages == 2
         async with runner.pull(tasks, slots=2) as puller, asyncio.timeout(20):
             good, bad = await anext(puller), await anext(puller)
-            async with leased(good, ack_wait=1.0) as lease:
+            async with keep_renewed(good, ack_wait=1.0) as lease:
                 renewed = lease.renewed
                 while lease.renewed == renewed:
                     await asyncio.sleep(0.05)
             (batch,) = batches("good", 0, parts=1)
             await runner.publish(subjects.rollout("train"), batch, msg_id="b")
             await good.ack(sync=True)
-            await runner.bury(bad, "nobody could use it")
+            await DeadLetterQueue(runner).add(bad, "nobody could use it")
         assert isinstance((await one(store, STORE_EVENTS)).event(), TaskBatchRecord)
         assert (await one(store, STORE_TRAIN)).event() == batch
         assert (await one(learner, LEARNER_ROLLOUTS)).event() == batch
-        assert await learner.delivered(LEARNER_ROLLOUTS) == 1
-        await learner.reset(LEARNER_ROLLOUTS, 1)
-        assert (await learner.stream(subjects.TRAIN_ROLLOUTS)).last == 1
-        assert (await learner.stream(subjects.TASKS)).created
+        assert await learner.delivered_count(LEARNER_ROLLOUTS) == 1
+        await learner.reset_consumer(LEARNER_ROLLOUTS, 1)
+        assert (await learner.stream_state(subjects.TRAIN_ROLLOUTS)).last_seq == 1
+        assert (await learner.stream_state(subjects.TASKS)).created_at
         alert = Alert(role="learner", reason="the bus lost messages", fired_at_ns=1)
         await learner.publish(subjects.ALERT, alert, msg_id="alert")
 
-        ((number, letter),) = [each async for each in DeadLetters(client).all()]
-        assert letter.reason == "nobody could use it" and (await DeadLetters(client).get(number)) == letter
-        assert (await one(store, STORE_DEAD)).event() == letter
-        await DeadLetters(roles["admin"]).drop(number)
+        ((number, letter),) = [each async for each in DeadLetterQueue(client).list_letters()]
+        assert letter.reason == "nobody could use it" and (await DeadLetterQueue(client).get(number)) == letter
+        assert (await one(store, STORE_DLQ)).event() == letter
+        await DeadLetterQueue(roles["admin"]).delete(number)
 
         contents = tensorfiles.weights(0, 200_000)
         settings = LearnerSettings(
@@ -174,23 +176,23 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         engine = Engine()
         following = asyncio.create_task(WeightUpdater(node, "node", "policy", tmp_path / "node", engine).run())
         await engine.holds(3)
-        await Releases(roles["admin"], "policy").decide("pinned", 2, who="admin")
+        await WeightRegistry(roles["admin"], "policy").append_decision("pinned", 2, who="admin")
         await engine.holds(2)  # in its turn, and back to the manifest of an older version
         written = {version: (tmp_path / f"{version}.safetensors").read_bytes() for version in (3, 2)}
         assert engine.held == list(written.items())
-        await Releases(node, "policy").decide("revoked", 3, who="node")
+        await WeightRegistry(node, "policy").append_decision("revoked", 3, who="node")
         await publisher.publish(weights, version=4, epoch=1, step=4)  # looks at what is still needed
-        looking = Releases(client, "policy")
-        assert [one.version async for one, _ in looking.versions()] == [4, 3, 2, 1, 0]
-        ((_, first),) = await looking.published(2)
+        looking = WeightRegistry(client, "policy")
+        assert [one.version async for one, _ in looking.list_versions()] == [4, 3, 2, 1, 0]
+        ((_, first),) = await looking.manifests_of(2)
         async with asyncio.timeout(10):
-            while [one.node for one in await looking.applied(first, 2)] != ["node"]:
+            while [one.node for one in await looking.activations_of(first, 2)] != ["node"]:
                 await asyncio.sleep(0.02)
-        await cancel(following)
+        await cancel_and_wait(following)
         kinds = [type((await one(store, STORE_WEIGHTS)).event()) for _ in range(8)]
         assert kinds[:6] == [*4 * [WeightManifest], WeightsActivated, ReleaseState]
         assert SwapLockState in kinds[6:]
-        assert {role: list(bus.denied) for role, bus in roles.items()} == {role: [] for role in roles}
+        assert {role: list(bus.permission_errors) for role, bus in roles.items()} == {role: [] for role in roles}
 
 
 API = "$JS.API"
@@ -242,8 +244,8 @@ MAY_NOT_SAY = {
         "lb.dlq.TASKS", f"{API}.STREAM.MSG.DELETE.DLQ", f"{API}.CONSUMER.CREATE.DLQ", *DECISIONS,
     ),
 }  # fmt: skip
-for leaf, role in LEAVES.items():
-    MAY_NOT_SAY[leaf] = from_afar((*MAY_NOT_SAY[role], *ADMINISTRATION))
+for leaf, role in LEAF_ROLES.items():
+    MAY_NOT_SAY[leaf] = via_hub_domain((*MAY_NOT_SAY[role], *ADMINISTRATION))
 HEARD = (
     "lb.task.>",
     "lb.rollout.train",
@@ -265,15 +267,15 @@ MAY_HEAR = {
     "store": {"lb.heartbeat.*.*", BEATS_OF_NODES},
     "client": {"lb.heartbeat.*.*", BEATS_OF_NODES, "lb.rollout.train"},
 }
-MAY_HEAR |= {leaf: MAY_HEAR[role] for leaf, role in LEAVES.items()}
+MAY_HEAR |= {leaf: MAY_HEAR[role] for leaf, role in LEAF_ROLES.items()}
 
 
 async def denial(bus: Bus) -> str:
     """What the server says next that this user may not do."""
     async with asyncio.timeout(5):
-        while not bus.denied:
+        while not bus.permission_errors:
             await asyncio.sleep(0.002)
-    return bus.denied.pop()
+    return bus.permission_errors.pop()
 
 
 @pytest.mark.parametrize("role", MAY_NOT_SAY)
@@ -283,7 +285,7 @@ async def test_what_a_role_does_not_need_is_refused(secured: Secured, role: str)
         for subject in (*ADMINISTRATION, *MAY_NOT_SAY[role]):
             await bus.nc.publish(subject, b"{}", reply=bus.nc.new_inbox())
             assert f'publish to "{subject.lower()}"' in await denial(bus)
-        others = [f"{inbox(other)}.>" for other in RIGHTS if inbox(other) != inbox(role)]
+        others = [f"{inbox_prefix(other)}.>" for other in PERMISSIONS if inbox_prefix(other) != inbox_prefix(role)]
         for subject in {*HEARD, *others, "_INBOX.>"} - MAY_HEAR.get(role, set()):
             await bus.nc.subscribe(subject)
             assert f'subscription to "{subject.lower()}"' in await denial(bus)
@@ -293,7 +295,7 @@ async def test_a_word_that_is_refused_is_an_error_at_once(secured: Secured) -> N
     """No publisher waits for the acknowledgement of what the server will not take; provisioning neither."""
     async with secured.as_("runner") as bus, asyncio.timeout(4):
         with pytest.raises(AccessError, match=r"lb\.task\.train\.calc: this user has no right"):
-            await bus.publish_task(Task(id="mine", run_id="r", agent="calc", input=1))
+            await TaskPublisher(bus).publish_task(Task(id="mine", run_id="r", agent="calc", input=1))
         with pytest.raises(AccessError, match=r"no right to do that: .*stream\.info\.tasks"):
             await bus.provision()
 
@@ -307,7 +309,7 @@ async def test_no_role_speaks_for_another_on_its_own_subject(secured: Secured) -
             await runner.nc.publish(own, encode(beat))
         async with asyncio.timeout(10):
             while not fleet.members():
-                await fleet.changed()
+                await fleet.wait_for_change()
         assert [beat.role for beat in fleet.members()] == ["runner"]
 
 
@@ -321,21 +323,21 @@ def overlap(first: str, second: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("role", [role for role in RIGHTS if role != "admin"])
+@pytest.mark.parametrize("role", [role for role in PERMISSIONS if role != "admin"])
 def test_no_two_rights_of_a_role_overlap(role: str) -> None:
     """A message of both would be imported twice."""
-    assert [pair for pair in itertools.combinations(RIGHTS[role].publish, 2) if overlap(*pair)] == []
+    assert [pair for pair in itertools.combinations(PERMISSIONS[role].publish, 2) if overlap(*pair)] == []
 
 
 async def test_a_role_has_a_bound_on_its_connections(tmp_path: Path) -> None:
     """So that no role takes all that the server has; the others are let in as before."""
-    list(make_users(tmp_path / "users", tls=False))
-    most = RIGHTS["store"].connections
+    list(create_users(tmp_path / "users", tls=False))
+    most = PERMISSIONS["store"].max_connections
     assert most is not None
     async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server, AsyncExitStack() as exits:
 
         async def enter(role: str) -> Bus:
-            connection = Bus.connect(server.url, wait=3, access=Access.read(tmp_path / "users", role))
+            connection = Bus.connect(server.url, wait=3, access=Credentials.read(tmp_path / "users", role))
             return await exits.enter_async_context(connection)
 
         for _ in range(most):
@@ -365,7 +367,7 @@ async def test_jetstream_records_which_user_changed_something(secured: Secured) 
 def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Users of another server."""
     place = tmp_path_factory.mktemp("strangers")
-    assert len(list(make_users(place, tls=True))) == len(RIGHTS) + 2
+    assert len(list(create_users(place, tls=True))) == len(PERMISSIONS) + 2
     return place
 
 
@@ -411,9 +413,9 @@ def test_secrets_are_for_their_owner_and_are_not_written_over(secured: Secured) 
     secret = [
         path for path in secured.users.rglob("*") if path.name.endswith(("nkey", "password", "key.pem", "cluster.key"))
     ]
-    assert len(secret) == len(RIGHTS) + len(RIGHTS) + 2 + 2
+    assert len(secret) == len(PERMISSIONS) + len(PERMISSIONS) + 2 + 2
     assert {path.stat().st_mode & 0o777 for path in secret} == {0o600}
-    for holder in (*(f"{leaf}/nkey.conf" for leaf in LEAVES), "users.conf"):
+    for holder in (*(f"{leaf}/nkey.conf" for leaf in LEAF_ROLES), "users.conf"):
         assert (secured.users / holder).stat().st_mode & 0o777 == 0o600
     written = [path.read_text() for path in secured.users.glob("*.conf")]
     logs = [path.read_text() for path in (secured.users.parent / "bus").glob("nats.*")]
@@ -442,13 +444,13 @@ def test_secrets_are_for_their_owner_and_are_not_written_over(secured: Secured) 
 )
 def test_a_bad_file_is_one_sentence(tmp_path: Path, file: str, content: str | None, sentence: str) -> None:
     """By the file's name, never by what it holds."""
-    list(make_users(tmp_path, tls=file != "nkey"))
+    list(create_users(tmp_path, tls=file != "nkey"))
     path = tmp_path / "runner" / file
     path.unlink()
     if content is not None:
         path.write_text(content)
     with pytest.raises(AccessError, match=sentence) as caught:
-        Access.read(tmp_path, "runner")
+        Credentials.read(tmp_path, "runner")
     assert "SUNOTASEED" not in str(caught.value)
 
 
@@ -464,7 +466,7 @@ def test_a_bus_without_users_stays_on_loopback(tmp_path: Path) -> None:
 
 async def test_a_server_that_says_nothing_more_is_left_at_once(tmp_path: Path) -> None:
     """It does not answer pings, nor the end of TLS: a client that waited for that would be away for half a minute."""
-    assert list(make_users(tmp_path / "users", tls=True))
+    assert list(create_users(tmp_path / "users", tls=True))
     left = asyncio.Event()
 
     async def leave() -> None:
@@ -472,7 +474,7 @@ async def test_a_server_that_says_nothing_more_is_left_at_once(tmp_path: Path) -
 
     async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server:
         assert server.process is not None
-        async with Bus.connect(server.url, access=Access.read(tmp_path / "users", "admin")) as bus:
+        async with Bus.connect(server.url, access=Credentials.read(tmp_path / "users", "admin")) as bus:
             bus.nc._disconnected_cb = leave
             server.process.send_signal(signal.SIGSTOP)
             try:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from bus.batch_get import lookup, sequence_of
+from bus.batch_get import batch_get, sequence_of
 from bus.client import Bus
 from bus.embedded.nats_server import find_server, nats_server
 from bus.security.accounts import is_within
-from bus.security.credentials import Access
-from bus.security.permissions import RIGHTS
-from bus.security.users import make_users
-from bus.streams import READERS, STREAMS, runner_tasks
+from bus.security.credentials import Credentials
+from bus.security.permissions import PERMISSIONS
+from bus.security.users import create_users
+from bus.streams import DURABLE_CONSUMERS, STREAMS, runner_consumer
 from schemas import subjects
 
 pytestmark = pytest.mark.integration
@@ -36,8 +36,8 @@ REQUESTS = (
 )  # fmt: skip
 """Every request JetStream's API knows, as nats-server's source lists them (jetstream_api.go)."""
 SUBJECTS = {str(stream.name): stream.subjects or [] for stream in STREAMS}
-ROLES = [role for role in RIGHTS if role != "admin" and not role.startswith("leaf")]
-AGENTS = runner_tasks("calc", "train")
+ROLES = [role for role in PERMISSIONS if role != "admin" and not role.startswith("leaf")]
+AGENTS = runner_consumer("calc", "train")
 EMPTY = b"{}"
 """What lies in the streams: a body that any request takes."""
 BODIES: dict[str, tuple[bytes, ...]] = {
@@ -59,7 +59,7 @@ WORDS = (
 def targets() -> Iterator[str]:
     """Every subject at which an answer could do harm."""
     names = [str(stream.name) for stream in STREAMS]
-    durables = [(reader.stream, reader.durable) for reader in (*READERS, AGENTS)]
+    durables = [(reader.stream, reader.durable) for reader in (*DURABLE_CONSUMERS, AGENTS)]
     for request in REQUESTS:
         head, stars = f"{API}.{request}", request.count("*")
         if stars == 2:
@@ -85,7 +85,7 @@ def literal(subject: str) -> str:
 
 def requests(role: str) -> Iterator[tuple[str, bytes]]:
     """What a role may ask or publish, with every body that matters."""
-    for right in RIGHTS[role].publish:
+    for right in PERMISSIONS[role].publish:
         bodies = next((some for kind, some in BODIES.items() if f".{kind}." in right), (b"", EMPTY))
         yield from ((literal(right), body) for body in bodies)
 
@@ -93,7 +93,7 @@ def requests(role: str) -> Iterator[tuple[str, bytes]]:
 @pytest.fixture
 async def secured(tmp_path: Path) -> AsyncIterator[tuple[str, Path]]:
     """A server with users."""
-    list(make_users(tmp_path / "users", tls=False))
+    list(create_users(tmp_path / "users", tls=False))
     async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server:
         yield server.url, tmp_path / "users"
 
@@ -116,7 +116,7 @@ async def stored(admin: Bus) -> set[tuple[str, int, str]]:
     found = set()
     for stream in STREAMS:
         request = {"seq": 1, "batch": 1_000_000, "next_by_subj": ">"}
-        async with lookup(admin.nc, str(stream.name), request, 10) as messages:
+        async with batch_get(admin.nc, str(stream.name), request, 10) as messages:
             async for message in messages:
                 if stream.name == subjects.AUDIT and b"io.nats.jetstream.advisory.v1.api_audit" in message.data:
                     continue
@@ -127,11 +127,11 @@ async def stored(admin: Bus) -> set[tuple[str, int, str]]:
 async def prepare(admin: Bus, many: int) -> None:
     """Streams with messages in each, more than will be pulled, of which the readers hold some."""
     await admin.provision()
-    await admin.ensure(AGENTS)
+    await admin.ensure_consumer(AGENTS)
     for word in WORDS:
         if not word.startswith("lb.heartbeat"):
-            await asyncio.gather(*(admin.publish_raw(word, EMPTY, {}, 30) for _ in range(many)))
-    for reader in READERS:
+            await asyncio.gather(*(admin.publish_bytes(word, EMPTY, {}, 30) for _ in range(many)))
+    for reader in DURABLE_CONSUMERS:
         pull = await admin.js.pull_subscribe_bind(reader.durable, reader.stream)
         await pull.fetch(1, timeout=5)
 
@@ -149,8 +149,8 @@ async def test_no_answer_does_what_its_receiver_may_not(secured: tuple[str, Path
         return take
 
     async with (
-        Bus.connect(url, access=Access.read(users, "admin")) as admin,
-        Bus.connect(url, access=Access.read(users, role)) as bus,
+        Bus.connect(url, access=Credentials.read(users, "admin")) as admin,
+        Bus.connect(url, access=Credentials.read(users, role)) as bus,
     ):
         await prepare(admin, 4 * len(list(targets())))
         before, held = await contents(admin), await stored(admin)
@@ -164,7 +164,7 @@ async def test_no_answer_does_what_its_receiver_may_not(secured: tuple[str, Path
                 await bus.nc.publish(subject, body, headers={"Nats-Trace-Dest": reply})
             await bus.nc.flush()
         await admin.nc.flush()
-        allowed = RIGHTS[role].publish
+        allowed = PERMISSIONS[role].publish
         foreign = {word for word in landed if not _may(word, allowed)}
         now = await contents(admin)
         assert now.keys() == before.keys(), "a stream or a consumer is gone, or new"

@@ -8,11 +8,11 @@ import pytest
 
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
-from bus.errors import AccessError, Fenced
-from bus.security.credentials import FILE, Access
-from bus.security.permissions import RIGHTS
-from bus.security.signing import AFTER, HEADER, Keys, NotSigned, make_keys
-from bus.weights.registry import Releases
+from bus.errors import AccessError, FencedError
+from bus.security.credentials import FILE, Credentials
+from bus.security.permissions import PERMISSIONS
+from bus.security.signing import EXPECTED_LAST_HEADER, SIGNATURE_HEADER, InvalidSignatureError, SigningKeys, make_keys
+from bus.weights.registry import WeightRegistry
 from schemas import subjects
 from schemas.codec import encode, schema_of
 from schemas.signers import can_sign
@@ -40,7 +40,7 @@ class Roles:
         self.url, self.folder, self._exits = url, folder, exits
 
     async def as_(self, role: str, folder: Path | None = None) -> Bus:
-        access = Access.read(folder or self.folder, role)
+        access = Credentials.read(folder or self.folder, role)
         return await self._exits.enter_async_context(Bus.connect(self.url, name=role, access=access))
 
     async def send(self, subject: str, payload: bytes, **headers: str) -> int:
@@ -48,14 +48,15 @@ class Roles:
         plain = await self._exits.enter_async_context(Bus.connect(self.url, name="stranger"))
         kind = ReleaseState if subject == RELEASE else WeightManifest
         fields = {subjects.SCHEMA_HEADER: schema_of(kind)} | {
-            {"signature": HEADER, "after": AFTER}[name]: value for name, value in headers.items()
+            {"signature": SIGNATURE_HEADER, "after": EXPECTED_LAST_HEADER}[name]: value
+            for name, value in headers.items()
         }
-        return await plain.publish_raw(subject, payload, fields, 10)
+        return await plain.publish_bytes(subject, payload, fields, 10)
 
 
 @pytest.fixture
 async def roles(nats: NatsServer, tmp_path: Path) -> AsyncIterator[Roles]:
-    make_keys(tmp_path / "access", RIGHTS, FILE)
+    make_keys(tmp_path / "access", PERMISSIONS, FILE)
     async with AsyncExitStack() as exits:
         made = Roles(nats.url, tmp_path / "access", exits)
         await (await made.as_("admin")).provision()
@@ -64,8 +65,8 @@ async def roles(nats: NatsServer, tmp_path: Path) -> AsyncIterator[Roles]:
 
 async def served(bus: Bus) -> tuple[int | None, str]:
     """The version a fresh reader would serve, and what it says of the newest message."""
-    releases = Releases(bus, "policy")
-    choice = await releases.choice()
+    releases = WeightRegistry(bus, "policy")
+    choice = await releases.resolve_target()
     return choice.serve and choice.serve.version, releases.problem
 
 
@@ -87,7 +88,7 @@ async def test_an_unsigned_version_is_not_served_and_the_one_before_it_is(roles:
 
 async def test_a_version_signed_by_a_key_of_somebody_else_is_not_served(roles: Roles, tmp_path: Path) -> None:
     """A learner of another bus: its signature is right, its key is not the one that is pinned."""
-    make_keys(tmp_path / "foreign", RIGHTS, FILE)
+    make_keys(tmp_path / "foreign", PERMISSIONS, FILE)
     foreign = await roles.as_("learner", tmp_path / "foreign")
     await foreign.publish(SUBJECT, manifest(1), msg_id="1", expect_last=0)
     version, problem = await served(await roles.as_("node"))
@@ -101,17 +102,17 @@ async def test_a_signed_version_does_not_hold_on_another_subject_nor_changed_nor
     second = await learner.publish(SUBJECT, manifest(1), msg_id="1", expect_last=first)
     stored = await learner.js.get_msg(subjects.WEIGHTS, first, direct=True)
     assert stored.headers is not None and stored.data is not None
-    signature = stored.headers[HEADER]
-    with pytest.raises(Fenced):
+    signature = stored.headers[SIGNATURE_HEADER]
+    with pytest.raises(FencedError):
         await roles.send(SUBJECT, stored.data, signature=signature, after="0")
     await roles.send(SUBJECT, stored.data, signature=signature)
     await roles.send(SUBJECT, stored.data, signature=signature, after=str(second + 1))
     await roles.send(SUBJECT, encode(manifest(7)), signature=signature)
     assert (await served(node))[0] == 1
     await roles.send(subjects.weights("other"), stored.data, signature=signature, after="0")
-    assert (await Releases(node, "other").choice()).serve is None
+    assert (await WeightRegistry(node, "other").resolve_target()).serve is None
     assert node.signing.check(SUBJECT, manifest(0), stored.data, stored.headers, 0) == "learner"
-    with pytest.raises(NotSigned, match="sent once more"):
+    with pytest.raises(InvalidSignatureError, match="sent once more"):
         node.signing.check(SUBJECT, manifest(0), stored.data, stored.headers, second)
 
 
@@ -122,18 +123,18 @@ async def test_a_decision_counts_only_from_who_may_decide_it(roles: Roles) -> No
     for version in range(3):
         sequence = await learner.publish(SUBJECT, manifest(version), msg_id=str(version), expect_last=sequence)
     with pytest.raises(AccessError, match="may not sign this ReleaseState"):
-        await Releases(learner, "policy").decide("revoked", 2, who="me")
+        await WeightRegistry(learner, "policy").append_decision("revoked", 2, who="me")
     with pytest.raises(AccessError, match="may not sign this ReleaseState"):
-        await Releases(node, "policy").decide("pinned", 0, who="me")
+        await WeightRegistry(node, "policy").append_decision("pinned", 0, who="me")
     with pytest.raises(AccessError, match="has no signing key"):
-        await Releases(await roles.as_("client"), "policy").decide("revoked", 2, who="me")
-    await Releases(node, "policy").decide("revoked", 2, who="n")
+        await WeightRegistry(await roles.as_("client"), "policy").append_decision("revoked", 2, who="me")
+    await WeightRegistry(node, "policy").append_decision("revoked", 2, who="n")
     assert (await served(node))[0] == 1
-    await Releases(admin, "policy").decide("revoked", 1, who="me")
+    await WeightRegistry(admin, "policy").append_decision("revoked", 1, who="me")
     assert (await served(node))[0] == 0
     await roles.send(RELEASE, encode(ReleaseState(model="policy", pinned=2)))
     assert (await served(node))[0] == 0
-    await Releases(admin, "policy").decide("released", 1, who="me")
+    await WeightRegistry(admin, "policy").append_decision("released", 1, who="me")
     assert await served(node) == (1, "")
 
 
@@ -142,10 +143,10 @@ async def test_a_node_that_leaves_a_decision_out_changes_nothing(roles: Roles) -
     learner, node, admin = [await roles.as_(role) for role in ("learner", "node", "admin")]
     first = await learner.publish(SUBJECT, manifest(0), msg_id="0", expect_last=0)
     await learner.publish(SUBJECT, manifest(1), msg_id="1", expect_last=first)
-    releases = Releases(admin, "policy")
-    await releases.decide("revoked", 1, who="me")
+    releases = WeightRegistry(admin, "policy")
+    await releases.append_decision("revoked", 1, who="me")
     forged = apply_decision(ReleaseState(model="policy"), said("released", 1))
-    await node.publish(RELEASE, forged, msg_id="forged", expect_last=releases._decided.sequence)
+    await node.publish(RELEASE, forged, msg_id="forged", expect_last=releases._last_decision.sequence)
     version, problem = await served(node)
     assert version == 0 and "not the decisions before it and one more" in problem
 
@@ -159,14 +160,14 @@ async def test_bytes_that_cannot_be_read_are_passed_over_by_every_reader(roles: 
     await learner.publish(SUBJECT, manifest(0), msg_id="0", expect_last=last)
     await roles.send(SUBJECT, answer)
     assert (await served(node))[0] == 0
-    await Releases(admin, "policy").decide("revoked", 0, who="me")
+    await WeightRegistry(admin, "policy").append_decision("revoked", 0, who="me")
     assert (await served(node))[0] is None
 
 
 def test_who_may_sign_what_is_one_table() -> None:
     version, release = manifest(0), apply_decision(ReleaseState(model="policy"), said("pinned", 0))
     verdict = apply_decision(ReleaseState(model="policy"), said("revoked", 0))
-    table = {role: [can_sign(role, event) for event in (version, release, verdict)] for role in (*RIGHTS, "")}
+    table = {role: [can_sign(role, event) for event in (version, release, verdict)] for role in (*PERMISSIONS, "")}
     allowed = {role: row for role, row in table.items() if any(row)}
     assert allowed == {
         "learner": [True, False, False],
@@ -177,8 +178,11 @@ def test_who_may_sign_what_is_one_table() -> None:
 
 
 def test_the_seeds_are_their_roles_own_and_the_public_keys_are_everybodys(tmp_path: Path) -> None:
-    make_keys(tmp_path / "access", RIGHTS, FILE)
+    make_keys(tmp_path / "access", PERMISSIONS, FILE)
     seeds = {path.parent.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("signing.seed")}
     assert seeds == {"learner": 0o600, "node": 0o600, "admin": 0o600}
-    for role in RIGHTS:
-        assert Keys.of(tmp_path / "access" / role).public == Keys.of(tmp_path / "access" / "admin").public
+    for role in PERMISSIONS:
+        assert (
+            SigningKeys.read(tmp_path / "access" / role).public
+            == SigningKeys.read(tmp_path / "access" / "admin").public
+        )

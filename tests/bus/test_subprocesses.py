@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import uvloop
 
-from common.subprocesses import Guard, end, kill_group, spawn
+from common.subprocesses import ProcessGuard, kill_group, spawn, terminate
 from tests.polling import until
 
 pytestmark = pytest.mark.integration
 
 PARENT = """
 import subprocess, sys, time
-from common.subprocesses import ends_with_parent
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], preexec_fn=ends_with_parent())
+from common.subprocesses import set_pdeathsig
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], preexec_fn=set_pdeathsig())
 print(child.pid, flush=True)
 time.sleep(600)
 """
@@ -57,7 +57,7 @@ async def test_a_child_ends_with_a_parent_that_is_killed() -> None:
 
 async def test_one_that_ignores_being_asked_is_ended_by_force_with_its_group() -> None:
     process, child = await start(STUBBORN)
-    assert not await end(process, 0.2)
+    assert not await terminate(process, 0.2)
     assert process.returncode == -signal.SIGKILL
     await asyncio.to_thread(until, lambda: runs(child), False)
     await kill_group(process)
@@ -65,7 +65,7 @@ async def test_one_that_ignores_being_asked_is_ended_by_force_with_its_group() -
 
 async def test_one_that_obeys_is_ended_gently() -> None:
     process, _ = await start(PARENT)
-    assert await end(process, 30)
+    assert await terminate(process, 30)
     assert process.returncode == -signal.SIGTERM
 
 
@@ -81,15 +81,15 @@ async def test_a_group_is_ended_once_for_its_id_may_be_anothers_afterwards(monke
     monkeypatch.setattr(os, "killpg", not_allowed)
     await kill_group(ours)
     await kill_group(ours)
-    assert signalled == [ours.pid] and ours.pid not in Guard.ours
+    assert signalled == [ours.pid] and ours.pid not in ProcessGuard.tracked
 
 
 FILES = """
 import asyncio, resource
-from common.subprocesses import Guard, spawn
+from common.subprocesses import ProcessGuard, spawn
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (99, hard))
-Guard.open_more()
+ProcessGuard.raise_fd_limit()
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard) != (99, hard)
 async def main():
     await (await spawn("sh", "-c", "ulimit -S -n")).wait()

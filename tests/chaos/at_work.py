@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from bus.task_file import Problem
-from common.aio import cancel
+from bus.task_file import TaskInput
+from common.aio import cancel_and_wait
 from lightningbus.run.publishing import publish_all, samples_of
 from schemas import ids
 from tests.chaos.faults import Log
@@ -41,7 +41,7 @@ class Memory:
         try:
             yield self
         finally:
-            await cancel(task)
+            await cancel_and_wait(task)
 
     async def _watch(self) -> None:
         while True:
@@ -73,7 +73,7 @@ class Busy:
         fields = {"run_id": RUN, "agent": "default", "mode": "eval", "deadline": 120.0, "max_attempts": 30}
         while not stop.is_set():
             first = len(self.rollouts) // TOGETHER
-            problems = [Problem(f"eval{first}-{n}", {"question": f"what is {first} {n}?"}) for n in range(TOGETHER)]
+            problems = [TaskInput(f"eval{first}-{n}", {"question": f"what is {first} {n}?"}) for n in range(TOGETHER)]
             await publish_all(self._world.bus, samples_of(problems, 1, **fields), timeout=300, on_done=lambda: None)
             self.rollouts += [ids.rollout_id(problem.id, 0) for problem in problems]
             while not stop.is_set() and len(self._world.tap.ended.keys() & self.rollouts) < len(self.rollouts) - FEW:

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from bus.task_publisher import TaskPublisher
 from schemas import subjects
 from schemas.base import Outcome
 from schemas.fleet import Heartbeat
@@ -141,7 +142,7 @@ async def full_streams(world: World, log: Log) -> list[str]:
     waiting: set[str] = set()
     async with asyncio.timeout(60):
         while not waiting:
-            await world.fleet.changed()
+            await world.fleet.wait_for_change()
             waiting = {beat.id for beat in world.fleet.members() if beat.status.get("waits_for_room")}
     await asyncio.sleep(DOWN_SECONDS)  # the fault itself
     world.proxies["clickhouse"].inject("none")
@@ -166,12 +167,12 @@ async def corrupt_blobs(world: World, log: Log) -> None:
     """Bytes that are not those of their manifest: refused by digest, reported, fetched again once they are right."""
     assert world.learner is not None
     await world.learner  # from here on the versions are ours
-    found = await world.bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
+    found = await world.bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
     assert found is not None
     last, sequence = found
     whole = last.chain[0].blob if last.chain else last.blobs[0]
     path = world.directory / "good"
-    await world.bus.blobs.get(whole, path)
+    await world.bus.object_store.get(whole, path)
     good = path.read_bytes()
     middle = len(good) // 2
     for number, bad in enumerate(
@@ -179,7 +180,7 @@ async def corrupt_blobs(world: World, log: Log) -> None:
     ):
         version = last.version + number
         name = f"policy-{version:06d}-{last.epoch}"
-        await world.bus.blobs.put(subjects.WEIGHT_BUCKET, name, bad)
+        await world.bus.object_store.put(subjects.WEIGHT_BUCKET, name, bad)
         fields = {"kind": "full", "chain": (), "fingerprint": "", "blobs": (replace(whole, name=name),)}
         manifest = replace(last, version=version, parent=version - 1, **fields)
         sequence = await world.bus.publish(
@@ -187,12 +188,12 @@ async def corrupt_blobs(world: World, log: Log) -> None:
         )
         async with asyncio.timeout(RECOVERY_SECONDS):
             while not all("not fetched" in str(node.status["problem"]) for node in _nodes(world)):
-                await world.fleet.changed()
+                await world.fleet.wait_for_change()
         assert {(node.state, node.version) for node in _nodes(world)} == {("ready", version - 1)}, "the old one serves"
-        await world.bus.blobs.put(subjects.WEIGHT_BUCKET, name, good)
+        await world.bus.object_store.put(subjects.WEIGHT_BUCKET, name, good)
         async with log.timed("blob corrupted" if len(bad) == len(good) else "blob truncated"):
             while {node.version for node in _nodes(world)} != {version}:
-                await world.fleet.changed()
+                await world.fleet.wait_for_change()
 
 
 def _nodes(world: World) -> list[Heartbeat]:
@@ -225,11 +226,11 @@ async def bad_agent(world: World, log: Log, name: str) -> None:
     fields = {"run_id": RUN, "agent": name, "mode": "eval", "deadline": 15.0}
     bad = [Task(id=f"{name}-{n}", input={}, **fields) for n in range(2)]
     for task in bad:
-        await world.bus.publish_task(task)
+        await TaskPublisher(world.bus).publish_task(task)
     for task in bad:
         await world.tap.has(f"{task.id}.0")
     async with log.timed(f"agent {name.replace('_', ' ')}"):
-        await world.bus.publish_task(Task(id=f"{name}-calm", input={"calm": True}, **fields))
+        await TaskPublisher(world.bus).publish_task(Task(id=f"{name}-calm", input={"calm": True}, **fields))
         await world.tap.has(f"{name}-calm.0")
     ended = {end.rollout: end.outcome for end in world.tap.ends if end.agent == name}
     assert ended == {f"{name}-0.0": outcome, f"{name}-1.0": outcome, f"{name}-calm.0": "ok"}, ended

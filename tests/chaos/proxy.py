@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import Literal
 
-from common.aio import cancel
+from common.aio import cancel_and_wait
 
 Fault = Literal["none", "delay", "cut", "half_open", "reset"]
 DELAY_SECONDS = 0.2
@@ -33,7 +33,7 @@ class Proxy:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        await cancel(*self._moving)
+        await cancel_and_wait(*self._moving)
         self.cut()
 
     def inject(self, fault: Fault) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from common.aio import cancel
+from common.aio import cancel_and_wait
 from tests.chaos.world import World
 
 LOOK_SECONDS = 5.0
@@ -43,7 +43,7 @@ class Resources:
         try:
             yield self
         finally:
-            await cancel(task)
+            await cancel_and_wait(task)
 
     def memory(self) -> dict[str, list[float]]:
         """Resident MiB of each process: at the beginning, the most, and at the end."""

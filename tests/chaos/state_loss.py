@@ -30,12 +30,12 @@ async def full_store_disk(world: World, log: Log, disk: Path) -> None:
     filler = await asyncio.to_thread(fill, disk)
     async with asyncio.timeout(RECOVERY_SECONDS):
         while not any(beat.role == "store" and beat.status.get("problem") for beat in world.fleet.members()):
-            await world.fleet.changed()
+            await world.fleet.wait_for_change()
     await asyncio.sleep(DOWN_SECONDS)  # the fault itself
     filler.unlink()
     async with log.timed("ClickHouse disk full"):
         while any(beat.role == "store" and beat.status.get("problem") for beat in world.fleet.members()):
-            await world.fleet.changed()
+            await world.fleet.wait_for_change()
         await world.tap.rollouts(len(world.tap.ended) + 1)
 
 

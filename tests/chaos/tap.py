@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from nats.js.errors import NotFoundError
 
 from bus.client import Bus
-from bus.streams import STORE_EVAL, STORE_EVENTS, STORE_TRAIN, Consumer
-from common.aio import cancel
+from bus.streams import STORE_EVAL, STORE_EVENTS, STORE_TRAIN, ConsumerSpec
+from common.aio import cancel_and_wait
 from schemas.spans import SpanBatch
 from schemas.tasks import TaskBatchRecord
 from schemas.training import TrainingStep
@@ -52,12 +52,12 @@ class Tap:
     async def listening(self) -> AsyncIterator["Tap"]:
         """Listen while the block runs; the durable is gone afterwards."""
         for consumer in CONSUMERS:
-            await self.bus.ensure(consumer)
+            await self.bus.ensure_consumer(consumer)
         tasks = [asyncio.create_task(self._listen(consumer)) for consumer in CONSUMERS]
         try:
             yield self
         finally:
-            await cancel(*tasks)
+            await cancel_and_wait(*tasks)
             for consumer in CONSUMERS if self.bus.nc.is_connected else ():
                 with suppress(NotFoundError):
                     await self.bus.js.delete_consumer(consumer.stream, consumer.durable)
@@ -84,9 +84,9 @@ class Tap:
         """Read again from streams that have been made anew."""
         self._heard.clear()
         for consumer in CONSUMERS:
-            await self.bus.ensure(consumer)
+            await self.bus.ensure_consumer(consumer)
 
-    async def _listen(self, consumer: Consumer) -> None:
+    async def _listen(self, consumer: ConsumerSpec) -> None:
         async with self.bus.pull(consumer, slots=SLOTS) as puller:
             async for delivery in puller:
                 if (event := (delivery.stream, delivery.sequence)) not in self._heard:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.weights.registry import Releases
+from bus.weights.registry import WeightRegistry
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.supervisor import Child, Supervisor
 from tests.chaos.__main__ import prepare
@@ -69,10 +69,10 @@ async def test_a_learner_whose_versions_nobody_serves_waits_and_goes_on_when_som
     place = tmp_path / "world"
     await asyncio.to_thread(prepare, place)
     async with world(place, steps=3, nodes=1, runners=1, token_seconds=0.01, learner={"max_staleness": 0}) as made:
-        releases = Releases(made.bus, "policy")
-        await releases.decide("pinned", 0, who="test")
+        releases = WeightRegistry(made.bus, "policy")
+        await releases.append_decision("pinned", 0, who="test")
         await _says(made, "a node that serves version 1 or a newer one")
-        await releases.decide("unpinned", 0, who="test")
+        await releases.append_decision("unpinned", 0, who="test")
         await made.finished(120)
         sql = made.sql()
         ((tasks,),) = sql.query("SELECT uniqExact(task) FROM tasks WHERE run = {run:String}", {"run": RUN}).result_rows
@@ -84,14 +84,14 @@ async def _says(made: World, waits_for: str) -> None:
     while not any(
         beat.role == "learner" and beat.status.get("waits for") == waits_for for beat in made.fleet.members()
     ):
-        await made.fleet.changed()
+        await made.fleet.wait_for_change()
 
 
 async def _step(made: World, number: int) -> None:
     while not any(beat.role == "learner" and beat.status.get("step", 0) >= number for beat in made.fleet.members()):
-        await made.fleet.changed()
+        await made.fleet.wait_for_change()
 
 
 async def _alive(made: World, names: set[str]) -> None:
     while not names <= {beat.id for beat in made.fleet.members() if beat.state in ("running", "ready")}:
-        await made.fleet.changed()
+        await made.fleet.wait_for_change()

@@ -20,8 +20,8 @@ from clickhouse_connect.driver.client import Client
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer, free_port
 from bus.fleet.heartbeats import Fleet
-from bus.fleet.readiness import WORKING
-from common.aio import cancel
+from bus.fleet.readiness import READY_STATES
+from common.aio import cancel_and_wait
 from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.run_directory import RunDirectory
@@ -111,12 +111,12 @@ class World:
         while not (self._works(name, since) and self.pid(target) not in (None, old)):
             if name == "learner" and self.learner is not None and self.learner.done():
                 return
-            await self.fleet.changed()
+            await self.fleet.wait_for_change()
 
     def _works(self, name: str, since: float) -> bool:
         # Heard, not sent: a process whose clock is wrong works all the same.
-        beat, heard = next((said for (_, id), said in self.fleet._heard.items() if id == name), (None, 0.0))
-        return beat is not None and heard > since and beat.state in WORKING[beat.role]
+        beat, heard = next((said for (_, id), said in self.fleet._last_seen.items() if id == name), (None, 0.0))
+        return beat is not None and heard > since and beat.state in READY_STATES[beat.role]
 
     async def _answers(self) -> bool:
         try:
@@ -128,7 +128,7 @@ class World:
     async def take_down(self, name: str) -> Child:
         """Stop a role as its operator would; returns what `bring_up` needs."""
         if self.learner is not None and name == "learner":
-            await cancel(self.learner)
+            await cancel_and_wait(self.learner)
         await self.supervisors[name].stop(name)
         return self.children[name]
 
@@ -157,7 +157,7 @@ class World:
         await supervisor.start(Child(name, "runner", RunnerSettings.model_validate(fields)))
         async with asyncio.timeout(90):
             while not any(beat.id == name and beat.state == "running" for beat in self.fleet.members()):
-                await self.fleet.changed()
+                await self.fleet.wait_for_change()
 
     async def finished(self, seconds: float) -> None:
         """Wait until the learner has made its last step and everything published has been written."""
@@ -226,7 +226,7 @@ async def world(
         made = World(directory, steps, bus, fleet, broker, tap, store_settings(directory, store or {}), list(brokers))
         runs = RunDirectory(directory / "run").create()
         for one in brokers or [broker]:
-            exits.push_async_callback(cancel, asyncio.create_task(one.keep_alive()))
+            exits.push_async_callback(cancel_and_wait, asyncio.create_task(one.supervise()))
         for child in children(directory, steps, nodes, runners, token_seconds, learner or {}, made.store):
             proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", broker.port)))
             made.proxies[child.name] = proxy
@@ -245,7 +245,7 @@ async def world(
             await supervisor.start(made.children[child.name])
             if child.role == "learner":
                 made.learner = asyncio.create_task(supervisor.finished("learner"))
-                exits.push_async_callback(cancel, made.learner)
+                exits.push_async_callback(cancel_and_wait, made.learner)
             if child.role == "store":
                 async with asyncio.timeout(90):
                     await made.working("store", started)

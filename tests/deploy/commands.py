@@ -9,9 +9,9 @@ import typer
 from typer.core import TyperGroup
 
 from bus.client import Bus
-from bus.embedded.nats_server import may_listen
+from bus.embedded.nats_server import check_exposure
 from common.role_settings import RoleSettings
-from common.subprocesses import Guard
+from common.subprocesses import ProcessGuard
 from inference.node import Node
 from inference.settings import InferenceSettings
 from lightningbus.cli.app import app
@@ -34,7 +34,7 @@ class Commands:
         self._begun: list[tuple[Place, str, RoleSettings]] = []
         self._guarded = 0
         # In this process a guard would end what other tests have started.
-        monkeypatch.setattr(Guard, "stand", self._stand)
+        monkeypatch.setattr(ProcessGuard, "enable", self._stand)
         for module in (servers, start):
             monkeypatch.setattr(
                 module, "run_role", lambda at, name, role, checked, *_: self._begun.append((at, name, checked))
@@ -71,7 +71,7 @@ class Commands:
         if name not in ROLES:
             given = command.make_context(name, list(words)).params
             if name == "bus":
-                may_listen(given["host"], access, given["open"])
+                check_exposure(given["host"], access, given["open"])
             return None
         guarded = self._guarded
         command.main(words, standalone_mode=False)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.security.users import make_users
+from bus.security.users import create_users
 from tests.deploy.commands import Commands
 
 
@@ -12,8 +12,8 @@ from tests.deploy.commands import Commands
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `lightningbus bus users --out secrets --tls` makes, and beside it what `--out site --tls --site` does."""
     place = tmp_path_factory.mktemp("users") / "secrets"
-    assert list(make_users(place, tls=True)) and list(
-        make_users(place.parent / "site", tls=True, site=True, signing=place / "node")
+    assert list(create_users(place, tls=True)) and list(
+        create_users(place.parent / "site", tls=True, site=True, signing=place / "node")
     )
     return place
 

@@ -15,7 +15,7 @@ import yaml
 
 from bus.embedded.nats_server import find_server, server_config
 from bus.security.secrets import CLUSTER_KEY, CONF, SERVER_PLACE
-from common.role_settings import address
+from common.role_settings import parse_address
 from inference.settings import InferenceSettings
 from lightningbus.cli.commands.servers import ADMIN_VARIABLE, READER_VARIABLE, URL_VARIABLE, WRITER_VARIABLE
 from lightningbus.run.discovery import KEY_VARIABLE
@@ -81,7 +81,7 @@ def test_a_services_command_is_one_of_ours_and_its_health_is_asked_where_it_answ
     commands: Commands, name: str
 ) -> None:
     settings = begun(commands, name)
-    host, port = address(settings.health)
+    host, port = parse_address(settings.health)
     (question,) = (word for word in SERVICES[name]["healthcheck"]["test"] if "urlopen" in word)
     assert host == "0.0.0.0" and f"127.0.0.1:{port}/readyz" in question
     (scraping, vllm) = yaml.safe_load((DEPLOY / "otel.yaml").read_text())["receivers"]["prometheus"]["config"][

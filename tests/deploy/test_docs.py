@@ -12,7 +12,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from bus.streams import BUCKET, STREAMS
 from common.observability import metric_registry, metrics
-from common.observability.metric_registry import ENTRIES
+from common.observability.metric_registry import METRIC_DOCS
 from lightningbus.cli.settings_reference import tables
 from lightningbus.cli.wire_reference import event_tables
 from lightningbus.run.preflight import job
@@ -44,14 +44,16 @@ def generated(page: str, name: str) -> str:
 
 
 def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
-    assert generated(OPERATIONS, "metrics") == metric_registry.table(), (
+    assert generated(OPERATIONS, "metrics") == metric_registry.render_table(), (
         "python -c 'from common.observability.metric_registry import table; print(table())' prints it"
     )
-    for entry in ENTRIES:
-        assert entry.name.startswith("lightningbus_") and entry.moves.endswith(".") and entry.act.endswith(".")
+    for entry in METRIC_DOCS:
+        assert (
+            entry.name.startswith("lightningbus_") and entry.description.endswith(".") and entry.runbook.endswith(".")
+        )
     assert (
-        len(ENTRIES)
-        == len({entry.name for entry in ENTRIES})
+        len(METRIC_DOCS)
+        == len({entry.name for entry in METRIC_DOCS})
         == sum(isinstance(one, Counter | Gauge | Histogram) for one in vars(metrics).values())
     )
 
@@ -82,12 +84,7 @@ def test_every_setting_is_in_the_page_with_what_it_is_for() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    pages = [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("benchmarks/*.md"),
-        *ROOT.glob("examples/*/*.md"),
-    ]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("examples/*/*.md")]
     for page in pages:
         for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
             path, _, anchor = link.partition("#")

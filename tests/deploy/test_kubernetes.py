@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from common.role_settings import address
+from common.role_settings import parse_address
 from inference.settings import InferenceSettings
 from lightningbus.cli.commands.servers import URL_VARIABLE
 from lightningbus.run.discovery import ACCESS_VARIABLE
@@ -151,7 +151,7 @@ def test_a_roles_command_is_one_of_ours_and_its_probes_ask_where_it_answers(comm
     found, settings = container(role), begun(commands, role)
     if isinstance(settings, StoreSettings):
         assert settings.url == CLICKHOUSE
-    host, port = address(settings.health)
+    host, port = parse_address(settings.health)
     assert (host, port) == ("0.0.0.0", ports(found)["health"])
     asked = {probe: found[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert {get["port"] for get in asked.values()} == {"health"}

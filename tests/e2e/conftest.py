@@ -16,7 +16,7 @@ import yaml
 from clickhouse_connect.driver.client import Client
 
 from bus.client import Bus
-from bus.security.credentials import Access
+from bus.security.credentials import Credentials
 from tests.otlp import Collector, collecting
 from tests.polling import until
 
@@ -44,7 +44,7 @@ class Loop:
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Bus]:
         """The run's bus, as admin."""
-        async with Bus.connect(self.bus, name="test", access=Access.read(self.access, "admin")) as bus:
+        async with Bus.connect(self.bus, name="test", access=Credentials.read(self.access, "admin")) as bus:
             yield bus
 
     @property

@@ -20,8 +20,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bus.client import Bus
-from bus.security.credentials import Access
-from bus.security.secrets import CLUSTER_KEY, bearer, read_key
+from bus.security.credentials import Credentials
+from bus.security.secrets import CLUSTER_KEY, bearer_header, read_key
 from learner.publishing.delta_chain import blob_name
 from schemas import ids as identity
 from schemas import subjects
@@ -70,7 +70,7 @@ async def node_at(bus: Bus, version: int) -> Heartbeat:
             for node in nodes.members():
                 if node.version == version:
                     return node
-            await nodes.changed()
+            await nodes.wait_for_change()
 
 
 def test_learner_trains_on_what_the_agents_did(loop: Loop) -> None:
@@ -228,13 +228,15 @@ async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **f
 
     path = loop.directory / f"published-{version}.safetensors"
     save_file(tensors, path, fields.pop("metadata", None))
-    access = Access.read(loop.directory / "runs" / "test" / "access", "learner")
+    access = Credentials.read(loop.directory / "runs" / "test" / "access", "learner")
     async with Bus.connect(loop.bus, access=access) as bus:
-        found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
+        found = await bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
         assert found is not None
         name = blob_name("policy", version, found[0].epoch)
-        blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, name, path)
-        base = [await bus.blobs.put(subjects.WEIGHT_BUCKET, "policy-base", one) for one in fields.pop("base", ())]
+        blob = await bus.object_store.put(subjects.WEIGHT_BUCKET, name, path)
+        base = [
+            await bus.object_store.put(subjects.WEIGHT_BUCKET, "policy-base", one) for one in fields.pop("base", ())
+        ]
         of_learner = {"run_id": "small", "model": "policy", "epoch": found[0].epoch, "step": 6, "created_at_ns": 1}
         manifest = WeightManifest(version=version, blobs=(*base, blob), **of_learner, **fields)
         await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}", expect_last=found[1])
@@ -243,7 +245,7 @@ async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **f
 
 def key_of(loop: Loop) -> dict[str, str]:
     """The header a node asks for."""
-    return bearer(read_key(loop.access / "node" / CLUSTER_KEY))
+    return bearer_header(read_key(loop.access / "node" / CLUSTER_KEY))
 
 
 async def sampled(
@@ -442,7 +444,7 @@ async def test_agents_do_not_notice_that_vllm_was_killed(loop: Loop) -> None:
         states = set()
         async with bus.fleet("inference") as nodes, asyncio.timeout(160):
             while "ready" not in states or len(states) < 3:
-                await nodes.changed()
+                await nodes.wait_for_change()
                 states |= {beat.state for beat in nodes.members() if beat.pid == node.pid and not engine.is_running()}
     assert {"starting", "stale", "ready"} <= states
     await asyncio.to_thread(loop.until, f"SELECT count() FROM rollouts WHERE run = '{run}' AND outcome = 'ok'", 60)

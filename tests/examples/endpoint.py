@@ -110,7 +110,7 @@ class Endpoint:
         """And known on the bus as an inference node."""
         async with self.serving():
             alive = {"state": "ready", "address": self.url, "model": "policy", "version": 3}
-            async with bus.beat("inference", "scripted", lambda: alive):
+            async with bus.heartbeat("inference", "scripted", lambda: alive):
                 yield self
 
 

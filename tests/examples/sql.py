@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bus.task_file import read_problems
+from bus.task_file import load_tasks
 from tests.examples.endpoint import EXAMPLES, made, module
 
 TEXT_TO_SQL = EXAMPLES / "text_to_sql"
@@ -16,4 +16,4 @@ make = partial(made, "text_to_sql")
 
 def tasks_of(path: Path) -> list[dict[str, Any]]:
     """What the agent is given, line by line."""
-    return [problem.input for problem in read_problems(path)]
+    return [problem.input for problem in load_tasks(path)]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bus.client import Bus
+from bus.task_publisher import TaskPublisher
 from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, imports_of, problem, scripted
 from tests.runners.conftest import calls_of, ended, running, task
@@ -48,7 +49,7 @@ async def test_a_rollout_is_recorded_call_by_call(bus: Bus, environment: Callabl
         "env": {"MODEL": "policy:solver"},
     }
     async with Endpoint(scripted).as_node(bus) as node, running(bus, **agent):
-        await bus.publish_task(task(input=problem("right"), deadline=60.0))
+        await TaskPublisher(bus).publish_task(task(input=problem("right"), deadline=60.0))
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
     calls = calls_of(batch)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bus.client import Bus
+from bus.task_publisher import TaskPublisher
 from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, module, talk
 from tests.examples.math_cases import CASES, NAMES_US, problem, scripted
 from tests.runners.conftest import calls_of, ended, running, task
@@ -69,7 +70,7 @@ async def test_the_agent_runs_unchanged_against_any_openai_endpoint(environment:
 async def test_a_rollout_is_recorded_call_by_call(bus: Bus, environment: Callable[[str], Path]) -> None:
     folder = environment("math_node")
     async with Endpoint(scripted).as_node(bus) as node, running(bus, command=COMMAND, path=folder):
-        await bus.publish_task(task(input=problem("right"), deadline=60.0))
+        await TaskPublisher(bus).publish_task(task(input=problem("right"), deadline=60.0))
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
     calls = calls_of(batch)

@@ -11,7 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from bus.client import Bus
-from bus.task_file import read_problems
+from bus.task_file import load_tasks
+from bus.task_publisher import TaskPublisher
 from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.learner import CreditSettings
 from schemas.semconv import attributes
@@ -51,7 +52,7 @@ REAL = [
 def make(directory: Path, *options: str) -> list[list[dict]]:
     assert made("math_tools", directory, *options).returncode == 0
     files = [directory / "train.jsonl", directory / "heldout.jsonl"]
-    return [[{"id": one.id, "input": one.input} for one in read_problems(file)] for file in files]
+    return [[{"id": one.id, "input": one.input} for one in load_tasks(file)] for file in files]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -213,7 +214,7 @@ async def test_demonstrations_ask_what_the_agent_asks(environment: Callable[[str
     agent = {"python": folder / ".venv/bin/python", "agent": "agent:solve", "path": folder}
     node = Endpoint(Stumbling().answer)
     async with node.as_node(bus), running(bus, **agent):
-        await bus.publish_task(task(input=problem("right"), deadline=60.0))
+        await TaskPublisher(bus).publish_task(task(input=problem("right"), deadline=60.0))
         await ended(bus)
     shown = list(prompts_shown([demonstrations.conversation(problem("right")["question"], Stumbling())]))
     assert list(prompts_asked(node.requests)) == shown and len(shown) > 2
@@ -238,7 +239,7 @@ async def test_rollouts_are_recorded_with_their_tool_spans(bus: Bus, environment
     }
     async with Endpoint(scripted).as_node(bus), running(bus, **agent):
         for case in ("right", "broken expression"):
-            await bus.publish_task(task(id=case, input=problem(case), deadline=60.0))
+            await TaskPublisher(bus).publish_task(task(id=case, input=problem(case), deadline=60.0))
         found = {batch.task_id: batch for batch in await ended(bus, 2)}
     ends = {case: (batch.end.outcome, batch.end.reward) for case, batch in found.items() if batch.end}
     assert ends == {"right": ("ok", 1.0), "broken expression": ("ok", 0.0)}, found

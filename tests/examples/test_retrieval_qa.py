@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from bus.client import Bus
+from bus.task_publisher import TaskPublisher
 from runners.protocol.dialects.responses import Responses
 from schemas.semconv.span_kinds import kind_of
 from schemas.spans import Span
@@ -153,7 +154,7 @@ async def test_a_runner_records_calls_and_tools_in_one_tree(
         Endpoint(policies.Policy(records).answer).as_node(bus) as engine,
         running(bus, agent="agent:solve", python=python, path=RETRIEVAL),
     ):
-        await bus.publish_task(task(input=heldout[0], deadline=60.0))
+        await TaskPublisher(bus).publish_task(task(input=heldout[0], deadline=60.0))
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
     assert len(calls_of(batch)) == 3 and all(call.response_ids for call in calls_of(batch))

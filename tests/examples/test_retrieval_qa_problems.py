@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bus.task_file import read_problems
+from bus.task_file import load_tasks
 from tests.examples.musique import data, lines, make, policies, scoring
 
 RECORD: dict[str, Any] = {
@@ -47,7 +47,7 @@ def test_musiques_own_files_become_tasks_and_passages(tmp_path: Path) -> None:
     source = musique(tmp_path / "musique", [RECORD, unanswerable, ""], [{**odd, "id": "bare"}])
     done = make(tmp_path / "out", "--musique", str(source))
     assert done.returncode == 0, done.stderr
-    train, heldout = (read_problems(tmp_path / "out" / f"{part}.jsonl") for part in ("train", "heldout"))
+    train, heldout = (load_tasks(tmp_path / "out" / f"{part}.jsonl") for part in ("train", "heldout"))
     corpus = str((tmp_path / "out" / "corpus").resolve())
     assert [(problem.id, problem.input) for problem in (*train, *heldout)] == [
         (

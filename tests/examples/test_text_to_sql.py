@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bus.client import Bus
+from bus.task_publisher import TaskPublisher
 from tests.examples.endpoint import Endpoint, Failed, talk
 from tests.examples.sql import TEXT_TO_SQL, demonstrations, policies, tasks_of
 from tests.runners.conftest import calls_of, ended, running, task
@@ -176,7 +177,7 @@ async def test_a_runner_records_every_role(
         scripted(heldout, flaws).as_node(bus) as engine,
         running(bus, agent="agent:solve", python=python, path=TEXT_TO_SQL),
     ):
-        await bus.publish_task(task(input=heldout[0], deadline=60.0))
+        await TaskPublisher(bus).publish_task(task(input=heldout[0], deadline=60.0))
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", reward), batch.end
     calls = calls_of(batch)

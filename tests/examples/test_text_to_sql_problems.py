@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bus.task_file import read_problems
+from bus.task_file import load_tasks
 from tests.examples.sql import databases, make, policies, tasks_of
 
 
@@ -111,7 +111,7 @@ def test_spiders_own_files_become_tasks(tmp_path: Path, database: Path) -> None:
     done = make(tmp_path / "out", "--spider", str(source))
     assert done.returncode == 0, done.stderr
     assert "train_spider.json record 1 is left out, its query fails: no such column: missing" in done.stderr
-    train, heldout = (read_problems(tmp_path / "out" / f"{part}.jsonl") for part in ("train", "heldout"))
+    train, heldout = (load_tasks(tmp_path / "out" / f"{part}.jsonl") for part in ("train", "heldout"))
     assert [problem.id for problem in (*train, *heldout)] == ["train_spider-0", "train_spider-2", "dev-0"]
     assert heldout[0].input == {
         "question": "How many authors do we have?",

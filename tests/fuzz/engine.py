@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from common.procfs import resident
+from common.procfs import rss_bytes
 from tests.fuzz.mutations import Mutator
 
 INPUT_SECONDS = 5.0
@@ -77,12 +77,12 @@ def fuzz(target: Target, inputs: int, seed: int) -> Outcome:
     outcome = Outcome(target.name)
     mutator = Mutator(target.corpus, target.form, f"{seed}:{target.name}")
     assert any(_taken(target, data) for data in target.corpus), f"{target.name} takes nothing, so this proves nothing"
-    began, held = time.perf_counter(), resident(os.getpid())
+    began, held = time.perf_counter(), rss_bytes(os.getpid())
     with _impatient():
         while outcome.inputs < inputs and len(outcome.faults) < MOST_FAULTS:
             _feed(target, mutator.next(), outcome)
             if outcome.inputs % LOOK_EVERY == 0:
-                outcome.grown = max(outcome.grown, resident(os.getpid()) - held)
+                outcome.grown = max(outcome.grown, rss_bytes(os.getpid()) - held)
                 if outcome.grown > MEMORY_BYTES:
                     outcome.faults.append(Fault(target.name, b"", f"{outcome.grown} bytes of memory more than before"))
                     break

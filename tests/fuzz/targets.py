@@ -20,8 +20,8 @@ from aiohttp.test_utils import make_mocked_request
 
 from bus.dead_letters import build_replay
 from bus.errors import AccessError, BusError
-from bus.security.credentials import FILE, Access
-from bus.task_file import TaskFileError, read_problems
+from bus.security.credentials import FILE, Credentials
+from bus.task_file import TaskFileError, load_tasks
 from inference.gateway.version_stamp import add_cache_salt, stamp_event
 from learner.rollouts.assembler import Assembler
 from learner.settings.learner import AirRule
@@ -261,7 +261,7 @@ def _files() -> Iterator[Target]:
     delta = [(directory / "delta").read_bytes()]
     yield Target("delta", delta, partial(_delta, first, directory), (DeltaError,), weight=0.3)
     tasks = [b'{"id": "a1", "input": {"question": "x"}}\n\n{"input": 1}\n']
-    yield Target("task file", tasks, partial(_file, read_problems, directory / "tasks"), (TaskFileError,), weight=0.5)
+    yield Target("task file", tasks, partial(_file, load_tasks, directory / "tasks"), (TaskFileError,), weight=0.5)
     runs = [(Path(__file__).parents[2] / "examples/calculator/run.yaml").read_bytes()]
     yield Target(
         "run file", runs, partial(_file, partial(load, RunSettings), directory / "run"), (UserError,), weight=0.05
@@ -272,7 +272,7 @@ def _files() -> Iterator[Target]:
     yield Target(
         "access file",
         access,
-        partial(_file, lambda path: Access.read(path.parent, "runner"), path),
+        partial(_file, lambda path: Credentials.read(path.parent, "runner"), path),
         (AccessError,),
         "json",
         0.3,

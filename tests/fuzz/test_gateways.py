@@ -55,7 +55,7 @@ async def runners_gateway(bus: Bus) -> AsyncIterator[tuple[str, str, web.Applica
     async with StrictEngine().serving(bus), bus.fleet("inference") as fleet, Gateway(fleet, send, 1) as gateway:
         async with asyncio.timeout(20):
             while not fleet.members():
-                await fleet.changed()
+                await fleet.wait_for_change()
         (slot,) = gateway.slots
         slot.environment()
         slot.begin(AttemptRecorder(task(), 1, "runner"), task(), asyncio.get_running_loop().time() + 3600)

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common.subprocesses import end, spawn
+from common.subprocesses import spawn, terminate
 
 TUN, TUNSETIFF, IFF_TAP, IFF_NO_PI = "/dev/net/tun", 0x400454CA, 0x0002, 0x1000
 CLONE_NEWNET = 0x40000000
@@ -118,7 +118,7 @@ class Host:
 
     async def stop(self) -> None:
         """End its processes, gently if they let us, and whatever they have left."""
-        await asyncio.gather(*(end(process, STOP_SECONDS) for process in self.processes.values()))
+        await asyncio.gather(*(terminate(process, STOP_SECONDS) for process in self.processes.values()))
         for pid in _ip("netns", "pids", self.namespace).split():
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 import pytest_asyncio
 
-from bus.security.certificates import ROUTES
+from bus.security.certificates import ROUTE_PREFIX
 from bus.security.secrets import CLUSTER_KEY, SERVER_PLACE, read_key
 from tests.chaos.__main__ import prepare
 from tests.chaos.at_work import Busy
@@ -95,12 +95,12 @@ def test_nobody_but_a_server_is_taken_for_one(made: Hosts, caller: str) -> None:
     """A client's certificate, whoever's, does not open the servers' own door; theirs does."""
     host, address = made.host(caller), made.host("bus-1").address
     server = made.secrets / SERVER_PLACE
-    assert greeted(host, address, ROUTE, nobody(server, ROUTES)) == ""
+    assert greeted(host, address, ROUTE, nobody(server, ROUTE_PREFIX)) == ""
     for user in ("runner", "leaf-runner", "admin"):
-        forged = nobody(server, ROUTES)
+        forged = nobody(server, ROUTE_PREFIX)
         forged.load_cert_chain(made.secrets / user / "cert.pem", made.secrets / user / "key.pem")
         assert greeted(host, address, ROUTE, forged) == ""
-    assert greeted(host, address, ROUTE, certificate(server, ROUTES)) != ""
+    assert greeted(host, address, ROUTE, certificate(server, ROUTE_PREFIX)) != ""
 
 
 @pytest.mark.parametrize("caller", CALLERS)

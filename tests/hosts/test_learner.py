@@ -45,7 +45,7 @@ async def trained(bus: Bus, processes: "list[asyncio.subprocess.Process]", logs:
     async with asyncio.timeout(150):
         codes = await asyncio.gather(*(process.wait() for process in processes))
     assert codes == [0] * len(codes), "\n".join(log.read_text()[-3000:] for log in logs)
-    found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
+    found = await bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
     assert found is not None
     return found[0].version
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bus.client import Bus
-from bus.security.permissions import LEAVES
-from bus.task_file import Problem
+from bus.security.permissions import LEAF_ROLES
+from bus.task_file import TaskInput
 from inference.settings import InferenceSettings
 from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
@@ -48,7 +48,7 @@ def runner(directory: Path, host: Host) -> Child:
 
 async def publish(bus: Bus, first: int) -> list[str]:
     """Tasks for whoever runs agents; the rollouts there will be."""
-    problems = [Problem(f"q{first + n}", {"question": f"what follows {first + n}?"}) for n in range(TASKS)]
+    problems = [TaskInput(f"q{first + n}", {"question": f"what follows {first + n}?"}) for n in range(TASKS)]
     fields = {"run_id": "site", "agent": "default", "mode": "eval", "deadline": 120.0, "max_attempts": 30}
     await publish_all(bus, samples_of(problems, 1, **fields), timeout=60, on_done=lambda: None)
     return [ids.rollout_id(problem.id, 0) for problem in problems]
@@ -76,7 +76,7 @@ async def test_runners_of_a_far_site_know_one_server(tmp_path: Path) -> None:
         )
         buses = [network.hosts[f"bus-{number}"] for number in range(3)]
         place = server_file(tmp_path / "hosts" / "leaf", "leaf.conf", tmp_path / "site", buses)
-        for user in LEAVES:
+        for user in LEAF_ROLES:
             shutil.copytree(secrets / user, place / user)
         await serve(leaf, place)
         async with bus_as(secrets, "admin", urls) as bus, bus.fleet("*") as fleet, Tap(bus).listening() as tap:
@@ -90,7 +90,7 @@ async def test_runners_of_a_far_site_know_one_server(tmp_path: Path) -> None:
                 await WeightPublisher(learner, settings).publish(weights, version=0, epoch=1, step=0)
             async with asyncio.timeout(60):
                 while {beat.state for beat in fleet.members()} != {"ready", "running"}:
-                    await fleet.changed()
+                    await fleet.wait_for_change()
                 asked = await publish(bus, 0)
                 await tap.rollouts(TASKS // 2)
                 with leaf.cut(leaf.cables[0]):

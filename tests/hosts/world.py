@@ -15,7 +15,7 @@ from typing import Any
 
 from bus.client import Bus
 from bus.embedded.nats_server import find_server
-from bus.security.credentials import Access
+from bus.security.credentials import Credentials
 from bus.security.secrets import CONF, SERVER_PLACE
 from inference.settings import InferenceSettings
 from lightningbus.run.supervisor import Child
@@ -116,7 +116,7 @@ async def role(host: Host, place: Path, child: Child, secrets: Path, urls: str) 
 @asynccontextmanager
 async def bus_as(secrets: Path, user: str, urls: str) -> AsyncIterator[Bus]:
     """A connection of a user, from where this process is."""
-    async with Bus.connect(urls, name=user, wait=30, access=Access.read(secrets, user)) as bus:
+    async with Bus.connect(urls, name=user, wait=30, access=Credentials.read(secrets, user)) as bus:
         yield bus
 
 
@@ -160,7 +160,7 @@ async def hosts(directory: Path, *, steps: int, token_seconds: float = 0.05) -> 
         async with asyncio.timeout(START_SECONDS):
             while not all(made._works(name, 0.0) for name in _names()):
                 assert not made.ended(), made.ended()
-                await fleet.changed()
+                await fleet.wait_for_change()
         yield made
 
 

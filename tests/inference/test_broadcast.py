@@ -18,8 +18,15 @@ from msgspec import to_builtins
 
 from bus.client import Bus
 from bus.fleet.heartbeats import Fleet
-from bus.weights.collective import NotMet, absent, join, listen, meet, visit
-from common.aio import cancel
+from bus.weights.collective import (
+    RendezvousTimeout,
+    connect_store,
+    create_store,
+    init_group,
+    missing_ranks,
+    run_rendezvous,
+)
+from common.aio import cancel_and_wait
 from inference import node
 from inference.engine.broadcast_receiver import BroadcastReceiver, Rendezvous
 from inference.settings import InferenceSettings
@@ -96,14 +103,14 @@ async def serving(bus: Bus, directory: Path, id: str, *arguments: str) -> AsyncI
     finally:
         stop.set()
         await asyncio.wait({running}, timeout=30)
-        await cancel(running)
+        await cancel_and_wait(running)
 
 
 async def until(fleet: Fleet, met: Callable[[dict[str, Heartbeat]], bool]) -> dict[str, Heartbeat]:
     """Wait for what the nodes say of themselves."""
     async with asyncio.timeout(60):
         while not met(said := {beat.id: beat for beat in fleet.members()}):
-            await fleet.changed()
+            await fleet.wait_for_change()
     return said
 
 
@@ -244,17 +251,21 @@ def together(*work: Callable[[], Any]) -> list[BaseException | None]:
 
 
 def test_all_have_met_or_nobody_has() -> None:
-    store = listen("127.0.0.1", 0)
-    others = [visit("127.0.0.1", store.port, 5) for _ in range(2)]
+    store = create_store("127.0.0.1", 0)
+    others = [connect_store("127.0.0.1", store.port, 5) for _ in range(2)]
     ranks = list(enumerate((store, *others)))
-    assert together(*[lambda rank=rank, at=at: meet(at, "m1", rank, 3, 10) for rank, at in ranks]) == [None] * 3
+    assert (
+        together(*[lambda rank=rank, at=at: run_rendezvous(at, "m1", rank, 3, 10) for rank, at in ranks]) == [None] * 3
+    )
     started = time.monotonic()
-    ended = together(*[lambda rank=rank, at=at: meet(at, "m2", rank, 3, 0.5 * 4**rank) for rank, at in ranks[:2]])
-    assert [type(error) for error in ended] == [NotMet] * 2
+    ended = together(
+        *[lambda rank=rank, at=at: run_rendezvous(at, "m2", rank, 3, 0.5 * 4**rank) for rank, at in ranks[:2]]
+    )
+    assert [type(error) for error in ended] == [RendezvousTimeout] * 2
     assert time.monotonic() - started < 1.5, "who would have waited longer learns of it at once"
-    assert absent(store, "m2", 3) == [2]
-    with pytest.raises(NotMet):
-        meet(others[1], "m2", 2, 3, 10)  # too late, although it is the last one
+    assert missing_ranks(store, "m2", 3) == [2]
+    with pytest.raises(RendezvousTimeout):
+        run_rendezvous(others[1], "m2", 2, 3, 10)  # too late, although it is the last one
 
 
 def test_what_is_not_what_was_published_is_known(tmp_path: Path) -> None:
@@ -264,15 +275,15 @@ def test_what_is_not_what_was_published_is_known(tmp_path: Path) -> None:
     other = write(
         tmp_path / "o.safetensors", {**weights(1, 1001), "empty": ("F32", (0, 4), b""), "one": ("I8", (), b"7")}
     )
-    store = listen("127.0.0.1", 0)
+    store = create_store("127.0.0.1", 0)
     receiver, group, got = BroadcastReceiver(), list[Any](), dict[str, Any]()
 
     def sends(meeting: str, source: Path) -> None:
         header, tensors = bytes_of(source)
         store.set(f"{meeting}/header", header)  # type: ignore[arg-type]
-        meet(store, meeting, 0, 2, 10)
+        run_rendezvous(store, meeting, 0, 2, 10)
         if not group:
-            group.append(join("gloo", store, "g", 0, 2, "127.0.0.1", 10))
+            group.append(init_group("gloo", store, "g", 0, 2, "127.0.0.1", 10))
         group[0].send(tensors)
 
     def receives(meeting: str) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from bus.client import Bus
 from bus.fleet.heartbeats import Fleet
-from common.aio import cancel
+from common.aio import cancel_and_wait
 from inference import node
 from inference.settings import InferenceSettings
 from learner.publishing.broadcaster import Broadcaster
@@ -80,7 +80,7 @@ async def says_it_serves(bus: Bus, nodes: Fleet, version: int | None) -> None:
         encode(Heartbeat(role="inference", id="ghost", **said)),  # type: ignore[arg-type]
     )
     while "ghost" not in {one.id for one in nodes.members()}:
-        await nodes.changed()
+        await nodes.wait_for_change()
 
 
 @pytest.mark.timeout(300)
@@ -116,7 +116,7 @@ async def test_what_is_broadcast_answers_as_what_is_fetched(bus: Bus, tmp_path: 
             assert broadcaster.num_sent == 2
             assert offer is not None and len(offer.participants) == 2 and files(at), "who waited in vain has fetched it"
     finally:
-        await cancel(running)
+        await cancel_and_wait(running)
     offers = [one for one, _, _ in received]
     assert [one for one, _, _ in fetched] == [None, None] and offers[0] and offers[1]
     assert offers[0].group == offers[1].group and offers[0].rendezvous_key != offers[1].rendezvous_key

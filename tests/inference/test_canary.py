@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from bus.client import Bus
-from bus.weights.registry import Releases
-from common.aio import cancel
+from bus.weights.registry import WeightRegistry
+from common.aio import cancel_and_wait
 from inference import node
 from inference.settings import InferenceSettings
 from inference.weights.canary import NOT_FINITE
@@ -52,7 +52,7 @@ async def seen(bus: Bus, state: str, version: int | None = None, problem: str = 
     """Wait until the node says that it is in a state, at a version if one is given, and what is wrong."""
     async with bus.fleet("inference") as fleet, asyncio.timeout(150):
         while True:
-            await fleet.changed()
+            await fleet.wait_for_change()
             for beat in fleet.members():
                 said = str(beat.status["problem"])
                 if beat.state == state and version in (None, beat.version) and said.startswith(problem):
@@ -61,9 +61,9 @@ async def seen(bus: Bus, state: str, version: int | None = None, problem: str = 
 
 async def decided(bus: Bus, version: int) -> ReleaseDecision:
     """Wait for a verdict."""
-    releases = Releases(bus, "policy")
+    releases = WeightRegistry(bus, "policy")
     async with asyncio.timeout(60):
-        while (said := latest_verdict(await releases.look(), version)) is None:
+        while (said := latest_verdict(await releases.refresh(), version)) is None:
             await asyncio.sleep(0.05)
     return said
 
@@ -87,7 +87,7 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
     async def publish(version: int, tensors: dict[str, Any], trial: CanarySpec | None) -> None:
         path = tmp_path / f"{version}.safetensors"
         save_file(tensors, path)
-        blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{version}", path)
+        blob = await bus.object_store.put(subjects.WEIGHT_BUCKET, f"policy-{version}", path)
         fields = {"blobs": (blob,), "epoch": 1, "step": version, "created_at_ns": 1, "canary": trial}
         manifest = WeightManifest(run_id="r", model="policy", version=version, **fields)
         await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
@@ -125,7 +125,7 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
     finally:
         stop.set()
         await asyncio.wait({running}, timeout=30)
-        await cancel(running)
+        await cancel_and_wait(running)
 
 
 def read_prompts_of(directory: Path) -> list[list[int]]:

@@ -12,12 +12,12 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from nats.aio.client import Client
 
 from bus.client import Bus
+from bus.connection import Connection
 from bus.errors import AccessError
-from bus.fleet.node_state import NEXT, Happening, State, serves, step
-from bus.security.secrets import bearer, holds
+from bus.fleet.node_state import TRANSITIONS, NodeEvent, State, is_ready, next_state
+from bus.security.secrets import bearer_header, has_bearer
 from common.observability.metric_registry import REGISTRIES
 from inference.gateway.server import PREFERRED_HEADER, VERSION_HEADER, Gateway
 from inference.gateway.version_stamp import add_cache_salt, stamp_event
@@ -176,7 +176,7 @@ async def test_what_vllm_measures_is_passed_on_and_answers_are_counted(vllm: Scr
 
 def refusals() -> float:
     """Requests answered by 409 so far, in this process."""
-    return REGISTRIES["inference"].get_sample_value("lightningbus_node_requests_total", {"status": "409"}) or 0.0
+    return REGISTRIES["inference"].get_sample_value("lightningbus_inference_requests_total", {"status": "409"}) or 0.0
 
 
 async def test_who_is_turned_away(vllm: ScriptedVllm) -> None:
@@ -224,7 +224,7 @@ async def test_without_the_cluster_key_nothing_is_answered(vllm: ScriptedVllm, s
 
 
 def test_a_header_that_is_no_text_is_no_key() -> None:
-    assert not holds(KEY, "Bearer \udcff") and holds(KEY, f"bearer  {KEY} ")
+    assert not has_bearer(KEY, "Bearer \udcff") and has_bearer(KEY, f"bearer  {KEY} ")
 
 
 async def test_with_the_cluster_key_the_engine_answers_and_is_not_told_it(vllm: ScriptedVllm) -> None:
@@ -232,7 +232,7 @@ async def test_with_the_cluster_key_the_engine_answers_and_is_not_told_it(vllm: 
         for _ in range(vllm.events):
             vllm.gate.release()
         address = gateway.address + "/v1/completions"
-        async with http.post(address, json={"stream": True}, headers=bearer(KEY)) as answer:
+        async with http.post(address, json={"stream": True}, headers=bearer_header(KEY)) as answer:
             assert answer.status == 200 and (await answer.read()).endswith(b"data: [DONE]\n\n")
     assert "Authorization" not in vllm.headers
 
@@ -256,14 +256,13 @@ async def test_too_many_and_too_much_are_one_sentence(vllm: ScriptedVllm, monkey
 async def test_beyond_loopback_a_node_has_a_key(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     settings = InferenceSettings(model_path=tmp_path, host="0.0.0.0")
+    bus = Bus(Connection("nats://127.0.0.1", None))
     with pytest.raises(AccessError, match=r"host: 0\.0\.0\.0 is reached from other machines.*set cluster_key_file"):
-        await run(Bus(Client()), settings, asyncio.Event())
+        await run(bus, settings, asyncio.Event())
     for content, sentence in (("short", "holds no cluster key"), ("two words of a key", "holds no cluster key")):
         (tmp_path / "key").write_text(content)
         with pytest.raises(AccessError, match=sentence) as caught:
-            await run(
-                Bus(Client()), settings.model_copy(update={"cluster_key_file": tmp_path / "key"}), asyncio.Event()
-            )
+            await run(bus, settings.model_copy(update={"cluster_key_file": tmp_path / "key"}), asyncio.Event())
         assert content not in str(caught.value)
 
 
@@ -304,19 +303,19 @@ def test_marking_and_salting_change_nothing_else(body: dict[str, object], versio
 
 
 @given(st.lists(st.sampled_from(["engine_up", "weights_applied", "engine_lost", "stop"])))
-def test_a_node_serves_only_after_its_engine_took_weights(happenings: list[Happening]) -> None:
+def test_a_node_serves_only_after_its_engine_took_weights(happenings: list[NodeEvent]) -> None:
     state: State = "starting"
     holds = False
     for happening in happenings:
-        before, state = state, step(state, happening)
+        before, state = state, next_state(state, happening)
         if happening == "weights_applied":
-            holds = holds or before in ("stale", "ready")
+            holds = has_bearer or before in ("stale", "ready")
         elif state != before:
-            holds = holds and state == "ready"
-        assert not serves(state) or holds
+            holds = has_bearer and state == "ready"
+        assert not is_ready(state) or holds
         assert before != "draining" or state == "draining"
 
 
 def test_every_state_can_be_stopped() -> None:
-    states = {state for state, _ in NEXT}
-    assert all(step(state, "stop") == "draining" for state in states)
+    states = {state for state, _ in TRANSITIONS}
+    assert all(next_state(state, "stop") == "draining" for state in states)

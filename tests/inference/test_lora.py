@@ -24,8 +24,9 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from bus.client import Bus
 from bus.embedded.nats_server import nats_server
 from bus.fleet.heartbeats import Fleet
-from bus.weights.registry import Releases
-from common.aio import cancel
+from bus.task_publisher import TaskPublisher
+from bus.weights.registry import WeightRegistry
+from common.aio import cancel_and_wait
 from inference.gateway.server import PREFERRED_HEADER, VERSION_HEADER
 from inference.node import Node
 from inference.settings import InferenceSettings
@@ -67,7 +68,9 @@ class World:
         blobs = []
         for name, content, metadata in (("base", base, None), (str(version), tensors, {"scale": str(SCALE)})):
             save_file(content, self.directory / name, metadata)
-            blobs.append(await self.bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{name}", self.directory / name))
+            blobs.append(
+                await self.bus.object_store.put(subjects.WEIGHT_BUCKET, f"policy-{name}", self.directory / name)
+            )
         manifest = WeightManifest(
             run_id="r",
             model="policy",
@@ -96,7 +99,7 @@ class World:
             while not (found := [beat for beat in self.fleet.members() if fits(beat)]):
                 if self.node.done():
                     await self.node
-                await self.fleet.changed()
+                await self.fleet.wait_for_change()
         return found[0]
 
     async def ask(self, tokens: int = 16, **headers: Any) -> "Answer":
@@ -230,7 +233,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory, base: Tensors) -> Asyn
             finally:
                 stop.set()
                 await asyncio.wait({node}, timeout=30)
-                await cancel(node)
+                await cancel_and_wait(node)
 
 
 def another(model: Qwen2ForCausalLM, seed: int) -> Tensors:
@@ -286,7 +289,7 @@ async def test_a_version_that_is_revoked_gives_its_place_to_one_that_waits(world
     async with await world.asked(LONG) as answer:
         second, third = await world.serve(base, 2)
         last = await world.publish(base)  # has no place
-        await Releases(world.bus, "policy").decide("revoked", third, who="me")
+        await WeightRegistry(world.bus, "policy").append_decision("revoked", third, who="me")
         beat = await world.serves(last)
         assert beat.status["versions"] == [second, last]
         assert beat.status["inflight"] >= 1, "or this test shows nothing"
@@ -297,13 +300,13 @@ async def test_a_version_that_is_revoked_gives_its_place_to_one_that_waits(world
 
 async def test_where_nothing_may_be_served_the_base_by_itself_answers_nobody(world: World, base: Tensors) -> None:
     *_, new = await world.serve(base, 2)
-    releases = Releases(world.bus, "policy")
-    await releases.decide("pinned", 999, who="me")  # is not to be had
+    releases = WeightRegistry(world.bus, "policy")
+    await releases.append_decision("pinned", 999, who="me")  # is not to be had
     assert (await world.beat(lambda beat: beat.status["versions"] == [])).version is None
     async with await world.asked(8) as refused:
         assert refused.status == 503 and "taking weights" in await refused.text()
     await world.holds(new)
-    await releases.decide("unpinned", 999, who="me")
+    await releases.append_decision("unpinned", 999, who="me")
     await world.serves(new)
     world.check(await world.ask(), new)
 
@@ -344,7 +347,7 @@ async def test_a_rollout_ends_on_the_version_it_began_with_where_that_is_wished(
         running(world.bus, agent="gated:asks_three_times", one_version=one_version),
     ):
         name = f"gated-{one_version}"
-        await world.bus.publish_tasks([task(id=name, input={"gate": url}, deadline=60.0)])
+        await TaskPublisher(world.bus).publish_tasks([task(id=name, input={"gate": url}, deadline=60.0)])
         for versions in (1, KEPT):  # by the second time the first version is gone
             go_on = await asyncio.wait_for(between.get(), 60)
             newest = (await world.serve(base, versions))[-1]
@@ -361,7 +364,7 @@ async def test_a_pinned_rollout_finds_its_version_while_it_is_held(world: World,
     async with running(world.bus, agent="gated:asks_once"):
         for version, seconds in ((held, 60.0), (gone, 1.0)):
             pinned = task(id=f"pinned-{version}", weight_version=version, deadline=seconds, max_attempts=1)
-            await world.bus.publish_task(pinned)
+            await TaskPublisher(world.bus).publish_task(pinned)
         found = {batch.task_id: batch for batch in await ended(world.bus, 2)}
     ends = {name: batch.end.outcome for name, batch in found.items() if batch.end is not None}
     assert ends == {f"pinned-{gone}": "infra", f"pinned-{held}": "ok"}

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from bus.client import Bus
-from common.aio import cancel
+from common.aio import cancel_and_wait
 from inference import node
 from inference.engine.vllm_server import EngineError
 from inference.gateway.server import VERSION_HEADER
@@ -45,7 +45,7 @@ async def serving(
     (directory / "model").mkdir()
     (directory / "model" / "config.json").write_text(json.dumps({"vocab_size": 100}))
     save_file({"x": np.zeros(4, np.float32)}, directory / "w.safetensors")
-    blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, "policy-0", directory / "w.safetensors")
+    blob = await bus.object_store.put(subjects.WEIGHT_BUCKET, "policy-0", directory / "w.safetensors")
     manifest = WeightManifest(run_id="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_at_ns=1)
     await bus.publish(subjects.weights("policy"), manifest, msg_id="w0")
     stop = asyncio.Event()
@@ -57,7 +57,7 @@ async def serving(
     finally:
         stop.set()
         await asyncio.wait({running}, timeout=30)
-        await cancel(running)
+        await cancel_and_wait(running)
 
 
 async def states_until(bus: Bus, last: str, after: "psutil.Process | None" = None) -> list[str]:
@@ -65,7 +65,7 @@ async def states_until(bus: Bus, last: str, after: "psutil.Process | None" = Non
     seen: list[str] = []
     async with bus.fleet("inference") as fleet, asyncio.timeout(40):
         while not seen or seen[-1] != last or (after is not None and len(seen) < 2):
-            await fleet.changed()
+            await fleet.wait_for_change()
             seen += [beat.state for beat in fleet.members() if not seen or beat.state != seen[-1]]
     return seen
 
@@ -101,7 +101,7 @@ async def publish_adapters(bus: Bus, directory: Path, version: int) -> None:
     arrays = {f"base_model.model.x.lora_{side}.weight": np.zeros((1, 1), np.float32) for side in "AB"}
     save_file(arrays, directory / "adapters", {"scale": "1"})
     names = {"policy-base": directory / "w.safetensors", f"policy-{version}": directory / "adapters"}
-    blobs = tuple([await bus.blobs.put(subjects.WEIGHT_BUCKET, name, path) for name, path in names.items()])
+    blobs = tuple([await bus.object_store.put(subjects.WEIGHT_BUCKET, name, path) for name, path in names.items()])
     fields = {"run_id": "r", "model": "policy", "epoch": 1, "step": 0, "created_at_ns": 1}
     manifest = WeightManifest(version=version, kind="lora", blobs=blobs, **fields)
     await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
@@ -120,7 +120,7 @@ async def test_an_engine_that_dies_is_given_again_the_adapters_it_held(bus: Bus,
                     for beat in fleet.members():
                         if beat.state == "ready" and beat.status["versions"] == list(versions):
                             return beat.address
-                    await fleet.changed()
+                    await fleet.wait_for_change()
 
         await holds(0)  # whole weights, which are then taken the place of
         for version in (1, 2, 3):

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 
 from bus.client import Bus
-from bus.errors import BusError, Fenced
+from bus.errors import BusError, FencedError
 from bus.weights import registry as releases_module
-from bus.weights.registry import Releases
-from common.aio import cancel
+from bus.weights.registry import WeightRegistry
+from common.aio import cancel_and_wait
 from inference.engine.vllm_server import EngineRejectedError
 from inference.weights import updater as subscriber_module
 from inference.weights.canary import CanaryResult, evaluate, fit_to_context
@@ -85,13 +85,15 @@ async def nodes(
     async with AsyncExitStack() as exits:
         for number, engine in enumerate(engines):
             name = f"n{number}"
-            await exits.enter_async_context(bus.beat("inference", name, lambda: {"state": "ready", "model": "policy"}))
+            await exits.enter_async_context(
+                bus.heartbeat("inference", name, lambda: {"state": "ready", "model": "policy"})
+            )
             made.append(WeightUpdater(bus, name, "policy", directory / name, engine))
             running.append(asyncio.create_task(made[-1].run()))
         try:
             yield engines, judges, made
         finally:
-            await cancel(*running)
+            await cancel_and_wait(*running)
 
 
 async def all_hold(engines: list[Engine], version: int) -> None:
@@ -102,20 +104,20 @@ async def all_hold(engines: list[Engine], version: int) -> None:
 async def test_a_version_that_is_revoked_is_left_by_all_and_taken_by_nobody(bus: Bus, tmp_path: Path) -> None:
     for version in range(3):
         await publish(bus, tmp_path, version)
-    releases = Releases(bus, "policy")
+    releases = WeightRegistry(bus, "policy")
     async with nodes(bus, tmp_path, 2) as (engines, _, _):
         await all_hold(engines, 2)
-        await releases.decide("revoked", 2, who="me", why="it swears")
+        await releases.append_decision("revoked", 2, who="me", why="it swears")
         await all_hold(engines, 1)
-        await releases.decide("revoked", 1, who="me")
+        await releases.append_decision("revoked", 1, who="me")
         await all_hold(engines, 0)
         async with nodes(bus, tmp_path / "late", 1) as (late, _, _):
             await all_hold(late, 0)
             await publish(bus, tmp_path, 3)
             await all_hold([*engines, *late], 3)
             assert [version for version, _ in late[0].held] == [0, 3]
-        await releases.decide("revoked", 3, who="me")
-        await releases.decide("released", 2, who="me", why="it was a quotation")
+        await releases.append_decision("revoked", 3, who="me")
+        await releases.append_decision("released", 2, who="me", why="it was a quotation")
         await all_hold(engines, 2)
     for engine in engines:
         assert all(content == b"weights of version %d" % version * 1000 for version, content in engine.held)
@@ -125,17 +127,17 @@ async def test_decisions_are_heeded_while_a_swap_waits_and_those_the_stream_refu
     bus: Bus, tmp_path: Path
 ) -> None:
     await publish(bus, tmp_path, 0)
-    releases = Releases(bus, "policy")
+    releases = WeightRegistry(bus, "policy")
     async with nodes(bus, tmp_path, 1) as ((engine,), _, _), asyncio.timeout(20):
         await engine.holds(0)
         engine.gate.clear()
         await publish(bus, tmp_path, 1)
         refused = apply_decision(
-            await releases.look(), ReleaseDecision(action="revoked", version=1, actor="x", decided_at_ns=1)
+            await releases.refresh(), ReleaseDecision(action="revoked", version=1, actor="x", decided_at_ns=1)
         )
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             await bus.publish(subjects.release("policy"), refused, msg_id="late", expect_last=99)
-        held = await releases.decide("pinned", 1, who="me")
+        held = await releases.append_decision("pinned", 1, who="me")
         while held not in engine.heeded:
             await asyncio.sleep(0.01)
         assert refused not in engine.heeded
@@ -159,7 +161,7 @@ async def test_a_version_that_is_revoked_while_a_node_fetches_it_is_not_loaded(
     monkeypatch.setattr(WeightCache, "ensure", slow)
     async with nodes(bus, tmp_path, 1) as ((engine,), _, _), asyncio.timeout(20):
         await fetching.wait()
-        await Releases(bus, "policy").decide("revoked", 1, who="me")
+        await WeightRegistry(bus, "policy").append_decision("revoked", 1, who="me")
         decided_on.set()
         await engine.holds(0)
     assert [version for version, _ in engine.held] == [0]
@@ -169,13 +171,13 @@ async def test_what_is_revoked_is_left_though_another_version_awaits_its_trial_a
     bus: Bus, tmp_path: Path
 ) -> None:
     await publish(bus, tmp_path, 0)
-    releases = Releases(bus, "policy")
+    releases = WeightRegistry(bus, "policy")
     async with nodes(bus, tmp_path, 1, 1) as ((engine,), (judge,), (subscriber,)), asyncio.timeout(20):
         await engine.holds(0)
         judge.gate.clear()
         await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
         await judge.comes_to("judges 1")
-        await releases.decide("revoked", 0, who="me")
+        await releases.append_decision("revoked", 0, who="me")
         judge.gate.set()
         await judge.comes_to("nothing stands")
         assert subscriber.version is None
@@ -185,7 +187,7 @@ async def test_what_is_revoked_is_left_though_another_version_awaits_its_trial_a
         judge.gate.clear()
         await publish(bus, tmp_path, 3, canary=trial_of(-1.0))
         await judge.comes_to("judges 3")
-        await releases.decide("pinned", 2, who="me")
+        await releases.append_decision("pinned", 2, who="me")
         judge.gate.set()
         await engine.holds(2)
         assert [version for version, _ in engine.held] == [0, 1, 2, 3, 2], "a good version is not served beside a pin"
@@ -195,12 +197,12 @@ async def test_nodes_follow_a_stream_that_was_made_anew(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sequences begin again; a server that is behind says the same, but not for long."""
-    monkeypatch.setattr(releases_module, "BEHIND_SECONDS", 0.5)
+    monkeypatch.setattr(releases_module, "REPLICA_LAG_SECONDS", 0.5)
     monkeypatch.setattr(subscriber_module, "RECHECK_SECONDS", 0.1)
-    releases = Releases(bus, "policy")
+    releases = WeightRegistry(bus, "policy")
     for version in range(5):
         await publish(bus, tmp_path, version)
-    await releases.decide("revoked", 4, who="me")
+    await releases.append_decision("revoked", 4, who="me")
     async with nodes(bus, tmp_path, 1) as ((engine,), _, _):
         await engine.holds(3)
         await bus.js.delete_stream(subjects.WEIGHTS)
@@ -208,26 +210,26 @@ async def test_nodes_follow_a_stream_that_was_made_anew(
         await publish(bus, tmp_path, 5)
         await engine.holds(5)
         async with asyncio.timeout(10):
-            after = await releases.decide("pinned", 5, who="me")
+            after = await releases.append_decision("pinned", 5, who="me")
         assert [one.action for one in after.decisions] == ["pinned"], "what was decided of the old ones went with them"
 
 
 async def test_a_pinned_version_is_served_whatever_comes_until_it_is_unpinned(bus: Bus, tmp_path: Path) -> None:
     for version in range(3):
         await publish(bus, tmp_path, version)
-    releases = Releases(bus, "policy")
+    releases = WeightRegistry(bus, "policy")
     async with nodes(bus, tmp_path, 2) as (engines, _, made):
         await all_hold(engines, 2)
-        await releases.decide("pinned", 1, who="me")
+        await releases.append_decision("pinned", 1, who="me")
         await all_hold(engines, 1)
         await publish(bus, tmp_path, 3)
         async with nodes(bus, tmp_path / "late", 1) as (late, _, _):
             await all_hold(late, 1)
-        await releases.decide("pinned", 7, who="me")
+        await releases.append_decision("pinned", 7, who="me")
         async with asyncio.timeout(10):
             while "version 7 is pinned and is not on the bus" not in made[0].problem:
                 await asyncio.sleep(0.01)
-        await releases.decide("unpinned", 7, who="me")
+        await releases.append_decision("unpinned", 7, who="me")
         await all_hold(engines, 3)
     assert [version for version, _ in engines[0].held] == [2, 1, 3]
 
@@ -236,11 +238,11 @@ async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(
     await publish(bus, tmp_path, 0)
     async with nodes(bus, tmp_path, 3, 1, 2) as (engines, judges, made):
         await all_hold(engines, 0)
-        releases = Releases(bus, "policy")
+        releases = WeightRegistry(bus, "policy")
         for version in (1, 2):
             await publish(bus, tmp_path, version, canary=trial_of(-1.0))
             async with asyncio.timeout(10):
-                while latest_verdict(await releases.look(), version) is None:
+                while latest_verdict(await releases.refresh(), version) is None:
                     await asyncio.sleep(0.01)
             await all_hold(engines, 0)
         revoked = latest_verdict(releases.state, 1)
@@ -256,7 +258,7 @@ async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(
     for engine, judge in zip(engines, judges, strict=True):
         own = {int(one.split()[1]) for one in judge.happened if one.startswith("judges")}
         assert {version for version, _ in engine.held} == {0, 3} | own
-    passed = latest_verdict(releases.state, 3) or latest_verdict(await releases.look(), 3)
+    passed = latest_verdict(releases.state, 3) or latest_verdict(await releases.refresh(), 3)
     assert passed is not None and passed.action == "released" and passed.metrics == {"length": 4.0}
 
 
@@ -275,7 +277,7 @@ async def test_where_nothing_else_stands_a_revoked_version_is_served_no_more(bus
     await publish(bus, tmp_path, 0)
     async with nodes(bus, tmp_path, 1) as (engines, judges, made):
         await engines[0].holds(0)
-        await Releases(bus, "policy").decide("revoked", 0, who="me")
+        await WeightRegistry(bus, "policy").append_decision("revoked", 0, who="me")
         await judges[0].comes_to("nothing stands")
         assert made[0].version is None and "no other stands" in made[0].problem
         await publish(bus, tmp_path, 1)
@@ -295,7 +297,7 @@ async def test_a_trial_that_cannot_be_made_here_is_left_to_others(bus: Bus, tmp_
         async with asyncio.timeout(10):
             while not all("do not fit" in node.problem for node in made):
                 await asyncio.sleep(0.01)
-        await Releases(bus, "policy").decide("released", 0, who="me")  # all look again
+        await WeightRegistry(bus, "policy").append_decision("released", 0, who="me")  # all look again
         await publish(bus, tmp_path, 2)
         await all_hold(engines, 2)
     assert [judge.happened for judge in judges] == [["withdrawn"], ["withdrawn"]]
@@ -307,9 +309,9 @@ async def test_a_version_that_an_engine_refuses_is_revoked(bus: Bus, tmp_path: P
         await engines[0].holds(0)
         engines[0].refuses[1] = EngineRejectedError("vLLM answered 500 to /update_weights: a tensor of another shape")
         await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
-        releases = Releases(bus, "policy")
+        releases = WeightRegistry(bus, "policy")
         async with asyncio.timeout(10):
-            while (said := latest_verdict(await releases.look(), 1)) is None:
+            while (said := latest_verdict(await releases.refresh(), 1)) is None:
                 await asyncio.sleep(0.01)
         assert said.action == "revoked" and "another shape" in said.reason
 
@@ -321,42 +323,42 @@ async def test_if_the_node_that_tries_is_lost_another_one_does(bus: Bus, tmp_pat
         judges[0].gate.clear()
         await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
         await judges[0].comes_to("judges 1")
-    assert latest_verdict(await Releases(bus, "policy").look(), 1) is None
+    assert latest_verdict(await WeightRegistry(bus, "policy").refresh(), 1) is None
     async with nodes(bus, tmp_path / "b", 1) as (others, _, _):
         await others[0].holds(1)
     assert [version for version, _ in others[0].held] == [0, 1]
-    assert latest_verdict(await Releases(bus, "policy").look(), 1) is not None
+    assert latest_verdict(await WeightRegistry(bus, "policy").refresh(), 1) is not None
 
 
 async def test_what_is_decided_at_once_is_all_kept(bus: Bus) -> None:
-    each = [Releases(bus, "policy") for _ in range(8)]
-    await asyncio.gather(*(one.decide("revoked", number, who=str(number)) for number, one in enumerate(each)))
-    state = await each[0].look()
+    each = [WeightRegistry(bus, "policy") for _ in range(8)]
+    await asyncio.gather(*(one.append_decision("revoked", number, who=str(number)) for number, one in enumerate(each)))
+    state = await each[0].refresh()
     assert {one.version for one in state.decisions} == set(range(8))
-    await each[0].decide("revoked", 9, who="me", why="because " * 5000)
-    said = latest_verdict(await Releases(bus, "policy").look(), 9)
+    await each[0].append_decision("revoked", 9, who="me", why="because " * 5000)
+    said = latest_verdict(await WeightRegistry(bus, "policy").refresh(), 9)
     assert said is not None and len(said.reason) == MAX_REASON_CHARS, "whatever is said can be read by all"
     with pytest.raises(BusError, match="has no version 3 on this bus"):
-        await each[0].published(3)
+        await each[0].manifests_of(3)
 
 
 async def test_files_that_nodes_may_go_back_to_are_kept(bus: Bus, tmp_path: Path) -> None:
-    learner, releases = Learner(bus, tmp_path, {}, keep_versions=2), Releases(bus, "policy")
+    learner, releases = Learner(bus, tmp_path, {}, keep_versions=2), WeightRegistry(bus, "policy")
     for _ in range(6):
         await learner.publish()
-    await releases.decide("pinned", 5, who="me")
+    await releases.append_decision("pinned", 5, who="me")
     for version in (6, 7, 8):
         await learner.publish()
-        await releases.decide("revoked", version, who="canary")
+        await releases.append_decision("revoked", version, who="canary")
     for _ in range(4):
         await learner.publish()
     async with nodes(bus, tmp_path, 1) as (engines, _, _):
         await engines[0].holds(5)
-        await releases.decide("unpinned", 5, who="me")
+        await releases.append_decision("unpinned", 5, who="me")
         await engines[0].holds(12)
     assert learner.right(engines[0])
     await learner.publish()
-    kept = [name.removeprefix("policy-0000") for name in await learner.transport.names(BUCKET)]
+    kept = [name.removeprefix("policy-0000") for name in await learner.transport.list_names(BUCKET)]
     assert kept == ["12-1", "13-1-delta"], "and no longer than they are needed"
 
 

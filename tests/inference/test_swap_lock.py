@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from bus.client import Bus
 from bus.errors import PublishTimeout
 from bus.fleet.node_state import DEAD_SECONDS
-from common.aio import cancel
+from common.aio import cancel_and_wait
 from inference.weights import swap_lock
 from inference.weights.swap_lock import SwapLock, is_free
 from inference.weights.updater import WeightUpdater
@@ -159,13 +159,15 @@ async def nodes(bus: Bus, directory: Path, engines: dict[str, Engine]) -> AsyncI
         made: dict[str, WeightUpdater] = {}
         running = []
         for name, engine in engines.items():
-            await exits.enter_async_context(bus.beat("inference", name, lambda: {"state": "ready", "model": "policy"}))
+            await exits.enter_async_context(
+                bus.heartbeat("inference", name, lambda: {"state": "ready", "model": "policy"})
+            )
             made[name] = WeightUpdater(bus, name, "policy", directory / name, engine)
             running.append(asyncio.create_task(made[name].run()))
         try:
             yield made
         finally:
-            await cancel(*running)
+            await cancel_and_wait(*running)
 
 
 class Rolling(Engine):
@@ -211,7 +213,7 @@ async def test_the_turn_of_a_node_that_was_killed_is_void_once_it_is_dead(
     async with nodes(bus, tmp_path, engines):
         for engine in engines.values():
             await engine.holds(0)
-        last = await bus.last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
+        last = await bus.get_last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
         ghost = SwapLockState(model="policy", node="ghost", acquired_at_ns=1)
         await bus.publish(subjects.swap_lock("policy"), ghost, msg_id="ghost", expect_last=last[1] if last else 0)
         await publish(bus, tmp_path, 1)
@@ -225,7 +227,7 @@ async def test_a_node_gives_back_what_its_earlier_life_has_left(bus: Bus) -> Non
     async with SwapLock(bus, "a", "policy") as own, SwapLock(bus, "b", "policy") as other:
         await own.release_stale()
         async with asyncio.timeout(5), other.hold():
-            found = await bus.last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
+            found = await bus.get_last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
         assert found is not None and found[0].node == "b"
 
 
@@ -235,7 +237,7 @@ async def test_every_applied_version_is_announced_with_its_seconds(bus: Bus, tmp
     async with nodes(bus, tmp_path, {"a": engine}):
         await engine.holds(0)
         async with asyncio.timeout(10):
-            while (found := await bus.last(subjects.WEIGHTS, subjects.activated("a"), WeightsActivated)) is None:
+            while (found := await bus.get_last(subjects.WEIGHTS, subjects.activated("a"), WeightsActivated)) is None:
                 await asyncio.sleep(0.01)
     applied = found[0]
     assert applied.version == 0 and applied.fetch_seconds > 0 and 0 < applied.verify_seconds < 1
@@ -265,5 +267,5 @@ async def test_a_turn_that_was_taken_without_an_answer_is_given_back(bus: Bus) -
             async with made.hold():
                 raise AssertionError("it was not told that it is its turn")
         await made.release_stale()
-    last = await bus.last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
+    last = await bus.get_last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
     assert last is not None and last[0].node == "n0" and last[0].released

@@ -10,7 +10,7 @@ import pytest
 from nats.js.errors import NotFoundError
 
 from bus.client import Bus
-from common.aio import cancel
+from common.aio import cancel_and_wait
 from inference.weights import updater as module
 from inference.weights.canary import Canary
 from inference.weights.updater import WeightUpdater
@@ -65,13 +65,13 @@ async def following(bus: Any, directory: Path) -> AsyncIterator[tuple[WeightUpda
     try:
         yield made, engine
     finally:
-        await cancel(running)
+        await cancel_and_wait(running)
 
 
 async def publish(bus: Bus, directory: Path, version: int, **changes: Any) -> None:
     content = directory / f"{version}.safetensors"
     content.write_bytes(b"weights of version %d" % version * 1000)
-    blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{version}", content)
+    blob = await bus.object_store.put(subjects.WEIGHT_BUCKET, f"policy-{version}", content)
     fields = {"blobs": (blob,), "epoch": 1, "step": version, "created_at_ns": 1, **changes}
     manifest = WeightManifest(run_id="run", model="policy", version=version, **fields)
     await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
@@ -90,13 +90,13 @@ async def test_a_late_joiner_takes_the_newest_version_and_then_every_new_one(bus
 
 
 async def test_adapters_come_with_the_base_they_are_added_to_which_is_fetched_once(bus: Bus, tmp_path: Path) -> None:
-    base = await bus.blobs.put(subjects.WEIGHT_BUCKET, "policy-base", b"base")
+    base = await bus.object_store.put(subjects.WEIGHT_BUCKET, "policy-base", b"base")
     async with following(bus, tmp_path) as (_, engine):
         for version in range(2):
-            own = await bus.blobs.put(subjects.WEIGHT_BUCKET, f"policy-{version}-1", b"adapters %d" % version)
+            own = await bus.object_store.put(subjects.WEIGHT_BUCKET, f"policy-{version}-1", b"adapters %d" % version)
             await publish(bus, tmp_path, version, kind="lora", blobs=(base, own))
             await engine.holds(version)
-            await bus.blobs.delete(subjects.WEIGHT_BUCKET, "policy-base")  # no node needs it any more
+            await bus.object_store.delete(subjects.WEIGHT_BUCKET, "policy-base")  # no node needs it any more
     assert engine.held == [(0, b"base+adapters 0"), (1, b"base+adapters 1")]
 
 

@@ -11,9 +11,9 @@ import pytest
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from bus.client import Bus
-from bus.errors import BlobCorrupt, BusError
-from bus.weights.transports.base import key
-from bus.weights.transports.factory import transport
+from bus.errors import BusError, ChecksumMismatch
+from bus.weights.transports.base import object_key
+from bus.weights.transports.factory import open_transport
 from inference.weights import updater as subscriber_module
 from inference.weights.updater import WeightUpdater
 from learner.publishing.publisher import BUCKET, WeightPublisher, needs_full_weights
@@ -62,7 +62,7 @@ class Learner:
             }
         )
         self.settings.checkpoints.mkdir(exist_ok=True)
-        self.transport = transport(bus, self.settings.weights.transport, self.settings.weights.place)
+        self.transport = open_transport(bus, self.settings.weights.transport, self.settings.weights.place)
         self._bus, self._directory, self._weights, self.files = bus, directory, weights(0), list[Path]()
         self.sent = list[WeightManifest]()
         self.wanted = False
@@ -125,7 +125,7 @@ async def test_followers_late_joiners_and_those_who_skip_hold_every_version_to_t
     assert {4, 7} < set(held[2]) and len(set(held[2]) & {5, 6}) == 1, "two links of a chain at once"
     assert all(map(learner.right, (follows, skips, naps, joins)))
     kept = [f"policy-00000{name}" for name in ("4-1", "5-1-delta", "6-1-delta", "7-1-delta")]
-    assert await learner.transport.names(BUCKET) == kept, "the last two, and what they are built upon"
+    assert await learner.transport.list_names(BUCKET) == kept, "the last two, and what they are built upon"
     (left,) = (tmp_path / "joins" / "node").iterdir()
     assert left.read_bytes() == learner.files[7].read_bytes(), "nothing but the file that is served"
     assert "secret" not in repr(learner.sent)
@@ -173,11 +173,11 @@ async def test_of_a_broken_chain_nothing_is_served_and_a_whole_version_is_asked_
         await learner.publish()
     name = learner.sent[1].blobs[0].name
     if damage == "missing":
-        await bus.blobs.delete(BUCKET, name)
+        await bus.object_store.delete(BUCKET, name)
     elif damage == "other bytes":
-        await bus.blobs.put(BUCKET, name, b"x" * learner.sent[1].blobs[0].size)
+        await bus.object_store.put(BUCKET, name, b"x" * learner.sent[1].blobs[0].size)
     else:
-        await bus.blobs.put(BUCKET, learner.sent[0].blobs[0].name, tmp_path / "2.safetensors")
+        await bus.object_store.put(BUCKET, learner.sent[0].blobs[0].name, tmp_path / "2.safetensors")
     words = {"missing": "is not on the bus", "other bytes": "hashes to", "other anchor": "hashes to"}[damage]
     async with following(bus, tmp_path) as (node, engine):
         await says(node, words)
@@ -195,7 +195,7 @@ async def test_of_a_broken_chain_nothing_is_served_and_a_whole_version_is_asked_
 async def test_a_file_outside_the_bus_is_verified_and_stays_in_its_place(
     bus: Bus, tmp_path: Path, by: dict[str, str]
 ) -> None:
-    via = transport(bus, by["transport"], by["place"])  # type: ignore[arg-type]
+    via = open_transport(bus, by["transport"], by["place"])  # type: ignore[arg-type]
     source = tmp_path / "source"
     source.write_bytes(bytes(range(256)) * 80_000)  # several parts of an upload
     blob = await via.put(BUCKET, "policy-1", source)
@@ -204,16 +204,16 @@ async def test_a_file_outside_the_bus_is_verified_and_stays_in_its_place(
     wrong = Blob(bucket=BUCKET, name="policy-1", size=blob.size, sha256="0" * 64)
     short = Blob(bucket=BUCKET, name="policy-1", size=100, sha256=blob.sha256)
     for bad, words in ((wrong, "hashes to"), (short, "not 100")):
-        with pytest.raises(BlobCorrupt, match=words):
+        with pytest.raises(ChecksumMismatch, match=words):
             await via.get(bad, tmp_path / "bad")
     await via.delete(BUCKET, "policy-1")
     await via.delete(BUCKET, "policy-1")
     with pytest.raises(BusError, match="expired"):
         await via.get(blob, tmp_path / "bad")
-    assert await via.names(BUCKET) == [] and not (tmp_path / "bad").exists()
+    assert await via.list_names(BUCKET) == [] and not (tmp_path / "bad").exists()
     assert not list(tmp_path.glob(".*")), "nothing half-written is left"
     with pytest.raises(BusError, match="no name of a blob"):
-        key(BUCKET, "../policy-1")
+        object_key(BUCKET, "../policy-1")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from common.aio import cancel
+from common.aio import cancel_and_wait
 from inference.engine.peft import inspect_adapter, write_directory
 from inference.engine.vllm_server import EngineError
 from inference.gateway.server import Gateway
@@ -249,7 +249,7 @@ async def engine(directory: Path, kept: int) -> AsyncIterator[Engine]:
         retiring = asyncio.create_task(held.unload_loop())
         yield Engine(vllm, residents, gateway, held, [directory / "base", adapters(directory / "a")])
         assert not retiring.done()
-        await cancel(retiring)
+        await cancel_and_wait(retiring)
 
 
 async def test_versions_come_go_and_come_again(tmp_path: Path) -> None:

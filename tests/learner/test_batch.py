@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from bus.task_file import Problem
+from bus.task_file import TaskInput
 from learner.batching.advantages import estimator
 from learner.batching.batch import Batch, BatchMaker
 from learner.batching.rollout_uses import spans_of, unused
@@ -189,7 +189,7 @@ def test_groups_in_dispatch_order_wait_for_the_ones_before_them() -> None:
 
 
 def test_dispatch_covers_every_problem_once_per_pass() -> None:
-    problems = [Problem(str(number), number) for number in range(5)]
+    problems = [TaskInput(str(number), number) for number in range(5)]
     asked = settings(samples=2, seed=3)
     first = [tasks_of_group(problems[index], number, asked) for number, index in map(TaskOrder(5, 3).at, range(10))]
     for number in (0, 1):

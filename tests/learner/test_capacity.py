@@ -68,8 +68,8 @@ def test_what_only_others_have_not_read_does_not_fill_the_learners_share() -> No
 async def test_sizes_are_settings_and_provisioning_again_leaves_them(bus: Bus) -> None:
     await bus.provision(sizes=StreamSizes(train_rollouts_mib=4096, max_ack_pending=300_000))
     await bus.provision()
-    assert (await bus.stream(subjects.TRAIN_ROLLOUTS)).max_bytes == 4096 * MIB
-    assert (await bus.stream(subjects.TASKS)).max_bytes == 512 * MIB
+    assert (await bus.stream_state(subjects.TRAIN_ROLLOUTS)).max_bytes == 4096 * MIB
+    assert (await bus.stream_state(subjects.TASKS)).max_bytes == 512 * MIB
     info = await bus.js.consumer_info(LEARNER_ROLLOUTS.stream, LEARNER_ROLLOUTS.durable)
     assert info.config.max_ack_pending == 300_000
 

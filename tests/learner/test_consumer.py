@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
 from bus.streams import LEARNER_ROLLOUTS
-from common.aio import cancel
+from common.aio import cancel_and_wait
 from learner.batching.batch import BatchMaker
 from learner.errors import LearnerError
 from learner.rollouts.consumer import RolloutConsumer
@@ -37,7 +37,7 @@ async def reading(
     try:
         yield intake
     finally:
-        await cancel(running)
+        await cancel_and_wait(running)
 
 
 async def until_read(intake: RolloutConsumer, next_sequence: int) -> None:
@@ -131,10 +131,10 @@ async def test_what_another_reader_was_given_is_missed_though_nothing_comes_here
 async def test_the_last_delivery_is_missed_though_nothing_comes_later(bus: Bus) -> None:
     async with reading(bus) as intake, bus.pull(LEARNER_ROLLOUTS, slots=1) as thief, asyncio.timeout(20):
         last = 0
-        while not thief.held:  # the broker serves who waits by turns
+        while not thief.in_flight:  # the broker serves who waits by turns
             (whole,) = batches("a", last, parts=1, samples=2)
             last = await bus.publish(subjects.rollout("train"), whole, msg_id=f"a:{last}")
-            while await bus.delivered(LEARNER_ROLLOUTS) < last:
+            while await bus.delivered_count(LEARNER_ROLLOUTS) < last:
                 await asyncio.sleep(0.02)
         assert (await anext(thief)).sequence == last
         await until_read(intake, last + 1)
@@ -149,7 +149,7 @@ async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
 
     async def take() -> None:
         async for delivery in thief:
-            delivery.release()
+            delivery.free_slot()
 
     intake = RolloutConsumer(bus, LearnerSettings(model_path=Path("model"), samples=2))
     running = asyncio.create_task(intake.run())
@@ -159,7 +159,7 @@ async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
         await publish(bus, *((str(task), 1) for task in range(30)))
         with pytest.raises(LearnerError, match="one learner to a bus"):
             await running
-        await cancel(taking)
+        await cancel_and_wait(taking)
     assert sum("reading them again" in one.message for one in caplog.records) <= 4
 
 
@@ -193,7 +193,7 @@ async def test_what_comes_again_is_not_acknowledged_in_place_of_what_is_newer(bu
         await publish(bus, ("a", 0))
         await until_read(intake, 3)
         await intake._unacked[0].nak()  # as if its time were up
-        while await bus.delivered(LEARNER_ROLLOUTS) != 3:
+        while await bus.delivered_count(LEARNER_ROLLOUTS) != 3:
             await asyncio.sleep(0.02)
         await publish(bus, ("b", 0))
         await until_read(intake, 5)

@@ -51,7 +51,7 @@ def test_where_a_learner_goes_on_is_decided_by_what_it_knows_and_what_is_there(
     known: StreamMark, position: int, found: StreamState, sequence: int, offset: int, gap: str
 ) -> None:
     said = resume_at(known, position, found)
-    assert (said.sequence, said.mark.offset, said.mark.created) == (sequence, offset, found.created)
+    assert (said.sequence, said.mark.offset, said.mark.created) == (sequence, offset, found.created_at)
     assert (gap in said.gap) and bool(gap) == bool(said.gap)
     again = resume_at(said.mark, max(position, said.mark.offset + said.sequence), found)
     assert (again.sequence, again.gap, again.mark) == (sequence, "", said.mark), "said once"
@@ -109,7 +109,7 @@ async def test_a_learner_goes_on_when_the_bus_is_rolled_back_to_an_older_copy(
 async def test_a_checkpoint_ahead_of_the_streams_end_is_gone_on_from(bus: Bus) -> None:
     """The learner was stopped while the bus lost what it had; its position lies beyond all that is there."""
     await publish(bus, ("a", 0))
-    created = (await bus.stream(subjects.TRAIN_ROLLOUTS)).created
+    created = (await bus.stream_state(subjects.TRAIN_ROLLOUTS)).created_at
     async with reading(bus, 900, {}, [], StreamMark(created=created, last=950)) as intake, asyncio.timeout(30):
         gap = await intake.gaps.get()
         assert "ends at message 2 again" in gap.reason

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.client import Bus
-from bus.streams import runner_tasks
-from bus.task_file import Problem
-from common.aio import cancel
+from bus.streams import runner_consumer
+from bus.task_file import TaskInput
+from common.aio import cancel_and_wait
 from learner.rollouts.dispatcher import Dispatcher
 from learner.rollouts.task_order import TaskOrder
 from learner.settings.learner import LearnerSettings
@@ -26,17 +26,17 @@ def settings(**changes: Any) -> LearnerSettings:
     )
 
 
-def problems(count: int) -> list[Problem]:
-    return [Problem(str(number), number) for number in range(count)]
+def problems(count: int) -> list[TaskInput]:
+    return [TaskInput(str(number), number) for number in range(count)]
 
 
 async def tasks_of(bus: Bus, count: int) -> list[Task]:
     """The next tasks in the queue, each of them done."""
-    async with asyncio.timeout(30), bus.pull(runner_tasks("default", "train"), slots=count) as puller:
+    async with asyncio.timeout(30), bus.pull(runner_consumer("default", "train"), slots=count) as puller:
         tasks = []
         for _ in range(count):
             delivery = await anext(puller)
-            tasks.append(delivery.as_(Task))
+            tasks.append(delivery.decode_as(Task))
             await delivery.ack(sync=True)
         return tasks
 
@@ -50,14 +50,14 @@ async def test_a_pass_is_shuffled_once_and_off_the_event_loop(bus: Bus, monkeypa
         shuffle(self, items)
 
     monkeypatch.setattr(random.Random, "shuffle", counted)
-    await bus.ensure(runner_tasks("default", "train"))
+    await bus.ensure_consumer(runner_consumer("default", "train"))
     dispatcher = Dispatcher(bus, problems(1_000), settings(off_policy=["wait", "drop"]), 800)
     dispatcher.update_limit(398, 8)
     dispatching = asyncio.create_task(dispatcher.run())
     try:
         assert [task.sample_index for task in await tasks_of(bus, 16)] == [0, 1] * 8
     finally:
-        await cancel(dispatching)
+        await cancel_and_wait(dispatching)
     assert len(shuffles) == 1 and threading.get_ident() not in shuffles
 
 
@@ -88,7 +88,7 @@ async def test_groups_that_were_outstanding_at_a_restart_are_waited_for_in_their
 
 async def test_what_the_bus_lost_is_dispatched_again_and_what_has_ended_is_not(bus: Bus) -> None:
     """Under message ids of their own: the broker may still know those of the tasks it lost."""
-    await bus.ensure(runner_tasks("default", "train"))
+    await bus.ensure_consumer(runner_consumer("default", "train"))
     dispatcher = Dispatcher(bus, problems(5), settings(steps=3, groups_per_step=1, max_staleness=2), 0)
     dispatcher.update_limit(0, 0)
     dispatching = asyncio.create_task(dispatcher.run())
@@ -101,4 +101,4 @@ async def test_what_the_bus_lost_is_dispatched_again_and_what_has_ended_is_not(b
         assert again == [task for task in first if (task.id, task.sample_index) in {(one, 1), (three, 0), (three, 1)}]
         assert dispatcher.outstanding == [0, 1, 2]
     finally:
-        await cancel(dispatching)
+        await cancel_and_wait(dispatching)

@@ -43,7 +43,7 @@ async def test_a_learner_of_two_ranks_trains_and_publishes(bus: Bus, model_path:
     async with asyncio.timeout(120):
         _, said = await process.communicate()
     assert process.returncode == 0, said.decode()[-3000:]
-    found = await bus.last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
+    found = await bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
     assert found is not None and found[0].version == STEPS
     saved = {path.name for path in (tmp_path / "checkpoints" / "latest" / "trainer").iterdir()}
     assert {f"__{rank}_0.distcp" for rank in range(2)} <= saved

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
-from bus.streams import STORE_EVENTS, runner_tasks
-from common.aio import cancel
+from bus.streams import STORE_EVENTS, runner_consumer
+from common.aio import cancel_and_wait
 from learner.learner import run
 from schemas import subjects
 from schemas.fleet import Alert
@@ -18,7 +18,7 @@ from schemas.training import TrainingStep
 from tests.factories import batches
 from tests.learner.conftest import settings_for
 
-AGENTS = runner_tasks("default", "train")
+AGENTS = runner_consumer("default", "train")
 
 
 @asynccontextmanager
@@ -29,12 +29,12 @@ async def learning(bus: Bus, model_path: Path, tmp_path: Path) -> AsyncIterator[
         model_path, tasks=tmp_path / "tasks.jsonl", checkpoints=tmp_path / "checkpoints", samples=2, steps=1,
         groups_per_step=1, max_staleness=0,
     )  # fmt: skip
-    await bus.ensure(AGENTS)
+    await bus.ensure_consumer(AGENTS)
     running = asyncio.create_task(run(bus, settings, asyncio.Event()))
     try:
         yield running
     finally:
-        await cancel(running)
+        await cancel_and_wait(running)
 
 
 async def take(bus: Bus, count: int) -> list[Task]:
@@ -43,7 +43,7 @@ async def take(bus: Bus, count: int) -> list[Task]:
         deliveries = [await anext(puller) for _ in range(count)]
         for delivery in deliveries:
             await delivery.ack(sync=True)
-        return [delivery.as_(Task) for delivery in deliveries]
+        return [delivery.decode_as(Task) for delivery in deliveries]
 
 
 async def finish(bus: Bus, tasks: list[Task]) -> None:
@@ -64,7 +64,7 @@ async def test_tasks_that_the_bus_lost_are_dispatched_again_and_the_gap_is_named
         await nats.start()
         await bus.reconnected.wait()
         await bus.provision()
-        await bus.ensure(AGENTS)
+        await bus.ensure_consumer(AGENTS)
         again = await take(bus, 2)
         assert {task.id for task in again} == {tasks[0].id}
         await finish(bus, again)
@@ -73,6 +73,6 @@ async def test_tasks_that_the_bus_lost_are_dispatched_again_and_the_gap_is_named
             while not isinstance(step := (await anext(puller)).event(), TrainingStep):
                 continue
         assert (step.metrics["bus/gaps"], step.metrics["bus/tasks_dispatched_again"]) == (1, 2)
-        alert, _ = await bus.last(subjects.ALERTS, subjects.ALERT, Alert) or (None, 0)
+        alert, _ = await bus.get_last(subjects.ALERTS, subjects.ALERT, Alert) or (None, 0)
         assert alert is not None and alert.resolved and "TRAIN_ROLLOUTS was made anew" in alert.reason
         assert alert.reason.endswith("2 tasks are dispatched again")

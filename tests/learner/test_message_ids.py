@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bus.client import Bus
-from bus.errors import DuplicateMessage, Fenced
-from bus.weights.registry import Releases
+from bus.errors import DuplicateMessageError, FencedError
+from bus.weights.registry import WeightRegistry
 from learner.learner import Learner
 from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
@@ -40,7 +40,7 @@ async def test_a_role_that_guesses_message_ids_suppresses_no_weight_version(
             )
             await bus.publish(subjects.activated("evil"), applied, msg_id=msg_id)
         await publisher.publish(weights, version=version, epoch=1, step=version)
-    assert [manifest.version async for manifest, _ in Releases(bus, "policy").versions()] == [2, 1, 0]
+    assert [manifest.version async for manifest, _ in WeightRegistry(bus, "policy").list_versions()] == [2, 1, 0]
 
 
 async def test_a_step_whose_id_was_taken_is_an_error_and_one_said_again_after_a_crash_is_none(
@@ -54,7 +54,7 @@ async def test_a_step_whose_id_was_taken_is_an_error_and_one_said_again_after_a_
     version = WeightManifest(run_id="r", model="m", version=0, blobs=(), epoch=1, step=0, created_at_ns=1)
     await bus.publish(subjects.TASK_PUBLISHED, version, msg_id="step:run:1:1")
     await bus.publish(subjects.TASK_PUBLISHED, version, msg_id="step:run:1:1:taken")
-    with pytest.raises(DuplicateMessage, match="step:run:1:1:taken"):
+    with pytest.raises(DuplicateMessageError, match="step:run:1:1:taken"):
         await learner._publish_step(step, "taken", unique=True)
     await learner._publish_step(step, "mine", unique=True)
     await learner._publish_step(step, "mine")
@@ -67,9 +67,9 @@ async def test_bytes_of_a_stranger_stop_no_learner(bus: Bus, tmp_path: Path, set
     (tmp_path / "checkpoints").mkdir()
     publisher, other = WeightPublisher(bus, settings), WeightPublisher(bus, settings)
     await publisher.publish(weights, version=0, epoch=1, step=0)
-    await bus.publish_raw(subjects.weights("policy"), b"{}", {}, 10)
+    await bus.publish_bytes(subjects.weights("policy"), b"{}", {}, 10)
     assert (last := await other.refresh()) is not None and last.version == 0
     await publisher.publish(weights, version=1, epoch=1, step=1)
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         await other.publish(weights, version=1, epoch=1, step=1)
-    assert [manifest.version async for manifest, _ in Releases(bus, "policy").versions()] == [1, 0]
+    assert [manifest.version async for manifest, _ in WeightRegistry(bus, "policy").list_versions()] == [1, 0]

@@ -8,8 +8,8 @@ import pytest
 
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
-from bus.weights.registry import Releases
-from common.aio import cancel
+from bus.weights.registry import WeightRegistry
+from common.aio import cancel_and_wait
 from learner.errors import LearnerError
 from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
@@ -19,11 +19,11 @@ from tests import tensorfiles
 
 
 async def newest(bus: Bus) -> WeightManifest | None:
-    return await anext((manifest async for manifest, _ in Releases(bus, "policy").versions()), None)
+    return await anext((manifest async for manifest, _ in WeightRegistry(bus, "policy").list_versions()), None)
 
 
 async def fetch(bus: Bus, manifest: WeightManifest, path: Path) -> bytes:
-    await bus.blobs.get(manifest.blobs[-1], path)
+    await bus.object_store.get(manifest.blobs[-1], path)
     return path.read_bytes()
 
 
@@ -53,8 +53,8 @@ async def test_a_version_that_the_bus_lost_is_published_again_and_the_next_one_f
         await nats.start()
         await bus.reconnected.wait()
     else:
-        for name in await bus.blobs.names(subjects.WEIGHT_BUCKET):
-            await bus.blobs.delete(subjects.WEIGHT_BUCKET, name)
+        for name in await bus.object_store.list_names(subjects.WEIGHT_BUCKET):
+            await bus.object_store.delete(subjects.WEIGHT_BUCKET, name)
     keeping = asyncio.create_task(publisher.keep_published(was_reset))
     was_reset.set()
     try:
@@ -72,7 +72,7 @@ async def test_a_version_that_the_bus_lost_is_published_again_and_the_next_one_f
             await asyncio.sleep(0.2)
             assert (await bus.js.stream_info(subjects.WEIGHTS)).state.last_seq == sequence, "nothing is lost now"
     finally:
-        await cancel(keeping)
+        await cancel_and_wait(keeping)
 
 
 async def test_a_version_that_another_learner_has_replaced_is_not_published_again(
@@ -92,4 +92,4 @@ async def test_a_version_that_another_learner_has_replaced_is_not_published_agai
     except LearnerError:
         pytest.fail("the other learner's version is on the bus: nothing is to be done")
     finally:
-        await cancel(keeping)
+        await cancel_and_wait(keeping)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bus.directory_lock import DirectoryInUse, locked
+from bus.directory_lock import DirectoryInUseError, lock_directory
 from bus.embedded.nats_server import free_port
 from common.procfs import children_of, is_alive
 from lightningbus.run.run_directory import RunDirectory
@@ -170,31 +170,31 @@ def test_a_directory_whose_server_outlives_a_killed_bus_is_still_in_use(tmp_path
         os.kill(server, signal.SIGSTOP)  # it cannot end with its parent
         process.kill()
         process.wait()
-    with pytest.raises(DirectoryInUse), locked(tmp_path / "streams"):
+    with pytest.raises(DirectoryInUseError), lock_directory(tmp_path / "streams"):
         pass
     os.kill(server, signal.SIGKILL)
     while is_alive(server):
         time.sleep(0.01)
-    with locked(tmp_path / "streams"):
+    with lock_directory(tmp_path / "streams"):
         pass
 
 
 def test_a_lock_file_of_a_process_that_is_gone_blocks_nobody(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text("1")  # of a process that lives, but holds no lock
-    with locked(tmp_path):
+    with lock_directory(tmp_path):
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
-        with pytest.raises(DirectoryInUse, match=rf"\(pid {os.getpid()}\)"), locked(tmp_path):
+        with pytest.raises(DirectoryInUseError, match=rf"\(pid {os.getpid()}\)"), lock_directory(tmp_path):
             pass
-    with locked(tmp_path):
+    with lock_directory(tmp_path):
         pass
 
 
 def test_a_lock_on_a_directory_that_was_moved_is_none_on_its_successor(tmp_path: Path) -> None:
     """Who waits at the old file while a fresh run takes the name does not get in by it."""
     directory = tmp_path / "run"
-    with locked(directory):
+    with lock_directory(directory):
         directory.rename(tmp_path / "aside")
-        with locked(directory), (tmp_path / "aside" / ".lock").open() as old, pytest.raises(BlockingIOError):
+        with lock_directory(directory), (tmp_path / "aside" / ".lock").open() as old, pytest.raises(BlockingIOError):
             fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -209,7 +209,7 @@ def test_a_run_directory_is_its_owners_alone(tmp_path: Path, kind: str) -> None:
                 with RunDirectory(path).locked():
                     assert path.stat().st_mode & 0o777 == 0o700
             else:
-                with locked(path):
+                with lock_directory(path):
                     assert path.stat().st_mode & 0o777 == 0o700
     finally:
         os.umask(before)

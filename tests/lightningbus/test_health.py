@@ -21,10 +21,11 @@ from safetensors.numpy import save_file
 
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
-from bus.fleet.readiness import unready
+from bus.fleet.readiness import not_ready_reason
+from bus.task_publisher import TaskPublisher
 from common import disk_space
 from common.observability import logs, metric_registry
-from common.role_settings import address
+from common.role_settings import parse_address
 from runners.settings import RunnerSettings
 from schemas import subjects
 from schemas.fleet import Heartbeat
@@ -124,7 +125,7 @@ async def start(nats_url: str, tmp_path: Path) -> AsyncIterator[Start]:
 async def served(bus: Bus, directory: Path) -> None:
     """A first version on the bus, where no learner publishes one."""
     save_file({"x": np.zeros(4, np.float32)}, directory / "w.safetensors")
-    blob = await bus.blobs.put(subjects.WEIGHT_BUCKET, "policy-0", directory / "w.safetensors")
+    blob = await bus.object_store.put(subjects.WEIGHT_BUCKET, "policy-0", directory / "w.safetensors")
     manifest = WeightManifest(run_id="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_at_ns=1)
     await bus.publish(subjects.weights("policy"), manifest, msg_id="w0")
 
@@ -147,20 +148,36 @@ async def test_every_role_says_whether_it_can_work_and_what_it_has_done(
         assert await role.becomes(200) == "ok", role.name
 
     moved = {
-        runner: ["tasks_leased_total", "attempts_total", "attempt_seconds_count", "agent_requests_total", "slots"],
-        learner: ["learner_steps_total", "learner_tokens_total", "learner_rollouts_total", "bus_publish_seconds_count"],
-        node: ["node_requests_total", "node_swap_pause_seconds_count", "node_fetch_seconds_sum", "node_version"],
-        store: ["store_rows_total", "store_bytes_total", "store_insert_seconds_count", "ready"],
+        runner: [
+            "runner_tasks_received_total",
+            "runner_attempts_total",
+            "runner_attempt_duration_seconds_count",
+            "runner_gateway_requests_total",
+            "runner_slots",
+        ],
+        learner: [
+            "learner_steps_total",
+            "learner_trained_tokens_total",
+            "learner_rollouts_total",
+            "bus_publish_duration_seconds_count",
+        ],
+        node: [
+            "inference_requests_total",
+            "inference_weight_swap_pause_seconds_count",
+            "inference_weight_fetch_seconds_sum",
+            "inference_weight_version",
+        ],
+        store: ["store_rows_inserted_total", "store_bytes_total", "store_insert_duration_seconds_count", "ready"],
     }
     for role, names in moved.items():
         for name in names:
             await role.moves(f"lightningbus_{name}")
-    assert (await runner.moves("lightningbus_tokens_total"))["lightningbus_slots"] == 2
-    entered = {entry.name.partition("{")[0]: entry.role for entry in metric_registry.ENTRIES}
+    assert (await runner.moves("lightningbus_runner_tokens_total"))["lightningbus_runner_slots"] == 2
+    entered = {entry.name.partition("{")[0]: entry.role for entry in metric_registry.METRIC_DOCS}
     for role in roles:
         found = {name for name in await role.metrics() if name.startswith("lightningbus_")}
         of = {entered[re.sub("_(bucket|count|sum)$", "", name)] for name in found}
-        assert of == {"every role", role.name}, "each has its own, and all are entered"
+        assert of == {"common", role.name}, "each has its own, and all are entered"
 
     await nats.kill()
     for role in roles:
@@ -189,8 +206,8 @@ async def test_a_runner_asked_to_stop_is_not_ready_and_finishes_what_it_has(
     program = "while [ ! -e go ]; do sleep 0.05; done; echo '{\"reward\": 1}'"
     runner = await start("runner", command=["sh", "-c", program], path=tmp_path, concurrency=1, drain_seconds=50)
     await runner.becomes(200)
-    await bus.publish_task(Task(id="t", run_id="run", agent="default", input=1, mode="eval"))
-    await runner.moves("lightningbus_slots_busy")
+    await TaskPublisher(bus).publish_task(Task(id="t", run_id="run", agent="default", input=1, mode="eval"))
+    await runner.moves("lightningbus_runner_slots_in_use")
     runner.ask_to_stop()
     assert await runner.becomes(503) == "runner is draining"
     (tmp_path / "go").touch()
@@ -219,7 +236,7 @@ async def test_a_node_asked_to_stop_answers_what_it_has_begun(bus: Bus, start: S
     node = await start("inference", model_path=model, command=command, work=tmp_path / "work", max_model_len=128)
     await node.becomes(200)
     async with bus.fleet("inference") as fleet, aiohttp.ClientSession() as session:
-        await fleet.changed()
+        await fleet.wait_for_change()
         (beat,) = fleet.members()
         asked = {"model": "policy", "prompt": [1, 2, 3], "max_tokens": 16, "stream": True}
         async with session.post(f"{beat.address}/v1/completions", json=asked) as answer:
@@ -239,7 +256,7 @@ async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str) ->
     said = json.loads(line)
     assert (done.returncode, said["level"], said["role"]) == (2, "critical", "runner")
     assert said["message"].startswith(f"health: cannot listen on 127.0.0.1:{port}: Address already in use")
-    assert logs.words_of(line) == said["message"], "which is what a supervisor repeats"
+    assert logs.extract_message(line) == said["message"], "which is what a supervisor repeats"
 
 
 @pytest.mark.parametrize(
@@ -253,14 +270,14 @@ async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str) ->
 )
 def test_where_probes_are_answered_is_a_port_or_an_address(given: object, expected: tuple[str, int]) -> None:
     health = RunnerSettings.model_validate({"command": ["true"], "health": given}).health
-    assert health is not None and address(health) == expected
+    assert health is not None and parse_address(health) == expected
 
 
 @pytest.mark.parametrize(("role", "state"), [("learner", "training"), ("store", "inserting")])
 def test_a_role_whose_disk_is_nearly_full_is_not_ready_and_says_so(tmp_path: Path, role: str, state: str) -> None:
     free = disk_space.free_bytes(tmp_path / "not" / "made" / "yet")
-    assert disk_space.note_free("checkpoints", free, least_mib=0) == ""
-    short = disk_space.note_free("checkpoints", 5 * disk_space.MIB, least_mib=1024)
+    assert disk_space.record_free("checkpoints", free, least_mib=0) == ""
+    short = disk_space.record_free("checkpoints", 5 * disk_space.MIB, least_mib=1024)
     beat = Heartbeat(role=role, id="x", state=state, status={"disk": short}, sent_at_ns=1)  # type: ignore[arg-type]
-    assert unready(beat) == f"{role} is {state}: {short}"
+    assert not_ready_reason(beat) == f"{role} is {state}: {short}"
     assert short == "the disk of the checkpoints has 5 MiB free, and 1024 are wanted: make room"

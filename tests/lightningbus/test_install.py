@@ -10,6 +10,7 @@ import pytest
 
 from bus.client import Bus
 from bus.streams import STORE_TRAIN
+from bus.task_publisher import TaskPublisher
 from schemas.spans import SpanBatch
 from schemas.tasks import Task
 
@@ -48,7 +49,7 @@ async def test_its_runner_takes_work(bus: Bus, nats_url: str, environment: Path,
     command = [environment / "bin" / "lightningbus", "runner", "--bus", nats_url, "--agent", "small:solve", "-n", "1"]
     runner = await asyncio.create_subprocess_exec(*command, cwd=tmp_path)
     try:
-        await bus.publish_task(Task(id="a", run_id="run", agent="default", input={"n": 1}))
+        await TaskPublisher(bus).publish_task(Task(id="a", run_id="run", agent="default", input={"n": 1}))
         async with asyncio.timeout(60), bus.pull(STORE_TRAIN, slots=8) as puller:
             async for delivery in puller:
                 event = delivery.event()

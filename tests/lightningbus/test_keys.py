@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bus.client import Bus
-from bus.security.credentials import Access
+from bus.security.credentials import Credentials
 from bus.security.secrets import read_key, write_secret
-from bus.security.users import make_users
+from bus.security.users import create_users
 from lightningbus.run.discovery import place
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
@@ -51,7 +51,7 @@ async def test_a_run_has_a_cluster_key_that_only_files_hold(tmp_path: Path) -> N
         assert key.stat().st_mode & 0o777 == 0o600
         for given in (None, made.url):
             found = place(given, "runner")
-            assert (found.url, found.access, found.cluster_key) == (made.url, Access.read(access, "runner"), key)
+            assert (found.url, found.access, found.cluster_key) == (made.url, Credentials.read(access, "runner"), key)
         assert place("nats://elsewhere:4222", "runner").cluster_key is None
         told = await runs(made)
     first = read_key(key)
@@ -68,7 +68,7 @@ async def test_a_run_without_users_signs_versions_and_decisions_by_keys_of_its_o
     for _ in range(2):
         async with stack(directory, BusSettings(port=0), "test") as made:
             access = {role: place(None, role).access for role in ("learner", "node", "store", "client", "admin")}
-            keys = {role: at.signatures for role, at in access.items() if at is not None}
+            keys = {role: at.build_signing() for role, at in access.items() if at is not None}
             assert {role for role, signing in keys.items() if signing.seed is not None} == {"learner", "node", "admin"}
             assert len({signing.signers.read_text() for signing in keys.values() if signing.signers}) == 1
             assert made.bus.signing == keys["admin"]
@@ -77,18 +77,18 @@ async def test_a_run_without_users_signs_versions_and_decisions_by_keys_of_its_o
 
 async def test_a_run_with_users_gives_each_role_its_own(tmp_path: Path) -> None:
     """The server asks for users and TLS; a runner is let in as one and finds its key, and so does another terminal."""
-    list(make_users(tmp_path / "secrets", tls=True))
+    list(create_users(tmp_path / "secrets", tls=True))
     directory = RunDirectory(Path("runs/one")).create()
     async with stack(directory, BusSettings(port=0, access=Path("secrets")), "test") as made:
         told = await runs(made)
         assert not (directory.path / "cluster.key").exists()
         assert json.loads((directory.path / "endpoints.json").read_text())["access"] == str(tmp_path / "secrets")
         at = place(None, "client")
-        assert at.access == Access.read(tmp_path / "secrets", "client")
+        assert at.access == Credentials.read(tmp_path / "secrets", "client")
         assert place(None, "runner").cluster_key == tmp_path / "secrets" / "runner" / "cluster.key"
         async with Bus.connect(at.url, access=at.access) as bus, bus.fleet("*") as fleet:
             while not fleet.members():
-                await fleet.changed()
+                await fleet.wait_for_change()
     secret = [
         path
         for path in (tmp_path / "secrets").rglob("*")
@@ -112,7 +112,7 @@ def test_users_of_a_far_site_come_with_the_step_of_its_server(tmp_path: Path) ->
     line = [sys.executable, "-m", "lightningbus", "bus", "users", "--site", "--out", str(tmp_path / "site")]
     refused = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 2 and "goes by the cluster's signing keys: give --signing" in refused.stderr
-    list(make_users(tmp_path / "cluster", tls=False))
+    list(create_users(tmp_path / "cluster", tls=False))
     line += ["--signing", str(tmp_path / "cluster" / "node")]
     said = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=60, check=True).stdout
     assert "nats-server -c leaf.conf" in said and f"{tmp_path / 'site'} bus" not in said

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from bus.client import Bus
-from common.observability.logs import HumanLines, JsonLines
-from common.printable import CONTROL, printable, printable_json
+from common.observability.logs import HumanFormatter, JsonFormatter
+from common.printable import CONTROL, printable_json, to_printable
 from schemas import subjects
 from tests.factories import batches
 from tests.seed_store import insert, run
@@ -114,7 +114,7 @@ async def test_tail_shows_what_would_steer_the_terminal(bus: Bus, nats_url: str)
     assert "owned" in out.decode() and not CONTROL.search(out.decode()), out
 
 
-@pytest.mark.parametrize("form", [HumanLines(), JsonLines()])
+@pytest.mark.parametrize("form", [HumanFormatter(), JsonFormatter()])
 def test_a_log_line_neither_steers_the_terminal_nor_forges_another(form: logging.Formatter) -> None:
     try:
         raise ValueError(HOSTILE)
@@ -128,6 +128,6 @@ def test_a_log_line_neither_steers_the_terminal_nor_forges_another(form: logging
 
 def test_text_that_steers_nothing_is_printed_as_it_is() -> None:
     text = "tab\tnewline\nü 漢字 🙂 ‘quotes’"
-    assert printable(text) == text
+    assert to_printable(text) == text
     assert json.loads(printable_json({HOSTILE: text})) == {HOSTILE: text}
-    assert printable("\x1b\x7f\x9b") == "␛␡\ufffd"
+    assert to_printable("\x1b\x7f\x9b") == "␛␡\ufffd"

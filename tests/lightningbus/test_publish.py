@@ -8,7 +8,7 @@ import pytest
 
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
-from bus.task_file import MAX_INPUT_BYTES, TaskFileError, read_problems
+from bus.task_file import MAX_INPUT_BYTES, TaskFileError, load_tasks
 from lightningbus.run.run_directory import RunDirectory
 from schemas import subjects
 from schemas.codec import decode
@@ -61,13 +61,13 @@ async def test_an_input_at_the_limit_is_published_with_its_record(bus: Bus, nats
 
 def test_a_line_ends_where_jsonl_says_and_a_missing_id_is_the_line_number(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"input": "a\u2028b\x85c"}\r\n\n{"input": 2}\n', encoding="utf-8")
-    assert [(problem.id, problem.input) for problem in read_problems(tmp_path / "tasks.jsonl")] == [
+    assert [(problem.id, problem.input) for problem in load_tasks(tmp_path / "tasks.jsonl")] == [
         ("1", "a\u2028b\x85c"),
         ("3", 2),
     ]
     (tmp_path / "tasks.jsonl").write_text('{"input": 1}\n{"id": 1, "input": 2}\n')
     with pytest.raises(TaskFileError, match="line 2: id '1' stands twice"):
-        read_problems(tmp_path / "tasks.jsonl")
+        load_tasks(tmp_path / "tasks.jsonl")
 
 
 async def test_tasks_that_were_there_already_are_counted_and_a_pass_publishes_them_again(

@@ -8,7 +8,7 @@ import pytest
 
 from bus.client import Bus
 from bus.errors import AccessError
-from bus.security.credentials import Access
+from bus.security.credentials import Credentials
 from lightningbus.run.discovery import connected, place
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
@@ -53,7 +53,7 @@ async def test_a_run_is_open_where_that_is_asked_for() -> None:
     directory = RunDirectory(Path("runs/one")).create()
     async with (
         stack(directory, BusSettings(port=0, open=True), "test") as made,
-        Bus.connect(made.url, access=Access()) as bus,
+        Bus.connect(made.url, access=Credentials()) as bus,
     ):
         assert (await bus.js.stream_info("TASKS")).state.messages == 0
         access = place(None, "client").access

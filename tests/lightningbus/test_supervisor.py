@@ -34,7 +34,7 @@ async def alive(bus: Bus, after: int = 0) -> None:
     """Wait until a runner takes tasks that has said so after a moment, in Unix nanoseconds."""
     async with bus.fleet("runner") as fleet, asyncio.timeout(60):
         while not any(beat.state == "running" and beat.sent_at_ns > after for beat in fleet.members()):
-            await fleet.changed()
+            await fleet.wait_for_change()
 
 
 async def test_a_child_that_dies_is_started_again_and_stopped_at_the_end(

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from common.observability import tracing
-from common.observability.tracing import FLUSH_SECONDS, environment_of_others
+from common.observability.tracing import FLUSH_SECONDS, without_otel_exporter_env
 from tests.otlp import Collector, collecting
 
 WORK = """
@@ -98,23 +98,25 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> "object":
     """Spans of this process."""
     with collecting() as made:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
-        tracing.begin("store", "s")
+        tracing.setup("store", "s")
         yield made
-        tracing.end()
+        tracing.shutdown()
 
 
 async def test_spans_are_below_what_made_them_also_at_once_and_failures_say_their_kind(collector: Collector) -> None:
     remote = f"00-{'ab' * 16}-{'cd' * 8}-01"
 
     async def one(number: int) -> None:
-        with tracing.span("outer", {"lightningbus.n": number}, remote if number == 0 else "", "consumer"):
+        with tracing.start_as_current_span(
+            "outer", {"lightningbus.n": number}, remote if number == 0 else "", "consumer"
+        ):
             await asyncio.sleep(0.01)
-            with pytest.raises(ValueError), tracing.span("inner"):
+            with pytest.raises(ValueError), tracing.start_as_current_span("inner"):
                 raise ValueError("a secret")
-            tracing.record("earlier", time.time_ns() - 5_000_000_000, time.time_ns())
+            tracing.record_span("earlier", time.time_ns() - 5_000_000_000, time.time_ns())
 
     await asyncio.gather(*(one(number) for number in range(3)))
-    tracing.end()
+    tracing.shutdown()
     outer = {span.span_id: span for span in collector.of("lightningbus-store", "outer")}
     inner, earlier = collector.of("lightningbus-store", "inner"), collector.of("lightningbus-store", "earlier")
     assert len(outer) == len(inner) == len(earlier) == 3
@@ -132,4 +134,4 @@ def test_others_are_not_told_where_our_traces_go() -> None:
         "OTEL_SERVICE_NAME": "ours", "OTEL_TRACES_SAMPLER": "always_off", "OTEL_SDK_DISABLED": "true",
     }  # fmt: skip
     theirs = {"PATH": "/bin", "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}
-    assert environment_of_others(ours | theirs) == theirs
+    assert without_otel_exporter_env(ours | theirs) == theirs

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from bus.client import Bus
 from bus.weights import registry
-from bus.weights.registry import Releases
+from bus.weights.registry import WeightRegistry
 from common.observability import metrics
 from lightningbus.cli.app import app
 from schemas import subjects
@@ -40,8 +40,8 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, n
         said = {"state": "ready", "model": "policy", "address": "http://x"}
         beside = {**said, "version": 2, "status": {"versions": [1, 2]}}
         async with (
-            bus.beat("inference", "node", lambda: {**said, "version": subscriber.version}),
-            bus.beat("inference", "adapters", lambda: beside),
+            bus.heartbeat("inference", "node", lambda: {**said, "version": subscriber.version}),
+            bus.heartbeat("inference", "adapters", lambda: beside),
         ):
             rows = await listed(nats_url)
             assert [(row["version"], row["state"], sorted(row["nodes"])) for row in rows] == [
@@ -61,7 +61,7 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, n
             assert "no version of model 'policy' is pinned" in await weights(nats_url, "unpin", code=2)
             assert "version 2 is released" in await weights(nats_url, "release", 2)
             await engine.holds(2)
-    await bus.blobs.delete(subjects.WEIGHT_BUCKET, "policy-0")
+    await bus.object_store.delete(subjects.WEIGHT_BUCKET, "policy-0")
     assert "policy-0 has expired" in await weights(nats_url, "pin", 0, code=2)
     shown = json.loads(await weights(nats_url, "show", 2))
     assert [(one["action"], one.get("reason", "")) for one in shown["decisions"]] == [
@@ -80,7 +80,7 @@ async def test_a_trial_is_shown_with_its_figures(bus: Bus, nats_url: str, tmp_pa
     await publish(bus, tmp_path, 0, canary=trial_of(-1.0, -2.0))
     (row,) = await listed(nats_url)
     assert row["state"] == "awaits its trial"
-    await Releases(bus, "policy").decide(
+    await WeightRegistry(bus, "policy").append_decision(
         "released", 0, who="n0", figures=(await Judge().run(trial_of(-1.0), 0, None)).metrics
     )
     shown = json.loads(await weights(nats_url, "show", 0))
@@ -92,7 +92,7 @@ async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
     bus: Bus, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the server answers a publisher, stored where versions, decisions and turns are."""
-    monkeypatch.setattr(registry, "BEHIND_SECONDS", 2.0)
+    monkeypatch.setattr(registry, "REPLICA_LAG_SECONDS", 2.0)
     answer = b'{"stream":"WEIGHTS","seq":1,"duplicate":true}'
     strangers = [subject("policy") for subject in (subjects.weights, subjects.release, subjects.swap_lock)]
     skipped = metrics.messages_skipped.labels("WeightManifest")._value.get()
@@ -100,12 +100,12 @@ async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
     async with following(bus, tmp_path) as (subscriber, engine):
         await engine.holds(0)
         for subject in strangers:
-            await bus.publish_raw(subject, answer, {}, 10)
+            await bus.publish_bytes(subject, answer, {}, 10)
         await publish(bus, tmp_path, 1)
         await engine.holds(1)
         await weights(nats_url, "revoke", 1, "--why", "it swears")
         await engine.holds(0)
-        await bus.publish_raw(strangers[0], answer, {}, 10)
+        await bus.publish_bytes(strangers[0], answer, {}, 10)
         async with asyncio.timeout(30):
             while "is passed over: this is not a WeightManifest" not in subscriber.last_error:
                 await asyncio.sleep(0.02)

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from bus.fleet.node_state import DEAD_SECONDS, SUSPECT_SECONDS, Happening, State, seen, serves, step
+from bus.fleet.node_state import DEAD_SECONDS, SUSPECT_SECONDS, NodeEvent, State, is_ready, next_state, observed_state
 from bus.lease import Lease
 from learner.rollouts.assembler import Rollout
 from learner.rollouts.dispatcher import max_dispatched_groups
@@ -49,7 +49,7 @@ class Leasing(RuleBasedStateMachine):
         replied=st.booleans(),
     )
     def renewal_when_due(self, request_seconds: float, reply_seconds: float, arrives: bool, replied: bool) -> None:
-        if self.lease.due(self.now) > 0.0 or not arrives:
+        if self.lease.seconds_until_renewal(self.now) > 0.0 or not arrives:
             return
         sent = self.now
         self.time_passes(request_seconds)
@@ -61,7 +61,7 @@ class Leasing(RuleBasedStateMachine):
     @invariant()
     def a_held_lease_is_not_redelivered(self) -> None:
         if hasattr(self, "lease"):
-            assert not (self.lease.held(self.now) and self.redelivered)
+            assert not (self.lease.is_held(self.now) and self.redelivered)
 
 
 class Grouping(RuleBasedStateMachine):
@@ -129,9 +129,9 @@ class Serving(RuleBasedStateMachine):
         self.verified = self.stopped = False
         self.silence = 0.0
 
-    @rule(happening=st.sampled_from(get_args(Happening)))
-    def happens(self, happening: Happening) -> None:
-        self.state = step(self.state, happening)
+    @rule(happening=st.sampled_from(get_args(NodeEvent)))
+    def happens(self, happening: NodeEvent) -> None:
+        self.state = next_state(self.state, happening)
         self.stopped |= happening == "stop"
         if happening == "engine_lost":
             self.verified = False
@@ -146,14 +146,14 @@ class Serving(RuleBasedStateMachine):
     @invariant()
     def only_verified_weights_answer(self) -> None:
         if hasattr(self, "state"):
-            assert not serves(self.state) or (self.verified and not self.stopped)
+            assert not is_ready(self.state) or (self.verified and not self.stopped)
 
     @invariant()
     def a_silent_node_is_not_believed(self) -> None:
         if not hasattr(self, "state"):
             return
-        seen_state = seen(self.state, self.silence)
-        assert not serves(seen_state) or self.silence < SUSPECT_SECONDS
+        seen_state = observed_state(self.state, self.silence)
+        assert not is_ready(seen_state) or self.silence < SUSPECT_SECONDS
         assert (seen_state == "dead") == (self.silence >= DEAD_SECONDS or self.state == "dead")
 
 

@@ -104,7 +104,7 @@ class ScriptedEngine:
         await site.start()
         self.address = site.name if ":0" not in site.name else f"http://127.0.0.1:{server.addresses[0][1]}"
         alive = {"state": "ready", "address": self.address, "model": "policy", "version": 3}
-        async with bus.beat("inference", "scripted", lambda: alive):
+        async with bus.heartbeat("inference", "scripted", lambda: alive):
             try:
                 yield self
             finally:

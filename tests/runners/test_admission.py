@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.client import Bus
-from bus.security.secrets import bearer
+from bus.security.secrets import bearer_header
+from bus.task_publisher import TaskPublisher
 from common import http_server
-from common.procfs import resident
+from common.procfs import rss_bytes
 from inference.gateway.server import Gateway as NodeGateway
 from runners.gateway.admission import MAX_IN_FLIGHT_BYTES, Admission, RateLimited, RateLimits
 from runners.gateway.requests import MAX_REQUEST_BYTES
@@ -47,7 +48,7 @@ async def nothing(attempt: AttemptRecorder, seconds: float) -> None:
 
 async def post(http: aiohttp.ClientSession, slot: Slot, path: str, body: bytes, **headers: str) -> tuple[int, Any, Any]:
     """Status, headers and body of the answer."""
-    url, headers = f"{slot.base_url}/{path}", {**bearer(slot.key), **headers}
+    url, headers = f"{slot.base_url}/{path}", {**bearer_header(slot.key), **headers}
     async with http.post(url, data=body, headers=headers) as answer:
         return answer.status, answer.headers, await answer.read()
 
@@ -67,11 +68,11 @@ async def test_so_many_requests_at_once_and_no_more_of_one_slot(bus: Bus) -> Non
         status, headers, body = await post(http, one, "v1/messages", b"{}")
         assert (status, headers["Retry-After"]) == (429, "1")
         assert json.loads(body)["error"]["type"] == "rate_limit_error", "as Anthropic's clients know it"
-        async with http.get(f"{other.base_url}/v1/models", headers=bearer(other.key)) as answer:
+        async with http.get(f"{other.base_url}/v1/models", headers=bearer_header(other.key)) as answer:
             assert answer.status == 200, "the other rollout has its own"
         let_go.set()
         assert [status for status, *_ in await asyncio.gather(*held)] == [200, 200]
-        async with http.get(f"{one.base_url}/v1/models", headers=bearer(one.key)) as answer:
+        async with http.get(f"{one.base_url}/v1/models", headers=bearer_header(one.key)) as answer:
             assert answer.status == 200
 
 
@@ -128,7 +129,7 @@ async def test_what_is_not_there_yet_is_counted_and_another_slot_has_its_own(bus
         assert (await post(http, one, "v1/messages", b"{}"))[0] == 429
         assert (await post(http, one, "v1/chat/completions", b"{}"))[0] == 429
         assert (await post(http, other, "v1/messages", b"{}"))[0] == 400
-        async with http.get(f"{one.base_url}/v1/models", headers=bearer(one.key)) as answer:
+        async with http.get(f"{one.base_url}/v1/models", headers=bearer_header(one.key)) as answer:
             assert answer.status == 200, "what has no body is let in"
         for _, writer in held:
             writer.close()
@@ -189,7 +190,11 @@ async def turns_away(address: str, path: str, key: str) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gateways that wait a second for a head, else a fifth of one."""
-    for name, seconds in (("HEAD_SECONDS", 1.0), ("BODY_SECONDS", 0.2), ("LINGER_SECONDS", 0.2)):
+    for name, seconds in (
+        ("HEADER_TIMEOUT_SECONDS", 1.0),
+        ("BODY_TIMEOUT_SECONDS", 0.2),
+        ("LINGERING_CLOSE_SECONDS", 0.2),
+    ):
         monkeypatch.setattr(http_server, name, seconds)
 
 
@@ -197,7 +202,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_who_is_slow_or_says_too_much_to_a_runner_is_turned_away(bus: Bus) -> None:
     async with serving(bus, nothing) as (slot, _), aiohttp.ClientSession() as http:
         await turns_away(slot.base_url, "/slot/0/v1/chat/completions", slot.key)
-        async with http.get(f"{slot.base_url}/v1/models", headers=bearer(slot.key)) as answer:
+        async with http.get(f"{slot.base_url}/v1/models", headers=bearer_header(slot.key)) as answer:
             assert answer.status == 200
 
 
@@ -247,13 +252,13 @@ async def test_what_is_small_when_packed_is_measured_unpacked(bus: Bus) -> None:
 
 def resident_now() -> int:
     """Bytes this process holds."""
-    return resident(os.getpid())
+    return rss_bytes(os.getpid())
 
 
 async def test_an_attack_on_the_gateway_is_its_own_rollouts_affair(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, agent="hostile:attacks_the_gateway", concurrency=2, requests_at_once=8):
-        await bus.publish_task(task(id="bad", input={"victim": "good.0"}))
-        await bus.publish_task(task(id="good", input={"calm": True}))
+        await TaskPublisher(bus).publish_task(task(id="bad", input={"victim": "good.0"}))
+        await TaskPublisher(bus).publish_task(task(id="good", input={"calm": True}))
         found = {batch.task_id: batch for batch in await ended(bus, 2)}
     bad, good = found["bad"], found["good"]
     assert bad.end is not None and (bad.end.outcome, bad.end.reward) == ("ok", 1.0), bad.end

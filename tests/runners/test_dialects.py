@@ -72,7 +72,7 @@ async def opened(bus: Bus) -> AsyncIterator[Desk]:
 
     async with bus.fleet("inference") as fleet, Gateway(fleet, send, 1) as gateway:
         while not fleet.members():
-            await fleet.changed()
+            await fleet.wait_for_change()
         (slot,) = gateway.slots
         slot.environment()
         slot.begin(attempt, task(model="policy"), asyncio.get_running_loop().time() + 20)

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from bus.client import Bus
+from bus.task_publisher import TaskPublisher
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 
 
@@ -28,7 +29,7 @@ async def test_it_gets_away_with_nothing_and_the_runner_serves_the_next(
 ) -> None:
     async with running(bus, agent=f"hostile:{agent}", concurrency=2):
         for number in range(3):
-            await bus.publish_task(task(id=f"t{number}"))
+            await TaskPublisher(bus).publish_task(task(id=f"t{number}"))
         batches = await ended(bus, 3)
     for batch in batches:
         assert batch.end is not None
@@ -42,7 +43,7 @@ async def test_it_gets_away_with_nothing_and_the_runner_serves_the_next(
 async def test_what_a_forked_child_answers_is_not_taken_for_the_next_rollouts(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, agent="hostile:forks"):
         for number in range(4):
-            await bus.publish_task(task(id=f"t{number}", input={"n": number}))
+            await TaskPublisher(bus).publish_task(task(id=f"t{number}", input={"n": number}))
         batches = await ended(bus, 4)
     assert [(batch.task_id, batch.end.reward) for batch in batches if batch.end] == [
         (f"t{n}", float(n)) for n in range(4)
@@ -51,8 +52,8 @@ async def test_what_a_forked_child_answers_is_not_taken_for_the_next_rollouts(bu
 
 async def test_memory_is_limited_and_the_next_rollout_starts_fresh(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, agent="hostile:leaks", memory_gb=0.5):
-        await bus.publish_task(task(id="a", input={}))
-        await bus.publish_task(task(id="b", input={"calm": True}))
+        await TaskPublisher(bus).publish_task(task(id="a", input={}))
+        await TaskPublisher(bus).publish_task(task(id="b", input={"calm": True}))
         leaked, after = await ended(bus, 2)
         assert after.end is not None and after.end.outcome == "ok"
         assert leaked.end is not None and leaked.end.outcome == "agent_error", leaked.end
@@ -61,11 +62,11 @@ async def test_memory_is_limited_and_the_next_rollout_starts_fresh(bus: Bus, eng
 
 async def test_spans_without_end_are_dropped_and_counted(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, agent="hostile:floods"):
-        await bus.publish_task(task(deadline=60.0))
+        await TaskPublisher(bus).publish_task(task(deadline=60.0))
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.num_spans) == ("ok", 20_001)
     async with running(bus, agent="plain:asks"):
-        await bus.publish_task(task(id="u"))
+        await TaskPublisher(bus).publish_task(task(id="u"))
         (after,) = await ended(bus)
     assert after.end is not None and after.end.outcome == "ok"
 
@@ -73,10 +74,10 @@ async def test_spans_without_end_are_dropped_and_counted(bus: Bus, engine: Scrip
 async def test_nothing_of_an_agent_that_ignores_sigterm_is_left(bus: Bus, engine: ScriptedEngine) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     async with running(bus, agent="hostile:ignores_sigterm", drain_seconds=0):
-        await bus.publish_task(task(deadline=1.0))
+        await TaskPublisher(bus).publish_task(task(deadline=1.0))
         (batch,) = await ended(bus)
         assert batch.end is not None and batch.end.outcome == "timeout"
-        await bus.publish_task(task(id="u", deadline=600.0))
+        await TaskPublisher(bus).publish_task(task(id="u", deadline=600.0))
         async with asyncio.timeout(20):
             while (await bus.js.consumer_info("TASKS", "runner-default-eval")).num_ack_pending == 0:
                 await asyncio.sleep(0.02)
@@ -88,7 +89,7 @@ async def test_a_program_that_prints_no_json_is_an_agent_error(
 ) -> None:
     command = [sys.executable, "-c", "import os, sys; sys.stdout.buffer.write(os.urandom(1000))"]
     async with running(bus, command=command, path=tmp_path):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "agent_error" and "no JSON result" in batch.end.error
 
@@ -97,7 +98,7 @@ async def test_an_exception_of_5_mb_is_logged_and_recorded_in_part(
     bus: Bus, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(bus, agent="hostile:raises_5_mb"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.error.startswith("ValueError: xxx") and len(batch.end.error) < 3000
     logged = [line.getMessage() for line in caplog.records if "xxx" in line.getMessage()]

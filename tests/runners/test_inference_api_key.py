@@ -11,6 +11,7 @@ import pytest
 
 from bus.client import Bus
 from bus.security.secrets import new_key
+from bus.task_publisher import TaskPublisher
 from inference.gateway.server import Gateway
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 
@@ -42,8 +43,8 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
     ):
         node.state, node.version = "ready", engine.version
         said = {"state": "ready", "address": node.address, "model": "behind", "version": engine.version}
-        async with bus.beat("inference", "behind", lambda: said), running(bus, **given):
-            await bus.publish_task(task(model="behind", deadline=10.0 if same else 4.0, max_attempts=1))
+        async with bus.heartbeat("inference", "behind", lambda: said), running(bus, **given):
+            await TaskPublisher(bus).publish_task(task(model="behind", deadline=10.0 if same else 4.0, max_attempts=1))
             (batch,) = await ended(bus)
     assert batch.end is not None
     if not same:
@@ -72,12 +73,12 @@ async def test_a_runner_whose_cluster_key_is_refused_reports_it_at_once_in_its_l
         bus.fleet("runner") as fleet,
         running(bus, **given),
     ):
-        await bus.publish_task(task(model="behind", deadline=60.0))
+        await TaskPublisher(bus).publish_task(task(model="behind", deadline=60.0))
         async with asyncio.timeout(30):
             while not [beat for beat in fleet.members() if sentence in str(beat.status.get("last_problem"))]:
-                await fleet.changed()
+                await fleet.wait_for_change()
         for _ in range(4):  # it asks again meanwhile
-            await fleet.changed()
+            await fleet.wait_for_change()
     (record,) = [record for record in caplog.records if sentence in record.getMessage()]
     assert record.levelname == "ERROR" and "cluster_key_file" in record.getMessage()
 
@@ -96,7 +97,7 @@ async def test_a_node_that_refuses_the_key_does_not_keep_calls_from_one_that_tak
         running(bus, **given),
     ):
         for number in range(8):
-            await bus.publish_task(task(id=f"t{number}", model="behind", deadline=20.0, max_attempts=1))
+            await TaskPublisher(bus).publish_task(task(id=f"t{number}", model="behind", deadline=20.0, max_attempts=1))
         batches = await ended(bus, 8)
     assert {batch.end.outcome for batch in batches if batch.end} == {"ok"}
     assert {call.node for batch in batches for call in calls_of(batch)} == {"takes"}
@@ -111,5 +112,5 @@ async def serving_behind(bus: Bus, engine: ScriptedEngine, id: str, key: str = "
     ):
         node.state, node.version = "ready", engine.version
         alive = {"state": "ready", "address": node.address, "model": "behind", "version": engine.version}
-        async with bus.beat("inference", id, lambda: alive):
+        async with bus.heartbeat("inference", id, lambda: alive):
             yield

@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 
 from bus.client import Bus
-from bus.security.secrets import bearer
+from bus.security.secrets import bearer_header
+from bus.task_publisher import TaskPublisher
 from inference.gateway.server import Gateway as NodeGateway
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 from tests.runners.test_admission import nothing, post, serving
@@ -36,7 +37,7 @@ async def test_a_body_that_is_not_packed_as_it_says_is_400(
             packed = {"Content-Encoding": encoding, "Content-Type": kind}
             status, _, body = await post(http, slot, path, b"\x00 not packed", **packed)
             assert status == 400 and f"the body is not {encoding}".encode() in body
-        async with http.get(f"{slot.base_url}/v1/models", headers=bearer(slot.key)) as answer:
+        async with http.get(f"{slot.base_url}/v1/models", headers=bearer_header(slot.key)) as answer:
             assert answer.status == 200
     assert "Traceback" not in caplog.text and not [record for record in caplog.records if record.exc_info]
 
@@ -48,7 +49,7 @@ async def test_a_body_that_is_not_packed_as_it_says_is_400_at_a_node_too() -> No
         NodeGateway("http://127.0.0.1:1", http, "127.0.0.1", 0, key) as node,
     ):
         node.state, node.version = "ready", 1
-        headers = {**bearer(key), "Content-Encoding": "gzip"}
+        headers = {**bearer_header(key), "Content-Encoding": "gzip"}
         async with http.post(f"{node.address}/v1/completions", data=b"not packed", headers=headers) as answer:
             assert answer.status == 400
             assert (await answer.json())["error"]["message"] == "the body is not gzip, as its Content-Encoding says"
@@ -58,7 +59,9 @@ async def test_a_signal_that_otlp_does_not_have_is_404(bus: Bus) -> None:
     async with serving(bus, nothing) as (slot, _), aiohttp.ClientSession() as http:
         status, _, body = await post(http, slot, "otlp/v1/nothing", b"{}", **{"Content-Type": "application/json"})
         assert (status, json.loads(body)["message"]) == (404, "OTLP has no signal 'nothing'")
-        async with http.post(f"{slot.base_url}/otlp/v1/nothing", data=b"{}", headers=bearer("another")) as answer:
+        async with http.post(
+            f"{slot.base_url}/otlp/v1/nothing", data=b"{}", headers=bearer_header("another")
+        ) as answer:
             assert answer.status == 401, "the key comes first"
 
 
@@ -69,7 +72,7 @@ async def test_sampling_that_is_no_json_is_an_error_that_names_it(
     (tmp_path / "asks.py").write_text(ASKS)
     (name,) = sampling
     async with running(bus, agent="asks:solve", path=tmp_path):
-        await bus.publish_task(task(sampling_params=sampling, max_attempts=1))
+        await TaskPublisher(bus).publish_task(task(sampling_params=sampling, max_attempts=1))
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "ok", batch.end
     answer = json.loads(batch.end.result)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import get_args
 
 from bus.client import Bus
-from bus.fleet.node_state import NEXT, State
-from bus.streams import runner_tasks
+from bus.fleet.node_state import TRANSITIONS, State
+from bus.streams import runner_consumer
+from bus.task_publisher import TaskPublisher
 from schemas.base import Outcome
 from schemas.subjects import TASKS
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
@@ -25,7 +26,7 @@ async def test_03_every_choice_of_a_call_is_recorded(bus: Bus, engine: ScriptedE
     """``n=2``: two choices, two calls in the record."""
     engine.choices = 2
     async with running(bus, agent="plain:asks_for_two"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     calls = calls_of(batch)
     assert batch.end is not None and batch.end.outcome == "ok", batch.end
@@ -36,7 +37,7 @@ async def test_09_an_agent_never_sees_the_gap_while_a_version_is_registered(bus:
     """A node that serves nobody for a moment is waited for; a client without retries sees one answer."""
     engine.faults = ["503"] * 3
     async with running(bus, agent="plain:asks"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0)
     assert len(engine.requests) == 4
@@ -44,43 +45,43 @@ async def test_09_an_agent_never_sees_the_gap_while_a_version_is_registered(bus:
 
 async def test_11_more_than_fifty_rollouts_run_at_once_and_each_ends_at_its_deadline(bus: Bus) -> None:
     """The queue hands out as many as there are slots, and a deadline is the runner's own to keep."""
-    await bus.ensure(runner_tasks("default", "eval"))
+    await bus.ensure_consumer(runner_consumer("default", "eval"))
     for number in range(64):
-        await bus.publish_task(task(id=f"t{number}"))
-    async with asyncio.timeout(30), bus.pull(runner_tasks("default", "eval"), slots=64) as puller:
+        await TaskPublisher(bus).publish_task(task(id=f"t{number}"))
+    async with asyncio.timeout(30), bus.pull(runner_consumer("default", "eval"), slots=64) as puller:
         held = [await anext(puller) for _ in range(64)]
         assert len({delivery.sequence for delivery in held}) == 64
         for delivery in held:
             await delivery.ack()
     async with running(bus, agent="plain:sleeps"):
-        await bus.publish_task(task(id="late", deadline=0.5))
+        await TaskPublisher(bus).publish_task(task(id="late", deadline=0.5))
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "timeout"
 
 
 async def test_16_a_task_whose_taker_dies_before_it_has_noted_it_is_handed_out_again(bus: Bus, nats_url: str) -> None:
     """Taking is no step of its own: until the result is acknowledged the task is the queue's."""
-    await bus.ensure(runner_tasks("default", "eval", ack_wait=1.0))
-    await bus.publish_task(task())
+    await bus.ensure_consumer(runner_consumer("default", "eval", ack_wait=1.0))
+    await TaskPublisher(bus).publish_task(task())
     take = (
-        "import asyncio, os, sys; from bus.client import Bus; from bus.streams import runner_tasks\n"
+        "import asyncio, os, sys; from bus.client import Bus; from bus.streams import runner_consumer\n"
         "async def main():\n"
         "    async with Bus.connect(sys.argv[1], name='taker') as bus:\n"
-        "        async with bus.pull(runner_tasks('default', 'eval', ack_wait=1.0), slots=1) as puller:\n"
+        "        async with bus.pull(runner_consumer('default', 'eval', ack_wait=1.0), slots=1) as puller:\n"
         "            await anext(puller); os._exit(9)\n"
         "asyncio.run(main())"
     )
     died = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", take, nats_url], timeout=60)
     assert died.returncode == 9
-    async with asyncio.timeout(30), bus.pull(runner_tasks("default", "eval", ack_wait=1.0), slots=1) as puller:
+    async with asyncio.timeout(30), bus.pull(runner_consumer("default", "eval", ack_wait=1.0), slots=1) as puller:
         delivery = await anext(puller)
-        assert delivery.deliveries == 2
+        assert delivery.num_delivered == 2
         await delivery.ack(sync=True)
     assert (await bus.js.stream_info(TASKS)).state.messages == 0
 
 
 def test_18_every_state_and_outcome_that_is_compared_with_exists() -> None:
-    assert {state for state, _ in NEXT} | set(NEXT.values()) <= set(get_args(State))
+    assert {state for state, _ in TRANSITIONS} | set(TRANSITIONS.values()) <= set(get_args(State))
     written = "".join(path.read_text() for path in (ROOT / "runners").rglob("*.py"))
     ended_as = set(re.findall(r'(?:RolloutResult|finish)\("(\w+)"', written))
     assert ended_as == set(get_args(Outcome)), "every outcome is given by somebody, and nobody gives another"

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from bus.client import Bus
+from bus.task_publisher import TaskPublisher
 from runners import runner
 from runners.agent.launcher import AgentStartError
 from runners.settings import RunnerSettings
@@ -20,14 +21,14 @@ async def test_an_agent_that_rewrites_its_reward_function_is_rewarded_by_the_ori
 ) -> None:
     async with running(bus, **agent, reward="plain:half", concurrency=2):
         for number in range(4):
-            await bus.publish_task(task(id=f"t{number}", input={"n": 1}))
+            await TaskPublisher(bus).publish_task(task(id=f"t{number}", input={"n": 1}))
         batches = await ended(bus, 4)
     assert [(batch.end.outcome, batch.end.reward) for batch in batches if batch.end] == [("ok", 0.0)] * 4
 
 
 async def test_a_reward_function_has_its_own_process_the_task_as_it_came_and_no_key_of_the_agents(bus: Bus) -> None:
     async with running(bus, agent="plain:rewrites_its_task", reward="plain:reward_sees"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
 
@@ -43,7 +44,7 @@ async def test_a_reward_function_that_cannot_be_loaded_is_said_at_start(bus: Bus
 
 async def test_what_a_reward_function_fails_at_names_it(bus: Bus) -> None:
     async with running(bus, agent="plain:answers", reward="plain:reward_that_raises"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "agent_error"
     assert batch.end.error == "the reward function failed: ValueError: cannot score 1.0"
@@ -51,7 +52,7 @@ async def test_what_a_reward_function_fails_at_names_it(bus: Bus) -> None:
 
 async def test_a_reward_function_that_dies_is_not_the_agents_error(bus: Bus) -> None:
     async with running(bus, agent="plain:answers", reward="plain:reward_that_dies"):
-        await bus.publish_task(task(max_attempts=1))
+        await TaskPublisher(bus).publish_task(task(max_attempts=1))
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "infra"
     assert batch.end.error == "the reward function is gone: its process ended with 9"
@@ -59,7 +60,7 @@ async def test_a_reward_function_that_dies_is_not_the_agents_error(bus: Bus) -> 
 
 async def test_a_result_for_a_reward_function_is_json(bus: Bus) -> None:
     async with running(bus, agent="plain:returns_an_object", reward="plain:half"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.error) == (
         "agent_error",

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from bus.client import Bus
-from bus.dead_letters import DeadLetters
-from bus.errors import PoisonFlood
-from bus.streams import STORE_EVENTS, runner_tasks
+from bus.dead_letters import DeadLetterQueue
+from bus.errors import DlqLimitExceeded
+from bus.streams import STORE_EVENTS, runner_consumer
+from bus.task_publisher import TaskPublisher
 from runners import runner
 from runners.agent.launcher import AgentStartError
 from runners.settings import RunnerSettings
@@ -31,7 +32,7 @@ async def test_a_call_is_held_and_asked_again_and_the_agent_never_notices(
 ) -> None:
     engine.faults = [fault, fault]
     async with running(bus, agent="plain:asks"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.error) == ("ok", "")
     calls = calls_of(batch)
@@ -46,7 +47,7 @@ async def test_an_answer_that_breaks_off_goes_on_from_the_tokens_already_made(
 ) -> None:
     engine.faults = ["break", "503"]
     async with running(bus, agent=f"plain:{agent}"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
     (call,) = calls_of(batch)
@@ -62,7 +63,7 @@ async def test_an_answer_whose_stream_breaks_off_after_its_last_token_is_not_gon
 ) -> None:
     engine.faults = ["break at the end"]
     async with running(bus, agent=f"plain:{agent}"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
     (call,) = calls_of(batch)
@@ -73,7 +74,7 @@ async def test_an_answer_whose_stream_breaks_off_after_its_last_token_is_not_gon
 async def test_an_answer_that_only_the_whole_engine_can_make_begins_anew(bus: Bus, engine: ScriptedEngine) -> None:
     engine.faults = ["break"]
     async with running(bus, agent="plain:streams_with_tools"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
     (call,) = calls_of(batch)
@@ -84,7 +85,7 @@ async def test_an_answer_that_only_the_whole_engine_can_make_begins_anew(bus: Bu
 async def test_what_the_engine_refuses_the_agent_is_told(bus: Bus, engine: ScriptedEngine) -> None:
     engine.faults = ["400"]
     async with running(bus, agent="plain:asks"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "agent_error"
     assert "BadRequestError" in batch.end.error
@@ -93,7 +94,7 @@ async def test_what_the_engine_refuses_the_agent_is_told(bus: Bus, engine: Scrip
 
 async def test_no_node_until_the_deadline_is_infra_and_tried_again(bus: Bus) -> None:
     async with running(bus, agent="plain:asks"):
-        await bus.publish_task(task(deadline=3.0, max_attempts=2))
+        await TaskPublisher(bus).publish_task(task(deadline=3.0, max_attempts=2))
         first, batch = await ended(bus, 2, final=None)
     assert first.end is not None and (first.end.outcome, first.end.is_final) == ("infra", False), (
         "each try is on record"
@@ -105,7 +106,7 @@ async def test_no_node_until_the_deadline_is_infra_and_tried_again(bus: Bus) -> 
 
 async def test_a_pin_nobody_serves_names_the_version_and_what_is_served(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, agent="plain:asks"):
-        await bus.publish_task(task(deadline=3.0, max_attempts=1, weight_version=99))
+        await TaskPublisher(bus).publish_task(task(deadline=3.0, max_attempts=1, weight_version=99))
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "infra"
     assert "no inference node serves version 99 of 'policy', to which the task is pinned (served: 3)" in batch.end.error
@@ -114,7 +115,7 @@ async def test_a_pin_nobody_serves_names_the_version_and_what_is_served(bus: Bus
 
 async def test_the_sampling_of_a_task_wins_over_the_agents(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, agent="plain:asks"):
-        await bus.publish_task(task(sampling_params={"temperature": 0.0, "seed": 7}))
+        await TaskPublisher(bus).publish_task(task(sampling_params={"temperature": 0.0, "seed": 7}))
         (batch,) = await ended(bus)
     assert engine.requests[0]["temperature"] == 0.0 and engine.requests[0]["seed"] == 7
     (call,) = calls_of(batch)
@@ -127,18 +128,18 @@ async def test_an_agent_is_told_nothing_of_ours_and_keeps_its_client(
     monkeypatch.setenv("LIGHTNINGBUS_BUS", "nats://user:secret@127.0.0.1:1")
     async with running(bus, agent="plain:keeps_its_client"):
         for number in range(3):
-            await bus.publish_task(task(id=f"t{number}"))
+            await TaskPublisher(bus).publish_task(task(id=f"t{number}"))
         batches = await ended(bus, 3)
     assert [batch.end.outcome for batch in batches if batch.end] == ["ok"] * 3, [b.end for b in batches]
 
 
 async def test_an_async_agent_a_reward_function_and_a_command(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, agent="plain:asks_async", reward="plain:half", name="one"):
-        await bus.publish_task(task(agent="one", input={"n": 1}))
+        await TaskPublisher(bus).publish_task(task(agent="one", input={"n": 1}))
         (batch,) = await ended(bus)
         assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 0.5), batch.end
     async with running(bus, command=[sys.executable, "program.py"], name="two"):
-        await bus.publish_task(task(id="u", agent="two", input={"n": 3}))
+        await TaskPublisher(bus).publish_task(task(id="u", agent="two", input={"n": 3}))
         (batch,) = await ended(bus)
         assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 3.0), batch.end
 
@@ -149,14 +150,14 @@ async def test_a_relative_interpreter_is_found_from_here_and_not_from_the_agents
     async with running(
         bus, agent="plain:asks_async", reward="plain:half", python=Path(os.path.relpath(sys.executable))
     ):
-        await bus.publish_task(task(input={"n": 1}))
+        await TaskPublisher(bus).publish_task(task(input={"n": 1}))
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 0.5), batch.end
 
 
 async def test_a_key_of_another_process_is_refused(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, agent="plain:asks_with_a_wrong_key"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and "AuthenticationError" in batch.end.error
     assert engine.requests == []
@@ -166,8 +167,8 @@ async def test_an_agent_that_dies_is_an_agent_error_and_the_next_rollout_works(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
     async with running(bus, agent="plain:dies_on_demand"):
-        await bus.publish_task(task(id="a", input={"die": True}))
-        await bus.publish_task(task(id="b", input={}))
+        await TaskPublisher(bus).publish_task(task(id="a", input={"die": True}))
+        await TaskPublisher(bus).publish_task(task(id="b", input={}))
         batches = await ended(bus, 2)
     outcomes = {batch.task_id: batch.end.outcome for batch in batches if batch.end}
     assert outcomes == {"a": "agent_error", "b": "ok"}
@@ -177,9 +178,9 @@ async def test_stopping_gives_back_what_is_not_finished_and_says_so(
     bus: Bus, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    await bus.ensure(runner_tasks("default", "eval"))
+    await bus.ensure_consumer(runner_consumer("default", "eval"))
     async with running(bus, agent="plain:sleeps", drain_seconds=0) as stop:
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         info = bus.js.consumer_info
         async with asyncio.timeout(20):
             while (await info("TASKS", "runner-default-eval")).num_ack_pending == 0:
@@ -195,9 +196,9 @@ async def test_stopping_gives_back_what_is_not_finished_and_says_so(
 async def test_a_task_that_kills_every_runner_is_poisoned_a_dead_letter_and_its_groups_last_word(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
-    await bus.ensure(runner_tasks("default", "eval"))
-    await bus.publish_task(task(max_attempts=2))
-    async with bus.pull(runner_tasks("default", "eval"), slots=1) as dying:
+    await bus.ensure_consumer(runner_consumer("default", "eval"))
+    await TaskPublisher(bus).publish_task(task(max_attempts=2))
+    async with bus.pull(runner_consumer("default", "eval"), slots=1) as dying:
         for _ in range(2):
             await (await asyncio.wait_for(anext(dying), 10)).nak()
     async with running(bus, agent="plain:asks"):
@@ -206,9 +207,9 @@ async def test_a_task_that_kills_every_runner_is_poisoned_a_dead_letter_and_its_
         async with asyncio.timeout(10):
             while (await bus.js.stream_info("TASKS")).state.messages:
                 await asyncio.sleep(0.02)
-        ((number, letter),) = [found async for found in DeadLetters(bus).all()]
+        ((number, letter),) = [found async for found in DeadLetterQueue(bus).list_letters()]
         assert letter.num_delivered == 3 and "2 runners took this task" in letter.reason
-        await DeadLetters(bus).replay(number)
+        await DeadLetterQueue(bus).replay(number)
         (again,) = await ended(bus)
     assert again.attempt == 4 and again.end is not None and again.end.outcome == "ok"
 
@@ -231,7 +232,7 @@ async def test_a_task_of_another_schema_version_is_refused_and_its_dead_letter_s
     async with running(bus, agent="plain:asks"):
         batches = await ended(bus, 3)
     assert {batch.end.outcome for batch in batches if batch.end} == {"poisoned"} and not engine.requests
-    reasons = [letter.reason async for _, letter in DeadLetters(bus).all()]
+    reasons = [letter.reason async for _, letter in DeadLetterQueue(bus).list_letters()]
     assert reasons == [
         "Task has schema version 1; this reader knows 2",
         "this is not a Task: its Lightningbus-Schema header says 'Heartbeat/2'",
@@ -245,7 +246,7 @@ async def test_a_task_of_another_publisher_is_recorded_once_and_its_trace_is_lin
     trace, span = 32 * "a", 16 * "b"
     headers = {"Lightningbus-Schema": schema_of(Task), "traceparent": f"00-{trace}-{span}-01"}
     await bus.js.publish("lb.task.eval.default", encode(task(id="foreign")), headers=headers)
-    await bus.publish_task(task(id="ours"))
+    await TaskPublisher(bus).publish_task(task(id="ours"))
     async with running(bus, agent="plain:asks"):
         await ended(bus, 2)
     records: list[TaskRecord] = []
@@ -264,7 +265,7 @@ async def test_a_flood_of_unreadable_tasks_stops_the_runner_and_leaves_them_in_t
 ) -> None:
     for _ in range(60):
         await bus.js.publish("lb.task.eval.default", b"\xc1")
-    with pytest.raises(PoisonFlood, match="could not be read"):
+    with pytest.raises(DlqLimitExceeded, match="could not be read"):
         async with asyncio.timeout(30):
             await runner.run(bus, RunnerSettings(agent="plain:asks", path=AGENTS), asyncio.Event())
     assert (await bus.js.stream_info("TASKS")).state.messages >= 60 - 22
@@ -274,12 +275,12 @@ async def test_a_finished_rollout_waits_for_room_and_meanwhile_no_other_is_begun
     bus: Bus, engine: ScriptedEngine
 ) -> None:
     for id in "abc":
-        await bus.publish_task(task(id=id))
+        await TaskPublisher(bus).publish_task(task(id=id))
     await limit(bus, "EVAL_ROLLOUTS", 1)
     async with running(bus, agent="plain:asks", ack_wait=2.0), bus.fleet("runner") as fleet:
         async with asyncio.timeout(30):
             while not any(beat.status.get("waits_for_room") == "lb.rollout.eval" for beat in fleet.members()):
-                await fleet.changed()
+                await fleet.wait_for_change()
         assert len(engine.requests) == 2
         assert (await bus.js.consumer_info("TASKS", "runner-default-eval")).num_ack_pending == 1
         await limit(bus, "EVAL_ROLLOUTS", None)
@@ -316,25 +317,25 @@ async def test_an_agent_that_cannot_start_is_one_sentence(bus: Bus, settings: di
 async def test_a_mistyped_command_is_found_before_any_task_is_taken(
     bus: Bus, command: list[str], sentence: str
 ) -> None:
-    await bus.ensure(runner_tasks("default", "eval"))
-    await bus.publish_task(task())
+    await bus.ensure_consumer(runner_consumer("default", "eval"))
+    await TaskPublisher(bus).publish_task(task())
     with pytest.raises(AgentStartError, match=sentence):
         async with asyncio.timeout(30):
             await runner.run(bus, RunnerSettings(command=command, path=AGENTS), asyncio.Event())
-    assert await bus.delivered(runner_tasks("default", "eval")) == 0
+    assert await bus.delivered_count(runner_consumer("default", "eval")) == 0
 
 
 async def test_an_agent_that_cannot_be_imported_is_found_before_any_task_is_taken(bus: Bus) -> None:
-    await bus.ensure(runner_tasks("default", "eval"))
-    await bus.publish_task(task())
+    await bus.ensure_consumer(runner_consumer("default", "eval"))
+    await TaskPublisher(bus).publish_task(task())
     with pytest.raises(AgentStartError, match="No module named 'agnet'"):
         async with asyncio.timeout(30):
             await runner.run(bus, RunnerSettings(agent="agnet:solve", path=AGENTS), asyncio.Event())
-    assert await bus.delivered(runner_tasks("default", "eval")) == 0
+    assert await bus.delivered_count(runner_consumer("default", "eval")) == 0
 
 
 async def test_a_runner_killed_gives_its_task_to_another(bus: Bus, nats_url: str, engine: ScriptedEngine) -> None:
-    await bus.ensure(runner_tasks("default", "eval", 1.0))
+    await bus.ensure_consumer(runner_consumer("default", "eval", 1.0))
     command = [sys.executable, "-m", "lightningbus", "runner", "--bus", nats_url, "--agent", "plain:sleeps"]
     process = await asyncio.create_subprocess_exec(
         *command, "--path", str(AGENTS), "-n", "1", start_new_session=True, stderr=asyncio.subprocess.PIPE
@@ -342,7 +343,7 @@ async def test_a_runner_killed_gives_its_task_to_another(bus: Bus, nats_url: str
     assert process.stderr is not None
     while b"takes tasks" not in await process.stderr.readline():
         assert process.returncode is None
-    await bus.publish_task(task())
+    await TaskPublisher(bus).publish_task(task())
     async with asyncio.timeout(20):
         while (await bus.js.consumer_info("TASKS", "runner-default-eval")).num_ack_pending == 0:
             await asyncio.sleep(0.02)

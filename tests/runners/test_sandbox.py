@@ -19,7 +19,8 @@ from aiohttp import web
 
 from bus.client import Bus
 from bus.embedded.nats_server import free_port
-from common.procfs import below, is_alive
+from bus.task_publisher import TaskPublisher
+from common.procfs import descendants, is_alive
 from common.subprocesses import kill_group, spawn
 from inference.engine.vllm_server import VllmServer
 from inference.settings import InferenceSettings
@@ -60,8 +61,8 @@ async def test_who_takes_more_than_it_may_is_an_agent_error_that_names_the_limit
     bus: Bus, engine: ScriptedEngine, agent: str, settings: dict[str, Any], sentence: str
 ) -> None:
     async with running(bus, agent=f"hostile:{agent}", **settings):
-        await bus.publish_task(task(id="a"))
-        await bus.publish_task(task(id="b", input={"calm": True}))
+        await TaskPublisher(bus).publish_task(task(id="a"))
+        await TaskPublisher(bus).publish_task(task(id="b", input={"calm": True}))
         greedy, after = await ended(bus, 2)
     assert greedy.end is not None and greedy.end.outcome == "agent_error", greedy.end
     assert sentence in greedy.end.error
@@ -72,8 +73,8 @@ async def test_each_process_has_a_directory_of_its_own_and_nothing_of_it_is_left
     bus: Bus, engine: ScriptedEngine
 ) -> None:
     async with running(bus, agent="hostile:tells", rollouts_per_process=1):
-        await bus.publish_task(task(id="a"))
-        await bus.publish_task(task(id="b"))
+        await TaskPublisher(bus).publish_task(task(id="a"))
+        await TaskPublisher(bus).publish_task(task(id="b"))
         one, other = map(said, await ended(bus, 2))
     assert one["tmp"] != other["tmp"] and one["key"] != other["key"], "a fresh process for each rollout"
     assert not Path(one["tmp"]).exists() and not Path(other["tmp"]).exists()
@@ -82,7 +83,7 @@ async def test_each_process_has_a_directory_of_its_own_and_nothing_of_it_is_left
 
 async def test_a_daemon_ends_with_its_agent(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, agent="hostile:leaves_a_daemon"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
         daemon = said(batch)["daemon"]
         assert is_alive(daemon), "the agent lives, and so may what it started"
@@ -104,7 +105,7 @@ async def test_whatever_hands_on_input_output_and_environment_may_stand_in_front
     if why := usable(*prefix):
         pytest.skip(why)
     async with running(bus, agent="hostile:tells", sandbox=prefix):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     told = said(batch)
     assert told["marked"] == (told["tmp"] if prefix[0] == "env" else None)
@@ -130,7 +131,7 @@ async def test_an_agent_finds_in_its_environment_what_is_on_the_list_and_nothing
     monkeypatch.setenv("TZ", "UTC")
     command = [sys.executable, "-c", "import json, os, sys; print(json.dumps({'reward': 1.0, **os.environ}))"]
     async with running(bus, command=command, env=env):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     environment = {name: text for name, text in said(batch).items() if name != "reward"}
     listed = {name for name in os.environ if name in ("PATH", "HOME", "LANG", "TZ") or name.startswith("LC_")}
@@ -147,7 +148,7 @@ async def test_what_an_agent_prints_reaches_our_log_whole_lines_of_it_and_not_wi
     bus: Bus, engine: ScriptedEngine, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(bus, agent="hostile:prints_without_end", file_gb=0.001):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert (said(batch)["file"], said(batch)["shortened"]) == (False, False)
     first, *lines = [line for line in capfd.readouterr().err.splitlines() if line[:3] in ("its", "xxx")]
@@ -160,8 +161,8 @@ async def test_the_ended_are_not_counted_and_a_process_that_leaves_many_gives_wa
     bus: Bus, engine: ScriptedEngine
 ) -> None:
     async with running(bus, agent="hostile:leaves_zombies"):
-        await bus.publish_task(task(id="a"))
-        await bus.publish_task(task(id="b"))
+        await TaskPublisher(bus).publish_task(task(id="a"))
+        await TaskPublisher(bus).publish_task(task(id="b"))
         one, other = map(said, await ended(bus, 2))
     assert one["pid"] != other["pid"]
     leaves = "import hostile, time; hostile.leaves_zombies({}); print(flush=True); time.sleep(600)"
@@ -169,7 +170,7 @@ async def test_the_ended_are_not_counted_and_a_process_that_leaves_many_gives_wa
     process = await spawn(sys.executable, "-c", leaves, stdout=asyncio.subprocess.PIPE, env=environment)
     assert process.stdout is not None
     await process.stdout.readline()
-    assert len(below(process.pid)) == 120 and ResourceLimits(processes=1).find_violation(process.pid) == ""
+    assert len(descendants(process.pid)) == 120 and ResourceLimits(processes=1).find_violation(process.pid) == ""
     await kill_group(process)
 
 
@@ -281,7 +282,7 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
         if program:
             agent = {"command": [sys.executable, "-c", KNOCKS]}
         async with running(bus, **agent, **sandbox):
-            await bus.publish_task(task(input={"addresses": addresses, "sockets": sockets}))
+            await TaskPublisher(bus).publish_task(task(input={"addresses": addresses, "sockets": sockets}))
             (batch,) = await ended(bus)
     told = said(batch)
     closed = dict.fromkeys(names, "ECONNREFUSED") | {"internet": "ENETUNREACH", "vllm": "ENOENT"}
@@ -349,11 +350,11 @@ async def test_the_documented_bubblewrap_hides_secrets_other_rollouts_and_other_
     (key := tmp_path / "cluster.key").write_text("secret" * 8)
     paths = [str(key), f"/proc/{os.getpid()}", str(ROOT / "runners" / "host.py"), "/usr/bin/env"]
     async with running(bus, agent="hostile:tells", concurrency=2, **block):
-        await bus.publish_task(task(id="a", input={"paths": paths}))
+        await TaskPublisher(bus).publish_task(task(id="a", input={"paths": paths}))
         (first,) = await ended(bus)
         other = said(first)["tmp"]
-        await bus.publish_task(task(id="b", input={"paths": [other]}))
-        await bus.publish_task(task(id="c", input={"paths": [other]}))
+        await TaskPublisher(bus).publish_task(task(id="b", input={"paths": [other]}))
+        await TaskPublisher(bus).publish_task(task(id="c", input={"paths": [other]}))
         others = [said(batch) for batch in await ended(bus, 2)]
     assert said(first)["readable"] == ["/usr/bin/env"]
     assert all(told["readable"] == ([other] if told["tmp"] == other else []) for told in others)
@@ -373,7 +374,7 @@ async def test_an_agent_can_neither_look_into_its_runner_nor_outlive_it(
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     process = await asyncio.create_subprocess_exec(*user, *runner, *agent, env=environment, start_new_session=True)
     try:
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
         told = said(batch)
         assert told["opened"] == [] and told["parent"] == process.pid

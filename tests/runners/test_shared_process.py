@@ -6,6 +6,7 @@ import json
 import pytest
 
 from bus.client import Bus
+from bus.task_publisher import TaskPublisher
 from runners import runner
 from runners.agent.launcher import AgentStartError
 from runners.settings import RunnerSettings
@@ -17,7 +18,7 @@ MANY = {"concurrency": 8, "per_process": 8}
 async def test_rollouts_share_a_process_and_their_calls_are_their_own(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, agent="many:asks", **MANY):
         for number in range(8):
-            await bus.publish_task(task(id=f"t{number}", input={"name": f"name {number}"}))
+            await TaskPublisher(bus).publish_task(task(id=f"t{number}", input={"name": f"name {number}"}))
         found = await ended(bus, 8)
     assert {batch.end.outcome for batch in found if batch.end} == {"ok"}, found[0].end
     assert len({json.loads(batch.end.result)["pid"] for batch in found if batch.end}) == 1
@@ -29,15 +30,15 @@ async def test_rollouts_share_a_process_and_their_calls_are_their_own(bus: Bus, 
 async def test_they_run_at_the_same_time(bus: Bus) -> None:
     async with running(bus, agent="many:meets", **MANY):
         for number in range(8):
-            await bus.publish_task(task(id=f"t{number}", input={"name": str(number), "wanted": 8}))
+            await TaskPublisher(bus).publish_task(task(id=f"t{number}", input={"name": str(number), "wanted": 8}))
         found = await ended(bus, 8)
     assert [batch.end.outcome for batch in found if batch.end] == ["ok"] * 8
 
 
 async def test_a_deadline_ends_one_and_not_the_others(bus: Bus) -> None:
     async with running(bus, agent="many:sleeps", **MANY):
-        await bus.publish_task(task(id="slow", input={"seconds": 60.0}, deadline=0.5, max_attempts=1))
-        await bus.publish_task(task(id="long", input={"seconds": 1.5}))
+        await TaskPublisher(bus).publish_task(task(id="slow", input={"seconds": 60.0}, deadline=0.5, max_attempts=1))
+        await TaskPublisher(bus).publish_task(task(id="long", input={"seconds": 1.5}))
         found = {batch.task_id: batch.end for batch in await ended(bus, 2)}
     assert found["slow"] and found["slow"].outcome == "timeout"
     assert found["long"] and (found["long"].outcome, found["long"].reward) == ("ok", 1.0)
@@ -45,8 +46,8 @@ async def test_a_deadline_ends_one_and_not_the_others(bus: Bus) -> None:
 
 async def test_one_that_does_not_end_takes_its_process_with_it_and_the_others_are_tried_again(bus: Bus) -> None:
     async with running(bus, agent="many:deaf", **MANY):
-        await bus.publish_task(task(id="other", input={"seconds": 8.0}))
-        await bus.publish_task(task(id="deaf", input={"seconds": 60.0}, deadline=0.5, max_attempts=1))
+        await TaskPublisher(bus).publish_task(task(id="other", input={"seconds": 8.0}))
+        await TaskPublisher(bus).publish_task(task(id="deaf", input={"seconds": 60.0}, deadline=0.5, max_attempts=1))
         found = [(batch.task_id, batch.end.outcome) for batch in await ended(bus, 3, final=None) if batch.end]
     assert sorted(found[:2]) == [("deaf", "timeout"), ("other", "infra")]
     assert found[2] == ("other", "ok")

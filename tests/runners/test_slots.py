@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from nats.errors import Error as NatsError
 
 from bus.client import Bus
-from bus.dead_letters import DeadLetters
+from bus.dead_letters import DeadLetterQueue
 from bus.errors import BusError
 from bus.fleet.heartbeats import Fleet
 from bus.streams import STORE_TRAIN
+from bus.task_publisher import TaskPublisher
 from common.observability.metric_registry import REGISTRIES
 from runners import retry_policy
 from runners.task_handler import TaskHandler
@@ -47,7 +48,7 @@ async def publish_input(bus: Bus, id: str, value: Any, mode: str = "eval") -> No
 
 
 def errors_counted() -> float:
-    return REGISTRIES["every role"].get_sample_value("lightningbus_faults_total") or 0.0
+    return REGISTRIES["common"].get_sample_value("lightningbus_faults_total") or 0.0
 
 
 async def queue_is_empty(bus: Bus) -> None:
@@ -62,14 +63,14 @@ async def test_a_task_whose_input_is_no_json_is_a_dead_letter_at_once_and_costs_
     async with running(bus, agent="plain:answers", concurrency=2):
         for number in range(3):
             await publish_input(bus, f"bad{number}", NO_JSON[kind])
-        await bus.publish_task(task(id="good"))
+        await TaskPublisher(bus).publish_task(task(id="good"))
         batches = {batch.task_id: batch for batch in await ended(bus, 4)}
         await queue_is_empty(bus)
     assert (end := batches.pop("good").end) is not None and end.outcome == "ok"
     for batch in batches.values():
         assert batch.end is not None and (batch.end.outcome, batch.attempt) == ("poisoned", 1)
         assert "its input is no JSON" in batch.end.error
-    letters = [letter async for _, letter in DeadLetters(bus).all()]
+    letters = [letter async for _, letter in DeadLetterQueue(bus).list_letters()]
     assert len(letters) == 3 and all("its input is no JSON" in letter.reason for letter in letters)
 
 
@@ -78,19 +79,19 @@ async def test_an_evaluation_is_not_held_up_by_a_full_training_stream(bus: Bus) 
     async with running(bus, agent="plain:answers", concurrency=2, ack_wait=1.0), bus.fleet("runner") as fleet:
         await limit(bus, subjects.TRAIN_ROLLOUTS, 1)
         for number in range(5):
-            await bus.publish_task(task(id=f"train{number}", mode="train"))
+            await TaskPublisher(bus).publish_task(task(id=f"train{number}", mode="train"))
         async with asyncio.timeout(30):
             while (await waiting(bus, "train")).num_ack_pending != 2 or not is_waiting_for_room(fleet):
-                await fleet.changed()
+                await fleet.wait_for_change()
         for number in range(5):
-            await bus.publish_task(task(id=f"eval{number}"))
+            await TaskPublisher(bus).publish_task(task(id=f"eval{number}"))
         batches = await ended(bus, 5)
         assert sorted(batch.task_id for batch in batches) == [f"eval{number}" for number in range(5)]
         assert (await waiting(bus, "train")).num_ack_pending == 2, "the rest is left to other runners"
         await limit(bus, subjects.TRAIN_ROLLOUTS, None)
         await queue_is_empty(bus)
     async with asyncio.timeout(30), bus.pull(STORE_TRAIN, slots=8) as puller:
-        trained = [(await anext(puller)).as_(SpanBatch) for _ in range(5)]
+        trained = [(await anext(puller)).decode_as(SpanBatch) for _ in range(5)]
     assert sorted((batch.task_id, batch.attempt) for batch in trained) == [(f"train{n}", 1) for n in range(5)], "leased"
 
 
@@ -102,7 +103,7 @@ async def test_a_training_task_that_cannot_be_used_holds_up_no_evaluation_either
         async with asyncio.timeout(30):
             while not (await bus.js.stream_info(subjects.TRAIN_ROLLOUTS)).state.messages:
                 await asyncio.sleep(0.02)
-        await bus.publish_task(task(id="good"))
+        await TaskPublisher(bus).publish_task(task(id="good"))
         (batch,) = await ended(bus)
         assert batch.task_id == "good"
         await limit(bus, subjects.TRAIN_ROLLOUTS, None)
@@ -167,8 +168,8 @@ async def test_whatever_is_thrown_at_any_await_of_a_rollout_frees_the_slot_and_s
         patch.setattr(TaskHandler, "serve", interrupted)
         patch.setattr(retry_policy, "FIRST_RETRY_SECONDS", 0.05)
         async with running(bus, agent="plain:answers", concurrency=1, ack_wait=1.0, drain_seconds=0):
-            await bus.publish_task(task(id="interrupted", max_attempts=2))
-            await bus.publish_task(task(id="next"))
+            await TaskPublisher(bus).publish_task(task(id="interrupted", max_attempts=2))
+            await TaskPublisher(bus).publish_task(task(id="next"))
             await queue_is_empty(bus)
     await bus.js.purge_stream(subjects.EVAL_ROLLOUTS)
 
@@ -184,7 +185,7 @@ async def test_an_error_of_ours_is_counted_and_the_task_tried_again(bus: Bus, mo
 
     monkeypatch.setattr(TaskHandler, "_run", fails_once)
     async with running(bus, agent="plain:answers"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.attempt == 2 and batch.end is not None and batch.end.outcome == "ok"
     assert errors_counted() == before + 1
@@ -196,7 +197,7 @@ async def test_a_task_that_fails_its_runner_every_time_is_a_dead_letter_in_the_e
     monkeypatch.setattr(retry_policy, "LONGEST_RETRY_SECONDS", 0.05)
     async with running(bus, agent="plain:answers"):
         await publish_input(bus, "large", "x" * (MAX_BYTES - 200))  # with its publisher's span it is no record
-        await bus.publish_task(task(id="next"))
+        await TaskPublisher(bus).publish_task(task(id="next"))
         await queue_is_empty(bus)
-    (letter,) = [letter async for _, letter in DeadLetters(bus).all()]
+    (letter,) = [letter async for _, letter in DeadLetterQueue(bus).list_letters()]
     assert letter.num_delivered == retry_policy.MOST_DELIVERIES and "the limit is" in letter.reason

@@ -21,7 +21,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from bus.client import Bus
-from bus.errors import BusError, StreamFull
+from bus.errors import BusError, StreamFullError
+from bus.task_publisher import TaskPublisher
 from runners.gateway.server import Gateway
 from runners.gateway.slot import Slot
 from runners.recording import otlp
@@ -104,7 +105,7 @@ async def test_the_header_in_the_environment_means_the_same_read_as_it_is_and_un
                 assert answer.status == 401
 
 
-@pytest.mark.parametrize(("error", "expected"), [(StreamFull("full"), 429), (BusError("gone"), 503)])
+@pytest.mark.parametrize(("error", "expected"), [(StreamFullError("full"), 429), (BusError("gone"), 503)])
 async def test_under_pressure_the_exporter_is_told_when_to_come_again(bus: Bus, error: BusError, expected: int) -> None:
     async with bed(bus) as made:
         made.error = error
@@ -202,7 +203,7 @@ def test_a_log_record_is_a_span_that_takes_no_time() -> None:
 
 async def test_an_attempts_spans_come_in_batches_and_its_end_counts_them(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, agent="odd:rewarded_by_span"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "ok", batch.end
     assert batch.sequence >= 1 and batch.end.num_spans == len(batch.spans)

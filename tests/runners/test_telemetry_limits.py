@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from bus.client import Bus
-from bus.security.secrets import bearer
+from bus.security.secrets import bearer_header
 from runners.recording import otlp
 from runners.recording.otlp_limits import MAX_BYTES, MAX_SPANS, MAX_VALUES
 from tests.fuzz import corpora
@@ -113,7 +113,7 @@ async def test_others_are_answered_while_telemetry_is_decoded(bus: Bus, monkeypa
     async with bed(bus) as made, aiohttp.ClientSession() as http, asyncio.timeout(30):
         sending = asyncio.create_task(made.post("traces", traces().SerializeToString()))
         await asyncio.to_thread(begun.wait, 20)
-        async with http.get(f"{made.slot.base_url}/v1/models", headers=bearer(made.slot.key)) as other:
+        async with http.get(f"{made.slot.base_url}/v1/models", headers=bearer_header(made.slot.key)) as other:
             assert other.status == 200
         answered.set()
         assert (await sending)[0] == 200

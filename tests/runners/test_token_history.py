@@ -8,6 +8,7 @@ from aiohttp import web
 from transformers import Qwen2Tokenizer
 
 from bus.client import Bus
+from bus.task_publisher import TaskPublisher
 from runners.protocol.accumulator import StreamAccumulator
 from runners.protocol.request import ChatRequest
 from runners.protocol.token_history import TokenHistory, splice_prompt
@@ -128,7 +129,7 @@ class Rendering(ScriptedEngine):
 async def test_an_agent_that_chats_gets_one_unbroken_context(bus: Bus, on: bool) -> None:
     engine = Rendering()
     async with engine.serving(bus), running(bus, agent="plain:chats", token_in_token_out=on):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
     calls = calls_of(batch)
@@ -142,6 +143,6 @@ async def test_an_agent_that_chats_gets_one_unbroken_context(bus: Bus, on: bool)
 async def test_a_stream_in_tokens_looks_as_any_other(bus: Bus) -> None:
     engine = Rendering()
     async with engine.serving(bus), running(bus, agent="plain:chats_streaming"):
-        await bus.publish_task(task())
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end

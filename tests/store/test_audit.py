@@ -6,7 +6,7 @@ import pytest
 from nats.js.errors import NotFoundError
 
 from bus.client import Bus
-from bus.streams import runner_tasks
+from bus.streams import runner_consumer
 from schemas.codec import DecodeError
 from store.ingest.audit import build_audit_rows, split_subject
 from tests.store.conftest import Start
@@ -15,7 +15,7 @@ from tests.store.conftest import Start
 async def test_who_changed_what_on_the_bus_is_in_the_audit_log(bus: Bus, nats_url: str, start_store: Start) -> None:
     """What was changed, and what was refused; what only looked is left out."""
     store = await asyncio.to_thread(start_store, nats_url)
-    await bus.ensure(runner_tasks("calc", "train"))
+    await bus.ensure_consumer(runner_consumer("calc", "train"))
     await bus.js.delete_consumer("TASKS", "runner-calc-train")
     with pytest.raises(NotFoundError):
         await bus.js.purge_stream("NONE")

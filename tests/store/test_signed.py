@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bus.client import Bus
-from bus.security.credentials import FILE, Access
-from bus.security.permissions import RIGHTS
+from bus.security.credentials import FILE, Credentials
+from bus.security.permissions import PERMISSIONS
 from bus.security.signing import make_keys
 from schemas import subjects
 from tests.bus.test_signing import SUBJECT, manifest
@@ -18,10 +18,10 @@ async def test_the_store_has_no_row_of_a_version_that_nobody_signed(
     bus: Bus, nats_url: str, tmp_path: Path, start_store: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is a dead letter that says so; the learner's own version after it is a row."""
-    make_keys(tmp_path / "access", RIGHTS, FILE)
+    make_keys(tmp_path / "access", PERMISSIONS, FILE)
     monkeypatch.setenv("LIGHTNINGBUS_ACCESS", str(tmp_path / "access"))
     last = await bus.publish(SUBJECT, manifest(7), msg_id="7")
-    async with Bus.connect(nats_url, access=Access.read(tmp_path / "access", "learner")) as learner:
+    async with Bus.connect(nats_url, access=Credentials.read(tmp_path / "access", "learner")) as learner:
         await learner.publish(SUBJECT, manifest(8), msg_id="8", expect_last=last)
     store = start_store(nats_url)
     await asyncio.to_thread(store.until, "SELECT groupArray(version) FROM weight_versions", [8])

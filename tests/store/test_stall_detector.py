@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from bus.client import Bus
+from bus.task_publisher import TaskPublisher
 from schemas import subjects
 from schemas.fleet import Heartbeat
 from schemas.tasks import Task
@@ -111,13 +112,13 @@ def test_a_learner_that_starts_again_and_again_without_a_step_is_counted() -> No
 
 async def test_an_alarm_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats_url: str, start_store: Start) -> None:
     store = await asyncio.to_thread(start_store, nats_url, stall_timeout_seconds=1.0)
-    await bus.publish_task(Task(id="t", run_id="r", agent="calc", input=1))
+    await TaskPublisher(bus).publish_task(Task(id="t", run_id="r", agent="calc", input=1))
     await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE NOT over", 1)
     ((role, reason),) = store.sql.query("SELECT role, reason FROM alarms").result_rows
     assert role == "runner" and "no runner is there to take them" in reason
     async with bus.fleet("store") as fleet, asyncio.timeout(10):
         while not any("no runner" in str(beat.status.get("alarm")) for beat in fleet.members()):
-            await fleet.changed()
+            await fleet.wait_for_change()
     await bus.js.purge_stream(subjects.TASKS)
     await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE over", 1)
 
@@ -131,11 +132,11 @@ async def test_a_learner_that_is_gone_is_an_alarm_also_when_its_stream_is_full(
     (whole,) = batches("t", 0, parts=1)
     await bus.publish(subjects.TRAIN_ROLLOUT, whole, msg_id="t")
     async with bus.fleet("store") as fleet, asyncio.timeout(60):
-        async with bus.beat("learner", "l", lambda: {"state": "waiting"}):
+        async with bus.heartbeat("learner", "l", lambda: {"state": "waiting"}):
             while not fleet.members():
-                await fleet.changed()
+                await fleet.wait_for_change()
             for _ in range(5):
-                await fleet.changed()
+                await fleet.wait_for_change()
         while not any("no learner has been there" in str(beat.status.get("alarm")) for beat in fleet.members()):
-            await fleet.changed()
+            await fleet.wait_for_change()
     await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE role = 'learner' AND NOT over", 1)

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from bus.client import Bus
-from bus.weights.registry import Releases
+from bus.task_publisher import TaskPublisher
+from bus.weights.registry import WeightRegistry
 from schemas import subjects
 from schemas.base import Outcome
 from schemas.codec import schema_of
@@ -80,7 +81,7 @@ async def test_an_event_delivered_three_times_is_one_row(bus: Bus, nats_url: str
     for turn in range(3):
         for part in batches("a", 0, reward=0.5):
             await send(bus, part, f"{turn}:{part.sequence}")
-        await bus.publish_task(Task(id="a", run_id="run", agent="default", input={"turn": 1}))
+        await TaskPublisher(bus).publish_task(Task(id="a", run_id="run", agent="default", input={"turn": 1}))
     await drained(bus)
     counted = {
         view: store.one(f"SELECT count() FROM {view}") for view in ("attempts", "rollouts", "model_calls", "tasks")
@@ -121,9 +122,9 @@ async def test_a_rollout_is_its_first_attempt_to_end(bus: Bus, nats_url: str, st
 
 async def test_swaps_and_what_was_decided_of_versions_are_kept(bus: Bus, nats_url: str, start_store: Start) -> None:
     store = await asyncio.to_thread(start_store, nats_url)
-    releases = Releases(bus, "policy")
-    await releases.decide("released", 3, who="n0", figures={"k3_kl": 0.25})
-    await releases.decide("revoked", 4, who="n0", why="entropy is 8")
+    releases = WeightRegistry(bus, "policy")
+    await releases.append_decision("released", 3, who="n0", figures={"k3_kl": 0.25})
+    await releases.append_decision("revoked", 4, who="n0", why="entropy is 8")
     turn = SwapLockState(model="policy", node="n0", acquired_at_ns=1)
     await bus.publish(subjects.swap_lock("policy"), turn, msg_id="turn")
     applied = WeightsActivated(

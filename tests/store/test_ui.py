@@ -300,7 +300,7 @@ async def test_the_command_shows_who_is_alive_and_serves_until_it_is_told_to_sto
     store: StoreProcess, bus: Bus
 ) -> None:
     line = [sys.executable, "-m", "lightningbus", "ui", "--port", "0", "--sql", store.url]
-    async with bus.beat("runner", "runner-7", lambda: {"state": "running", "status": {"busy": 3}}):
+    async with bus.heartbeat("runner", "runner-7", lambda: {"state": "running", "status": {"busy": 3}}):
         process = await asyncio.create_subprocess_exec(*line, "--bus", bus.nc.connected_url.geturl(), stderr=PIPE)
         assert process.stderr is not None
         response = ""

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from bus.client import Bus
+from bus.task_publisher import TaskPublisher
 from schemas.semconv import attributes
 from store.clickhouse.client import connect
 from store.ui.client import Reader
@@ -163,7 +164,7 @@ async def test_an_instrumented_agent_is_one_tree_on_the_page(bus: Bus, nats_url:
         tool = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
         engine.script = [{"role": "assistant", "content": "", "tool_calls": [tool], "finish_reason": "tool_calls"}]
         async with running(bus, agent="traced:graph"):
-            await bus.publish_task(task())
+            await TaskPublisher(bus).publish_task(task())
             await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 1)
     reader = Reader(await asyncio.to_thread(connect, store.url))
     async with (

@@ -8,8 +8,9 @@ import msgspec
 from clickhouse_connect.driver.client import Client
 
 from bus.client import Bus
-from bus.fleet.readiness import unready
-from bus.streams import runner_tasks
+from bus.fleet.readiness import not_ready_reason
+from bus.streams import runner_consumer
+from bus.task_publisher import TaskPublisher
 from schemas import subjects
 from schemas.tasks import Task
 from store.lost_rollouts import LostRolloutCounter
@@ -29,7 +30,7 @@ async def beat_of(bus: Bus, state: str) -> dict[str, Any]:
     """What the store says of itself once it is in a state."""
     async with asyncio.timeout(60), bus.fleet("store") as stores:
         while not (found := [beat.status for beat in stores.members() if beat.state == state]):
-            await stores.changed()
+            await stores.wait_for_change()
         return found[0]
 
 
@@ -98,8 +99,8 @@ async def test_little_free_space_is_an_alert_and_the_store_is_not_ready(
     assert "MiB free, and 1000 are wanted" in store.one("SELECT reason FROM alarms")
     async with asyncio.timeout(60), bus.fleet("store") as stores:
         while not (beats := stores.members()):
-            await stores.changed()
-        assert beats[0].state == "inserting" and "the disk of the store" in unready(beats[0])
+            await stores.wait_for_change()
+        assert beats[0].state == "inserting" and "the disk of the store" in not_ready_reason(beats[0])
 
 
 async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
@@ -107,13 +108,13 @@ async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
 ) -> None:
     tasks = [Task(id=f"t{number}", run_id="run", agent="default", input=1) for number in range(4)]
     for task in tasks:
-        await bus.publish_task(task)
-    runners = runner_tasks("default", "train")
-    await bus.ensure(runners)
+        await TaskPublisher(bus).publish_task(task)
+    runners = runner_consumer("default", "train")
+    await bus.ensure_consumer(runners)
     async with bus.pull(runners, 4) as puller:
         for _ in tasks:
             delivery = await anext(puller)
-            task = delivery.as_(Task)
+            task = delivery.decode_as(Task)
             for part in batches(task.id, 0):
                 end = part.end and msgspec.structs.replace(part.end, enqueued_ns=delivery.timestamp_ns)
                 await send(bus, msgspec.structs.replace(part, end=end), f"{task.id}:{part.sequence}")
@@ -133,4 +134,4 @@ async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
     assert losses.missing == 2
     async with asyncio.timeout(60), bus.fleet("store") as stores:
         while not any(beat.status.get("missing") == 2 for beat in stores.members()):
-            await stores.changed()
+            await stores.wait_for_change()

@@ -11,7 +11,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class Transport(Protocol):
-    """Named objects in buckets; `bus.object_store.Blobs` is one."""
+    """Named objects in buckets; `bus.object_store.ObjectStore` is one."""
 
     async def put(self, bucket: str, name: str, source: Path) -> Blob:
         """Store a file whole, replacing an older object; nobody sees half of it."""
@@ -20,11 +20,11 @@ class Transport(Protocol):
     async def get(self, blob: Blob, path: Path) -> None:
         """Write a blob to ``path``, all of it or nothing.
 
-        Raises `BlobCorrupt` if its bytes are not what the manifest says, `BusError` if it is not there.
+        Raises `ChecksumMismatch` if its bytes are not what the manifest says, `BusError` if it is not there.
         """
         ...
 
-    async def names(self, bucket: str) -> list[str]:
+    async def list_names(self, bucket: str) -> list[str]:
         """Names of all objects of a bucket."""
         ...
 
@@ -33,7 +33,7 @@ class Transport(Protocol):
         ...
 
 
-def key(bucket: str, name: str) -> str:
+def object_key(bucket: str, name: str) -> str:
     """``bucket/name``; raises `BusError` for names that could lead elsewhere."""
     if not _NAME.fullmatch(bucket) or not _NAME.fullmatch(name):
         raise BusError(f"{bucket}/{name} is no name of a blob outside the bus")

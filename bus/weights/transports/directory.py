@@ -8,9 +8,9 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from bus.errors import BlobCorrupt, BusError
-from bus.verified_download import check, sha256_of
-from bus.weights.transports.base import key
+from bus.errors import BusError, ChecksumMismatch
+from bus.verified_download import sha256_of, verify_checksum
+from bus.weights.transports.base import object_key
 from schemas.weights.events import Blob
 
 FICLONE = 0x40049409
@@ -18,7 +18,7 @@ FICLONE = 0x40049409
 COPY_BYTES = 1024 * 1024
 
 
-class Directory:
+class DirectoryTransport:
     """Files under ``directory/bucket``, which all see: one host, or a file system they share.
 
     Each side has bytes of its own: whoever may write to the directory changes neither what was put nor what was got.
@@ -29,32 +29,32 @@ class Directory:
 
     async def put(self, bucket: str, name: str, source: Path) -> Blob:
         """See `Transport`."""
-        path = self._directory / key(bucket, name)
+        path = self._directory / object_key(bucket, name)
         try:
-            size, digest = await asyncio.to_thread(_copied, source, path, None)
+            size, digest = await asyncio.to_thread(_copy_verified, source, path, None)
         except OSError as error:
             raise BusError(f"{path} cannot be written: {error.strerror}") from error
         return Blob(bucket=bucket, name=name, size=size, sha256=digest)
 
     async def get(self, blob: Blob, path: Path) -> None:
         """See `Transport`."""
-        source = self._directory / key(blob.bucket, blob.name)
+        source = self._directory / object_key(blob.bucket, blob.name)
         try:
-            await asyncio.to_thread(_copied, source, path, blob)
+            await asyncio.to_thread(_copy_verified, source, path, blob)
         except FileNotFoundError:
             raise BusError(f"{source} is not there (expired, or a directory this host does not see)") from None
 
-    async def names(self, bucket: str) -> list[str]:
+    async def list_names(self, bucket: str) -> list[str]:
         """See `Transport`."""
         directory = self._directory / bucket
         return sorted(path.name for path in directory.glob("[!.]*")) if directory.exists() else []
 
     async def delete(self, bucket: str, name: str) -> None:
         """See `Transport`."""
-        (self._directory / key(bucket, name)).unlink(missing_ok=True)
+        (self._directory / object_key(bucket, name)).unlink(missing_ok=True)
 
 
-def _copied(source: Path, path: Path, expected: Blob | None) -> tuple[int, str]:
+def _copy_verified(source: Path, path: Path, expected: Blob | None) -> tuple[int, str]:
     """Size and SHA-256 of a file's copy under another name; if it is not what is expected it is not put there.
 
     What is verified is the copy, in which nobody writes who may write to the source.
@@ -63,25 +63,25 @@ def _copied(source: Path, path: Path, expected: Blob | None) -> tuple[int, str]:
     arrived = path.with_name(f".arriving-{path.name}-{os.getpid()}")
     arrived.unlink(missing_ok=True)
     try:
-        with _opened(source) as readable, arrived.open("xb") as writable:
+        with _open_source(source) as readable, arrived.open("xb") as writable:
             if expected is not None:  # by its size, before it fills the disk
-                check(expected, os.fstat(readable.fileno()).st_size, expected.sha256)
+                verify_checksum(expected, os.fstat(readable.fileno()).st_size, expected.sha256)
             _copy(readable, writable)
         size, digest = arrived.stat().st_size, sha256_of(arrived)
         if expected is not None:
-            check(expected, size, digest)
+            verify_checksum(expected, size, digest)
         arrived.replace(path)
     finally:
         arrived.unlink(missing_ok=True)
     return size, digest
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open_source(path: Path) -> BinaryIO:
     """A regular file, opened; what else may lie there, such as a pipe, would be waited for without end."""
     readable = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(readable.fileno()).st_mode):
         readable.close()
-        raise BlobCorrupt(f"{path} is no file")
+        raise ChecksumMismatch(f"{path} is no file")
     return readable
 
 

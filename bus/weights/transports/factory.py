@@ -5,21 +5,21 @@ from typing import TYPE_CHECKING
 
 from bus.errors import BusError
 from bus.weights.transports.base import Transport
-from bus.weights.transports.directory import Directory
+from bus.weights.transports.directory import DirectoryTransport
 from schemas.weights.events import TransportName
 
 if TYPE_CHECKING:
     from bus.client import Bus
 
 
-def transport(bus: "Bus", kind: TransportName, place: str) -> Transport:
+def open_transport(bus: "Bus", kind: TransportName, place: str) -> Transport:
     """The one a manifest or the settings name; raises `BusError` where it cannot be used here."""
     if kind == "file":
-        return Directory(Path(place))
+        return DirectoryTransport(Path(place))
     if kind == "s3":
         try:
-            from bus.weights.transports.s3 import S3
+            from bus.weights.transports.s3 import S3Transport
         except ImportError as error:
             raise BusError("transport s3 needs obstore: pip install 'lightningbus[s3]'") from error
-        return S3(place)
-    return bus.blobs
+        return S3Transport(place)
+    return bus.object_store

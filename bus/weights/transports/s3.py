@@ -17,38 +17,42 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from bus.errors import BusError
-from bus.verified_download import arriving, sha256_of
-from bus.weights.transports.base import key
+from bus.verified_download import open_verified_writer, sha256_of
+from bus.weights.transports.base import object_key
 from schemas.weights.events import Blob
 
 PART_BYTES = 8 << 20
-IN_FLIGHT = 4
+MAX_PARTS_IN_FLIGHT = 4
 RETRY = timedelta(seconds=60)
 """How long a request is tried again before it fails."""
 
 
-class S3:
+class S3Transport:
     """Objects ``prefix/bucket/name`` of an ``s3://storage-bucket/prefix``; see `base.Transport`."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        with _sentence(f"{url} cannot be used"):
+        with _translate_errors(f"{url} cannot be used"):
             self._store = S3Store.from_url(url, retry_config={"retry_timeout": RETRY})
 
     async def put(self, bucket: str, name: str, source: Path) -> Blob:
         """See `Transport`."""
-        with _sentence(f"{self._url}: {bucket}/{name} cannot be written"):
+        with _translate_errors(f"{self._url}: {bucket}/{name} cannot be written"):
             sending = obstore.put_async(
-                self._store, key(bucket, name), source, chunk_size=PART_BYTES, max_concurrency=IN_FLIGHT
+                self._store,
+                object_key(bucket, name),
+                source,
+                chunk_size=PART_BYTES,
+                max_concurrency=MAX_PARTS_IN_FLIGHT,
             )
             digest, _ = await asyncio.gather(asyncio.to_thread(sha256_of, source), sending)
         return Blob(bucket=bucket, name=name, size=source.stat().st_size, sha256=digest)
 
     async def get(self, blob: Blob, path: Path) -> None:
         """See `Transport`."""
-        name = key(blob.bucket, blob.name)
+        name = object_key(blob.bucket, blob.name)
         pending: deque[asyncio.Future[Any]] = deque()
-        with _sentence(f"{self._url}: {name} cannot be read"), arriving(blob, path) as take:
+        with _translate_errors(f"{self._url}: {name} cannot be read"), open_verified_writer(blob, path) as take:
             size = (await obstore.head_async(self._store, name))["size"]
             try:
                 for begin in range(0, size, PART_BYTES):
@@ -56,7 +60,7 @@ class S3:
                         self._store, name, start=begin, end=min(begin + PART_BYTES, size)
                     )
                     pending.append(asyncio.ensure_future(part))
-                    if len(pending) >= IN_FLIGHT:
+                    if len(pending) >= MAX_PARTS_IN_FLIGHT:
                         take(bytes(await pending.popleft()))
                 while pending:
                     take(bytes(await pending.popleft()))
@@ -64,20 +68,20 @@ class S3:
                 for left in pending:
                     left.cancel()
 
-    async def names(self, bucket: str) -> list[str]:
+    async def list_names(self, bucket: str) -> list[str]:
         """See `Transport`."""
-        with _sentence(f"{self._url} cannot be listed"):
+        with _translate_errors(f"{self._url} cannot be listed"):
             found = await obstore.list(self._store, f"{bucket}/").collect_async()
         return sorted(one["path"].rpartition("/")[2] for one in found)
 
     async def delete(self, bucket: str, name: str) -> None:
         """See `Transport`."""
-        with _sentence(f"{self._url}: {bucket}/{name} cannot be deleted"):
-            await obstore.delete_async(self._store, key(bucket, name))
+        with _translate_errors(f"{self._url}: {bucket}/{name} cannot be deleted"):
+            await obstore.delete_async(self._store, object_key(bucket, name))
 
 
 @contextmanager
-def _sentence(what: str) -> Iterator[None]:
+def _translate_errors(what: str) -> Iterator[None]:
     """The storage's errors as one of the bus's; the first line of what it says names no credentials."""
     try:
         yield

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgpack
 import typer
 
-from bus.dead_letters import DeadLetters
+from bus.dead_letters import DeadLetterQueue
 from common.printable import printable_json
 from lightningbus.cli.options import BusOption, JsonOption, finish
 from lightningbus.cli.output import show
@@ -28,7 +28,7 @@ def list_(stream: StreamOption = None, as_json: JsonOption = False, bus: BusOpti
 
     async def look() -> list[tuple[int, DeadLetter]]:
         async with connected(bus, "dead") as at:
-            return [found async for found in DeadLetters(at).all() if stream in (None, found[1].stream)]
+            return [found async for found in DeadLetterQueue(at).list_letters() if stream in (None, found[1].stream)]
 
     letters = finish(look())
     columns = ["number", "dead_since", "stream", "subject", "sequence", "deliveries", "reason"]
@@ -42,7 +42,7 @@ def show_(number: Annotated[int, typer.Argument(help="as `list` shows it")], bus
 
     async def look() -> DeadLetter:
         async with connected(bus, "dead") as at:
-            return await DeadLetters(at).get(number)
+            return await DeadLetterQueue(at).get(number)
 
     letter = finish(look())
     shown = {**_fields(number, letter), "headers": letter.headers}
@@ -61,13 +61,13 @@ def replay(
 
     Subject and headers are made anew from what the message is: a letter's own are whoever's who wrote it.
     """
-    print(f"{_each(numbers, every, stream, bus, DeadLetters.replay)} sent again")
+    print(f"{_each(numbers, every, stream, bus, DeadLetterQueue.replay)} sent again")
 
 
 @app.command()
 def drop(numbers: Numbers = None, every: AllOption = False, stream: StreamOption = None, bus: BusOption = None) -> None:
     """Forget letters for good."""
-    print(f"{_each(numbers, every, stream, bus, DeadLetters.drop)} dropped")
+    print(f"{_each(numbers, every, stream, bus, DeadLetterQueue.delete)} dropped")
 
 
 def _each(
@@ -75,15 +75,17 @@ def _each(
     every: bool,
     stream: str | None,
     bus: str | None,
-    act: Callable[[DeadLetters, int], Awaitable[None]],
+    act: Callable[[DeadLetterQueue, int], Awaitable[None]],
 ) -> int:
     if bool(numbers) == (every or stream is not None):
         fail("give the numbers of letters, or --all, or --stream: see `lightningbus dead list`")
 
     async def work() -> int:
         async with connected(bus, "dead", "admin") as at:
-            letters = DeadLetters(at)
-            chosen = numbers or [number async for number, letter in letters.all() if stream in (None, letter.stream)]
+            letters = DeadLetterQueue(at)
+            chosen = numbers or [
+                number async for number, letter in letters.list_letters() if stream in (None, letter.stream)
+            ]
             for number in chosen:
                 await act(letters, number)
             return len(chosen)

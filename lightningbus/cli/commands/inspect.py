@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from bus.fleet.node_state import SUSPECT_SECONDS
-from bus.task_file import read_problems
+from bus.task_file import load_tasks
 from lightningbus.cli.options import (
     BusOption,
     CsvOption,
@@ -52,7 +52,7 @@ def publish(
 
     if mode not in ("train", "eval"):
         fail(f"--mode: {mode!r} is neither train nor eval")
-    problems = or_fail(read_problems, tasks)
+    problems = or_fail(load_tasks, tasks)
     sampling = {} if temperature is None else {"temperature": temperature}
     fields: dict[str, Any] = {"run_id": run, "agent": agent, "mode": mode, "weight_version": version}
     check_names(run=run, agent=agent, **({"pass": pass_} if pass_ else {}))

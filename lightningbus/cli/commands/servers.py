@@ -11,7 +11,7 @@ import typer
 
 from bus.client import Bus
 from bus.stream_sizes import StreamSizes
-from bus.streams import ACK_WAIT, of_runners
+from bus.streams import ACK_WAIT_SECONDS, runner_consumers
 from common.listeners import AddressInUseError
 from lightningbus.cli.options import (
     BusOption,
@@ -79,12 +79,12 @@ def bus(
             nats_server(dir, host, port, sync, users, open, sizes.more_mib) as server,
             Bus.connect(server.url, name="provision", access=access_of("admin")) as own,
         ):
-            more = of_runners(DEFAULT_AGENT) if users is not None else ()
+            more = runner_consumers(DEFAULT_AGENT) if users is not None else ()
             await own.provision(sizes=sizes, more=more)
             print(f"bus: {server.url}", flush=True)
             if users is None:
                 print(OPEN, file=sys.stderr)
-            await first_completed(server.keep_alive(), own.keep_provisioned(sizes, more), stop.wait())
+            await first_completed(server.supervise(), own.keep_provisioned(sizes, more), stop.wait())
 
     finish(serve())
 
@@ -107,10 +107,10 @@ def users(
 ) -> None:
     """Make a user of the bus for each role, with no more rights than it needs, and the server's configuration."""
     with extra("bus"):
-        from bus.security.users import make_users
+        from bus.security.users import create_users
 
     def make() -> None:
-        for line in make_users(out, tls, host or (), site, signing):
+        for line in create_users(out, tls, host or (), site, signing):
             print(line)
 
     or_fail(make)
@@ -176,7 +176,9 @@ def provision(
     agent: Annotated[
         list[str] | None, typer.Option(help="agent name whose runners' durable is made; repeat it [default: default]")
     ] = None,
-    ack_wait: Annotated[float, typer.Option(min=0.1, max=60, help="`ack_wait` of these agents' runners")] = ACK_WAIT,
+    ack_wait: Annotated[
+        float, typer.Option(min=0.1, max=60, help="`ack_wait` of these agents' runners")
+    ] = ACK_WAIT_SECONDS,
     size: SizeOption = None,
 ) -> None:
     """Make the streams and consumers on a NATS server or cluster of your own; safe to repeat.
@@ -188,7 +190,7 @@ def provision(
 
     async def make() -> None:
         async with connected(bus, "provision", "admin") as at:
-            more = [each for name in agent or [DEFAULT_AGENT] for each in of_runners(name, ack_wait)]
+            more = [each for name in agent or [DEFAULT_AGENT] for each in runner_consumers(name, ack_wait)]
             await at.provision(replicas, sizes, more)
 
     finish(make())

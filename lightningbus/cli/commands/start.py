@@ -94,7 +94,7 @@ def runner(
     settings: SettingsOption = None,
 ) -> None:
     """Take tasks from the bus, run the agent on each, and publish what happened."""
-    from common.subprocesses import Guard
+    from common.subprocesses import ProcessGuard
     from runners import runner as room
     from runners.agent.launcher import AgentStartError
     from runners.settings import RunnerSettings
@@ -103,7 +103,7 @@ def runner(
     given = {"agent": agent, "python": python, "path": path, "concurrency": concurrency, "command": words}
     checked = settings_of(RunnerSettings, settings, **given, reward=reward, name=name, health=health)
     at = or_fail(place, bus, "runner")
-    Guard.stand()
+    ProcessGuard.enable()
     run_role(at, "runner", room.run, with_key(checked, at), AgentStartError)
 
 

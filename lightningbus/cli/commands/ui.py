@@ -9,7 +9,7 @@ import typer
 
 from bus.errors import BusError
 from bus.fleet.heartbeats import Fleet
-from common.aio import cancel
+from common.aio import cancel_and_wait
 from common.listeners import AddressInUseError
 from lightningbus.cli.options import BusOption, DatabaseOption, SqlOption, extra, finish
 from lightningbus.run.discovery import connected
@@ -37,7 +37,7 @@ class Listener:
         while True:
             try:
                 async with connected(self._bus, "ui", wait=2.0) as bus, bus.fleet("*") as self._fleet:
-                    await bus.failed.wait()
+                    await bus.closed.wait()
             except BusError as error:
                 self._problem = str(error)
             finally:
@@ -73,7 +73,7 @@ def ui(
             except AddressInUseError as error:
                 raise UserError(str(error)) from error
             finally:
-                await cancel(listening)
+                await cancel_and_wait(listening)
 
     try:
         finish(run())

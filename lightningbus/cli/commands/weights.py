@@ -12,8 +12,8 @@ import msgspec
 import typer
 
 from bus.client import Bus
-from bus.fleet.node_state import SUSPECT_SECONDS, answers_with, serves
-from bus.weights.registry import Releases
+from bus.fleet.node_state import SUSPECT_SECONDS, is_ready, serves_version
+from bus.weights.registry import WeightRegistry
 from lightningbus.cli.options import BusOption, JsonOption, check_names, finish
 from lightningbus.cli.output import show
 from lightningbus.run.discovery import connected
@@ -46,9 +46,9 @@ def list_(
 
     async def look() -> list[dict[str, object]]:
         async with connected(bus, "weights") as at:
-            releases, nodes = Releases(at, model), await _nodes(at, model)
-            release, found = await releases.look(), dict[int, dict[str, object]]()
-            async for manifest, _ in releases.versions():
+            releases, nodes = WeightRegistry(at, model), await _nodes(at, model)
+            release, found = await releases.refresh(), dict[int, dict[str, object]]()
+            async for manifest, _ in releases.list_versions():
                 if len(found) == last and manifest.version not in found:
                     break
                 found.setdefault(manifest.version, _fields(manifest, release, nodes))
@@ -68,10 +68,10 @@ def show_(version: VersionArgument, model: ModelOption = "policy", bus: BusOptio
 
     async def look() -> dict[str, object]:
         async with connected(bus, "weights") as at:
-            releases, nodes = Releases(at, model), await _nodes(at, model)
-            release, found = await releases.look(), await releases.published(version)
+            releases, nodes = WeightRegistry(at, model), await _nodes(at, model)
+            release, found = await releases.refresh(), await releases.manifests_of(version)
             manifest, first = found[0][0], found[-1][1]
-            applied = await releases.applied(first, version)
+            applied = await releases.activations_of(first, version)
             return {
                 **_fields(manifest, release, nodes),
                 "manifest": _readable(manifest),
@@ -120,7 +120,7 @@ def repair(model: ModelOption = "policy", bus: BusOption = None) -> None:
 
     async def work() -> list[str]:
         async with connected(bus, "weights", "admin") as at:
-            return await Releases(at, model).repair()
+            return await WeightRegistry(at, model).repair()
 
     removed = finish(work())
     for why in removed:
@@ -133,19 +133,19 @@ def _decide(what: What, version: int | None, model: str, bus: str | None, why: s
 
     async def work() -> int:
         async with connected(bus, "weights", "admin") as at:
-            releases = Releases(at, model)
-            before = await releases.look()
+            releases = WeightRegistry(at, model)
+            before = await releases.refresh()
             which = version if version is not None else before.pinned
             if which is None:
                 raise UserError(f"no version of model {model!r} is pinned")
-            (manifest, _), *_ = await releases.published(which)
+            (manifest, _), *_ = await releases.manifests_of(which)
             if what == "pinned":
                 if is_revoked(before, which):
                     raise UserError(f"version {which} is revoked: `lightningbus weights release {which}` first")
                 if gone := await _expired(at, manifest):
                     raise UserError(f"version {which} cannot be served any more: {gone} has expired")
             who = f"{getpass.getuser()}@{socket.gethostname()}"
-            await releases.decide(what, which, who=who, why=why)
+            await releases.append_decision(what, which, who=who, why=why)
             return which
 
     print(f"version {finish(work())} is {what}")
@@ -156,7 +156,7 @@ async def _expired(at: Bus, manifest: WeightManifest) -> str:
     if manifest.transport != "blob":
         return ""
     wanted = {(blob.bucket, blob.name) for blob in (*manifest.blobs, *(link.blob for link in manifest.chain))}
-    there = {(bucket, name) for bucket, _ in wanted for name in await at.blobs.names(bucket)}
+    there = {(bucket, name) for bucket, _ in wanted for name in await at.object_store.list_names(bucket)}
     return min((name for _, name in wanted - there), default="")
 
 
@@ -176,7 +176,7 @@ def _fields(manifest: WeightManifest, release: ReleaseState, nodes: Sequence[Hea
         "published": datetime.fromtimestamp(manifest.created_at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         "state": _state(manifest, release),
         "why": said.reason if said is not None else "",
-        "nodes": [beat.id for beat in nodes if serves(beat.state) and answers_with(beat, manifest.version)],
+        "nodes": [beat.id for beat in nodes if is_ready(beat.state) and serves_version(beat, manifest.version)],
     }
 
 

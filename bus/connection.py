@@ -1,0 +1,225 @@
+"""One connection to NATS: connecting, losing it, being refused, and what the server says meanwhile."""
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js.errors import ServiceUnavailableError
+
+from bus.addresses import server_addresses, wants_tls, without_secrets
+from bus.errors import AccessError, BusError
+from bus.nats_client import FastReconnectClient
+from bus.security import certificate_expiry
+from bus.security.auth_refusals import AuthRefusals
+from bus.security.credentials import Credentials, explain_connect_error
+from common.aio import Interrupted, cancel_and_wait, run_unless
+from common.observability import metrics
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 10.0
+NO_LEADER_ERRORS = (NatsTimeoutError, NoRespondersError, ServiceUnavailableError)
+"""What JetStream answers, or fails to, while a cluster elects a leader."""
+LEADER_SECONDS = 60.0
+LEADER_POLL_SECONDS = 0.5
+PING_SECONDS = 5
+"""A connection on which two pings in a row are not answered is dead."""
+POLL_SECONDS = 0.02
+CLOSE_TIMEOUT_SECONDS = 1.0
+AUTH_RETRY_SECONDS = 60.0
+"""A lost connection whose keys are refused for so long is given up."""
+AUTH_RETRY_PAUSE_SECONDS = 30.0
+CERTIFICATE_CHECK_SECONDS = 86400.0
+INFO_TIMEOUT_SECONDS = 3.0
+"""For a server's INFO line. A server that waits for TLS sends none and hangs up after 2 s, by which we know it."""
+MAX_PERMISSION_ERRORS = 16
+PERMISSION_ERROR = re.compile(r'permissions violation for (?:publish|subscription) to "(.+?)"')
+"""nats-py hands on what the server says in lower case."""
+NO_INFO_ERROR = "empty response from server"
+TLS_HINT = " (something listens there that sends no INFO line: if it wants TLS, give --access)"
+DEFAULT_URL = "nats://127.0.0.1:4222"
+
+
+class Connection:
+    """A connection that reconnects for ever, until the server refuses it for good; see `Connection.open`."""
+
+    def __init__(self, url: str, credentials: Credentials | None) -> None:
+        """Raises `AddressError` for what is no address."""
+        self.addresses = server_addresses(url)
+        self._url, self._credentials = url, credentials
+        self._has_user = credentials is not None and credentials.has_user
+        build_options = credentials.build_options if credentials is not None else dict
+        self.nc = FastReconnectClient(build_options, wants_tls(self.addresses))
+        self.js = self.nc.jetstream(timeout=10)
+        self.closed = asyncio.Event()
+        """Set when the connection is closed for good, or a durable stays missing; the process should end."""
+        self.reconnected = asyncio.Event()
+        """Set at each reconnect, for whoever waits for one; they clear it."""
+        self.permission_errors: deque[str] = deque(maxlen=MAX_PERMISSION_ERRORS)
+        """The server's last permission errors of this user."""
+        self.on_reconnect: Callable[[], None] = lambda: None
+        self.on_permission_error: Callable[[str], None] = lambda subject: None
+        """Called with the subject of a permission error."""
+        self._permission_denied = asyncio.Event()
+        self._certificates_changed = asyncio.Event()
+        self._auth_refusals = AuthRefusals(AUTH_RETRY_SECONDS, AUTH_RETRY_PAUSE_SECONDS)
+        self._fatal_error = ""
+        self._failure = ""
+        self._hint = ""
+        self._last_error = ""
+        self._is_connecting = True
+        self._is_established = False
+        """Connected once, and not being closed: only then is a lost connection worth a log line."""
+
+    @asynccontextmanager
+    async def open(self, name: str, timeout: float = CONNECT_SECONDS) -> AsyncIterator["Connection"]:
+        """Connect, and reconnect for ever; raises `BusError` if no server answers within ``timeout`` seconds at first.
+
+        The files of the credentials are read again at each reconnect. Raises `AccessError` when a server refuses us,
+        or we do not believe it.
+        """
+        options = self._credentials.build_options() if self._credentials is not None else {}
+        try:
+            async with asyncio.timeout(timeout):
+                await self.nc.connect(
+                    self.addresses,
+                    name=name,
+                    connect_timeout=INFO_TIMEOUT_SECONDS,  # type: ignore[arg-type]
+                    ping_interval=PING_SECONDS,
+                    max_outstanding_pings=2,
+                    allow_reconnect=True,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.5,  # type: ignore[arg-type]
+                    error_cb=self._on_error,
+                    disconnected_cb=self._on_disconnect,
+                    reconnected_cb=self._on_reconnect,
+                    closed_cb=self._on_closed,
+                    **options,
+                )
+                # nats-py takes a connection that ended at once for one, and makes another behind our back.
+                while not self.nc.is_connected and not self._fatal_error:  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_SECONDS)
+            if self._fatal_error:
+                raise AccessError(self._fatal_error)
+        except (TimeoutError, OSError, NatsError, AccessError) as error:
+            await self._abort_connect()
+            address = without_secrets(self._url)
+            if self._fatal_error:
+                raise AccessError(f"the bus at {address} cannot be used: {self._fatal_error}") from error
+            sentence = f"no NATS server answers at {address}: start one with `lightningbus bus`{self._hint}"
+            raise BusError(sentence) from error
+        certificates = asyncio.create_task(self._watch_certificates())
+        try:
+            self._is_connecting, self._is_established = False, True
+            yield self
+        finally:
+            self._is_established = False
+            await cancel_and_wait(certificates)
+            # A connection that is lost as it is closed is closed; uvloop raises RuntimeError for writing to one.
+            with contextlib.suppress(OSError, RuntimeError):
+                await self.nc.close()
+
+    @property
+    def failure(self) -> BusError:
+        """Why it was closed for good; an `AccessError` when the server no longer lets us in."""
+        if self._failure:
+            return BusError(self._failure)
+        if self._fatal_error:
+            return AccessError(f"the bus cannot be used any more: {self._fatal_error}")
+        return BusError("the connection to the bus was closed for good")
+
+    def fail(self, reason: str) -> None:
+        """End it for good: the process should end with this reason."""
+        self._failure = reason
+        self.closed.set()
+
+    async def retry_until_leader(self, request: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """A request to JetStream, repeated while a cluster has no leader; raises `BusError` after 60 s.
+
+        Raises `AccessError` when the server denies it, which the request itself does not learn.
+        """
+        deadline = asyncio.get_running_loop().time() + LEADER_SECONDS
+        while True:
+            try:
+                return await self._raise_if_denied(request())
+            except NO_LEADER_ERRORS as error:
+                if asyncio.get_running_loop().time() > deadline:
+                    reason = error or type(error).__name__
+                    raise BusError(f"JetStream has been without a leader for {LEADER_SECONDS:g} s: {reason}") from error
+            await asyncio.sleep(LEADER_POLL_SECONDS)
+
+    async def _raise_if_denied(self, request: Coroutine[Any, Any, None]) -> None:
+        self._permission_denied.clear()
+        try:
+            await run_unless(self._permission_denied.wait(), request)
+        except Interrupted:
+            raise AccessError(f"this user has no right to do that: {self.permission_errors[-1]}") from None
+
+    async def _abort_connect(self) -> None:
+        """Close what was never connected; after a failed TLS handshake asyncio waits for its end for ever."""
+        self._is_connecting = False
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
+                await self.nc.close()
+
+    async def _on_error(self, error: Exception) -> None:
+        message = str(error) or type(error).__name__
+        if self._is_connecting:
+            if NO_INFO_ERROR in message and not self._has_user:
+                self._hint = TLS_HINT
+            self._fatal_error = self._fatal_error or explain_connect_error(error, self._has_user)
+            if self._fatal_error:
+                raise AccessError(self._fatal_error)  # nats-py would retry for ever
+        elif self._is_established and (reason := explain_connect_error(error, self._has_user)):
+            self._record_auth_refusal(reason)
+        if denied := PERMISSION_ERROR.search(message):
+            self.permission_errors.append(message)
+            self._permission_denied.set()
+            self.on_permission_error(denied[1])
+        if self._is_established and message != self._last_error:  # while it reconnects, once is enough
+            self._last_error = message
+            log.warning("bus: %s", message)
+
+    def _record_auth_refusal(self, reason: str) -> None:
+        """The server does not let us in again; the files may hold new keys soon, but not for ever."""
+        if self._auth_refusals.record(asyncio.get_running_loop().time()):
+            self._fatal_error = reason
+            self.closed.set()
+
+    async def _watch_certificates(self) -> None:
+        """Show when the certificates expire, and warn before: now, at each reconnect, and once a day."""
+        while self._credentials is not None and self._credentials.cert is not None:
+            expiries = certificate_expiry.read_expiries(self._credentials, self.nc.peer_certificate)
+            for name, expires_at in expiries.items():
+                metrics.certificate_expires_at.labels(name).set(expires_at)
+            for sentence in certificate_expiry.build_warnings(expiries, time.time()):
+                log.warning("%s", sentence)
+            self._certificates_changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CERTIFICATE_CHECK_SECONDS):
+                    await self._certificates_changed.wait()
+
+    async def _on_disconnect(self) -> None:
+        if self._is_established:
+            log.warning("bus: disconnected; reconnecting")
+
+    async def _on_reconnect(self) -> None:
+        self._last_error = ""
+        self._auth_refusals.clear()
+        self._certificates_changed.set()
+        metrics.reconnects.inc()
+        log.warning("bus: connected again")
+        self.reconnected.set()
+        self.on_reconnect()
+
+    async def _on_closed(self) -> None:
+        self.closed.set()
