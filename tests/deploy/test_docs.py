@@ -84,7 +84,13 @@ def test_every_setting_is_in_the_page_with_what_it_is_for() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("examples/*/*.md")]
+    pages = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+        *ROOT.glob("examples/*.md"),
+        *ROOT.glob("examples/*/*.md"),
+    ]
     for page in pages:
         for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
             path, _, anchor = link.partition("#")
