@@ -6,9 +6,11 @@ LOCK := requirements/$(if $(shell command -v nvidia-smi),gpu,cpu).lock
 READY := $(VENV)/.ready
 TOOLS := .tools
 TOOLS_READY := $(TOOLS)/.ready
+DOCS := .docs
+DOCS_READY := $(DOCS)/.ready
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(TOOLS)/bin/uv pip compile --quiet --generate-hashes --no-annotate --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-ui bench-async bench-kv bench-weights bench-sizing fuzz check format clean lock sbom audit pin-images
+.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-ui bench-async bench-kv bench-weights bench-sizing fuzz check format clean lock sbom audit pin-images docs
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -47,7 +49,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(TOOLS) runs
+	rm -rf $(VENV) $(TOOLS) $(DOCS) site runs
 
 chaos: $(READY) ## kill, stop, cut and fill everything, and count what was lost; SEED=n repeats a run
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
@@ -87,6 +89,7 @@ lock: $(TOOLS_READY) ## the hashes of every package in the locks, anew; versions
 	$(COMPILE) --constraint requirements/cpu.lock --extra otel pyproject.toml requirements/build.in --output-file requirements/runner.lock
 	$(COMPILE) --constraint requirements/cpu.lock --extra store --extra otel pyproject.toml requirements/build.in --output-file requirements/store.lock
 	$(COMPILE) requirements/tools.in --output-file requirements/tools.lock
+	$(COMPILE) requirements/docs.in --output-file requirements/docs.lock
 
 sbom: $(TOOLS_READY) ## what the locks install, as CycloneDX: sbom-cpu.json and its like
 	for name in cpu gpu runner store; do $(TOOLS)/bin/cyclonedx-py requirements requirements/$$name.lock --output-file sbom-$$name.json || exit 1; done
@@ -96,3 +99,11 @@ audit: $(TOOLS_READY) ## known vulnerabilities of the locks; fails too where the
 
 pin-images: ## every image of deploy/ with the digest it has in its registry now; wants docker and a network
 	$(PYTHON) deploy/pin_images.py
+
+$(DOCS_READY): requirements/docs.lock
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --no-deps --require-hashes -r requirements/docs.lock
+	touch $@
+
+docs: $(DOCS_READY) ## the documentation as a site in site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet

@@ -45,7 +45,7 @@ def generated(page: str, name: str) -> str:
 
 def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
     assert generated(OPERATIONS, "metrics") == metric_registry.render_table(), (
-        "python -c 'from common.observability.metric_registry import table; print(table())' prints it"
+        "`print(metric_registry.render_table())` prints it, after `import common.observability.metrics`"
     )
     for entry in METRIC_DOCS:
         assert (

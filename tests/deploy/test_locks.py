@@ -16,7 +16,7 @@ PINNED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[\w,-]+\])?==([A-Za-z0-9.
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 OF_THE_MACHINE = {"vllm", "torch", "torchaudio", "torchvision", "triton", "setuptools", "apache-tvm-ffi"}
 """vLLM for CPU and for GPU, and what each of the two pins by itself."""
-PACKAGES = {"cpu": 100, "gpu": 100, "runner": 20, "store": 30, "tools": 20}
+PACKAGES = {"cpu": 100, "gpu": 100, "runner": 20, "store": 30, "tools": 20, "docs": 20}
 """The locks, each with fewer packages than it has."""
 
 
