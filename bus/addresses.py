@@ -24,29 +24,29 @@ def without_secrets(urls: str) -> str:
 
 
 def _check_address(url: str, urls: str) -> str:
-    shown = f"the bus address {without_secrets(urls)!r}"
+    label = f"the bus address {without_secrets(urls)!r}"
     if not urls:
-        raise AddressError(f"{shown} is empty: it is nats://host:port, or tls://host:port")
+        raise AddressError(f"{label} is empty: it is nats://host:port, or tls://host:port")
     if not url:
-        raise AddressError(f"{shown} has an empty member: addresses stand with one comma between them")
+        raise AddressError(f"{label} has an empty member: addresses stand with one comma between them")
     if any(sign.isspace() for sign in url):
-        raise AddressError(f"{shown} has a space in it")
+        raise AddressError(f"{label} has a space in it")
     scheme, mark, _ = url.partition("://")
     if mark and scheme.lower() not in SCHEMES:
-        raise AddressError(f"{shown} starts with {scheme}://, not nats:// or tls://")
+        raise AddressError(f"{label} starts with {scheme}://, not nats:// or tls://")
     whole = f"{scheme.lower()}{url[len(scheme) :]}" if mark else f"nats://{url}"
     try:
         parts = urlsplit(whole)
     except ValueError:
-        raise AddressError(f"{shown} is no address: it is nats://host:port, or tls://host:port") from None
+        raise AddressError(f"{label} is no address: it is nats://host:port, or tls://host:port") from None
     try:
         has_port = parts.port is None or parts.port > 0
     except ValueError:
         has_port = False
     if not has_port:
-        raise AddressError(f"{shown}: a port is a number from 1 to 65535")
+        raise AddressError(f"{label}: a port is a number from 1 to 65535")
     if not parts.hostname:
-        raise AddressError(f"{shown} names no host")
+        raise AddressError(f"{label} names no host")
     if parts.path or parts.query or parts.fragment:
-        raise AddressError(f"{shown} has more than host and port")
+        raise AddressError(f"{label} has more than host and port")
     return whole

@@ -124,7 +124,7 @@ class Bus:
         It is made again on a bus that has lost it. Raises `AccessError` where this user may not make it: only
         ``admin`` may.
         """
-        self._upkeep.own(consumer)
+        self._upkeep.add_owned(consumer)
         try:
             await self._connection.retry_until_leader(lambda: provisioning.ensure_consumer(self.js, consumer))
         except AccessError as error:
@@ -182,7 +182,7 @@ class Bus:
         ``expect_last`` is the sequence of the last message this writer saw on the subject (0: none). ``unique``: a
         message of the same id that is there before the first try is an error. Weight versions and decisions are
         signed. Raises `StreamFullError`, `FencedError`,
-        `DuplicateMessageError`, `PublishTimeout`, `BusError`, or `schemas.codec.EncodeError`.
+        `DuplicateMessageError`, `PublishTimeoutError`, `BusError`, or `schemas.codec.EncodeError`.
         """
         headers = {subjects.SCHEMA_HEADER: schema_of(event), subjects.MSG_ID_HEADER: msg_id}
         if traceparent is not None:

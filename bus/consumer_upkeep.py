@@ -33,7 +33,7 @@ class ConsumerUpkeep:
         self.problem = ""
         """What is missing on the bus, as a sentence; empty: nothing."""
 
-    def own(self, consumer: ConsumerSpec) -> None:
+    def add_owned(self, consumer: ConsumerSpec) -> None:
         """This process makes the durable, and makes it again."""
         self._owned[consumer.stream, consumer.durable] = consumer
 
@@ -67,7 +67,7 @@ class ConsumerUpkeep:
             self.problem = ""
 
     async def _missing(self) -> str:
-        for consumer in {(one.stream, one.durable): one for one in self._used}.values():
+        for consumer in {(used.stream, used.durable): used for used in self._used}.values():
             try:
                 if (consumer.stream, consumer.durable) in self._owned:
                     await self._ensure(self._owned[consumer.stream, consumer.durable])

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from bus.errors import DlqLimitExceeded
+from bus.errors import DlqLimitExceededError
 
 MAX_CONSECUTIVE = 20
 WINDOW = 200
@@ -10,7 +10,7 @@ MAX_INVALID_RATIO = 0.5
 
 
 class DlqLimit:
-    """Watches one consumer; `bad` raises `DlqLimitExceeded` when it is better to stop than to bury what comes next.
+    """Watches one consumer. `record_invalid` raises `DlqLimitExceededError` when most messages are invalid.
 
     The limits are arroyo's (max_consecutive_count, max_invalid_ratio): 20 in a row, or half of the last 200.
     """
@@ -31,7 +31,7 @@ class DlqLimit:
         self._recent.append(True)
         flood = len(self._recent) == WINDOW and sum(self._recent) > MAX_INVALID_RATIO * WINDOW
         if self._consecutive > MAX_CONSECUTIVE or flood:
-            raise DlqLimitExceeded(
+            raise DlqLimitExceededError(
                 f"{self._reader} stops: {sum(self._recent)} of the last {len(self._recent)} messages could not be "
                 f"read, the last because {reason}. What is left stays where it is: put right who writes or who reads "
                 "it, start again, and see `lightningbus dead list`"

@@ -16,7 +16,7 @@ class AddressError(BusError):
     """What was given as the bus's address is none; no other try mends it."""
 
 
-class PublishTimeout(BusError):
+class PublishTimeoutError(BusError):
     """No acknowledgement before the deadline; the message may or may not be stored."""
 
 
@@ -24,7 +24,7 @@ class StreamFullError(BusError):
     """The stream is at its limit and stayed there until the deadline: readers are too slow or gone."""
 
 
-class DlqLimitExceeded(Exception):
+class DlqLimitExceededError(Exception):
     """Most messages cannot be read: the reader stops rather than bury them all."""
 
 
@@ -36,7 +36,7 @@ class DuplicateMessageError(BusError):
     """The first try of a message met another one of the same id: the message is not stored."""
 
 
-class ChecksumMismatch(BusError):
+class ChecksumMismatchError(BusError):
     """A blob's bytes are not what its manifest says."""
 
 

@@ -24,10 +24,10 @@ class Lease:
         """Seconds until the next renewal, three to an ``ack_wait``; 0: now."""
         return max(0.0, self.renewed + self.ack_wait / 3 - now)
 
-    def renew(self, sent: float, answered: float) -> None:
+    def renew(self, sent_at: float, confirmed_at: float) -> None:
         """The broker has noted a renewal; one that may have come too late renews nothing: the task may be another's."""
-        if self.is_held(answered):
-            self.renewed = sent
+        if self.is_held(confirmed_at):
+            self.renewed = sent_at
 
     def is_held(self, now: float) -> bool:
         """Whether nobody else can have been given the task: false after a standstill, or a while without the bus."""

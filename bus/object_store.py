@@ -91,7 +91,7 @@ class ObjectStore:
     async def get(self, blob: Blob, path: Path) -> None:
         """Write a blob to ``path``, all of it or nothing.
 
-        Raises `ChecksumMismatch` if its bytes are not what the manifest says, `BusError` if it is not there.
+        Raises `ChecksumMismatchError` if its bytes are not what the manifest says, `BusError` if it is not there.
         """
         entry = await self._entry(blob.bucket, blob.name)
         if entry is None:
@@ -101,8 +101,8 @@ class ObjectStore:
 
     async def list_names(self, bucket: str) -> list[str]:
         """Names of all blobs of a bucket."""
-        found = await self._js.stream_info(f"OBJ_{bucket}", subjects_filter=_META.format(bucket=bucket, name=">"))
-        names = [name for subject in found.state.subjects or () if (name := _parse_name(subject)) is not None]
+        info = await self._js.stream_info(f"OBJ_{bucket}", subjects_filter=_META.format(bucket=bucket, name=">"))
+        names = [name for subject in info.state.subjects or () if (name := _parse_name(subject)) is not None]
         entries = await asyncio.gather(*(self._entry(bucket, name) for name in names))
         return sorted(name for name, entry in zip(names, entries, strict=True) if entry is not None)
 

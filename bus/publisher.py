@@ -24,7 +24,7 @@ from bus.errors import (
     DuplicateMessageError,
     FencedError,
     PublishFailure,
-    PublishTimeout,
+    PublishTimeoutError,
     StreamFullError,
     classify,
 )
@@ -71,8 +71,8 @@ class Publisher:
     ) -> int:
         """Stream sequence of the stored message.
 
-        Raises `StreamFullError`, `FencedError`, `AccessError`, `PublishTimeout` or `BusError`. ``timeout``: seconds,
-        with the wait for a free place in the pipeline; may be infinite. With ``unique`` it raises
+        Raises `StreamFullError`, `FencedError`, `AccessError`, `PublishTimeoutError` or `BusError`.
+        ``timeout``: seconds, with the wait for a free place in the pipeline; may be infinite. With ``unique`` it raises
         `DuplicateMessageError` when the first try meets a message of the same id; a retry may meet its own.
         """
         deadline = asyncio.get_running_loop().time() + timeout
@@ -80,7 +80,7 @@ class Publisher:
             async with asyncio.timeout_at(deadline):
                 await self._slots.acquire()
         except TimeoutError:
-            raise PublishTimeout(f"{subject}: the publish pipeline stayed full for {timeout:g} s") from None
+            raise PublishTimeoutError(f"{subject}: the publish pipeline stayed full for {timeout:g} s") from None
         try:
             with metrics.publish_duration.time():
                 return await self._publish_until(deadline, subject, payload, dict(headers), timeout, unique)
@@ -118,7 +118,9 @@ class Publisher:
                 self._count_blocked(subject, -1)
         if full:
             raise StreamFullError(f"{subject}: the stream stayed full for {timeout:g} s; its readers are slow or gone")
-        raise PublishTimeout(f"{subject}: no acknowledgement within {timeout:g} s; is the bus running and provisioned?")
+        raise PublishTimeoutError(
+            f"{subject}: no acknowledgement within {timeout:g} s; is the bus running and provisioned?"
+        )
 
     def _count_blocked(self, subject: str, change: int) -> None:
         before, now = self.blocked[subject], self.blocked[subject] + change

@@ -129,7 +129,7 @@ class PullConsumer:
             self._wake.clear()
             now = loop.time()
             self._outstanding = {
-                t: (n, heard) for t, (n, heard) in self._outstanding.items() if now - heard < SILENCE_SECONDS
+                t: (n, seen_at) for t, (n, seen_at) in self._outstanding.items() if now - seen_at < SILENCE_SECONDS
             }
             free = self._max_in_flight - self._in_flight - sum(n for n, _ in self._outstanding.values())
             if free > 0 and not self._stopped and now >= self._not_before:
@@ -177,14 +177,14 @@ class PullConsumer:
             return
 
     def _on_status(self, token: str, status: str) -> None:
-        heard = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
         if status == "100" and token in self._outstanding:
-            self._outstanding[token] = (self._outstanding[token][0], heard)
+            self._outstanding[token] = (self._outstanding[token][0], now)
             return
         if self._outstanding.pop(token, None) is not None:
             if status not in EXPECTED_STATUS:
                 self.num_rejected += 1
-                self._not_before = heard + REJECTED_PAUSE_SECONDS
+                self._not_before = now + REJECTED_PAUSE_SECONDS
             self._wake.set()
 
     def _free(self) -> None:

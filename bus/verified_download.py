@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.errors import ChecksumMismatch
+from bus.errors import ChecksumMismatchError
 from schemas.weights.events import Blob
 
 
@@ -49,8 +49,8 @@ def timed_verification() -> Iterator[None]:
 def open_verified_writer(blob: Blob, path: Path) -> Iterator[Callable[[bytes], None]]:
     """Takes a blob's bytes in order; the file is at ``path`` once the block has ended.
 
-    Raises `ChecksumMismatch` if they are not what the manifest says. Too many bytes raise at once, before they fill
-    the disk.
+    Raises `ChecksumMismatchError` if they are not what the manifest says.
+    Too many bytes raise at once, before they fill the disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
@@ -62,7 +62,9 @@ def open_verified_writer(blob: Blob, path: Path) -> Iterator[Callable[[bytes], N
                 nonlocal size
                 size += len(data)
                 if size > blob.size:
-                    raise ChecksumMismatch(f"blob {blob.bucket}/{blob.name} has {size} bytes or more, not {blob.size}")
+                    raise ChecksumMismatchError(
+                        f"blob {blob.bucket}/{blob.name} has {size} bytes or more, not {blob.size}"
+                    )
                 with timed_verification():
                     digest.update(data)
                 file.write(data)
@@ -82,8 +84,8 @@ def sha256_of(path: Path) -> str:
 
 
 def verify_checksum(blob: Blob, size: int, digest: str) -> None:
-    """Raises `ChecksumMismatch` unless size and SHA-256 are the manifest's."""
+    """Raises `ChecksumMismatchError` unless size and SHA-256 are the manifest's."""
     if size != blob.size:
-        raise ChecksumMismatch(f"blob {blob.bucket}/{blob.name} has {size} bytes, not {blob.size}")
+        raise ChecksumMismatchError(f"blob {blob.bucket}/{blob.name} has {size} bytes, not {blob.size}")
     if digest != blob.sha256:
-        raise ChecksumMismatch(f"blob {blob.bucket}/{blob.name} hashes to {digest[:12]}…, not {blob.sha256[:12]}…")
+        raise ChecksumMismatchError(f"blob {blob.bucket}/{blob.name} hashes to {digest[:12]}…, not {blob.sha256[:12]}…")

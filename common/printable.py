@@ -20,10 +20,10 @@ def printable_json(value: Any, indent: int | None = None, default: Callable[[Any
     return CONTROL.sub(_escape, json.dumps(value, indent=indent, default=default, ensure_ascii=False))
 
 
-def _control_picture(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _control_picture(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return "\u2421" if code == DELETE else chr(0x2400 + code) if code < 0x20 else REPLACEMENT
 
 
-def _escape(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+def _escape(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"

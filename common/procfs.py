@@ -9,27 +9,27 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 def children_of(pid: int) -> set[int]:
     """Living children of a process, those it was given by the end of their parents among them."""
-    found: set[int] = set()
+    children: set[int] = set()
     try:
         threads = list((PROC / str(pid) / "task").iterdir())
     except OSError:
-        return found
+        return children
     for thread in threads:
         try:
-            found.update(map(int, (thread / "children").read_bytes().split()))
+            children.update(map(int, (thread / "children").read_bytes().split()))
         except OSError:  # the thread has ended meanwhile
             continue
-    return found
+    return children
 
 
 def descendants(pid: int) -> set[int]:
     """All that a process has started, and what those have started; zombies too."""
-    found: set[int] = set()
+    pids: set[int] = set()
     new = children_of(pid)
     while new:
-        found |= new
-        new = set().union(*map(children_of, new)) - found
-    return found
+        pids |= new
+        new = set().union(*map(children_of, new)) - pids
+    return pids
 
 
 def is_alive(pid: int) -> bool:

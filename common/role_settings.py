@@ -10,7 +10,7 @@ class RoleSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    health: Annotated[str | None, BeforeValidator(lambda given: str(given) if isinstance(given, int) else given)] = (
+    health: Annotated[str | None, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)] = (
         Field(
             None,
             pattern=r"^(\S+:)?\d{1,5}$",

@@ -97,8 +97,8 @@ class Node:
                 await self._transition("stop")
                 await cancel_and_wait(engine_run)
                 break
-            started_once = started_once or self._gateway.state in ("stale", "ready", "judging")
-            await self._transition("engine_lost")
+            started_once = started_once or self._gateway.state in ("awaiting_weights", "ready", "canary")
+            await self._transition("engine_exited")
             await self._engine.stop()
             error = engine_run.exception()
             # An engine that never started may have wrong settings: it is not started again.

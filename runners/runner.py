@@ -38,7 +38,7 @@ async def run(bus: Bus, settings: RunnerSettings, stop: asyncio.Event) -> None:
     """Serve until asked to stop, then let running rollouts finish or give them back.
 
     Raises `AgentStartError` when the agent cannot be started, `AccessError` when the cluster key cannot be
-    read, `DlqLimitExceeded` when most tasks are unreadable.
+    read, `DlqLimitExceededError` when most tasks are unreadable.
     """
     await Runner(bus, settings).run(stop)
 

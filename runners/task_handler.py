@@ -11,7 +11,7 @@ from nats.errors import Error as NatsError
 from bus.client import Bus
 from bus.dead_letters import DeadLetterQueue
 from bus.dlq_limit import DlqLimit
-from bus.errors import BusError, DlqLimitExceeded
+from bus.errors import BusError, DlqLimitExceededError
 from bus.lease import Lease, keep_renewed
 from bus.message import Message
 from bus.task_publisher import TaskPublisher, build_foreign_record
@@ -60,7 +60,7 @@ class TaskHandler:
         self._slots, self._hosts, self._stop = slots, hosts, stop
         self._poison = DlqLimit(f"runner {runner}")
         self._ended_at: list[float] = []
-        self.flood: DlqLimitExceeded | None = None
+        self.flood: DlqLimitExceededError | None = None
         """Why the runner has to end; None: it has not."""
         self.done = 0
         self.given_back = 0
@@ -135,7 +135,7 @@ class TaskHandler:
             await self._report_poisoned(stay, attempt, reason)
             await DeadLetterQueue(self._bus).add(delivery, f"poisoned: {reason}")
             return
-        said: tracing.Said = {
+        said: tracing.Attributes = {
             attributes.RUN: task.run_id,
             attributes.ROLLOUT: attempt.rollout,
             attributes.ATTEMPT: attempt.number,
@@ -171,7 +171,7 @@ class TaskHandler:
         """A task nobody can read: a dead letter, and the last word on its rollout if at least that can be read."""
         try:
             self._poison.record_invalid(reason)
-        except DlqLimitExceeded as flood:
+        except DlqLimitExceededError as flood:
             self.flood = flood
             self._stop()
             await self._give_back(delivery, UNREADABLE_SECONDS)

@@ -42,7 +42,7 @@ async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
     """Ingest and serve queries until ``stop`` is set.
 
     Raises `AddressInUseError`, `engine.EngineBusy`, `client.StoreUnreachable`,
-    `migrations.MigrationError`, or `DlqLimitExceeded` when most events are unreadable.
+    `migrations.MigrationError`, or `DlqLimitExceededError` when most events are unreadable.
     """
     if settings.url is not None:
         await _ingest(bus, settings, settings.url, stop)

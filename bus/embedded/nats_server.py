@@ -42,10 +42,10 @@ SYNC_INTERVAL = "2m"
 def find_server() -> str:
     """Path of the nats-server program; the ``bus`` extra installs one beside the interpreter."""
     beside = Path(sys.executable).parent
-    found = shutil.which("nats-server", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
-    if found is None:
+    program = shutil.which("nats-server", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+    if program is None:
         raise BusError("nats-server is not installed: pip install 'lightningbus[bus]'")
-    return found
+    return program
 
 
 def server_config(
@@ -157,9 +157,9 @@ class NatsServer:
                 raise BusError(f"nats-server ended at once: {words[-1] if words else 'no output'}")
             for file in ports_dir.glob("*.ports"):
                 with suppress(json.JSONDecodeError, KeyError, IndexError):
-                    said = json.loads(file.read_text())
-                    self._monitor = said["monitoring"][0]
-                    return int(said["nats"][0].rpartition(":")[2])
+                    ports = json.loads(file.read_text())
+                    self._monitor = ports["monitoring"][0]
+                    return int(ports["nats"][0].rpartition(":")[2])
             await asyncio.sleep(0.01)  # the server tells that it listens by a file; there is no event to wait for
 
     async def supervise(self) -> None:
@@ -195,12 +195,12 @@ class NatsServer:
             while True:
                 await asyncio.sleep(HEALTH_SECONDS)
                 try:
-                    async with session.get(f"{self._monitor}/healthz") as answer:
-                        said = str((await answer.json()).get("error", ""))
+                    async with session.get(f"{self._monitor}/healthz") as response:
+                        message = str((await response.json()).get("error", ""))
                 except (aiohttp.ClientError, TimeoutError, ValueError):
                     continue
-                if "write error" in said:
-                    return said
+                if "write error" in message:
+                    return message
 
     async def _wait_for_disk_space(self) -> None:
         while shutil.disk_usage(self.directory).free < MIN_FREE_BYTES:  # noqa: ASYNC110 - a disk tells nobody of its room

@@ -22,9 +22,9 @@ from schemas.fleet import Heartbeat
 INTERVAL_SECONDS = 1.0
 
 
-def default_instance_id(given: str | None) -> str:
+def default_instance_id(configured: str | None) -> str:
     """What a process is called: as its settings say, else by host and process id."""
-    return given or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
+    return configured or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
 
 
 class HeartbeatPublisher:
@@ -35,8 +35,8 @@ class HeartbeatPublisher:
 
     def current(self) -> Heartbeat:
         """What the heartbeat says now."""
-        said = {"pid": os.getpid(), "sent_at_ns": time.time_ns(), **self._describe()}
-        return Heartbeat(role=self._role, id=self._id, **said)  # type: ignore[arg-type]
+        fields = {"pid": os.getpid(), "sent_at_ns": time.time_ns(), **self._describe()}
+        return Heartbeat(role=self._role, id=self._id, **fields)  # type: ignore[arg-type]
 
     async def send_now(self) -> None:
         """Send the heartbeat; while disconnected it is skipped, a stale one is worth nothing."""
@@ -87,7 +87,7 @@ class Fleet:
         """Last heartbeat of everybody who is not dead, by role and id; ``suspect`` who has been silent for a while."""
         now = self._clock()
         states = [
-            (beat, observed_state(beat.state, now - heard)) for _, (beat, heard) in sorted(self._last_seen.items())
+            (beat, observed_state(beat.state, now - seen_at)) for _, (beat, seen_at) in sorted(self._last_seen.items())
         ]
         return [
             beat if beat.state == state else replace(beat, state=state) for beat, state in states if state != "dead"
@@ -96,8 +96,8 @@ class Fleet:
     def suspect(self, role: str, id: str) -> None:
         """Somebody did not answer: no new work for it before it is heard of again."""
         if (role, id) in self._last_seen:
-            beat, heard = self._last_seen[(role, id)]
-            self._last_seen[(role, id)] = (beat, min(heard, self._clock() - SUSPECT_SECONDS))
+            beat, seen_at = self._last_seen[(role, id)]
+            self._last_seen[(role, id)] = (beat, min(seen_at, self._clock() - SUSPECT_SECONDS))
 
     async def wait_for_change(self) -> None:
         """Wait for the next heartbeat of anybody."""

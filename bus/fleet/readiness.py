@@ -11,8 +11,8 @@ READY_STATES = {
 """The states in which a role does its work, as its heartbeats call them."""
 STATE_REASONS = {
     ("inference", "starting"): "its engine has not started yet",
-    ("inference", "stale"): "it holds no verified weight version yet",
-    ("inference", "judging"): "it tries a version before it is released",
+    ("inference", "awaiting_weights"): "it holds no verified weight version yet",
+    ("inference", "canary"): "it tries a version before it is released",
     ("learner", "starting"): "its trainer is not made yet",
     ("learner", "done"): "its last step is made",
     ("runner", "starting"): "its agent is not loaded yet",

@@ -113,11 +113,11 @@ def _share(block: Mapping[str, Account], roles: Iterable[str]) -> None:
 
 def _by_subject(rights: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[tuple[str, list[str]]]:
     """Subjects with the accounts that have a right to each."""
-    found: dict[str, list[str]] = {}
+    accounts: dict[str, list[str]] = {}
     for role, subjects in rights:
         for subject in subjects:
-            found.setdefault(subject, []).append(account_name(role))
-    yield from found.items()
+            accounts.setdefault(subject, []).append(account_name(role))
+    yield from accounts.items()
 
 
 def _response_options(subject: str) -> dict[str, str]:
@@ -151,4 +151,4 @@ def _user(identity: Mapping[str, str], rights: Permissions, prefix: str) -> dict
 
 def _render(block: Mapping[str, Account]) -> str:
     # JSON is read by the server's configuration too.
-    return f"accounts: {json.dumps({name: one.to_config() for name, one in block.items()}, indent=2)}\n"
+    return f"accounts: {json.dumps({name: account.to_config() for name, account in block.items()}, indent=2)}\n"

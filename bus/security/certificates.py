@@ -54,14 +54,14 @@ class CertificateAuthority:
     ) -> None:
         """A certificate and its key as `CERT` and `KEY`; ``hosts`` are names and addresses it is to be found under."""
         key = ec.generate_private_key(ec.SECP256R1())
-        own = self.key.public_key()
+        authority_key = self.key.public_key()
         builder = (
             _builder(_name(name), self.certificate.subject, key.public_key())
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(digital_signature=True), critical=True)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(own), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key), critical=False)
         )
         if hosts:
             builder = builder.add_extension(

@@ -51,14 +51,14 @@ class Credentials:
     @classmethod
     def read(cls, directory: Path, role: str) -> "Credentials":
         """A role's access: its own directory, or one of all roles'; raises `AccessError` in one sentence."""
-        place = next((one for one in (directory, directory / role) if (one / FILE).exists()), None)
+        place = next((folder for folder in (directory, directory / role) if (folder / FILE).exists()), None)
         if place is None:
             raise AccessError(f"{directory} has no access for role {role}: it is not {HELP}")
         try:
-            said = json.loads(read_secret(place / FILE, "access"))
-            if not isinstance(said.get("inbox", ""), str):
+            content = json.loads(read_secret(place / FILE, "access"))
+            if not isinstance(content.get("inbox", ""), str):
                 raise TypeError("inbox is text")
-            access = cls(**{name: value if name == "inbox" else place / value for name, value in said.items()})
+            access = cls(**{name: value if name == "inbox" else place / value for name, value in content.items()})
         except (ValueError, TypeError, AttributeError) as error:
             known = ", ".join(field.name for field in fields(cls))
             raise AccessError(f"{place / FILE} is not an access file: a JSON object of {known}") from error

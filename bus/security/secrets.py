@@ -35,13 +35,13 @@ def bearer_header(key: str) -> dict[str, str]:
 
 def has_bearer(key: str, authorization: str) -> bool:
     """Whether an ``Authorization`` header has the key, compared in constant time."""
-    scheme, _, given = authorization.partition(" ")
-    return scheme.lower() == "bearer" and constant_time_equal(key, given.strip())
+    scheme, _, token = authorization.partition(" ")
+    return scheme.lower() == "bearer" and constant_time_equal(key, token.strip())
 
 
-def constant_time_equal(key: str, given: str) -> bool:
-    """Whether a key is what was given, in constant time; a header may hold bytes that are no text (aiohttp)."""
-    return secrets.compare_digest(given.encode(errors="surrogateescape"), key.encode())
+def constant_time_equal(key: str, candidate: str) -> bool:
+    """Whether a key equals a candidate, in constant time; a header may hold bytes that are no text (aiohttp)."""
+    return secrets.compare_digest(candidate.encode(errors="surrogateescape"), key.encode())
 
 
 def write_secret(path: Path, content: str | bytes) -> None:

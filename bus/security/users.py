@@ -42,23 +42,23 @@ def create_users(
     for role in LEAF_ROLES.values() if site else PERMISSIONS:
         place = out / role
         place.mkdir(mode=0o700)
-        said = {"inbox": inbox_prefix(role), **keys.write(place, role)}
+        credentials = {"inbox": inbox_prefix(role), **keys.write(place, role)}
         if authority is None or role in LEAF_ROLES:  # a site's server comes with its nkey
-            said |= new_nkey(place)
+            credentials |= new_nkey(place)
         if role in LEAF_ROLES:
             write_leaf_conf(place)
         if authority is not None:
             authority.write(place)
-            said |= {"ca": CA}
+            credentials |= {"ca": CA}
             if role in LEAF_ROLES:
                 authority.issue(place, f"lightningbus {role}", CLIENT)
-                said |= {"cert": CERT, "key": KEY}
+                credentials |= {"cert": CERT, "key": KEY}
             else:
-                said |= new_certificate(place, role, authority)
+                credentials |= new_certificate(place, role, authority)
         identities[role] = [identity_of(place)]
         if role in INFERENCE_KEY_ROLES:
             write_secret(place / CLUSTER_KEY, cluster_key + "\n")
-        (place / FILE).write_text(json.dumps(said, indent=2) + "\n")
+        (place / FILE).write_text(json.dumps(credentials, indent=2) + "\n")
         yield f"{place}: what {role} is let in by"
     if authority is not None:
         place = out / SERVER_PLACE

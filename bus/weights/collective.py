@@ -33,7 +33,7 @@ TensorSpec = tuple[str, tuple[int, ...], torch.dtype]
 Load = Callable[[list[NamedTensor]], None]
 
 
-class RendezvousTimeout(Exception):
+class RendezvousTimeoutError(Exception):
     """Not all of a group came in time; none of it goes on."""
 
 
@@ -71,7 +71,8 @@ def connect_store(host: str, port: int, seconds: float) -> TCPStore:
 def run_rendezvous(store: Store, meeting: str, rank: int, world: int, seconds: float) -> None:
     """Wait for all ranks: either all of them commit, or all abort.
 
-    Raises `RendezvousTimeout` after an abort, also in a rank that comes later, and RuntimeError if the store is gone.
+    Raises `RendezvousTimeoutError` after an abort, also in a rank that comes later.
+    Raises RuntimeError if the store is gone.
 
     The last rank to arrive proposes COMMIT. A rank whose time is over proposes ABORT. The first proposal decides.
     """
@@ -84,7 +85,7 @@ def run_rendezvous(store: Store, meeting: str, rank: int, world: int, seconds: f
     outcome = store.compare_set(f"{meeting}/outcome", "", proposal)  # wakes nobody: `decided_key` does
     store.set(decided_key, "")
     if outcome != COMMIT.encode():
-        raise RendezvousTimeout(f"not all {world} ranks of {meeting} arrived within {seconds:g} s")
+        raise RendezvousTimeoutError(f"not all {world} ranks of {meeting} arrived within {seconds:g} s")
 
 
 def missing_ranks(store: Store, meeting: str, world: int) -> list[int]:
@@ -99,8 +100,8 @@ def init_group(
 
     ``host``: where this rank may be reached.
     """
-    own = PrefixStore(name, store)
-    return Nccl(own, rank, world) if backend == "nccl" else Gloo(own, rank, world, host, seconds)
+    group_store = PrefixStore(name, store)
+    return Nccl(group_store, rank, world) if backend == "nccl" else Gloo(group_store, rank, world, host, seconds)
 
 
 def local_ip_towards(host: str, port: int) -> str:

@@ -137,14 +137,14 @@ class WeightRegistry:
         """
         deadline = time.monotonic() + 2 * REPLICA_LAG_SECONDS
         words = {"actor": who[:MAX_ACTOR_CHARS], "reason": why[:MAX_REASON_CHARS]}
-        said = ReleaseDecision(
+        decision = ReleaseDecision(
             action=what, version=version, **words, metrics=figures or {}, decided_at_ns=time.time_ns()
         )
         while True:
             before = await self.refresh()
             if first_only and latest_verdict(before, version) is not None:
                 return before
-            after = apply_decision(before, said)
+            after = apply_decision(before, decision)
             last = self._last_decision.sequence
             msg_id = f"release:{self._model}:{version}:{last}:{secrets.token_hex(16)}"
             try:
@@ -172,14 +172,14 @@ class WeightRegistry:
         async for entry in self._manifests.newest_first(last):
             manifest = entry.event
             if release.pinned is None:
-                found = is_servable(release, manifest)
+                is_target = is_servable(release, manifest)
                 to_try = manifest if first and is_pending_canary(release, manifest) else to_try
             elif manifest.version < release.pinned:
                 break
             else:
-                found = manifest.version == release.pinned
+                is_target = manifest.version == release.pinned
             first = False
-            if found:
+            if is_target:
                 self._target = ServingTarget(manifest, to_try)
                 return self._target
         if release.pinned is not None and newest:
@@ -218,34 +218,34 @@ class WeightRegistry:
 
         Raises `BusError` if the bus has none.
         """
-        found = []
-        async for one in self.list_versions():
-            if one[0].version < version:
+        manifests = []
+        async for manifest, sequence in self.list_versions():
+            if manifest.version < version:
                 break
-            found += [one] if one[0].version == version else []
-        if not found:
+            manifests += [(manifest, sequence)] if manifest.version == version else []
+        if not manifests:
             raise BusError(
                 f"model {self._model!r} has no version {version} on this bus: see `lightningbus weights list`"
             )
-        return found
+        return manifests
 
     async def activations_of(self, since: int, version: int) -> list[WeightsActivated]:
         """Who went over to a version, in order; ``since`` is the sequence of its oldest manifest."""
-        found: list[WeightsActivated] = []
+        activations: list[WeightsActivated] = []
         while True:
-            asked = {"batch": BATCH, "seq": since + 1, "next_by_subj": subjects.ALL_ACTIVATIONS}
-            some = await _batched_direct_get(self._bus, asked, WeightsActivated)
-            found += [one for one, _ in some if (one.model, one.version) == (self._model, version)]
-            if len(some) < BATCH:
-                return found
-            since = some[-1][1]
+            request = {"batch": BATCH, "seq": since + 1, "next_by_subj": subjects.ALL_ACTIVATIONS}
+            page = await _batched_direct_get(self._bus, request, WeightsActivated)
+            activations += [event for event, _ in page if (event.model, event.version) == (self._model, version)]
+            if len(page) < BATCH:
+                return activations
+            since = page[-1][1]
 
 
 async def _batched_direct_get(bus: Bus, request: dict[str, object], kind: type[E]) -> list[tuple[E, int]]:
     """The events that a request for several messages of WEIGHTS brings, with their sequences."""
-    found: list[tuple[E, int]] = []
+    events: list[tuple[E, int]] = []
     async with batch_get(bus.nc, subjects.WEIGHTS, request, RESPONSE_TIMEOUT_SECONDS) as messages:
         async for message in messages:
             with suppress(DecodeError):
-                found.append((decode(kind, message.data), sequence_of(message)))
-    return found
+                events.append((decode(kind, message.data), sequence_of(message)))
+    return events

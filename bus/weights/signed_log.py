@@ -72,16 +72,16 @@ class SignedLog(Generic[E]):
 
     async def read_after(self, sequence: int) -> tuple[list[Entry[E]], int]:
         """What counts of the messages after a sequence, in order, and the sequence of the last one looked at."""
-        found: list[Entry[E]] = []
+        entries: list[Entry[E]] = []
         while True:
             request = {"batch": BATCH, "seq": sequence + 1, "next_by_subj": self._subject}
-            some = await self._raw(request)
-            for raw in some:
+            page = await self._raw(request)
+            for raw in page:
                 if (entry := self._entry(raw, sequence)) is not None:
-                    found.append(entry)
+                    entries.append(entry)
                 sequence = raw.sequence
-            if len(some) < BATCH:
-                return found, sequence
+            if len(page) < BATCH:
+                return entries, sequence
 
     def skip_reason(self, sequence: int) -> str:
         """Why a message does not count, as a sentence; empty: it does, or was not met."""
@@ -127,4 +127,4 @@ class SignedLog(Generic[E]):
 
     async def _raw(self, request: Mapping[str, object]) -> list[RawEntry]:
         async with batch_get(self._bus.nc, subjects.WEIGHTS, request, RESPONSE_TIMEOUT_SECONDS) as messages:
-            return [RawEntry(sequence_of(one), one.data, one.headers or {}) async for one in messages]
+            return [RawEntry(sequence_of(message), message.data, message.headers or {}) async for message in messages]

@@ -33,17 +33,17 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See the class."""
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             **self.context,
             "logger": record.name,
             "message": record.getMessage(),
         }
-        said |= {name: getattr(record, name) for name in ("run", "rollout") if hasattr(record, name)}
+        fields |= {name: getattr(record, name) for name in ("run", "rollout") if hasattr(record, name)}
         if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
-        return printable_json(said)
+            fields["exception"] = self.formatException(record.exc_info)
+        return printable_json(fields)
 
 
 class HumanFormatter(logging.Formatter):
@@ -77,20 +77,20 @@ def configure_logging(verbose: bool = False, form: LogFormat = LogFormat.human) 
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    said = f"ended by {kind.__name__}: {error}"
-    logging.getLogger("lightningbus").critical(said, exc_info=(kind, error, trace))
+    text = f"ended by {kind.__name__}: {error}"
+    logging.getLogger("lightningbus").critical(text, exc_info=(kind, error, trace))
 
 
 def find_json_formatter() -> JsonFormatter | None:
     """The formatter of this process, if its lines are objects."""
-    found = [handler.formatter for handler in logging.getLogger().handlers]
-    return next((formatter for formatter in found if isinstance(formatter, JsonFormatter)), None)
+    formatters = [handler.formatter for handler in logging.getLogger().handlers]
+    return next((formatter for formatter in formatters if isinstance(formatter, JsonFormatter)), None)
 
 
 def bind_process_context(**known: str | None) -> None:
     """Say of every line from now on whose it is: role, run."""
-    if (lines := find_json_formatter()) is not None:
-        lines.context |= {name: value for name, value in known.items() if value}
+    if (formatter := find_json_formatter()) is not None:
+        formatter.context |= {name: value for name, value in known.items() if value}
 
 
 def print_fatal(sentence: object) -> None:

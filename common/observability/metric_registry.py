@@ -44,19 +44,25 @@ PlatformCollector(registry=REGISTRIES["common"])
 
 
 def register(
-    kind: Callable[..., M], role: Kind, name: str, moves: str, act: str, labels: Sequence[str] = (), **more: Any
+    kind: Callable[..., M],
+    role: Kind,
+    name: str,
+    description: str,
+    runbook: str,
+    labels: Sequence[str] = (),
+    **more: Any,
 ) -> M:
-    """A metric of a role; ``moves`` and ``act`` say when it moves and what to do, ``more`` goes to its class."""
+    """Create a metric of a role. ``description``: when it moves; ``runbook``: what to do; ``more``: for its class."""
     name = f"lightningbus_{name}"
-    shown = f"{name}{{{','.join(labels)}}}" if labels else name
-    METRIC_DOCS.append(MetricDoc(shown, role, moves, act))
-    return kind(name, moves, labels, registry=REGISTRIES[role], **more)
+    labelled_name = f"{name}{{{','.join(labels)}}}" if labels else name
+    METRIC_DOCS.append(MetricDoc(labelled_name, role, description, runbook))
+    return kind(name, description, labels, registry=REGISTRIES[role], **more)
 
 
 def render_exposition(role: str) -> bytes:
     """What a role answers ``/metrics`` with, in Prometheus' text format."""
-    own = [generate_latest(registry) for kind, registry in REGISTRIES.items() if kind in ("common", role)]
-    return b"".join(own)
+    texts = [generate_latest(registry) for kind, registry in REGISTRIES.items() if kind in ("common", role)]
+    return b"".join(texts)
 
 
 def request_metrics(requests: Counter, inflight: Gauge | None = None) -> Middleware:

@@ -28,8 +28,8 @@ AGENT_PREFIXES = ("OTEL_INSTRUMENTATION_", "OTEL_PYTHON_", "OTEL_SEMCONV_")
 """Variables about what is instrumented, not about where it goes."""
 
 Kind = Literal["internal", "server", "client", "consumer"]
-Said = Mapping[str, str | int | float | bool]
-"""Attributes."""
+Attributes = Mapping[str, str | int | float | bool]
+"""Attributes of a span."""
 
 
 class SpanHandle:
@@ -43,18 +43,18 @@ class SpanHandle:
         """W3C Trace Context of it, for whoever is asked to do a part of the work; empty where there is none."""
         if self.span is None:
             return ""
-        said = self.span.get_span_context()
-        return f"00-{said.trace_id:032x}-{said.span_id:016x}-{said.trace_flags:02x}"
+        context = self.span.get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     @property
     def headers(self) -> dict[str, str]:
         """The header that says `traceparent`."""
         return {"traceparent": self.traceparent} if self.span is not None else {}
 
-    def set_attributes(self, said: Said) -> None:
+    def set_attributes(self, attributes: Attributes) -> None:
         """More attributes."""
         if self.span is not None:
-            self.span.set_attributes(said)
+            self.span.set_attributes(attributes)
 
     def set_error(self, why: str) -> None:
         """It came to nothing; ``why`` is a kind of failure, not its words."""
@@ -102,7 +102,7 @@ def shutdown() -> None:
 
 @contextmanager
 def start_span(
-    name: str, said: Said | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
+    name: str, attributes: Attributes | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
 ) -> Iterator[SpanHandle]:
     """A span of what the block does, with attributes, below the current one or a W3C traceparent."""
     if _tracer is None:
@@ -110,8 +110,8 @@ def start_span(
         return
     from opentelemetry.trace import SpanKind
 
-    made = _tracer.start_span(name, _context(parent), SpanKind[kind.upper()], said, start_time=started_ns or None)
-    traced = SpanHandle(made)
+    span = _tracer.start_span(name, _context(parent), SpanKind[kind.upper()], attributes, start_time=started_ns or None)
+    traced = SpanHandle(span)
     try:
         yield traced
     except GeneratorExit:  # whoever read the answer has enough of it
@@ -120,15 +120,15 @@ def start_span(
         traced.set_error(type(error).__name__)
         raise
     finally:
-        made.end()
+        span.end()
 
 
 @contextmanager
 def start_as_current_span(
-    name: str, said: Said | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
+    name: str, attributes: Attributes | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
 ) -> Iterator[SpanHandle]:
-    """`part`, and the current one meanwhile: spans made in the block are its children. Not for generators."""
-    with start_span(name, said, parent, kind, started_ns) as traced:
+    """`start_span`, and the current one meanwhile: spans made in the block are its children. Not for generators."""
+    with start_span(name, attributes, parent, kind, started_ns) as traced:
         if traced.span is None:
             yield traced
             return
@@ -168,8 +168,8 @@ def _create_provider(role: str, instance: str) -> "TracerProvider":
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    own = {"service.namespace": "lightningbus", "service.instance.id": instance}
-    resource = Resource.create(own | ({} if named else {"service.name": f"lightningbus-{role}"}))
+    service = {"service.namespace": "lightningbus", "service.instance.id": instance}
+    resource = Resource.create(service | ({} if named else {"service.name": f"lightningbus-{role}"}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_log_transitions(OTLPSpanExporter())))
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # says the same of every batch that was not taken
@@ -180,7 +180,7 @@ def _log_transitions(exporter: Any) -> Any:
     """An exporter that says when the collector goes, and when it is back."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-    class Telling(SpanExporter):
+    class TransitionLoggingExporter(SpanExporter):
         lost = False
 
         def export(self, spans: Any) -> "SpanExportResult":
@@ -201,4 +201,4 @@ def _log_transitions(exporter: Any) -> Any:
         def shutdown(self) -> None:
             exporter.shutdown()
 
-    return Telling()
+    return TransitionLoggingExporter()

@@ -180,7 +180,7 @@ class Gateway:
         if version is None:
             routable = ", ".join(map(str, self.versions))
             return _error(409, f"this node serves version {routable}, not {pinned}")
-        span_attributes: tracing.Said = {attributes.WEIGHT_VERSION: version}
+        span_attributes: tracing.Attributes = {attributes.WEIGHT_VERSION: version}
         traceparent = request.headers.get(TRACE_HEADER, "")
         with (
             self._track(request, version) as (engine_model, stamp),

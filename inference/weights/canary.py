@@ -125,13 +125,13 @@ class EngineCanary:
 
     async def drain_traffic(self) -> None:
         """Stop serving; calls in flight are aborted and continue at another node from the tokens they have."""
-        await self._transition("withdrawn")
+        await self._transition("canary_started")
         await self._gateway.abort_in_flight()
 
     async def await_next_version(self) -> None:
         """Wait for a version that may be served."""
         self._gateway.version = None
-        await self._transition("nothing_stands")
+        await self._transition("no_servable_version")
 
     async def restart_engine(self) -> NoReturn:
         """Stop the engine; the node starts another one. Always raises `EngineError`.

@@ -137,7 +137,7 @@ class WeightUpdater:
                 return True
             if update is None:
                 return False
-            span_attributes: tracing.Said = {
+            span_attributes: tracing.Attributes = {
                 attributes.WEIGHT_VERSION: update.version,
                 attributes.NODE: self._node_id,
             }

@@ -67,7 +67,7 @@ class Sender:
         self._name = self._header = ""
 
     def send(self, order: SendRequest) -> None:
-        """Meet and broadcast; raises `bus.weights.collective.RendezvousTimeout`, RuntimeError, OSError, ValueError."""
+        """Meet and broadcast; raises `RendezvousTimeoutError`, RuntimeError, OSError, ValueError."""
         header, tensors = bytes_of(Path(order.path))
         if self._header:
             self.store.delete_key(self._header)  # not before: who is slow reads it when all has been sent

@@ -9,7 +9,7 @@ import uvloop
 from nats.errors import Error as NatsError
 
 from bus.client import Bus
-from bus.errors import AccessError, AddressError, BusError, DlqLimitExceeded
+from bus.errors import AccessError, AddressError, BusError, DlqLimitExceededError
 from bus.fleet.heartbeats import default_instance_id
 from common.aio import Interrupted, run_unless
 from common.listeners import AddressInUseError
@@ -75,7 +75,7 @@ def run_role(at: Place, name: str, role: Role[S], settings: S, *expected: type[E
     except (BusError, NatsError) as error:
         fail(str(error) or type(error).__name__, TRY_AGAIN)
     except Exception as error:
-        if not isinstance(error, (UserError, DlqLimitExceeded, AddressInUseError, *expected)):
+        if not isinstance(error, (UserError, DlqLimitExceededError, AddressInUseError, *expected)):
             raise
         fail(error)
     finally:

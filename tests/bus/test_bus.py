@@ -16,10 +16,10 @@ from bus.dead_letters import DeadLetterQueue
 from bus.embedded.nats_server import NatsServer
 from bus.errors import (
     BusError,
-    ChecksumMismatch,
+    ChecksumMismatchError,
     FencedError,
     PublishFailure,
-    PublishTimeout,
+    PublishTimeoutError,
     StreamFullError,
     classify,
 )
@@ -93,7 +93,7 @@ async def test_a_second_writer_is_fenced_off(bus: Bus) -> None:
 
 async def test_publishing_where_no_stream_listens_ends_at_the_deadline(bus: Bus) -> None:
     """No publish waits for ever."""
-    with pytest.raises(PublishTimeout, match="provisioned"):
+    with pytest.raises(PublishTimeoutError, match="provisioned"):
         await bus.publish("nobody.listens", task(1), msg_id="1", timeout=0.3)
 
 
@@ -239,10 +239,10 @@ async def test_a_corrupt_blob_is_refused_and_leaves_no_file(bus: Bus, tmp_path: 
     """A blob that does not hash to its manifest never reaches its path."""
     blob = await bus.object_store.put("weights", "w", b"x" * 300_000)
     bad = Blob(bucket="weights", name="w", size=blob.size, sha256="0" * 64)
-    with pytest.raises(ChecksumMismatch, match="hashes to"):
+    with pytest.raises(ChecksumMismatchError, match="hashes to"):
         await bus.object_store.get(bad, tmp_path / "w")
     short = Blob(bucket="weights", name="w", size=100, sha256=blob.sha256)
-    with pytest.raises(ChecksumMismatch, match="not 100"):
+    with pytest.raises(ChecksumMismatchError, match="not 100"):
         await bus.object_store.get(short, tmp_path / "w")
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith("w")] == []
 

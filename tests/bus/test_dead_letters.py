@@ -11,7 +11,7 @@ import pytest
 from bus.client import Bus
 from bus.dead_letters import DeadLetterQueue
 from bus.dlq_limit import MAX_CONSECUTIVE, WINDOW, DlqLimit
-from bus.errors import DlqLimitExceeded
+from bus.errors import DlqLimitExceededError
 from bus.streams import runner_consumer
 from bus.task_publisher import TaskPublisher
 from schemas import subjects
@@ -145,7 +145,7 @@ def test_a_flood_stops_the_reader_and_a_trickle_does_not() -> None:
     limit = DlqLimit("the store")
     for _ in range(MAX_CONSECUTIVE):
         limit.record_invalid("x")
-    with pytest.raises(DlqLimitExceeded, match="the store stops: 21 of the last 21 messages could not be read"):
+    with pytest.raises(DlqLimitExceededError, match="the store stops: 21 of the last 21 messages could not be read"):
         limit.record_invalid("x")
     trickle = DlqLimit("the store")
     for _ in range(WINDOW):
@@ -153,7 +153,7 @@ def test_a_flood_stops_the_reader_and_a_trickle_does_not() -> None:
         trickle.record_valid()
         trickle.record_valid()
     half = DlqLimit("the store")
-    with pytest.raises(DlqLimitExceeded):
+    with pytest.raises(DlqLimitExceededError):
         for _ in range(WINDOW):
             half.record_invalid("x")
             half.record_invalid("x")

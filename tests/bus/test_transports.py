@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import ChecksumMismatch
+from bus.errors import ChecksumMismatchError
 from bus.verified_download import sha256_of
 from bus.weights.transports.directory import DirectoryTransport
 
@@ -22,7 +22,7 @@ async def test_a_writer_of_the_directory_changes_neither_what_was_got_nor_what_w
         file.write(b"poison")
     assert got.read_bytes() == CONTENT == source.read_bytes()
     assert sha256_of(got) == blob.sha256
-    with pytest.raises(ChecksumMismatch, match="hashes to"):
+    with pytest.raises(ChecksumMismatchError, match="hashes to"):
         await shared.get(blob, tmp_path / "node" / "late")
     assert not (tmp_path / "node" / "late").exists()
 
@@ -34,10 +34,10 @@ async def test_what_is_no_file_or_too_large_is_refused_before_it_is_read(tmp_pat
     blob = await shared.put("weights", "policy-0", source)
     path = tmp_path / "shared" / "weights" / "policy-0"
     os.truncate(path, 1 << 40)
-    with pytest.raises(ChecksumMismatch, match="not 70000"):
+    with pytest.raises(ChecksumMismatchError, match="not 70000"):
         await shared.get(blob, got)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ChecksumMismatch, match="is no file"):
+    with pytest.raises(ChecksumMismatchError, match="is no file"):
         await shared.get(blob, got)
     assert not list((tmp_path / "node").iterdir())

@@ -446,7 +446,7 @@ async def test_agents_do_not_notice_that_vllm_was_killed(loop: Loop) -> None:
             while "ready" not in states or len(states) < 3:
                 await nodes.wait_for_change()
                 states |= {beat.state for beat in nodes.members() if beat.pid == node.pid and not engine.is_running()}
-    assert {"starting", "stale", "ready"} <= states
+    assert {"starting", "awaiting_weights", "ready"} <= states
     await asyncio.to_thread(loop.until, f"SELECT count() FROM rollouts WHERE run = '{run}' AND outcome = 'ok'", 60)
     assert loop.one(f"SELECT count() FROM attempts WHERE run = '{run}'") == 60, "no attempt was lost to it"
 

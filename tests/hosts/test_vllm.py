@@ -30,7 +30,7 @@ async def test_vllm_itself_is_reached_from_no_other_host(tmp_path: Path) -> None
         )  # fmt: skip
         process = await role(host, place / "hosts" / "node", Child("node", "inference", settings), secrets, urls)
         async with bus_as(secrets, "client", urls) as bus, bus.fleet("inference") as fleet, asyncio.timeout(200):
-            while "stale" not in {beat.state for beat in fleet.members()}:  # up, and without weights
+            while "awaiting_weights" not in {beat.state for beat in fleet.members()}:  # up, and without weights
                 assert process.returncode is None
                 await fleet.wait_for_change()
         found = host.listening()

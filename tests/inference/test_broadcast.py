@@ -19,7 +19,7 @@ from msgspec import to_builtins
 from bus.client import Bus
 from bus.fleet.heartbeats import Fleet
 from bus.weights.collective import (
-    RendezvousTimeout,
+    RendezvousTimeoutError,
     connect_store,
     create_store,
     init_group,
@@ -219,7 +219,7 @@ async def test_of_half_a_broadcast_nothing_is_served_and_the_version_is_fetched(
         manifest = await learner.publish()
         assert manifest.broadcast is not None and len(manifest.broadcast.participants) == 2
         said = await until(fleet, lambda said: all(said[id].version is None for id in "ab"))
-        assert {said[id].state for id in "ab"} <= {"starting", "stale"}
+        assert {said[id].state for id in "ab"} <= {"starting", "awaiting_weights"}
         again = await served(fleet, 1, "ab")
         assert not set(lives.values()) & set(again.values()), "an engine with half the weights is given up"
         assert (fetched(a), fetched(b)) == ([1], [1])
@@ -261,10 +261,10 @@ def test_all_have_met_or_nobody_has() -> None:
     ended = together(
         *[lambda rank=rank, at=at: run_rendezvous(at, "m2", rank, 3, 0.5 * 4**rank) for rank, at in ranks[:2]]
     )
-    assert [type(error) for error in ended] == [RendezvousTimeout] * 2
+    assert [type(error) for error in ended] == [RendezvousTimeoutError] * 2
     assert time.monotonic() - started < 1.5, "who would have waited longer learns of it at once"
     assert missing_ranks(store, "m2", 3) == [2]
-    with pytest.raises(RendezvousTimeout):
+    with pytest.raises(RendezvousTimeoutError):
         run_rendezvous(others[1], "m2", 2, 3, 10)  # too late, although it is the last one
 
 
@@ -324,7 +324,7 @@ def test_a_seat_is_for_who_serves_the_version_before() -> None:
         {"version": 3},
         {"version": None},
         {"state": "suspect"},
-        {"state": "stale"},
+        {"state": "awaiting_weights"},
         {"model": "other"},
         {"status": {}},
         {"status": {"reach": {"engine": "e", "ranks": 1, "backends": ["gloo"]}}},

@@ -99,7 +99,7 @@ async def test_what_is_broadcast_answers_as_what_is_fetched(bus: Bus, tmp_path: 
     running = asyncio.create_task(node.run(bus, settings, asyncio.Event()))
     try:
         async with bus.fleet("inference") as nodes, Broadcaster(learner, nodes.members) as broadcaster:
-            await seen(bus, "stale")
+            await seen(bus, "awaiting_weights")
             by_file = WeightPublisher(bus, learner)
             fetched = [await published(bus, by_file, path) for path in paths]
             await broadcaster.wait_idle()

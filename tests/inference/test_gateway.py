@@ -150,13 +150,13 @@ async def test_who_is_being_answered_is_told_that_the_rest_comes_from_elsewhere(
         async with http.post(gateway.address + "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
             vllm.gate.release()
             assert await answer.content.readuntil(b"\n\n")
-            gateway.state = "judging"
+            gateway.state = "canary"
             await asyncio.wait_for(gateway.abort_in_flight(), 5)
             with pytest.raises(aiohttp.ClientError):
                 await answer.content.read()
         assert gateway.num_in_flight == 0
         async with http.post(gateway.address + "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
-            assert answer.status == 503 and "judging" in await answer.text()
+            assert answer.status == 503 and "canary" in await answer.text()
         gateway.state = "ready"
         async with http.post(gateway.address + "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
             for _ in range(5):  # two are for the answer nobody reads any more
@@ -184,7 +184,7 @@ async def test_who_is_turned_away(vllm: ScriptedVllm) -> None:
         address = gateway.address + "/v1/completions"
         async with http.post(address, json={"stream": True}, headers={VERSION_HEADER: "2"}) as answer:
             assert answer.status == 409 and "serves version 3, not 2" in await answer.text()
-        for state in ("starting", "stale", "draining", "dead"):
+        for state in ("starting", "awaiting_weights", "draining", "dead"):
             gateway.state = state
             async with http.post(address, json={"stream": True}) as answer:
                 assert answer.status == 503 and state in await answer.text() and answer.headers["Retry-After"]
@@ -302,14 +302,14 @@ def test_marking_and_salting_change_nothing_else(body: dict[str, object], versio
     assert add_cache_salt(b"{}", version) == b"{}" and add_cache_salt(b"[1]", version) == b"[1]"
 
 
-@given(st.lists(st.sampled_from(["engine_up", "weights_applied", "engine_lost", "stop"])))
+@given(st.lists(st.sampled_from(["engine_up", "weights_applied", "engine_exited", "stop"])))
 def test_a_node_serves_only_after_its_engine_took_weights(happenings: list[NodeEvent]) -> None:
     state: State = "starting"
     holds = False
     for happening in happenings:
         before, state = state, next_state(state, happening)
         if happening == "weights_applied":
-            holds = has_bearer or before in ("stale", "ready")
+            holds = has_bearer or before in ("awaiting_weights", "ready")
         elif state != before:
             holds = has_bearer and state == "ready"
         assert not is_ready(state) or holds

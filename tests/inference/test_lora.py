@@ -228,7 +228,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory, base: Tensors) -> Asyn
             node = asyncio.create_task(Node(bus, settings).run(stop))
             try:
                 made = World(bus, fleet, directory, model, http, node)
-                await made.beat(lambda beat: beat.state == "stale", seconds=280)
+                await made.beat(lambda beat: beat.state == "awaiting_weights", seconds=280)
                 yield made
             finally:
                 stop.set()

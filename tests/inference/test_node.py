@@ -76,7 +76,7 @@ async def test_an_engine_that_dies_is_started_again_and_serves_only_verified_wei
         engine = child(STAND_IN)
         engine.kill()
         seen = await states_until(bus, "ready", after=engine)
-    assert [state for state in seen if state != "ready"] == ["starting", "stale"]
+    assert [state for state in seen if state != "ready"] == ["starting", "awaiting_weights"]
 
 
 async def test_an_engine_listens_on_a_socket_that_no_other_user_reaches_and_on_no_port(

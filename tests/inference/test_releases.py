@@ -59,7 +59,7 @@ class Judge:
                 await asyncio.sleep(0.01)
 
     async def drain_traffic(self) -> None:
-        self.happened.append("withdrawn")
+        self.happened.append("canary_started")
 
     async def run(self, spec: CanarySpec, version: int, previous_length: float | None) -> CanaryResult:
         self.happened.append(f"judges {version}")
@@ -292,7 +292,7 @@ async def test_a_trial_that_cannot_be_made_here_is_left_to_others(bus: Bus, tmp_
         engines[0].refuses[1] = engines[1].refuses[1] = ValueError("adapters of rank 64 do not fit")
         await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
         for judge in judges:
-            await judge.comes_to("withdrawn")
+            await judge.comes_to("canary_started")
         await all_hold(engines, 0)
         async with asyncio.timeout(10):
             while not all("do not fit" in node.problem for node in made):
@@ -300,7 +300,7 @@ async def test_a_trial_that_cannot_be_made_here_is_left_to_others(bus: Bus, tmp_
         await WeightRegistry(bus, "policy").append_decision("released", 0, who="me")  # all look again
         await publish(bus, tmp_path, 2)
         await all_hold(engines, 2)
-    assert [judge.happened for judge in judges] == [["withdrawn"], ["withdrawn"]]
+    assert [judge.happened for judge in judges] == [["canary_started"], ["canary_started"]]
 
 
 async def test_a_version_that_an_engine_refuses_is_revoked(bus: Bus, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from bus.client import Bus
-from bus.errors import PublishTimeout
+from bus.errors import PublishTimeoutError
 from bus.fleet.node_state import DEAD_SECONDS
 from common.aio import cancel_and_wait
 from inference.weights import swap_lock
@@ -256,14 +256,14 @@ class Deaf:
         sequence = await self._bus.publish(*arguments, **more)
         if self.deaf:
             self.deaf = False
-            raise PublishTimeout("nobody answered")
+            raise PublishTimeoutError("nobody answered")
         return sequence
 
 
 async def test_a_turn_that_was_taken_without_an_answer_is_given_back(bus: Bus) -> None:
     async with SwapLock(Deaf(bus), "n0", "policy") as made:  # type: ignore[arg-type]
         await made.release_stale()
-        with pytest.raises(PublishTimeout):
+        with pytest.raises(PublishTimeoutError):
             async with made.hold():
                 raise AssertionError("it was not told that it is its turn")
         await made.release_stale()

@@ -11,7 +11,7 @@ import pytest
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from bus.client import Bus
-from bus.errors import BusError, ChecksumMismatch
+from bus.errors import BusError, ChecksumMismatchError
 from bus.weights.transports.base import object_key
 from bus.weights.transports.factory import open_transport
 from inference.weights import updater as subscriber_module
@@ -184,7 +184,10 @@ async def test_of_a_broken_chain_nothing_is_served_and_a_whole_version_is_asked_
         assert engine.held == [] and node.needs_full_weights and node.version is None
         detail = {"wants_whole": node.needs_full_weights}
         learner.wanted = needs_full_weights(
-            Heartbeat(role="inference", id="node", state="stale", model="policy", status=detail, sent_at_ns=1), "policy"
+            Heartbeat(
+                role="inference", id="node", state="awaiting_weights", model="policy", status=detail, sent_at_ns=1
+            ),
+            "policy",
         )
         await learner.publish()
         await engine.holds(3)
@@ -204,7 +207,7 @@ async def test_a_file_outside_the_bus_is_verified_and_stays_in_its_place(
     wrong = Blob(bucket=BUCKET, name="policy-1", size=blob.size, sha256="0" * 64)
     short = Blob(bucket=BUCKET, name="policy-1", size=100, sha256=blob.sha256)
     for bad, words in ((wrong, "hashes to"), (short, "not 100")):
-        with pytest.raises(ChecksumMismatch, match=words):
+        with pytest.raises(ChecksumMismatchError, match=words):
             await via.get(bad, tmp_path / "bad")
     await via.delete(BUCKET, "policy-1")
     await via.delete(BUCKET, "policy-1")

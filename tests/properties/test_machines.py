@@ -133,7 +133,7 @@ class Serving(RuleBasedStateMachine):
     def happens(self, happening: NodeEvent) -> None:
         self.state = next_state(self.state, happening)
         self.stopped |= happening == "stop"
-        if happening == "engine_lost":
+        if happening == "engine_exited":
             self.verified = False
         if happening == "weights_applied" and self.state == "ready":
             self.verified = True

@@ -41,7 +41,7 @@ def test_a_rollout_stays_with_its_node_and_a_new_one_goes_where_least_is_done() 
 
 
 def test_only_ready_nodes_of_the_model_and_the_pinned_version_are_chosen() -> None:
-    assert chosen([node("a", "stale")]) is None
+    assert chosen([node("a", "awaiting_weights")]) is None
     assert chosen([node("a")], model="other") is None
     assert chosen([node("a", version=2)], pinned=1) is None
     assert chosen([node("a", version=2), node("b", version=1)], pinned=1) == "b"

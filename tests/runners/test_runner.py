@@ -14,7 +14,7 @@ import pytest
 
 from bus.client import Bus
 from bus.dead_letters import DeadLetterQueue
-from bus.errors import DlqLimitExceeded
+from bus.errors import DlqLimitExceededError
 from bus.streams import STORE_EVENTS, runner_consumer
 from bus.task_publisher import TaskPublisher
 from runners import runner
@@ -265,7 +265,7 @@ async def test_a_flood_of_unreadable_tasks_stops_the_runner_and_leaves_them_in_t
 ) -> None:
     for _ in range(60):
         await bus.js.publish("lb.task.eval.default", b"\xc1")
-    with pytest.raises(DlqLimitExceeded, match="could not be read"):
+    with pytest.raises(DlqLimitExceededError, match="could not be read"):
         async with asyncio.timeout(30):
             await runner.run(bus, RunnerSettings(agent="plain:asks", path=AGENTS), asyncio.Event())
     assert (await bus.js.stream_info("TASKS")).state.messages >= 60 - 22

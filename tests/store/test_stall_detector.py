@@ -44,7 +44,11 @@ def snapshot(*members: Heartbeat, **changes: Any) -> SystemSnapshot:
         (snapshot(RUNNER, NODE, num_tasks=0), None, ""),
         (snapshot(RUNNER, NODE, seconds_since_rollout=10.0), None, ""),
         (snapshot(NODE), "runner", "no runner is there"),
-        (snapshot(RUNNER, other(NODE, state="stale")), "runner", "no inference node is ready (n is stale)"),
+        (
+            snapshot(RUNNER, other(NODE, state="awaiting_weights")),
+            "runner",
+            "no inference node is ready (n is awaiting_weights)",
+        ),
         (snapshot(RUNNER), "runner", "no inference node is ready (there is none)"),
         (snapshot(RUNNER, NODE, store_problem="disk full"), "store", "the store cannot write: disk full"),
         (

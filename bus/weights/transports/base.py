@@ -20,7 +20,7 @@ class Transport(Protocol):
     async def get(self, blob: Blob, path: Path) -> None:
         """Write a blob to ``path``, all of it or nothing.
 
-        Raises `ChecksumMismatch` if its bytes are not what the manifest says, `BusError` if it is not there.
+        Raises `ChecksumMismatchError` if its bytes are not what the manifest says, `BusError` if it is not there.
         """
         ...
 

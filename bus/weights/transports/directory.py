@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from bus.errors import BusError, ChecksumMismatch
+from bus.errors import BusError, ChecksumMismatchError
 from bus.verified_download import sha256_of, verify_checksum
 from bus.weights.transports.base import object_key
 from schemas.weights.events import Blob
@@ -81,7 +81,7 @@ def _open_source(path: Path) -> BinaryIO:
     readable = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(readable.fileno()).st_mode):
         readable.close()
-        raise ChecksumMismatch(f"{path} is no file")
+        raise ChecksumMismatchError(f"{path} is no file")
     return readable
 
 

@@ -71,8 +71,8 @@ class S3Transport:
     async def list_names(self, bucket: str) -> list[str]:
         """See `Transport`."""
         with _translate_errors(f"{self._url} cannot be listed"):
-            found = await obstore.list(self._store, f"{bucket}/").collect_async()
-        return sorted(one["path"].rpartition("/")[2] for one in found)
+            objects = await obstore.list(self._store, f"{bucket}/").collect_async()
+        return sorted(entry["path"].rpartition("/")[2] for entry in objects)
 
     async def delete(self, bucket: str, name: str) -> None:
         """See `Transport`."""
