@@ -44,8 +44,8 @@ def retry_after(delivery: int) -> float:
 
 
 def decide_next_action(task: Task, delivery: int, outcome: Outcome) -> RetryDecision:
-    """Deliveries count from 1. What is cancelled goes to another at once."""
-    if outcome == "cancelled":
+    """Deliveries count from 1. A preempted attempt is retried at once."""
+    if outcome == "preempted":
         return RetryDecision(retry_after=0.0)
     if outcome not in INFRA_OUTCOMES:
         return RetryDecision()

@@ -37,7 +37,7 @@ async def run_agent(host: AgentExecutor, slot: Slot, task: Task, attempt: Attemp
         ending = await _run(host, slot, task, attempt)
     except Exception as error:  # a fault of ours: not the agent's, and not worth a slot
         count_fault(f"rollout {attempt.rollout}", error)
-        ending = RolloutResult("infra", f"the runner failed: {type(error).__name__}: {error}")
+        ending = RolloutResult("infra_error", f"the runner failed: {type(error).__name__}: {error}")
     finally:
         slot.end()
     return replace(ending, error=shorten(ending.error, MAX_ERROR))
@@ -54,13 +54,13 @@ async def _run(host: AgentExecutor, slot: Slot, task: Task, attempt: AttemptReco
         result = result_of(answer)
     except TimeoutError:
         if attempt.infra_error or attempt.num_calls_waiting:
-            return RolloutResult("infra", attempt.infra_error or f"no model answered within {seconds:g} s")
+            return RolloutResult("infra_error", attempt.infra_error or f"no model answered within {seconds:g} s")
         return RolloutResult("timeout", f"the agent did not end within its deadline of {seconds:g} s")
     except (AgentStartError, WorkerProcessDied) as error:
-        return RolloutResult("infra", str(error))
+        return RolloutResult("infra_error", str(error))
     except (AgentError, rewards.InvalidReward) as error:
         if attempt.infra_error:
-            return RolloutResult("infra", attempt.infra_error)
+            return RolloutResult("infra_error", attempt.infra_error)
         if isinstance(error, AgentError) and error.detail:
             log.warning("%s", shorten(error.detail, MAX_TRACEBACK))
         return RolloutResult("agent_error", str(error))

@@ -34,7 +34,7 @@ from schemas.text import shorten
 log = logging.getLogger(__name__)
 
 GIVE_BACK_SECONDS = 5.0
-"""How long a stopping runner tries to say that a rollout was cancelled; its task is given back in any case."""
+"""How long a stopping runner tries to say that a rollout was preempted; its task is given back in any case."""
 UNREADABLE_SECONDS = 5.0
 RATE_SECONDS = 10.0
 TRANSIENT = (BusError, NatsError)
@@ -133,7 +133,7 @@ class TaskHandler:
             reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
         if reason:
             await self._report_poisoned(stay, attempt, reason)
-            await DeadLetterQueue(self._bus).add(delivery, f"poisoned: {reason}")
+            await DeadLetterQueue(self._bus).add(delivery, f"poison: {reason}")
             return
         said: tracing.Attributes = {
             attributes.RUN: task.run_id,
@@ -151,7 +151,7 @@ class TaskHandler:
         try:
             end = await run_agent(self._hosts[stay.slot.number], stay.slot, task, attempt)
         except asyncio.CancelledError:
-            attempt.finish("cancelled", None, f"runner {self._runner} was stopped", "", final=False)
+            attempt.finish("preempted", None, f"runner {self._runner} was stopped", "", final=False)
             with contextlib.suppress(BusError, NatsError, TimeoutError):
                 async with asyncio.timeout(GIVE_BACK_SECONDS):
                     await send(self._bus, attempt, GIVE_BACK_SECONDS)
@@ -185,7 +185,7 @@ class TaskHandler:
 
     async def _report_poisoned(self, stay: Stay, attempt: AttemptRecorder, reason: str) -> None:
         stay.leave(attempt.task.mode)
-        attempt.finish("poisoned", None, reason, "")
+        attempt.finish("poison", None, reason, "")
         await send(self._bus, attempt)
 
     async def _conclude(

@@ -17,7 +17,7 @@ NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 PositiveSeconds = Annotated[float, Meta(gt=0)]
 Mode = Literal["train", "eval"]
-Outcome = Literal["ok", "agent_error", "timeout", "infra", "poisoned", "cancelled"]
+Outcome = Literal["ok", "agent_error", "timeout", "infra_error", "poison", "preempted"]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

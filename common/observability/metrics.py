@@ -67,7 +67,7 @@ tasks_nacked = register(
 )  # fmt: skip
 attempts = register(
     Counter, "runner", "runner_attempts_total", "An attempt at a rollout ends.",
-    "`agent_error`, `timeout`: the agent's own. `infra`, `poisoned`: ours; the runner's log says why.",
+    "`agent_error`, `timeout`: the agent's own. `infra_error`, `poison`: ours; the runner's log says why.",
     ["outcome"],
 )  # fmt: skip
 attempt_duration = register(

@@ -16,7 +16,7 @@ from schemas import subjects
 from schemas.codec import DecodeError, decode
 from schemas.spans import SpanBatch
 
-COLOURS = {"ok": "green", "cancelled": "dim"}
+COLOURS = {"ok": "green", "preempted": "dim"}
 
 
 async def follow(given: str | None, run: str, outcome: str, as_json: bool, count: int | None) -> None:

@@ -6,7 +6,7 @@ from enum import IntEnum
 from schemas.base import Outcome
 from schemas.spans import AttemptResult
 
-INFRA_OUTCOMES: frozenset[Outcome] = frozenset({"infra", "poisoned", "cancelled"})
+INFRA_OUTCOMES: frozenset[Outcome] = frozenset({"infra_error", "poison", "preempted"})
 """Outcomes that the agent did not cause: the task is retried, and there is no reward."""
 
 

@@ -42,7 +42,7 @@ async def bury(bus: Bus, count: int) -> None:
         for _ in range(count):
             await (await asyncio.wait_for(anext(puller), 5)).nak()
         for _ in range(count):
-            await DeadLetterQueue(bus).add(await asyncio.wait_for(anext(puller), 5), "poisoned: nobody lived")
+            await DeadLetterQueue(bus).add(await asyncio.wait_for(anext(puller), 5), "poison: nobody lived")
     assert (await bus.js.stream_info(subjects.TASKS)).state.messages == 0
 
 
@@ -51,9 +51,9 @@ async def test_letters_are_listed_and_shown(bus: Bus, nats_url: str) -> None:
     await bury(bus, 2)
     listed = json.loads(await dead(nats_url, "list", "--json"))
     assert [(one["stream"], one["deliveries"], one["reason"]) for one in listed] == [
-        ("TASKS", 2, "poisoned: nobody lived")
+        ("TASKS", 2, "poison: nobody lived")
     ] * 2
-    assert "poisoned: nobody lived" in await dead(nats_url, "list")
+    assert "poison: nobody lived" in await dead(nats_url, "list")
     shown = json.loads(await dead(nats_url, "show", str(listed[0]["number"])))
     assert shown["message"]["input"] == {"n": 0} and shown["headers"]["Nats-Msg-Id"] == "task:t0.0"
 

@@ -367,7 +367,7 @@ async def test_a_pinned_rollout_finds_its_version_while_it_is_held(world: World,
             await TaskPublisher(world.bus).publish_task(pinned)
         found = {batch.task_id: batch for batch in await ended(world.bus, 2)}
     ends = {name: batch.end.outcome for name, batch in found.items() if batch.end is not None}
-    assert ends == {f"pinned-{gone}": "infra", f"pinned-{held}": "ok"}
+    assert ends == {f"pinned-{gone}": "infra_error", f"pinned-{held}": "ok"}
     (call,) = calls_of(found[f"pinned-{held}"])
     assert [run.version for run in call.weight_versions] == [held]
 

@@ -38,7 +38,7 @@ def test_attempts_of_one_rollout_are_never_mixed() -> None:
 
 def test_the_first_result_is_the_rollout_and_whatever_else_ends_is_late() -> None:
     groups = GroupBuffer(10.0, valid)
-    given_up = rollout("a", 0, None, outcome="infra", samples=2)
+    given_up = rollout("a", 0, None, outcome="infra_error", samples=2)
     first, second = (
         replace(rollout("a", 0, reward, samples=2), attempt=number, execution=f"e{number}")
         for number, reward in ((2, 1.0), (3, 0.0))
@@ -52,7 +52,7 @@ def test_the_first_result_is_the_rollout_and_whatever_else_ends_is_late() -> Non
 
 def test_an_attempt_that_is_tried_again_says_nothing_of_its_rollout() -> None:
     assembler, groups = Assembler(), GroupBuffer(10.0, valid)
-    for number, part in enumerate(batches("a", 0, outcome="infra", final=False), start=1):
+    for number, part in enumerate(batches("a", 0, outcome="infra_error", final=False), start=1):
         if (ended := assembler.add(part, number)) is not None:
             groups.add(ended, 0.0)
     assert (groups.waiting, groups.late_attempts, assembler.oldest_pending_sequence()) == (0, [], None)
@@ -90,13 +90,13 @@ def test_a_group_whose_last_rollouts_do_not_come_is_trained_on_without_them() ->
 def test_a_group_of_fewer_than_two_valid_rollouts_is_put_aside() -> None:
     groups = GroupBuffer(10.0, valid)
     groups.add(rollout("a", 0, 1.0, samples=2), 0.0)
-    groups.add(rollout("a", 1, None, outcome="infra", samples=2), 0.0)
+    groups.add(rollout("a", 1, None, outcome="infra_error", samples=2), 0.0)
     assert groups.ready == []
     assert len(groups.rejected) == 1
 
 
 def test_an_infrastructure_failure_is_never_a_reward() -> None:
-    for outcome in ("infra", "poisoned", "cancelled"):
+    for outcome in ("infra_error", "poison", "preempted"):
         assert training_reward(rollout("a", 0, 0.0, outcome=outcome), "zero") is None
     assert training_reward(rollout("a", 0, None, outcome="agent_error"), "zero") == 0.0
     assert training_reward(rollout("a", 0, None, outcome="timeout"), "mask") is None

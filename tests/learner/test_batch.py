@@ -35,7 +35,7 @@ def rewarded(task: str, *rewards: float | None, version: int = 0) -> RolloutGrou
     return group(
         task,
         *[
-            rollout(task, n, reward, outcome="ok" if reward is not None else "infra", version=version)
+            rollout(task, n, reward, outcome="ok" if reward is not None else "infra_error", version=version)
             for n, reward in enumerate(rewards)
         ],
     )
@@ -68,7 +68,7 @@ def test_every_rollout_is_accounted_for_and_stale_ones_are_left_out() -> None:
     groups = [rewarded("a", 1.0, 0.0, None, 0.0, version=5), rewarded("b", 1.0, 0.0, version=2)]
     batch = make_batch(groups, 5, settings(max_staleness=2))
     reasons = {use.rollout_id: use.exclusion_reason for use in batch.uses}
-    assert reasons == {"a.0": "", "a.1": "", "a.2": "infra", "a.3": "", "b.0": "stale", "b.1": "stale"}
+    assert reasons == {"a.0": "", "a.1": "", "a.2": "infra_error", "a.3": "", "b.0": "stale", "b.1": "stale"}
     assert {row.rollout for row in batch.rows} == {"a.0", "a.1", "a.3"}
     assert len(batch.rows) == 3 and len(batch.advantages) == 6, "two calls in one row"
     # The masked rollout is no part of its group: the advantage is that of 1, 0, 0.

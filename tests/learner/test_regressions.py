@@ -42,7 +42,7 @@ def test_01_advantages_are_taken_over_whole_groups_before_anything_is_dropped() 
     assert batch.uses[1].advantage == pytest.approx((1 - 1 / 3) / np.std([0, 1, 0], ddof=1), rel=1e-4)
     pair = made(group("a", stale, dataclasses.replace(fresh[0], reward=5.0)), version=9, max_staleness=1)
     assert pair.uses[1].advantage == pytest.approx(2.5 / np.std([0, 5], ddof=1), rel=1e-4)
-    alone = made(group("a", fresh[0], rollout("a", 3, None, outcome="infra")), version=9)
+    alone = made(group("a", fresh[0], rollout("a", 3, None, outcome="infra_error")), version=9)
     assert alone.uses[0].advantage == 0.0, "and not its raw reward"
 
 

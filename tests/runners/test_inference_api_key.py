@@ -48,7 +48,7 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
             (batch,) = await ended(bus)
     assert batch.end is not None
     if not same:
-        assert batch.end.outcome == "infra" and "refuses the cluster key of this runner" in batch.end.error
+        assert batch.end.outcome == "infra_error" and "refuses the cluster key of this runner" in batch.end.error
         return
     assert (batch.end.outcome, batch.end.reward) == ("ok", 1.0)
     assert len(engine.requests) == 1

@@ -54,7 +54,7 @@ async def test_a_reward_function_that_dies_is_not_the_agents_error(bus: Bus) -> 
     async with running(bus, agent="plain:answers", reward="plain:reward_that_dies"):
         await TaskPublisher(bus).publish_task(task(max_attempts=1))
         (batch,) = await ended(bus)
-    assert batch.end is not None and batch.end.outcome == "infra"
+    assert batch.end is not None and batch.end.outcome == "infra_error"
     assert batch.end.error == "the reward function is gone: its process ended with 9"
 
 

@@ -96,11 +96,11 @@ async def test_no_node_until_the_deadline_is_infra_and_tried_again(bus: Bus) -> 
     async with running(bus, agent="plain:asks"):
         await TaskPublisher(bus).publish_task(task(deadline=3.0, max_attempts=2))
         first, batch = await ended(bus, 2, final=None)
-    assert first.end is not None and (first.end.outcome, first.end.is_final) == ("infra", False), (
+    assert first.end is not None and (first.end.outcome, first.end.is_final) == ("infra_error", False), (
         "each try is on record"
     )
     assert (first.attempt, batch.attempt) == (1, 2)
-    assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("infra", None)
+    assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("infra_error", None)
     assert "no inference node is ready until the rollout's deadline" in batch.end.error or "no model" in batch.end.error
 
 
@@ -108,7 +108,7 @@ async def test_a_pin_nobody_serves_names_the_version_and_what_is_served(bus: Bus
     async with running(bus, agent="plain:asks"):
         await TaskPublisher(bus).publish_task(task(deadline=3.0, max_attempts=1, weight_version=99))
         (batch,) = await ended(bus)
-    assert batch.end is not None and batch.end.outcome == "infra"
+    assert batch.end is not None and batch.end.outcome == "infra_error"
     assert "no inference node serves version 99 of 'policy', to which the task is pinned (served: 3)" in batch.end.error
     assert engine.requests == []
 
@@ -189,7 +189,7 @@ async def test_stopping_gives_back_what_is_not_finished_and_says_so(
     assert "0 rollouts done, 1 given back" in caplog.text
     async with running(bus, agent="plain:asks"):
         first, batch = await ended(bus, 2, final=None)
-    assert first.end is not None and (first.end.outcome, first.end.is_final) == ("cancelled", False)
+    assert first.end is not None and (first.end.outcome, first.end.is_final) == ("preempted", False)
     assert batch.attempt == 2 and batch.end is not None and batch.end.outcome == "ok"
 
 
@@ -203,7 +203,7 @@ async def test_a_task_that_kills_every_runner_is_poisoned_a_dead_letter_and_its_
             await (await asyncio.wait_for(anext(dying), 10)).nak()
     async with running(bus, agent="plain:asks"):
         (batch,) = await ended(bus)
-        assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("poisoned", None)
+        assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("poison", None)
         async with asyncio.timeout(10):
             while (await bus.js.stream_info("TASKS")).state.messages:
                 await asyncio.sleep(0.02)
@@ -219,7 +219,7 @@ async def test_the_group_of_an_unreadable_task_learns_of_it(bus: Bus, engine: Sc
     await bus.js.publish("lb.task.eval.default", unreadable, headers={"Lightningbus-Schema": schema_of(Task)})
     async with running(bus, agent="plain:asks"):
         (batch,) = await ended(bus)
-    assert batch.end is not None and batch.end.outcome == "poisoned" and "`input`" in batch.end.error
+    assert batch.end is not None and batch.end.outcome == "poison" and "`input`" in batch.end.error
     assert (batch.rollout_id, batch.sample_index) == ("t.3", 3)
 
 
@@ -231,7 +231,7 @@ async def test_a_task_of_another_schema_version_is_refused_and_its_dead_letter_s
         await bus.js.publish("lb.task.eval.default", encode(task(id=f"t{number}")), headers=headers)
     async with running(bus, agent="plain:asks"):
         batches = await ended(bus, 3)
-    assert {batch.end.outcome for batch in batches if batch.end} == {"poisoned"} and not engine.requests
+    assert {batch.end.outcome for batch in batches if batch.end} == {"poison"} and not engine.requests
     reasons = [letter.reason async for _, letter in DeadLetterQueue(bus).list_letters()]
     assert reasons == [
         "Task has schema version 1; this reader knows 2",

@@ -49,7 +49,7 @@ async def test_one_that_does_not_end_takes_its_process_with_it_and_the_others_ar
         await TaskPublisher(bus).publish_task(task(id="other", input={"seconds": 8.0}))
         await TaskPublisher(bus).publish_task(task(id="deaf", input={"seconds": 60.0}, deadline=0.5, max_attempts=1))
         found = [(batch.task_id, batch.end.outcome) for batch in await ended(bus, 3, final=None) if batch.end]
-    assert sorted(found[:2]) == [("deaf", "timeout"), ("other", "infra")]
+    assert sorted(found[:2]) == [("deaf", "timeout"), ("other", "infra_error")]
     assert found[2] == ("other", "ok")
 
 

@@ -68,7 +68,7 @@ async def test_a_task_whose_input_is_no_json_is_a_dead_letter_at_once_and_costs_
         await queue_is_empty(bus)
     assert (end := batches.pop("good").end) is not None and end.outcome == "ok"
     for batch in batches.values():
-        assert batch.end is not None and (batch.end.outcome, batch.attempt) == ("poisoned", 1)
+        assert batch.end is not None and (batch.end.outcome, batch.attempt) == ("poison", 1)
         assert "its input is no JSON" in batch.end.error
     letters = [letter async for _, letter in DeadLetterQueue(bus).list_letters()]
     assert len(letters) == 3 and all("its input is no JSON" in letter.reason for letter in letters)

@@ -96,7 +96,7 @@ async def test_a_rollout_is_its_first_result_whatever_failed_before(
     bus: Bus, nats_url: str, start_store: Start
 ) -> None:
     store = await asyncio.to_thread(start_store, nats_url)
-    told: list[tuple[Outcome, bool]] = [("infra", False), ("infra", True), ("ok", True), ("timeout", True)]
+    told: list[tuple[Outcome, bool]] = [("infra_error", False), ("infra_error", True), ("ok", True), ("timeout", True)]
     for attempt, (outcome, final) in enumerate(told, start=1):
         for part in batches("a", 0, reward=float(attempt), attempt=attempt, outcome=outcome, final=final):
             await send(bus, part, f"{attempt}:{part.sequence}")
