@@ -120,8 +120,8 @@ async def from_the_stream(
     while writer.rows < expected:
         await asyncio.sleep(0.005)
     seconds, spent = time.monotonic() - started, _cpu() - before
-    sql = "SELECT count() FROM raw_attempts WHERE run = {run:String}"
-    assert await asyncio.to_thread(query_row, client, sql, {"run": said[0].run_id}) == (len(said),)
+    sql = "SELECT count() FROM raw_attempts WHERE run_id = {run_id:String}"
+    assert await asyncio.to_thread(query_row, client, sql, {"run_id": said[0].run_id}) == (len(said),)
     stop.set()
     await work
     spans = len(said) * PER_ATTEMPT

@@ -18,9 +18,9 @@ RUNNERS, SLOTS = 2, 32
 IDLE, BURST, SECONDS = 200, 4000, 10.0
 LOADS = (0.5, 0.8)
 """Of the rate at which a burst was worked off."""
-WAITED = "SELECT groupArray(JSONExtractFloat(result, 'waited')) FROM raw_attempts WHERE run = {run:String}"
-STORED = "SELECT toUnixTimestamp64Nano(max(stored)) FROM raw_attempts WHERE run = {run:String}"
-ENDED = "SELECT count() FROM raw_attempts WHERE run = {run:String}"
+WAITED = "SELECT groupArray(JSONExtractFloat(result, 'waited')) FROM raw_attempts WHERE run_id = {run_id:String}"
+STORED = "SELECT toUnixTimestamp64Nano(max(stored_at)) FROM raw_attempts WHERE run_id = {run_id:String}"
+ENDED = "SELECT count() FROM raw_attempts WHERE run_id = {run_id:String}"
 
 
 def tasks(run: str, count: int, first: int = 0) -> list[Task]:
@@ -83,7 +83,7 @@ async def readable(system: System, count: int = 40) -> list[float]:
         await TaskPublisher(system.at.bus).publish_tasks(tasks(run, 1))
         await system.until(ENDED, 1, run=run)
         seen = time.time_ns()
-        stored = await system.one(STORED, run=run)
+        stored = await system.one(STORED, run_id=run)
         found.append((seen - stored) / 1e6)
     return found
 
@@ -95,7 +95,7 @@ async def measure() -> list[Result]:
         await burst(system, "warm-up")
         bare = percentiles(await round_trips(system.at.bus, 500))
         await idle(system)
-        waited = percentiles(await system.one(WAITED, run="idle"))
+        waited = percentiles(await system.one(WAITED, run_id="idle"))
         results = [
             Result(f"publish to agent, idle, {name}", value, "ms", floor)
             for (name, value), floor in zip(waited.items(), bare.values(), strict=True)
@@ -105,7 +105,7 @@ async def measure() -> list[Result]:
             run = f"loaded-{100 * part:.0f}"
             await loaded(system, run, part * rate)
             note = f"{part * rate:.0f} of {rate:.0f} rollouts/s"
-            for name, value in percentiles(await system.one(WAITED, run=run)).items():
+            for name, value in percentiles(await system.one(WAITED, run_id=run)).items():
                 results.append(Result(f"publish to agent, {part:.0%} load, {name}", value, "ms", bare[name], note=note))
         for name, value in percentiles(await readable(system)).items():
             results.append(Result(f"last span to readable, {name}", value, "ms"))

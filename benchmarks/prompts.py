@@ -38,7 +38,7 @@ CODECS = {
     "prompt_ids Array(UInt32)": ("LZ4", "ZSTD(1)", "T64, ZSTD(1)", "Delta(4), ZSTD(1)"),
     "token_versions Array(UInt32)": ("LZ4", "ZSTD(1)", "T64, ZSTD(1)", "Delta(4), ZSTD(1)"),
     "request String": ("LZ4", "ZSTD(1)", "ZSTD(3)", "ZSTD(6)"),
-    "start DateTime64(9, 'UTC')": ("ZSTD(1)", "Delta, ZSTD(1)", "DoubleDelta, ZSTD(1)"),
+    "started_at DateTime64(9, 'UTC')": ("ZSTD(1)", "Delta, ZSTD(1)", "DoubleDelta, ZSTD(1)"),
 }
 
 
@@ -88,7 +88,7 @@ def rows(batches: list[SpanBatch]) -> Iterator[Row]:
     """What the store keeps of their calls."""
     for batch in batches:
         for name, row in build_rows(batch, EventMetadata(1, 0, lambda run: 0)):
-            if name == "raw_call_contents":
+            if name == "raw_call_payloads":
                 yield row
 
 
@@ -101,14 +101,14 @@ def on_disk(client: Client, name: str) -> int:
 
 def bytes_per_rollout(client: Client, kept: list[SpanBatch]) -> list[Result]:
     """Ours beside the plain way."""
-    types = load_column_types(client, "lightningbus")["raw_call_contents"]
-    client.command("CREATE TABLE plain AS raw_call_contents")
+    types = load_column_types(client, "lightningbus")["raw_call_payloads"]
+    client.command("CREATE TABLE plain AS raw_call_payloads")
     full = [plain(batch) for batch in kept]
     # One encoded span at a time: a whole plain rollout is more than a message may be.
     sent = [[sum(len(encode(span)) for span in batch.spans) for batch in lot] for lot in (kept, full)]
-    client.insert_arrow("raw_call_contents", arrow.rows_to_arrow(list(rows(kept)), types))
+    client.insert_arrow("raw_call_payloads", arrow.rows_to_arrow(list(rows(kept)), types))
     client.insert_arrow("plain", arrow.rows_to_arrow(list(rows(full)), types))
-    stored = [on_disk(client, name) / len(kept) for name in ("raw_call_contents", "plain")]
+    stored = [on_disk(client, name) / len(kept) for name in ("raw_call_payloads", "plain")]
     note = f"{TURNS} turns to {TURNS * TOKENS // 1000}k tokens; peer: every prompt whole"
     return [
         Result("on the bus, per rollout", sum(sent[0]) / len(kept), "B", peer=sum(sent[1]) / len(kept), note=note),
@@ -124,7 +124,7 @@ def codecs(client: Client) -> list[Result]:
         smallest: float | None = None
         for codec in tried:
             client.command(f"CREATE TABLE one ({name} {kind} CODEC({codec})) ENGINE = MergeTree ORDER BY tuple()")
-            client.command(f"INSERT INTO one SELECT {name} FROM raw_call_contents")
+            client.command(f"INSERT INTO one SELECT {name} FROM raw_call_payloads")
             size = float(on_disk(client, "one")) / ROLLOUTS
             client.command("DROP TABLE one SYNC")
             smallest = size if smallest is None else smallest

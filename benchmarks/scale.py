@@ -20,7 +20,7 @@ RUNNERS = (1, 2, 4, 8)
 LOAD = Workload("scale", "batch_partial", 3000, 1000, 64, 3, 0.0, 1000)
 AT_ONCE, SLEEP_SECONDS = 10_000, 25.0
 WAITING = (10_000, 100_000, 1_000_000)
-ENDED = "SELECT uniqExact(rollout) FROM raw_attempts WHERE run = {run:String} AND outcome = 'ok'"
+ENDED = "SELECT uniqExact(rollout_id) FROM raw_attempts WHERE run_id = {run_id:String} AND outcome = 'ok'"
 
 
 async def more_runners() -> list[Result]:
@@ -57,7 +57,7 @@ async def at_once() -> list[Result]:
         started = time.monotonic()
         publishing = asyncio.create_task(publish_all(system.at.bus, tasks, 240, lambda: None))
         peak, during = 0, before
-        while await system.one(ENDED, run="at-once") < AT_ONCE:
+        while await system.one(ENDED, run_id="at-once") < AT_ONCE:
             await system.at.fleet.wait_for_change()
             busy = sum(
                 int(str(beat.status["busy"]).split("/")[0])
@@ -71,7 +71,7 @@ async def at_once() -> list[Result]:
         memory = {
             role: during[role][1] - before.get(role, (0.0, 0.0))[1] for role in ("runners", "agents", "nats-server")
         }
-        lost = await system.one("SELECT count() FROM lost_rollouts")
+        lost = await system.one("SELECT count() FROM check_unfinished_rollouts")
     return [
         Result("rollouts at once", float(peak), "rollouts", float(AT_ONCE), note=f"{lost} lost"),
         Result("10,000 rollouts, first to last", seconds, "s", SLEEP_SECONDS),

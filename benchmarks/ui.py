@@ -59,31 +59,33 @@ ROLLOUT = f"""
     multiIf(cityHash64(n, 6) % 100 < 3, 'agent_error', cityHash64(n, 6) % 100 < 4, 'timeout', 'ok') AS outcome,
     toUInt16(0) AS keep_days
 """
-NAMES = "run, task, rollout, attempt, execution"
+NAMES = "run_id, task_id, rollout_id, attempt, execution_id"
 TEXT = f"arrayMap(i -> splitByChar(' ', '{WORDS}')[1 + cityHash64(n, call, i) % 37], range(24))"
 
 FILL = {
     "raw_tasks": f"""
-        SELECT run, task, rollout, toUInt32(n % 8) AS sample, 8 AS samples, mode, agent, 'policy' AS model,
-            NULL AS weight_version, '{{}}' AS input, '{{}}' AS sampling, 60. AS deadline, 3 AS max_attempts,
-            begun AS published, keep_days
+        SELECT run_id, task_id, rollout_id, toUInt32(n % 8) AS sample_index, 8 AS group_size, mode, agent,
+        'policy' AS model,
+            NULL AS weight_version, '{{}}' AS input, '{{}}' AS sampling_params, 60. AS deadline, 3 AS max_attempts,
+            begun AS enqueued_at, retention_days
         FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}}))
     """,
     "raw_attempts": f"""
-        SELECT {NAMES}, trace_id, toUInt32(n % 8) AS sample, 8 AS samples, mode, agent,
-            concat('runner-', toString(n % 16)) AS runner, 0 AS standing, outcome,
+        SELECT {NAMES}, trace_id, toUInt32(n % 8) AS sample_index, 8 AS group_size, mode, agent,
+            concat('runner-', toString(n % 16)) AS runner, 'final' AS resolution, outcome,
             if(outcome = 'ok', toFloat64(cityHash64(n, 7) % 1562 < version + 200), NULL) AS reward, '' AS reward_span,
             if(outcome = 'ok', '', concat('ValueError: no number in answer ', toString(n))) AS error,
-            toString(reward) AS result, {SPANS} AS spans, {CALLS} AS calls, 300 AS prompt_tokens,
-            {CALLS * TOKENS} AS response_tokens, n % 9 = 0 AS truncated, version AS version_min,
-            version AS version_max, took * 0.0007 AS model_seconds, took * 0.0002 AS tool_seconds,
-            begun AS published, begun + toIntervalMillisecond(150) AS started,
-            begun + toIntervalMillisecond(150 + took) AS ended, ended + toIntervalMillisecond(3) AS stored,
-            n AS stream_sequence, keep_days
+            toString(reward) AS result, {SPANS} AS num_spans, {CALLS} AS num_calls, 300 AS prompt_tokens,
+            {CALLS * TOKENS} AS response_tokens, n % 9 = 0 AS num_truncated, version AS min_weight_version,
+            version AS max_weight_version, took * 0.0007 AS model_seconds, took * 0.0002 AS tool_seconds,
+            begun AS enqueued_at, begun + toIntervalMillisecond(150) AS started_at,
+            begun + toIntervalMillisecond(150 + took) AS ended_at, ended_at + toIntervalMillisecond(3) AS stored_at,
+            n AS stream_sequence, retention_days
         FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}}))
     """,
     "raw_spans": f"""
-        SELECT run, task, rollout, if(place = 0, 0, attempt) AS attempt, if(place = 0, '', execution) AS execution,
+        SELECT run_id, task_id, rollout_id, if(place = 0, 0, attempt) AS attempt, if(place = 0, '',
+        execution_id) AS execution_id,
             trace_id, lower(hex(cityHash64(n, 'span', place))) AS span_id,
             if(place = 0, '', lower(hex(cityHash64(n, 'span', least(place - 1, 1))))) AS parent_span_id,
             multiIf(place = 0, 'publish default', place = 1, 'invoke_agent default', place < 2 + {CALLS}, 'chat policy',
@@ -91,68 +93,74 @@ FILL = {
             multiIf(place = 0, 'producer', place = 1, 'consumer', place < 2 + {CALLS}, 'client', 'internal') AS kind,
             multiIf(place = 0, begun, place = 1, begun + toIntervalMillisecond(150),
                 place = {SPANS - 1}, begun + toIntervalMillisecond(150 + took + 5000),
-                begun + toIntervalMillisecond(200 + intDiv((place - 2) * took, {CALLS + TOOLS}))) AS start,
+                begun + toIntervalMillisecond(200 + intDiv((place - 2) * took, {CALLS + TOOLS}))) AS started_at,
             multiIf(place = 0, begun + toIntervalMillisecond(1), place = 1, begun + toIntervalMillisecond(150 + took),
-                start + toIntervalMillisecond(intDiv(took, {CALLS + TOOLS}))) AS end,
+                started_at + toIntervalMillisecond(intDiv(took, {CALLS + TOOLS}))) AS ended_at,
             if(cityHash64(n, 8, place) % 50 = 0, 'error', 'ok') AS status, '' AS status_message,
             if(place BETWEEN 2 + {CALLS} AND {SPANS - 2}, 'agent', 'lightningbus') AS scope,
-            map('gen_ai.operation.name', name, 'lightningbus.rollout.id', rollout, 'lightningbus.run', run,
+            map('gen_ai.operation.name', name, 'lightningbus.rollout.id', rollout_id, 'lightningbus.run', run_id,
                 'gen_ai.usage.output_tokens', '{TOKENS}') AS attributes,
-            map('service.name', 'agent') AS resource, '' AS events, '' AS links, keep_days
+            map('service.name', 'agent') AS resource, '' AS events, '' AS links, retention_days
         FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}}))
         ARRAY JOIN range({SPANS}) AS place
     """,
     "raw_model_calls": f"""
         SELECT {NAMES}, toUInt32(call) AS call, lower(hex(cityHash64(n, 'span', call + 2))) AS span_id, mode, agent,
             if(call % 2 = 0, 'writer', 'checker') AS role, 'policy' AS model,
-            concat('node-', toString(cityHash64(n, call) % 4)) AS node, 100 AS prompt_tokens, 30 AS new_tokens,
-            {TOKENS} AS response_tokens, version AS version_min, version AS version_max, -0.4 AS mean_logprob,
-            'stop' AS finish_reason, '{{}}' AS sampling, 'question' AS asked, 'answer' AS answered,
-            begun + toIntervalMillisecond(200 + intDiv(call * took, {CALLS + TOOLS})) AS start,
-            start + toIntervalMillisecond(intDiv(took, {CALLS + TOOLS})) AS end, keep_days
+            concat('node-', toString(cityHash64(n, call) % 4)) AS node, 100 AS prompt_tokens,
+            30 AS prompt_suffix_tokens,
+            {TOKENS} AS response_tokens, version AS min_weight_version, version AS max_weight_version,
+            -0.4 AS mean_logprob,
+            'stop' AS finish_reason, '{{}}' AS sampling_params, 'question' AS request_preview,
+            'answer' AS response_preview,
+            begun + toIntervalMillisecond(200 + intDiv(call * took, {CALLS + TOOLS})) AS started_at,
+            started_at + toIntervalMillisecond(intDiv(took, {CALLS + TOOLS})) AS ended_at, retention_days
         FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}})) ARRAY JOIN range({CALLS}) AS call
     """,
-    "raw_call_contents": f"""
-        SELECT {NAMES}, toUInt32(call) AS call, [] AS prompt_prefix, range(toUInt32(30)) AS prompt_ids,
+    "raw_call_payloads": f"""
+        SELECT {NAMES}, toUInt32(call) AS call, [] AS prompt_prefix_refs, range(toUInt32(30)) AS prompt_ids,
             toFixedString('', 32) AS prompt_sha256,
             arrayMap(i -> toUInt32(cityHash64(n, call, i) % 30000), range({TOKENS})) AS response_ids,
             arrayMap(i -> toFloat32(-(cityHash64(n, i) % 300) / 100), range({TOKENS})) AS logprobs,
             arrayMap(i -> version, range({TOKENS})) AS token_versions,
-            arrayMap(i -> concat({TEXT}[1 + i % 24], ' '), range({TOKENS})) AS pieces, [] AS request_prefix,
+            arrayMap(i -> concat({TEXT}[1 + i % 24], ' '), range({TOKENS})) AS token_texts, [] AS request_prefix_refs,
             concat('{{"model":"policy","messages":[{{"role":"user","content":"question ', toString(n), ' ',
                 toString(call), ': ', arrayStringConcat({TEXT}, ' '), if(n % 5000 = 7, ' heureka', ''),
                 '"}}]}}') AS request,
             concat('{{"role":"assistant","content":"', arrayStringConcat({TEXT}, ' '), '"}}') AS response,
-            begun + toIntervalMillisecond(200 + intDiv(call * took, {CALLS + TOOLS})) AS start, keep_days
+            begun + toIntervalMillisecond(200 + intDiv(call * took, {CALLS + TOOLS})) AS started_at, retention_days
         FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}})) ARRAY JOIN range({CALLS}) AS call
     """,
     "raw_training_steps": f"""
-        SELECT 'long' AS run, 'policy' AS model, toUInt32(number + 1) AS step, 1 AS epoch,
-            toUInt32(number + 1) AS version, {FIRST} + toIntervalMillisecond((number + 1) * {GROUP * 300}) AS started,
-            started + toIntervalMillisecond(4000) AS ended,
+        SELECT 'long' AS run_id, 'policy' AS model, toUInt32(number + 1) AS step, 1 AS epoch,
+            toUInt32(number + 1) AS version,
+            {FIRST} + toIntervalMillisecond((number + 1) * {GROUP * 300}) AS started_at,
+            started_at + toIntervalMillisecond(4000) AS ended_at,
             map('staleness/mean', 0.8, 'staleness/max', 2,
                 'off_policy/ess', 0.97 - 0.1 * (cityHash64(number) % 100) / 100,
                 'rollout_corr/k3_kl', 1e-4 * (1 + cityHash64(number) % 5), 'actor/ppo_kl', 1e-4,
                 'actor/pg_clipfrac', 0.01, 'actor/grad_norm', 0.5, 'actor/entropy', 1.2) AS metrics,
-            '' AS digest, '{{}}' AS settings
+            '' AS batch_sha256, '{{}}' AS settings
         FROM numbers(intDiv({{rollouts:UInt64}}, {GROUP}))
     """,
-    "raw_training_uses": f"""
-        SELECT run, 'policy' AS model, version + 1 AS step, 1 AS epoch, version + 1 AS version, rollout, task, attempt,
-            execution, outcome, if(outcome = 'ok', 1., NULL) AS reward, 0.3 AS advantage, outcome = 'ok' AS trained,
-            '' AS reason, {CALLS * TOKENS} AS tokens, 1 AS staleness_max, 0 AS place, [0.3, 0.3, -0.2] AS credit
+    "raw_training_rollouts": f"""
+        SELECT run_id, 'policy' AS model, version + 1 AS step, 1 AS epoch, version + 1 AS version, rollout_id, task_id,
+        attempt,
+            execution_id, outcome, if(outcome = 'ok', 1., NULL) AS reward, 0.3 AS advantage, outcome = 'ok' AS trained,
+            '' AS exclusion_reason, {CALLS * TOKENS} AS tokens, 1 AS max_staleness, 0 AS batch_index, [0.3, 0.3,
+            -0.2] AS call_advantages
         FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}})) WHERE mode = 'train'
     """,
     "raw_weight_versions": f"""
-        SELECT 'long' AS run, 'policy' AS model, toUInt32(number) AS version, 1 AS epoch, NULL AS parent, 'full' AS
+        SELECT 'long' AS run_id, 'policy' AS model, toUInt32(number) AS version, 1 AS epoch, NULL AS parent, 'full' AS
             kind, 'blob' AS transport, toUInt32(number) AS step, 1000000 AS bytes,
-            {FIRST} + toIntervalMillisecond(number * {GROUP * 300}) AS created
+            {FIRST} + toIntervalMillisecond(number * {GROUP * 300}) AS created_at
         FROM numbers(intDiv({{rollouts:UInt64}}, {GROUP}))
     """,
-    "raw_weight_applied": f"""
+    "raw_weight_activations": f"""
         SELECT concat('node-', toString(place)) AS node, 'policy' AS model, toUInt32(number) AS version,
             0.05 AS fetch_seconds, 0.02 AS pause_seconds,
-            {FIRST} + toIntervalMillisecond(number * {GROUP * 300} + 90 + place * 10) AS applied
+            {FIRST} + toIntervalMillisecond(number * {GROUP * 300} + 90 + place * 10) AS activated_at
         FROM numbers(intDiv({{rollouts:UInt64}}, {GROUP})) ARRAY JOIN range(4) AS place
     """,
 }
@@ -188,7 +196,7 @@ CASES = {
     ),
     "rollouts: a rare word": ("run/rollouts", {"words": "heureka"}),
     "rollouts: two words in every call": ("run/rollouts", {"words": "sum digit"}),
-    "rollout": ("rollout", {"rollout": "t5000@long.3"}),
+    "rollout": ("rollout", {"rollout_id": "t5000@long.3"}),
 }
 DROP = ("SYSTEM DROP MARK CACHE", "SYSTEM DROP UNCOMPRESSED CACHE", "SYSTEM DROP QUERY CONDITION CACHE")
 

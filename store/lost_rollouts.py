@@ -11,15 +11,15 @@ from schemas import subjects
 from store.clickhouse.client import query_row
 
 COUNT_FINISHED_TASKS = """
-WITH ended AS (
-    SELECT rollout, published FROM raw_attempts
-    WHERE standing < 2 AND published >= fromUnixTimestamp64Nano({since:Int64}, 'UTC')
+WITH finished AS (
+    SELECT rollout_id, enqueued_at FROM raw_attempts
+    WHERE resolution != 'retried' AND enqueued_at >= fromUnixTimestamp64Nano({since:Int64}, 'UTC')
 )
-SELECT uniqExact(rollout, published) + (
+SELECT uniqExact(rollout_id, enqueued_at) + (
     SELECT uniqExact(sequence) FROM raw_dead_letters
-    WHERE stream = 'TASKS' AND dead >= fromUnixTimestamp64Nano({since:Int64}, 'UTC')
-        AND headers['Nats-Msg-Id'] NOT IN (SELECT rollout FROM ended)
-) FROM ended
+    WHERE stream = 'TASKS' AND dead_lettered_at >= fromUnixTimestamp64Nano({since:Int64}, 'UTC')
+        AND headers['Nats-Msg-Id'] NOT IN (SELECT rollout_id FROM finished)
+) FROM finished
 """
 """Tasks that ended since a time: with a last attempt or a dead letter."""
 

@@ -109,7 +109,7 @@ class Bench:
         final = await evaluate(
             self._at.bus, self._sql, name, self._held_out, label="final", version=last, samples=2, sampling=GREEDY
         )
-        while (await asyncio.to_thread(query_row, self._sql, "SELECT count() FROM lost_rollouts"))[0]:
+        while (await asyncio.to_thread(query_row, self._sql, "SELECT count() FROM check_unfinished_rollouts"))[0]:
             await self._at.fleet.wait_for_change()
         measured = await asyncio.to_thread(_measured, self._sql, name)
         curve = measured.pop("curve")
@@ -183,23 +183,24 @@ def _learner(
 
 # When the last of its problems was answered: an evaluation waits in the queue behind what is to be trained.
 CURVE = """
-SELECT toFloat64(max(ended)) AS at, avgIf(reward, outcome = 'ok') AS accuracy FROM rollouts
-WHERE run = {run:String} AND mode = 'eval' AND match(task, '@' || {run:String} || '-v[0-9]+$')
-GROUP BY extract(task, '-v([0-9]+)$') ORDER BY at
+SELECT toFloat64(max(ended_at)) AS at, avgIf(reward, outcome = 'ok') AS accuracy FROM rollouts
+WHERE run_id = {run_id:String} AND mode = 'eval' AND match(task_id, '@' || {run_id:String} || '-v[0-9]+$')
+GROUP BY extract(task_id, '-v([0-9]+)$') ORDER BY at
 """
 BUSY = """
-SELECT toFloat64(start) AS start, toFloat64(end) AS end FROM model_calls WHERE run = {run:String} ORDER BY start
+SELECT toFloat64(started_at) AS started_at, toFloat64(ended_at) AS ended_at FROM model_calls
+WHERE run_id = {run_id:String} ORDER BY started_at
 """
-BEGAN = "SELECT toFloat64(min(published)) FROM tasks WHERE mode = 'train' AND run = {run:String}"
+BEGAN = "SELECT toFloat64(min(enqueued_at)) FROM tasks WHERE mode = 'train' AND run_id = {run_id:String}"
 STEPS_SQL = """
-SELECT toFloat64(max(ended)), sum(metrics['seconds/idle']), avg(metrics['off_policy/ess']),
+SELECT toFloat64(max(ended_at)), sum(metrics['seconds/idle']), avg(metrics['off_policy/ess']),
        avg(metrics['staleness/mean']), max(metrics['staleness/max']), sum(metrics['rollouts/trained']), count()
-FROM training_steps WHERE run = {run:String}
+FROM training_steps WHERE run_id = {run_id:String}
 """
 
 
 def _measured(client: Client, run: str) -> dict[str, Any]:
-    which = {"run": run}
+    which = {"run_id": run}
     last, idle, ess, mean_lag, max_lag, trained, steps = client.query(STEPS_SQL, parameters=which).result_rows[0]
     (began,) = client.query(BEGAN, parameters=which).result_rows[0]
     seen = client.query(CURVE, parameters=which).result_rows

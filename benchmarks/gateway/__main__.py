@@ -22,8 +22,8 @@ CASES = [(1, 1, False), (1, 1, True), (32, 1, False), (32, 1, True), (256, 1, Fa
 CALLS = {1: 16, 32: 8, 256: 3}
 """Of each rollout, by how many there are at once."""
 TURNS, TURN_TOKENS = 100, 640
-RESULTS = "SELECT result FROM rollouts WHERE run = {run:String} AND outcome = 'ok'"
-ENDED = "SELECT count() FROM raw_attempts WHERE run = {run:String}"
+RESULTS = "SELECT result FROM rollouts WHERE run_id = {run_id:String} AND outcome = 'ok'"
+ENDED = "SELECT count() FROM raw_attempts WHERE run_id = {run_id:String}"
 
 
 async def added(system: System, direct: str, at_once: int, thousands: int, stream: bool) -> list[Result]:
@@ -38,7 +38,7 @@ async def added(system: System, direct: str, at_once: int, thousands: int, strea
     ]
     await publish_all(system.at.bus, tasks, 60, lambda: None)
     await system.until(ENDED, at_once, run=run)
-    rows = (await asyncio.to_thread(system.sql.query, RESULTS, {"run": run})).result_rows
+    rows = (await asyncio.to_thread(system.sql.query, RESULTS, {"run_id": run})).result_rows
     found = [json.loads(row[0]) for row in rows]
     through, past = ([value for one in found for value in one[name]] for name in ("through", "past"))
     kind = f"{at_once} at once, {thousands}k tokens, {'streamed' if stream else 'plain'}"
@@ -56,12 +56,14 @@ async def memory(system: System) -> Result:
         Task(id="long", run_id="long", agent="default", mode="eval", input=given, deadline=300)
     )
     most = before
-    while not await system.one(ENDED, run="long"):
+    while not await system.one(ENDED, run_id="long"):
         most = max(most, usage()["runners"][1])
         await asyncio.sleep(0.1)
-    outcome = await system.one("SELECT any(outcome) FROM rollouts WHERE run = 'long'")
-    stored = await system.one("SELECT sum(new_tokens + response_tokens) FROM model_calls WHERE run = 'long'")
-    plain = await system.one("SELECT sum(prompt_tokens + response_tokens) FROM model_calls WHERE run = 'long'")
+    outcome = await system.one("SELECT any(outcome) FROM rollouts WHERE run_id = 'long'")
+    stored = await system.one(
+        "SELECT sum(prompt_suffix_tokens + response_tokens) FROM model_calls WHERE run_id = 'long'"
+    )
+    plain = await system.one("SELECT sum(prompt_tokens + response_tokens) FROM model_calls WHERE run_id = 'long'")
     note = f"{outcome}; {plain:,} tokens in all prompts, {stored:,} of them kept"
     return Result(
         f"{TURNS} turns to {TURNS * TURN_TOKENS // 1000}k tokens: memory of the runner", most - before, "MiB", note=note

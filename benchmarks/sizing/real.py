@@ -31,7 +31,7 @@ SLOTS, TURNS = 8, 4
 ROLLOUTS = 8
 """Of each slot."""
 AGENT = "benchmarks.gateway.agent:either"
-ENDED = "SELECT count() FROM raw_attempts WHERE run = {run:String}"
+ENDED = "SELECT count() FROM raw_attempts WHERE run_id = {run_id:String}"
 
 
 @dataclass(frozen=True)

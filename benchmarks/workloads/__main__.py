@@ -19,14 +19,16 @@ from schemas.tasks import Task
 PEER = Path(__file__).with_name("peer.py")
 AGENT = "benchmarks.workloads.agent:work"
 RUNNERS = 2
-ENDED = "SELECT uniqExact(rollout) FROM raw_attempts WHERE run IN {runs:Array(String)} AND standing < 2"
+ENDED = (
+    "SELECT uniqExact(rollout_id) FROM raw_attempts WHERE run_id IN {runs:Array(String)} AND resolution != 'retried'"
+)
 CHECKED = """
 SELECT count() FROM rollouts AS r INNER JOIN
 (
-    SELECT execution, count() AS spans, countIf(attributes['task'] != '') AS named FROM spans
-    WHERE run IN {runs:Array(String)} AND attempt > 0 GROUP BY execution
-) AS s USING (execution)
-WHERE r.run IN {runs:Array(String)} AND r.outcome = 'ok' AND r.reward BETWEEN 1 AND 2
+    SELECT execution_id, count() AS spans, countIf(attributes['task'] != '') AS named FROM spans
+    WHERE run_id IN {runs:Array(String)} AND attempt > 0 GROUP BY execution_id
+) AS s USING (execution_id)
+WHERE r.run_id IN {runs:Array(String)} AND r.outcome = 'ok' AND r.reward BETWEEN 1 AND 2
     AND r.spans = s.spans AND named = 1
 """
 

@@ -168,7 +168,7 @@ groups_ready = register(
 )  # fmt: skip
 reward_mean = register(
     Gauge, "learner", "learner_reward_mean", "Mean reward of the rollouts of the last step.",
-    "Falling over many steps: training does harm; see `lightningbus report rewards`.",
+    "Falling over many steps: training does harm; see `lightningbus report reward_by_version`.",
 )  # fmt: skip
 staleness = register(
     Gauge, "learner", "learner_staleness_mean", "Mean lag, in versions, of the tokens of the last step.",
@@ -180,7 +180,7 @@ trained_tokens = register(
 )  # fmt: skip
 learner_rollouts = register(
     Counter, "learner", "learner_rollouts_total", "A rollout is accounted for: `trained` or `excluded`.",
-    "Many excluded: the table `training_uses` has the reason of each.", ["result"],
+    "Many excluded: the table `training_rollouts` has the reason of each.", ["result"],
 )  # fmt: skip
 weight_broadcasts = register(
     Counter, "learner", "learner_weight_broadcasts_total",

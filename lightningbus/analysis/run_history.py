@@ -19,39 +19,43 @@ from schemas.spans import ModelCall, Span, VersionSpan
 from schemas.trajectory.attempt_selection import Resolution
 
 STEPS = """
-SELECT step, version, settings, digest, metrics FROM training_steps
-WHERE run = {run:String} AND step BETWEEN {first:UInt32} AND {last:UInt32} ORDER BY step
+SELECT step, version, settings, batch_sha256, metrics FROM training_steps
+WHERE run_id = {run_id:String} AND step BETWEEN {first:UInt32} AND {last:UInt32} ORDER BY step
 """
 USES = """
-SELECT rollout, execution, task FROM training_uses
-WHERE run = {run:String} AND step = {step:UInt32} AND place >= 0 ORDER BY place
+SELECT rollout_id, execution_id, task_id FROM training_rollouts
+WHERE run_id = {run_id:String} AND step = {step:UInt32} AND batch_index >= 0 ORDER BY batch_index
 """
 ATTEMPTS = """
-SELECT rollout, task, sample, samples, attempt, execution, outcome, standing, reward, reward_span FROM attempts
-WHERE run = {run:String} AND execution IN {executions:Array(String)}
+SELECT rollout_id, task_id, sample_index, group_size, attempt, execution_id, outcome, resolution, reward,
+    reward_span FROM attempts
+WHERE run_id = {run_id:String} AND execution_id IN {executions:Array(String)}
 """
 CALLS = """
-SELECT c.execution AS execution, call, c.role AS role, c.model AS model, c.node AS node, p.prompt_ids AS prompt_ids,
+SELECT c.execution_id AS execution_id, call, c.role AS role, c.model AS model, c.node AS node,
+    p.prompt_ids AS prompt_ids,
        a.response_ids AS response_ids, a.logprobs AS logprobs, a.token_versions AS token_versions,
-       c.finish_reason AS finish_reason, c.sampling AS sampling, p.request AS request, a.response AS response,
-       toUnixTimestamp64Nano(c.start) AS start, toUnixTimestamp64Nano(c.end) AS end
+       c.finish_reason AS finish_reason, c.sampling_params AS sampling_params, p.request AS request,
+       a.response AS response,
+       toUnixTimestamp64Nano(c.started_at) AS started_at, toUnixTimestamp64Nano(c.ended_at) AS ended_at
 FROM model_calls AS c
-INNER JOIN (SELECT * FROM prompts WHERE run = {run:String} AND execution IN {executions:Array(String)}) AS p
-    USING (execution, call)
-INNER JOIN (SELECT * FROM answers WHERE run = {run:String} AND execution IN {executions:Array(String)}) AS a
-    USING (execution, call)
-WHERE c.run = {run:String} AND c.execution IN {executions:Array(String)} ORDER BY execution, call
+INNER JOIN (SELECT * FROM prompts WHERE run_id = {run_id:String} AND execution_id IN {executions:Array(String)}) AS p
+    USING (execution_id, call)
+INNER JOIN (SELECT * FROM completions WHERE run_id = {run_id:String}
+AND execution_id IN {executions:Array(String)}) AS a
+    USING (execution_id, call)
+WHERE c.run_id = {run_id:String} AND c.execution_id IN {executions:Array(String)} ORDER BY execution_id, call
 """
 SPANS = """
-SELECT execution, span_id, name, status, attributes, events,
-       toUnixTimestamp64Nano(start) AS start, toUnixTimestamp64Nano(end) AS end
-FROM spans WHERE run = {run:String} AND execution IN {executions:Array(String)}
+SELECT execution_id, span_id, name, status, attributes, events,
+       toUnixTimestamp64Nano(started_at) AS started_at, toUnixTimestamp64Nano(ended_at) AS ended_at
+FROM spans WHERE run_id = {run_id:String} AND execution_id IN {executions:Array(String)}
   AND NOT startsWith(scope, 'lightningbus')
 """
 BEST = """
-SELECT execution FROM rollouts
-WHERE run = {run:String} AND mode = 'train' AND outcome = 'ok' AND reward >= {least:Float64}
-ORDER BY reward DESC, rollout LIMIT {most:UInt32} BY task
+SELECT execution_id FROM rollouts
+WHERE run_id = {run_id:String} AND mode = 'train' AND outcome = 'ok' AND reward >= {least:Float64}
+ORDER BY reward DESC, rollout_id LIMIT {most:UInt32} BY task_id
 """
 
 Found = dict[str, Any]
@@ -78,7 +82,7 @@ class History:
     @classmethod
     def of(cls, sql: Client, run: str | None) -> "History":
         """The history of a run, or of the only one there is; raises `UserError` when that is not clear."""
-        names = [row[0] for row in sql.query("SELECT DISTINCT run FROM training_steps ORDER BY run").result_rows]
+        names = [row[0] for row in sql.query("SELECT DISTINCT run_id FROM training_steps ORDER BY run_id").result_rows]
         if run is None and len(names) == 1:
             return cls(sql, names[0])
         if run in names and run is not None:
@@ -100,7 +104,7 @@ class History:
                 settings=checked(
                     LearnerSettings, json.loads(row["settings"] or "{}"), f"settings of step {row['step']}"
                 ),
-                digest=row["digest"],
+                digest=row["batch_sha256"],
                 metrics=row["metrics"],
             )
             for row in found
@@ -109,19 +113,19 @@ class History:
     def groups(self, step: Step) -> list[RolloutGroup]:
         """The groups a step was made of, in their order; raises `UserError` when rollouts are gone."""
         uses = self._rows(USES, step=step.number)
-        rollouts = {one.execution: one for one in self.rollouts([use["execution"] for use in uses], step.settings)}
-        gone = [use["rollout"] for use in uses if use["execution"] not in rollouts]
+        rollouts = {one.execution: one for one in self.rollouts([use["execution_id"] for use in uses], step.settings)}
+        gone = [use["rollout_id"] for use in uses if use["execution_id"] not in rollouts]
         if gone:
             raise UserError(f"step {step.number}: {len(gone)} rollouts are not on record any more, e.g. {gone[0]}")
         made = []
-        for task, members in groupby(uses, key=lambda use: str(use["task"])):
-            own = {one.id: one for one in (rollouts[use["execution"]] for use in members)}
+        for task, members in groupby(uses, key=lambda use: str(use["task_id"])):
+            own = {one.id: one for one in (rollouts[use["execution_id"]] for use in members)}
             made.append(RolloutGroup(task, len(own), 0.0, own))
         return made
 
     def best(self, per_task: int, least: float) -> list[Rollout]:
         """The best rollouts of each training task with at least a reward, best first."""
-        executions = [row["execution"] for row in self._rows(BEST, most=per_task, least=least)]
+        executions = [row["execution_id"] for row in self._rows(BEST, most=per_task, least=least)]
         found = {one.execution: one for one in self.rollouts(executions, None)}
         return [found[execution] for execution in executions]
 
@@ -130,27 +134,27 @@ class History:
         rules = settings.credit.rules_in_force if settings is not None else []
         spans: dict[str, list[Span]] = {}
         for row in self._rows(CALLS, executions=list(executions)):
-            spans.setdefault(row["execution"], []).append(_call_span(row))
+            spans.setdefault(row["execution_id"], []).append(_call_span(row))
         for row in self._rows(SPANS, executions=list(executions)):
-            spans.setdefault(row["execution"], []).append(_span(row))
+            spans.setdefault(row["execution_id"], []).append(_span(row))
         for row in self._rows(ATTEMPTS, executions=list(executions)):
-            yield _rollout(row, spans.get(row["execution"], []), rules)
+            yield _rollout(row, spans.get(row["execution_id"], []), rules)
 
     def _rows(self, sql: str, **parameters: Any) -> list[Found]:
-        return list(self._sql.query(sql, parameters={"run": self._run, **parameters}).named_results())
+        return list(self._sql.query(sql, parameters={"run_id": self._run, **parameters}).named_results())
 
 
 def _rollout(row: Found, spans: Sequence[Span], rules: Sequence[AirRule]) -> Rollout:
     calls = sorted((span.call for span in spans if span.call is not None), key=lambda call: call.index)
     return Rollout(
-        id=row["rollout"],
-        task=row["task"],
-        sample=row["sample"],
-        samples=row["samples"],
+        id=row["rollout_id"],
+        task=row["task_id"],
+        sample=row["sample_index"],
+        samples=row["group_size"],
         attempt=row["attempt"],
-        execution=row["execution"],
+        execution=row["execution_id"],
         outcome=row["outcome"],
-        resolution=Resolution(row["standing"]),
+        resolution=Resolution[row["resolution"].upper()],
         reward=row["reward"],
         calls=tuple(calls),
         rewards=intermediate_rewards(spans, row["reward_span"], rules),
@@ -164,8 +168,8 @@ def _span(row: Found) -> Span:
         trace_id="",
         span_id=row["span_id"],
         name=row["name"],
-        start_ns=row["start"],
-        end_ns=row["end"],
+        start_ns=row["started_at"],
+        end_ns=row["ended_at"],
         status=row["status"],
         attributes=row["attributes"],
         events=tuple(json.loads(row["events"] or "[]")),
@@ -183,11 +187,11 @@ def _call_span(row: Found) -> Span:
         logprobs=array("f", row["logprobs"]).tobytes(),
         weight_versions=tuple(_runs(row["token_versions"])),
         finish_reason=row["finish_reason"],
-        sampling_params=json.loads(row["sampling"]),
+        sampling_params=json.loads(row["sampling_params"]),
         request=row["request"],
         response=row["response"],
     )
-    return Span(trace_id="", span_id="", name="chat", start_ns=row["start"], end_ns=row["end"], call=call)
+    return Span(trace_id="", span_id="", name="chat", start_ns=row["started_at"], end_ns=row["ended_at"], call=call)
 
 
 def _runs(versions: Sequence[int]) -> Iterator[VersionSpan]:

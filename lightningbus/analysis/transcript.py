@@ -15,25 +15,29 @@ from lightningbus.run.terminal import Terminal
 from schemas.semconv.span_kinds import entity_name, kind_of, summarize
 
 ROLLOUT = """
-SELECT run, rollout, execution, attempt, mode, outcome, reward, error, calls, response_tokens, version_min, version_max,
-    date_diff('microsecond', started, ended) / 1e6 AS seconds
-FROM rollouts WHERE {run:String} IN ('', run) AND rollout = {rollout:String} ORDER BY started
+SELECT run_id, rollout_id, execution_id, attempt, mode, outcome, reward, error, num_calls, response_tokens,
+    min_weight_version, max_weight_version,
+    date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds
+FROM rollouts WHERE {run_id:String} IN ('', run_id) AND rollout_id = {rollout_id:String} ORDER BY started_at
 """
 CALLS = """
 SELECT c.call AS call, c.role AS role, c.node AS node, c.finish_reason AS finish_reason, p.request AS request,
-    a.response AS response, c.prompt_tokens AS prompt_tokens, c.start AS start
-FROM model_calls AS c INNER JOIN prompts AS p USING (run, rollout, execution, call)
-INNER JOIN answers AS a USING (run, rollout, execution, call)
-WHERE run = {run:String} AND rollout = {rollout:String} AND execution = {execution:String} ORDER BY call
+    a.response AS response, c.prompt_tokens AS prompt_tokens, c.started_at AS started_at
+FROM model_calls AS c INNER JOIN prompts AS p USING (run_id, rollout_id, execution_id, call)
+INNER JOIN completions AS a USING (run_id, rollout_id, execution_id, call)
+WHERE run_id = {run_id:String} AND rollout_id = {rollout_id:String} AND execution_id = {execution_id:String}
+ORDER BY call
 """
 TOKENS = """
-SELECT call, piece, token, logprob, version, advantage, staleness FROM token_credit
-WHERE run = {run:String} AND rollout = {rollout:String} AND execution = {execution:String} ORDER BY call, position
+SELECT call, token_text, token, logprob, version, advantage, staleness FROM token_credit
+WHERE run_id = {run_id:String} AND rollout_id = {rollout_id:String} AND execution_id = {execution_id:String}
+ORDER BY call, position
 """
 SPANS = """
-SELECT name, status, status_message, attributes, start, date_diff('microsecond', start, end) / 1e6 AS seconds
-FROM spans WHERE run = {run:String} AND rollout = {rollout:String} AND execution = {execution:String}
-    AND NOT startsWith(scope, 'lightningbus') ORDER BY start
+SELECT name, status, status_message, attributes, started_at, date_diff('microsecond', started_at,
+    ended_at) / 1e6 AS seconds
+FROM spans WHERE run_id = {run_id:String} AND rollout_id = {rollout_id:String} AND execution_id = {execution_id:String}
+    AND NOT startsWith(scope, 'lightningbus') ORDER BY started_at
 """
 RED_TO_GREEN = ("red", "dark_orange", "white", "green_yellow", "green")
 
@@ -52,10 +56,12 @@ class Transcript:
     @classmethod
     def of(cls, client: Client, rollout: str, run: str) -> "Transcript":
         """Of the newest such rollout of a run (empty: of any); raises `UserError` when there is none. Blocks."""
-        found = _rows(client, ROLLOUT, run=run, rollout=rollout)
+        found = _rows(client, ROLLOUT, run_id=run, rollout_id=rollout)
         if not found:
-            raise UserError(f"no rollout is called {rollout!r}; `lightningbus report slowest` has some that are")
-        which = {name: found[-1][name] for name in ("run", "rollout", "execution")}
+            raise UserError(
+                f"no rollout is called {rollout!r}; `lightningbus report slowest_rollouts` has some that are"
+            )
+        which = {name: found[-1][name] for name in ("run_id", "rollout_id", "execution_id")}
         tokens: dict[int, list[Mapping[str, Any]]] = {}
         for row in _rows(client, TOKENS, **which):
             tokens.setdefault(row["call"], []).append(row)
@@ -72,17 +78,17 @@ class Transcript:
         said = self.rollout
         reward = "none" if said["reward"] is None else f"{said['reward']:.4g}"
         heading = (
-            f" of run {said['run']}: {said['outcome']}, reward {reward}, "
-            f"{said['calls']} calls, {said['response_tokens']} tokens, {said['seconds']:.3f} s, "
+            f" of run {said['run_id']}: {said['outcome']}, reward {reward}, "
+            f"{said['num_calls']} calls, {said['response_tokens']} tokens, {said['seconds']:.3f} s, "
             f"attempt {said['attempt']}"
         )
-        console.print(Text.assemble((said["rollout"], "bold"), heading))
+        console.print(Text.assemble((said["rollout_id"], "bold"), heading))
         if said["error"]:
             console.print(Text(said["error"], "red"))
         told = 0  # messages shown so far
         waiting = list(self.spans)
         for call in self.calls:
-            while waiting and waiting[0]["start"] < call["start"]:
+            while waiting and waiting[0]["started_at"] < call["started_at"]:
                 console.print(_span(waiting.pop(0)))
             tokens = self.tokens.get(call["call"], [])
             console.print(Rule(Text(_heading(call, tokens)), align="left", style="dim"))
@@ -126,8 +132,8 @@ def _plain(value: Any) -> str:
 
 
 def _answer(call: Mapping[str, Any], tokens: list[Mapping[str, Any]], color: str) -> Text:
-    if any(token["piece"] for token in tokens):
-        return Text.assemble(*((token["piece"], _style(token, color)) for token in tokens))
+    if any(token["token_text"] for token in tokens):
+        return Text.assemble(*((token["token_text"], _style(token, color)) for token in tokens))
     answer = json.loads(call["response"])
     return Text(_plain(answer.get("content") or answer) if isinstance(answer, dict) else _plain(answer))
 

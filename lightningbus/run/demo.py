@@ -27,13 +27,13 @@ RUNNERS = 2
 POLL_SECONDS = 0.2
 ASK = {
     "which weight version produced each token of a rollout": (
-        "SELECT call, position, token, round(exp(logprob), 3) AS probability, version FROM token_versions "
-        "WHERE rollout = '{rollout}' ORDER BY call, position"
+        "SELECT call, position, token, round(exp(logprob), 3) AS probability, version FROM tokens "
+        "WHERE rollout_id = '{rollout}' ORDER BY call, position"
     ),
     "reward by weight version": "SELECT * FROM reward_by_version WHERE mode = 'train' ORDER BY version",
     "how stale what was trained on was": "SELECT * FROM staleness ORDER BY step",
     "one rollout's whole trace": (
-        "SELECT start, name, kind, attributes FROM spans WHERE rollout = '{rollout}' ORDER BY start"
+        "SELECT started_at, name, kind, attributes FROM spans WHERE rollout_id = '{rollout}' ORDER BY started_at"
     ),
 }
 
@@ -138,7 +138,7 @@ async def _python(made: Stack, script: str, arguments: list[Any]) -> None:
 def _example(directory: RunDirectory) -> str:
     endpoints = directory.endpoints()
     assert endpoints is not None, "the run is up"
-    return str(query_row(connect(endpoints.sql), "SELECT any(rollout) FROM training_uses")[0])
+    return str(query_row(connect(endpoints.sql), "SELECT any(rollout_id) FROM training_rollouts")[0])
 
 
 def _look_further(rollout: str) -> None:

@@ -14,12 +14,12 @@ from lightningbus.run.role_process import UserError
 from store.clickhouse.client import query_row
 
 RESULTS = """
-SELECT count() AS ended, countIf(outcome = 'ok') AS ok, avgIf(reward, outcome = 'ok') AS mean
-FROM rollouts WHERE run = {run:String} AND endsWith(task, {suffix:String})
+SELECT count() AS num_ended, countIf(outcome = 'ok') AS ok, avgIf(reward, outcome = 'ok') AS mean
+FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})
 """
 VERSIONS = """
-SELECT groupUniqArrayArray(token_versions) FROM answers
-WHERE run = {run:String} AND endsWith(task, {suffix:String})
+SELECT groupUniqArrayArray(token_versions) FROM completions
+WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})
 """
 
 
@@ -64,7 +64,7 @@ async def evaluate(
         deadline=deadline,
     )
     published = sum(await publish_all(bus, tasks, timeout=deadline, on_done=lambda: None))
-    parameters = {"run": run, "suffix": suffix}
+    parameters = {"run_id": run, "suffix": suffix}
     ended, ok, mean = 0, 0, 0.0
     try:
         async with asyncio.timeout(deadline), bus.fleet("store") as stores:

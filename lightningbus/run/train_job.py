@@ -31,21 +31,21 @@ SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
 """How held-out problems are answered, by the name of the figure."""
 RESULTS, PICTURE = "results.json", "reward.png"
 COUNTS = {
-    "weight_versions": "SELECT uniqExact(version) FROM weight_versions WHERE run = {run:String}",
-    "rollouts": "SELECT count() FROM rollouts WHERE run = {run:String}",
-    "tokens_trained": "SELECT sum(tokens) FROM training_uses WHERE run = {run:String} AND trained",
-    "rollouts_lost": "SELECT count() FROM lost_rollouts WHERE run = {run:String}",
-    "rollouts_trained_twice": "SELECT count() FROM trained_twice WHERE run = {run:String}",
-    "max_staleness": "SELECT max(max_staleness) FROM staleness WHERE run = {run:String}",
+    "weight_versions": "SELECT uniqExact(version) FROM weight_versions WHERE run_id = {run_id:String}",
+    "rollouts": "SELECT count() FROM rollouts WHERE run_id = {run_id:String}",
+    "tokens_trained": "SELECT sum(tokens) FROM training_rollouts WHERE run_id = {run_id:String} AND trained",
+    "rollouts_lost": "SELECT count() FROM check_unfinished_rollouts WHERE run_id = {run_id:String}",
+    "rollouts_trained_twice": "SELECT count() FROM check_duplicate_training WHERE run_id = {run_id:String}",
+    "max_staleness": "SELECT max(max_staleness) FROM staleness WHERE run_id = {run_id:String}",
     "mean_staleness": (
-        "SELECT round(sum(mean_staleness * tokens) / sum(tokens), 3) FROM staleness WHERE run = {run:String}"
+        "SELECT round(sum(mean_staleness * tokens) / sum(tokens), 3) FROM staleness WHERE run_id = {run_id:String}"
     ),
 }
 """What the store counts from what was published and what arrived."""
-HELD = "SELECT count() FROM tasks WHERE run = {run:String}"
+HELD = "SELECT count() FROM tasks WHERE run_id = {run_id:String}"
 CURVE = (
     "SELECT version, mean_reward, reward_spread, rollouts FROM reward_by_version "
-    "WHERE run = {run:String} AND mode = 'train' ORDER BY version"
+    "WHERE run_id = {run_id:String} AND mode = 'train' ORDER BY version"
 )
 
 
@@ -121,7 +121,7 @@ async def _serve(made: Stack, settings: RunSettings, ready: Awaitable[object] | 
     assert settings.store is not None, "a training job has a store"
     try:
         client = await asyncio.to_thread(connect, settings.store.url or store.address, settings.store.database)
-        held = await asyncio.to_thread(query_row, client, HELD, {"run": settings.name})
+        held = await asyncio.to_thread(query_row, client, HELD, {"run_id": settings.name})
     except (StoreUnavailable, ClickHouseError) as error:
         raise UserError(f"the store cannot be asked: {' '.join(str(error).split())[:300]}") from error
     if held[0]:
@@ -158,7 +158,7 @@ async def _drained(made: Stack, client: Client, run: str) -> None:
     """Wait until everything published has ended, as far as it will within half a minute; the count is the store's."""
     try:
         async with asyncio.timeout(30):
-            while (await asyncio.to_thread(query_row, client, COUNTS["rollouts_lost"], {"run": run}))[0]:
+            while (await asyncio.to_thread(query_row, client, COUNTS["rollouts_lost"], {"run_id": run}))[0]:
                 await made.fleet.wait_for_change()
     except TimeoutError:
         return
@@ -168,7 +168,7 @@ def _figures(client: Client, run: str, before: list[Evaluation], after: list[Eva
     return {
         **_accuracies("before", before),
         **_accuracies("after", after),
-        **{name: query_row(client, sql, {"run": run})[0] for name, sql in COUNTS.items()},
+        **{name: query_row(client, sql, {"run_id": run})[0] for name, sql in COUNTS.items()},
     }
 
 
@@ -177,7 +177,7 @@ def _accuracies(when: str, results: list[Evaluation]) -> dict[str, float]:
 
 
 def _curve(client: Client, run: str) -> list[Point]:
-    rows = client.query(CURVE, parameters={"run": run}).result_rows
+    rows = client.query(CURVE, parameters={"run_id": run}).result_rows
     return [(int(version), float(mean), float(spread), int(count)) for version, mean, spread, count in rows]
 
 

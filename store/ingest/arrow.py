@@ -23,6 +23,7 @@ SCALAR_TYPES: dict[str, pa.DataType] = {
     "Float64": pa.float64(),
     "Bool": pa.bool_(),
 }
+ENUM = re.compile(r"Enum8\(.*\)")
 WRAPPER = re.compile(r"(?:LowCardinality|Nullable)\((.*)\)")
 FIXED_STRING = re.compile(r"FixedString\((\d+)\)")
 RAW_ARRAY_DTYPES = {"UInt32": np.dtype("<u4"), "Float32": np.dtype("<f4")}
@@ -46,6 +47,8 @@ def column_to_arrow(kind: str, values: Sequence[Any]) -> pa.Array:
     if kind in SCALAR_TYPES:
         binary = kind == "String" and isinstance(next(iter(values), None), bytes)
         return pa.array(values, pa.binary() if binary else SCALAR_TYPES[kind])
+    if ENUM.fullmatch(kind):
+        return pa.array(values, pa.int8())
     if kind.startswith("DateTime64(9"):
         return pa.array(values, pa.int64()).cast(pa.timestamp("ns", "UTC"))
     if match := FIXED_STRING.fullmatch(kind):

@@ -76,7 +76,7 @@ def build_audit_rows(data: bytes) -> Iterator[tuple[str, Row]]:
             "request": request,
             "target": target,
             "error": (error.description or "unknown")[:MAX_ERROR_CHARS] if error is not None else "",
-            "asked": int(advisory.timestamp.timestamp() * 1e9),
+            "requested_at": int(advisory.timestamp.timestamp() * 1e9),
         },
     )
 

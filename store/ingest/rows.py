@@ -56,7 +56,7 @@ def build_rows(event: Event, metadata: EventMetadata) -> Iterator[tuple[str, Row
             yield "raw_weight_versions", _weight_version_row(event)
         case WeightsActivated():
             yield (
-                "raw_weight_applied",
+                "raw_weight_activations",
                 {
                     "node": event.node,
                     "model": event.model,
@@ -64,7 +64,7 @@ def build_rows(event: Event, metadata: EventMetadata) -> Iterator[tuple[str, Row
                     "fetch_seconds": event.fetch_seconds,
                     "verify_seconds": event.verify_seconds,
                     "pause_seconds": event.pause_seconds,
-                    "applied": event.activated_at_ns,
+                    "activated_at": event.activated_at_ns,
                 },
             )
         case ReleaseState():
@@ -73,8 +73,8 @@ def build_rows(event: Event, metadata: EventMetadata) -> Iterator[tuple[str, Row
             pass  # of use to nodes, while it lasts
         case Alert():
             yield (
-                "raw_alarms",
-                {"role": event.role, "reason": event.reason, "over": event.resolved, "raised": event.fired_at_ns},
+                "raw_alerts",
+                {"role": event.role, "reason": event.reason, "resolved": event.resolved, "fired_at": event.fired_at_ns},
             )
         case DeadLetter():
             yield (
@@ -83,11 +83,11 @@ def build_rows(event: Event, metadata: EventMetadata) -> Iterator[tuple[str, Row
                     "stream": event.stream,
                     "sequence": event.sequence,
                     "subject": event.subject,
-                    "deliveries": event.num_delivered,
+                    "num_delivered": event.num_delivered,
                     "reason": event.reason,
                     "headers": event.headers,
                     "payload": event.payload,
-                    "dead": event.dead_lettered_at_ns,
+                    "dead_lettered_at": event.dead_lettered_at_ns,
                 },
             )
         case _:
@@ -95,8 +95,8 @@ def build_rows(event: Event, metadata: EventMetadata) -> Iterator[tuple[str, Row
 
 
 def _span_batch_rows(batch: SpanBatch, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:
-    identity: Row = {"run": batch.run_id, "task": batch.task_id, "rollout": batch.rollout_id}
-    identity |= {"attempt": batch.attempt, "execution": batch.execution_id}
+    identity: Row = {"run_id": batch.run_id, "task_id": batch.task_id, "rollout_id": batch.rollout_id}
+    identity |= {"attempt": batch.attempt, "execution_id": batch.execution_id}
     retention_days = metadata.retention_days(batch.run_id)
     for span in batch.spans:
         yield (
@@ -106,12 +106,12 @@ def _span_batch_rows(batch: SpanBatch, metadata: EventMetadata) -> Iterator[tupl
             ),
         )
         if span.call is not None:
-            key = {**identity, "call": span.call.index, "start": span.start_ns, "keep_days": retention_days}
+            key = {**identity, "call": span.call.index, "started_at": span.start_ns, "retention_days": retention_days}
             yield (
                 "raw_model_calls",
                 {**key, "mode": batch.mode, "agent": batch.agent, **_model_call_row(span.call, span)},
             )
-            yield "raw_call_contents", {**key, **_call_contents_row(span.call)}
+            yield "raw_call_payloads", {**key, **_call_payload_row(span.call)}
     if batch.end is not None:
         usage = batch.end.usage
         yield (
@@ -119,71 +119,71 @@ def _span_batch_rows(batch: SpanBatch, metadata: EventMetadata) -> Iterator[tupl
             {
                 **identity,
                 "trace_id": batch.spans[-1].trace_id if batch.spans else ids.trace_id(batch.rollout_id),
-                "sample": batch.sample_index,
-                "samples": batch.group_size,
+                "sample_index": batch.sample_index,
+                "group_size": batch.group_size,
                 "mode": batch.mode,
                 "agent": batch.agent,
                 "runner": batch.runner,
-                "standing": resolution_of(batch.end),
+                "resolution": resolution_of(batch.end),
                 "outcome": batch.end.outcome,
                 "reward": batch.end.reward,
                 "reward_span": batch.end.reward_span,
                 "error": batch.end.error,
                 "result": batch.end.result,
-                "spans": batch.end.num_spans,
-                "calls": usage.num_calls,
+                "num_spans": batch.end.num_spans,
+                "num_calls": usage.num_calls,
                 "prompt_tokens": usage.prompt_tokens,
                 "response_tokens": usage.response_tokens,
-                "truncated": usage.num_truncated,
-                "version_min": usage.min_weight_version,
-                "version_max": usage.max_weight_version,
+                "num_truncated": usage.num_truncated,
+                "min_weight_version": usage.min_weight_version,
+                "max_weight_version": usage.max_weight_version,
                 "model_seconds": usage.model_seconds,
                 "tool_seconds": usage.tool_seconds,
-                "published": batch.end.enqueued_ns,
-                "started": batch.end.started_ns,
-                "ended": batch.end.ended_ns,
-                "stored": metadata.stored_ns,
+                "enqueued_at": batch.end.enqueued_ns,
+                "started_at": batch.end.started_ns,
+                "ended_at": batch.end.ended_ns,
+                "stored_at": metadata.stored_ns,
                 "stream_sequence": metadata.sequence,
-                "keep_days": retention_days,
+                "retention_days": retention_days,
             },
         )
 
 
 def _task_rows(record: TaskRecord, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:
     task, span = record.task, record.span
-    identity = {"run": task.run_id, "task": task.id, "rollout": record.rollout_id}
+    identity = {"run_id": task.run_id, "task_id": task.id, "rollout_id": record.rollout_id}
     retention_days = metadata.retention_days(task.run_id)
     yield "raw_spans", _span_row(task.run_id, task.id, record.rollout_id, 0, "", span, retention_days)
     yield (
         "raw_tasks",
         {
             **identity,
-            "sample": task.sample_index,
-            "samples": task.group_size,
+            "sample_index": task.sample_index,
+            "group_size": task.group_size,
             "mode": task.mode,
             "agent": task.agent,
             "model": task.model,
             "weight_version": task.weight_version,
             "input": _json(task.input),
-            "sampling": _json(task.sampling_params),
+            "sampling_params": _json(task.sampling_params),
             "deadline": task.deadline,
             "max_attempts": task.max_attempts,
-            "published": span.start_ns,
-            "keep_days": retention_days,
+            "enqueued_at": span.start_ns,
+            "retention_days": retention_days,
         },
     )
 
 
 def _training_step_rows(step: TrainingStep, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:
-    key = {"run": step.run_id, "model": step.model, "step": step.step, "epoch": step.epoch, "version": step.version}
+    key = {"run_id": step.run_id, "model": step.model, "step": step.step, "epoch": step.epoch, "version": step.version}
     yield (
         "raw_training_steps",
         {
             **key,
-            "started": step.started_ns,
-            "ended": step.ended_ns,
+            "started_at": step.started_ns,
+            "ended_at": step.ended_ns,
             "metrics": step.metrics,
-            "digest": step.batch_sha256,
+            "batch_sha256": step.batch_sha256,
             "settings": step.settings,
         },
     )
@@ -191,22 +191,22 @@ def _training_step_rows(step: TrainingStep, metadata: EventMetadata) -> Iterator
     for use in step.rollouts:
         attempts[use.rollout_id] = (use.task_id, use.attempt, use.execution_id)
         yield (
-            "raw_training_uses",
+            "raw_training_rollouts",
             {
                 **key,
-                "rollout": use.rollout_id,
-                "task": use.task_id,
+                "rollout_id": use.rollout_id,
+                "task_id": use.task_id,
                 "attempt": use.attempt,
-                "execution": use.execution_id,
+                "execution_id": use.execution_id,
                 "outcome": use.outcome,
                 "reward": use.reward,
                 "advantage": use.advantage,
                 "trained": use.trained,
-                "reason": use.exclusion_reason,
+                "exclusion_reason": use.exclusion_reason,
                 "tokens": use.tokens,
-                "staleness_max": use.max_staleness,
-                "place": use.batch_index,
-                "credit": list(use.call_advantages),
+                "max_staleness": use.max_staleness,
+                "batch_index": use.batch_index,
+                "call_advantages": list(use.call_advantages),
             },
         )
     for span in step.spans:
@@ -220,7 +220,7 @@ def _training_step_rows(step: TrainingStep, metadata: EventMetadata) -> Iterator
 
 def _weight_version_row(version: WeightManifest) -> Row:
     return {
-        "run": version.run_id,
+        "run_id": version.run_id,
         "model": version.model,
         "version": version.version,
         "epoch": version.epoch,
@@ -229,7 +229,7 @@ def _weight_version_row(version: WeightManifest) -> Row:
         "transport": version.transport,
         "step": version.step,
         "bytes": sum(blob.size for blob in version.blobs),
-        "created": version.created_at_ns,
+        "created_at": version.created_at_ns,
     }
 
 
@@ -237,33 +237,33 @@ def _release_rows(release: ReleaseState) -> Iterator[tuple[str, Row]]:
     """What the event adds; what was decided before it came with the events before it."""
     for decision in release.decisions[-1:]:
         yield (
-            "raw_weight_decisions",
+            "raw_release_decisions",
             {
                 "model": release.model,
                 "version": decision.version,
-                "what": decision.action,
-                "who": decision.actor,
-                "why": decision.reason,
-                "figures": decision.metrics,
-                "decided": decision.decided_at_ns,
+                "action": decision.action,
+                "actor": decision.actor,
+                "reason": decision.reason,
+                "metrics": decision.metrics,
+                "decided_at": decision.decided_at_ns,
             },
         )
 
 
 def _span_row(run: str, task: str, rollout: str, attempt: int, execution: str, span: Span, retention_days: int) -> Row:
     return {  # at once: a row put together from parts takes twice as long, and of no table are there more
-        "run": run,
-        "task": task,
-        "rollout": rollout,
+        "run_id": run,
+        "task_id": task,
+        "rollout_id": rollout,
         "attempt": attempt,
-        "execution": execution,
+        "execution_id": execution,
         "trace_id": span.trace_id,
         "span_id": span.span_id,
         "parent_span_id": span.parent_span_id,
         "name": span.name,
         "kind": span.kind,
-        "start": span.start_ns,
-        "end": span.end_ns,
+        "started_at": span.start_ns,
+        "ended_at": span.end_ns,
         "status": span.status,
         "status_message": span.status_message,
         "scope": span.scope,
@@ -271,7 +271,7 @@ def _span_row(run: str, task: str, rollout: str, attempt: int, execution: str, s
         "resource": span.resource,
         "events": _json(span.events) if span.events else "",
         "links": _json(span.links) if span.links else "",
-        "keep_days": retention_days,
+        "retention_days": retention_days,
     }
 
 
@@ -285,29 +285,29 @@ def _model_call_row(call: ModelCall, span: Span) -> Row:
         "model": call.model,
         "node": call.node,
         "prompt_tokens": new_tokens + sum(length for _, length in call.prompt_prefix_refs),
-        "new_tokens": new_tokens,
+        "prompt_suffix_tokens": new_tokens,
         "response_tokens": len(call.response_ids) // 4,
-        "version_min": min(versions, default=None),
-        "version_max": max(versions, default=None),
+        "min_weight_version": min(versions, default=None),
+        "max_weight_version": max(versions, default=None),
         "mean_logprob": float(np.add.reduce(logprobs, dtype=np.float64)) / max(len(logprobs), 1),
         "finish_reason": call.finish_reason,
-        "sampling": _json(call.sampling_params),
-        "asked": _last_message_preview(call.request),
-        "answered": _last_message_preview(call.response),
-        "end": span.end_ns,
+        "sampling_params": _json(call.sampling_params),
+        "request_preview": _last_message_preview(call.request),
+        "response_preview": _last_message_preview(call.response),
+        "ended_at": span.end_ns,
     }
 
 
-def _call_contents_row(call: ModelCall) -> Row:
+def _call_payload_row(call: ModelCall) -> Row:
     return {
-        "prompt_prefix": call.prompt_prefix_refs,
+        "prompt_prefix_refs": call.prompt_prefix_refs,
         "prompt_ids": call.prompt_ids,
         "prompt_sha256": call.prompt_sha256,
         "response_ids": call.response_ids,
         "logprobs": call.logprobs,
         "token_versions": _pack_token_versions(call),
-        "pieces": call.token_texts,
-        "request_prefix": call.request_prefix_refs,
+        "token_texts": call.token_texts,
+        "request_prefix_refs": call.request_prefix_refs,
         "request": call.request,
         "response": call.response,
     }

@@ -1,6 +1,7 @@
 """The questions everybody asks: a file of SQL each, which is a view, and a report that can also ask about the past.
 
-A file begins with what it is called as a view, its title, what its figures mean, its parameters with their defaults and
+A file has the name of the report and of its view. It begins with its title, what its figures mean,
+    its parameters with their defaults and
 how it is drawn. Its SQL names no database, so a report can put other tables in the place of the exact views: those of
 one run, or as they were at some time.
 """
@@ -17,22 +18,24 @@ PARAMETER = re.compile(r"(\w+)\s+(\w+)\s*(=\s*(.*))?")
 
 # As the views of the same names, of one run (empty: all) and as of a moment. SELECTs after the first see those before.
 SNAPSHOT_CTES = """
-    tasks AS (SELECT * FROM {database}.tasks WHERE {of_run} AND published <= {until:DateTime64(9)}),
-    attempts AS (SELECT * FROM {database}.attempts WHERE {of_run} AND stored <= {until:DateTime64(9)}),
-    rollouts AS (SELECT * FROM attempts WHERE standing < 2 ORDER BY standing, stream_sequence LIMIT 1 BY run, rollout),
-    model_calls AS (SELECT * FROM {database}.model_calls WHERE {of_run} AND end <= {until:DateTime64(9)}),
-    answers AS (SELECT * FROM {database}.answers WHERE {of_run}),
-    token_versions AS (SELECT * FROM {database}.token_versions WHERE {of_run}),
+    tasks AS (SELECT * FROM {database}.tasks WHERE {of_run} AND enqueued_at <= {until:DateTime64(9)}),
+    attempts AS (SELECT * FROM {database}.attempts WHERE {of_run} AND stored_at <= {until:DateTime64(9)}),
+    rollouts AS (SELECT * FROM attempts WHERE resolution != 'retried'
+    ORDER BY resolution, stream_sequence LIMIT 1 BY run_id, rollout_id),
+    model_calls AS (SELECT * FROM {database}.model_calls WHERE {of_run} AND ended_at <= {until:DateTime64(9)}),
+    completions AS (SELECT * FROM {database}.completions WHERE {of_run}),
+    tokens AS (SELECT * FROM {database}.tokens WHERE {of_run}),
     training_steps AS (
-        SELECT * FROM {database}.raw_training_steps FINAL WHERE {of_run} AND ended <= {until:DateTime64(9)}
-        ORDER BY epoch DESC LIMIT 1 BY run, model, step),
-    training_uses AS (
-        SELECT * FROM {database}.raw_training_uses FINAL WHERE {of_run}
-        AND (run, model, step, epoch) IN (SELECT run, model, step, epoch FROM training_steps)),
-    weight_versions AS (SELECT * FROM {database}.weight_versions WHERE {of_run} AND created <= {until:DateTime64(9)}),
-    weight_applied AS (SELECT * FROM {database}.weight_applied WHERE applied <= {until:DateTime64(9)})
+        SELECT * FROM {database}.raw_training_steps FINAL WHERE {of_run} AND ended_at <= {until:DateTime64(9)}
+        ORDER BY epoch DESC LIMIT 1 BY run_id, model, step),
+    training_rollouts AS (
+        SELECT * FROM {database}.raw_training_rollouts FINAL WHERE {of_run}
+        AND (run_id, model, step, epoch) IN (SELECT run_id, model, step, epoch FROM training_steps)),
+    weight_versions AS (SELECT * FROM {database}.weight_versions WHERE {of_run}
+    AND created_at <= {until:DateTime64(9)}),
+    weight_activations AS (SELECT * FROM {database}.weight_activations WHERE activated_at <= {until:DateTime64(9)})
 """
-RUN_CONDITION = "{run:String} IN ('', run)"
+RUN_CONDITION = "{run_id:String} IN ('', run_id)"
 FAR_FUTURE = "2200-01-01 00:00:00"
 
 
@@ -66,7 +69,6 @@ class Report:
     """A question by name."""
 
     name: str
-    view_name: str
     title: str
     about: str
     body: str
@@ -81,10 +83,10 @@ class Report:
             if parameter.default is not None:
                 value = parameter.default if parameter.kind != "String" else f"'{parameter.default}'"
                 body = body.replace(f"{{{parameter.name}:{parameter.kind}}}", value)
-        return f"CREATE OR REPLACE VIEW {{database}}.{self.view_name}{{on_cluster}} AS\n{body}"
+        return f"CREATE OR REPLACE VIEW {{database}}.{self.name}{{on_cluster}} AS\n{body}"
 
     def query(self, database: str) -> str:
-        """The question of one run and as of a moment: parameters ``run``, ``until`` and its own."""
+        """The question of one run and as of a moment: parameters ``run_id``, ``until`` and its own."""
         ctes = SNAPSHOT_CTES.replace("{database}", database).replace("{of_run}", RUN_CONDITION).strip()
         if match := re.match(r"WITH\s", self.body):
             return f"WITH {ctes},\n{self.body[match.end() :]}"
@@ -95,7 +97,10 @@ class Report:
         known = {parameter.name: parameter for parameter in self.parameters}
         if unknown := sorted(arguments.keys() - known.keys()):
             raise ValueError(f"report {self.name} takes {', '.join(known) or 'no parameters'}, not {unknown[0]}")
-        values: dict[str, Any] = {"run": run, "until": until.strftime("%Y-%m-%d %H:%M:%S.%f") if until else FAR_FUTURE}
+        values: dict[str, Any] = {
+            "run_id": run,
+            "until": until.strftime("%Y-%m-%d %H:%M:%S.%f") if until else FAR_FUTURE,
+        }
         for parameter in self.parameters:
             text = arguments.get(parameter.name, parameter.default)
             if text is None:
@@ -125,7 +130,7 @@ def _parse_report(name: str, text: str) -> Report:
             header[match[1]] = match[2]
     plot = _parse_plot(header["plot"]) if "plot" in header else None
     body = "\n".join(lines).strip()
-    return Report(name, header["view"], header["title"], header["about"], body, tuple(parameters), plot)
+    return Report(name, header["title"], header["about"], body, tuple(parameters), plot)
 
 
 def _parse_plot(text: str) -> Plot:

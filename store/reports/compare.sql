@@ -1,4 +1,3 @@
--- view: compare
 -- title: Two runs, or two versions, side by side
 -- about: a and b are runs; version_a and version_b, where given, narrow them to rollouts of that version.
 -- parameter: a String
@@ -6,30 +5,30 @@
 -- parameter: version_a Int64 = -1
 -- parameter: version_b Int64 = -1
 -- parameter: mode String = train
-WITH figures AS
+WITH metrics AS
 (
     SELECT side, arrayJoin([
         ('01 rollouts', toFloat64(count())), ('02 ended well', countIf(outcome = 'ok') / count()),
         ('03 mean reward', avgIf(reward, outcome = 'ok')), ('04 reward spread', stddevPopIf(reward, outcome = 'ok')),
-        ('05 mean reward of the newest version', avgIf(reward, outcome = 'ok' AND version_max = newest)),
-        ('06 mean seconds', avg(date_diff('microsecond', started, ended)) / 1e6),
-        ('07 mean model seconds', avg(model_seconds)), ('08 mean calls', avg(calls)),
-        ('09 mean tokens sampled', avg(response_tokens)), ('10 calls cut off', sum(truncated) / greatest(sum(calls), 1)),
+        ('05 mean reward of the newest version', avgIf(reward, outcome = 'ok' AND max_weight_version = newest)),
+        ('06 mean seconds', avg(date_diff('microsecond', started_at, ended_at)) / 1e6),
+        ('07 mean model seconds', avg(model_seconds)), ('08 mean calls', avg(num_calls)),
+        ('09 mean tokens sampled', avg(response_tokens)), ('10 calls cut off', sum(num_truncated) / greatest(sum(num_calls), 1)),
         ('11 needed another attempt', countIf(attempt > 1) / count()), ('12 newest version', toFloat64(any(newest)))
     ]) AS one
     FROM
     (
-        SELECT *, max(version_max) OVER (PARTITION BY side) AS newest
+        SELECT *, max(max_weight_version) OVER (PARTITION BY side) AS newest
         FROM (SELECT *, arrayJoin(arrayFilter(one -> one != '', [
-            if(run = {a:String} AND {version_a:Int64} IN (-1, version_max), 'a', ''),
-            if(run = {b:String} AND {version_b:Int64} IN (-1, version_max), 'b', '')])) AS side
+            if(run_id = {a:String} AND {version_a:Int64} IN (-1, max_weight_version), 'a', ''),
+            if(run_id = {b:String} AND {version_b:Int64} IN (-1, max_weight_version), 'b', '')])) AS side
             FROM rollouts WHERE mode = {mode:String})
     )
     GROUP BY side
 )
 SELECT
-    concat({a:String}, ' : ', {b:String}) AS run, substring(one.1, 4) AS figure,
+    concat({a:String}, ' : ', {b:String}) AS run_id, substring(one.1, 4) AS figure,
     anyIf(one.2, side = 'a') AS a, anyIf(one.2, side = 'b') AS b, b - a AS difference
-FROM figures
+FROM metrics
 GROUP BY one.1
 ORDER BY one.1

@@ -1,19 +1,18 @@
--- view: staleness
 -- title: Versions between sampling and training, and the effective sample size
 -- about: Per step, over the tokens trained on: how many versions lie between the one that made the token and the one trained; ess is the step's effective sample size as a share of its tokens.
--- plot: line x=step y=mean_staleness,max_staleness,ess series=run
+-- plot: line x=step y=mean_staleness,max_staleness,ess series=run_id
 SELECT
-    run, step, any(version) AS version, count() AS tokens, avg(lag) AS mean_staleness, max(lag) AS max_staleness,
+    run_id, step, any(version) AS version, count() AS tokens, avg(lag) AS mean_staleness, max(lag) AS max_staleness,
     countIf(lag = 0) / count() AS fresh_share, any(ess) AS ess
 FROM
 (
-    SELECT u.run AS run, u.step AS step, u.version AS version, toInt64(u.version) - 1 - token_version AS lag,
+    SELECT u.run_id AS run_id, u.step AS step, u.version AS version, toInt64(u.version) - 1 - token_version AS lag,
         if(mapContains(s.metrics, 'off_policy/ess'), s.metrics['off_policy/ess'], NULL) AS ess
-    FROM training_uses AS u
-    INNER JOIN training_steps AS s ON u.run = s.run AND u.model = s.model AND u.step = s.step
-    INNER JOIN answers AS a ON u.run = a.run AND u.rollout = a.rollout AND u.execution = a.execution
+    FROM training_rollouts AS u
+    INNER JOIN training_steps AS s ON u.run_id = s.run_id AND u.model = s.model AND u.step = s.step
+    INNER JOIN completions AS a ON u.run_id = a.run_id AND u.rollout_id = a.rollout_id AND u.execution_id = a.execution_id
     ARRAY JOIN a.token_versions AS token_version
     WHERE u.trained
 )
-GROUP BY run, step
-ORDER BY run, step
+GROUP BY run_id, step
+ORDER BY run_id, step

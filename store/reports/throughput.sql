@@ -1,11 +1,10 @@
--- view: throughput
 -- title: Rollouts, tokens and calls per second, by minute
 -- about: By the minute in which an attempt ended.
--- plot: line x=minute y=rollouts_per_s,response_tokens_per_s series=run
+-- plot: line x=minute y=rollouts_per_s,response_tokens_per_s series=run_id
 SELECT
-    run, toStartOfMinute(ended) AS minute, count() / 60 AS rollouts_per_s, sum(response_tokens) / 60 AS response_tokens_per_s,
-    sum(prompt_tokens) / 60 AS prompt_tokens_per_s, sum(calls) / 60 AS calls_per_s, avg(reward) AS mean_reward,
+    run_id, toStartOfMinute(ended_at) AS minute, count() / 60 AS rollouts_per_s, sum(response_tokens) / 60 AS response_tokens_per_s,
+    sum(prompt_tokens) / 60 AS prompt_tokens_per_s, sum(num_calls) / 60 AS calls_per_s, avg(reward) AS mean_reward,
     countIf(outcome != 'ok') AS failed
 FROM attempts
-GROUP BY run, minute
-ORDER BY run, minute
+GROUP BY run_id, minute
+ORDER BY run_id, minute

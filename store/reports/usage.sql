@@ -1,15 +1,14 @@
--- view: usage
 -- title: Tokens and cost by role and model
 -- about: What model calls took. A prompt counts whole at each call; new_prompt_tokens is what each added to the calls before it. Prices are per million tokens.
 -- parameter: input_price Float64 = 0
 -- parameter: output_price Float64 = 0
--- plot: bar x=role y=prompt_tokens,response_tokens series=run,model
+-- plot: bar x=role y=prompt_tokens,response_tokens series=run_id,model
 SELECT
-    run, model, role, count() AS calls, uniqExact(rollout) AS rollouts, sum(c.prompt_tokens) AS prompt_tokens,
-    sum(new_tokens) AS new_prompt_tokens, sum(c.response_tokens) AS response_tokens,
+    run_id, model, role, count() AS num_calls, uniqExact(rollout_id) AS rollouts, sum(c.prompt_tokens) AS prompt_tokens,
+    sum(prompt_suffix_tokens) AS new_prompt_tokens, sum(c.response_tokens) AS response_tokens,
     sum(c.response_tokens) / count() AS response_per_call, countIf(finish_reason = 'length') / count() AS truncated_share,
-    sum(date_diff('microsecond', start, end)) / 1e6 AS model_seconds,
+    sum(date_diff('microsecond', started_at, ended_at)) / 1e6 AS model_seconds,
     (sum(c.prompt_tokens) * {input_price:Float64} + sum(c.response_tokens) * {output_price:Float64}) / 1e6 AS cost
 FROM model_calls AS c
-GROUP BY run, model, role
-ORDER BY run, model, role
+GROUP BY run_id, model, role
+ORDER BY run_id, model, role

@@ -8,8 +8,8 @@ from store.ui.queries import ROLLOUTS_CTE
 
 PAGE_SIZE = 50
 SORTS = {
-    "newest": "ended DESC",
-    "oldest": "ended",
+    "newest": "ended_at DESC",
+    "oldest": "ended_at",
     "slowest": "seconds DESC",
     "longest": "response_tokens DESC",
     "best": "reward DESC NULLS LAST",
@@ -18,27 +18,29 @@ SORTS = {
 FILTERS = {
     "mode": "mode = {mode:String}",
     "outcome": "outcome = {outcome:String}",
-    "name": "positionCaseInsensitive(rollout, {name:String}) > 0",
+    "name": "positionCaseInsensitive(rollout_id, {name:String}) > 0",
     "reward_from": "reward >= {reward_from:Float64}",
     "reward_to": "reward <= {reward_to:Float64}",
-    "version_from": "version_max >= {version_from:UInt32}",
-    "version_to": "version_min <= {version_to:UInt32}",
+    "version_from": "max_weight_version >= {version_from:UInt32}",
+    "version_to": "min_weight_version <= {version_to:UInt32}",
 }
 """By the name of the parameter; a rollout's id begins with its task's."""
 NUMBERS: dict[str, type[float]] = {"reward_from": float, "reward_to": float, "version_from": int, "version_to": int}
 
 MATCHING_ROLLOUTS = f"""
 {ROLLOUTS_CTE}
-SELECT rollout, execution, count() OVER () AS count, date_diff('microsecond', started, ended) AS seconds
-FROM rollouts_of WHERE {{conditions}} ORDER BY {{sort}}, rollout LIMIT {{limit:UInt32}} OFFSET {{offset:UInt32}}
+SELECT rollout_id, execution_id, count() OVER () AS count, date_diff('microsecond', started_at, ended_at) AS seconds
+FROM rollouts_of WHERE {{conditions}} ORDER BY {{sort}}, rollout_id LIMIT {{limit:UInt32}} OFFSET {{offset:UInt32}}
 """
 ROLLOUTS = """
-SELECT rollout, execution, task, mode, agent, attempt, outcome, reward, substring(error, 1, 200) AS error, calls,
-    prompt_tokens, response_tokens, version_min, version_max, runner,
-    date_diff('microsecond', started, ended) / 1e6 AS seconds,
-    greatest(0., date_diff('microsecond', published, started) / 1e6) AS queue_seconds,
-    toUnixTimestamp64Milli(ended) AS ended_ms
-FROM raw_attempts WHERE run = {run:String} AND rollout IN {rollouts:Array(String)} LIMIT 1 BY rollout, execution
+SELECT rollout_id, execution_id, task_id, mode, agent, attempt, outcome, reward, substring(error, 1, 200) AS error,
+    num_calls,
+    prompt_tokens, response_tokens, min_weight_version, max_weight_version, runner,
+    date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds,
+    greatest(0., date_diff('microsecond', enqueued_at, started_at) / 1e6) AS queue_seconds,
+    toUnixTimestamp64Milli(ended_at) AS ended_ms
+FROM raw_attempts WHERE run_id = {run_id:String}
+AND rollout_id IN {rollouts:Array(String)} LIMIT 1 BY rollout_id, execution_id
 """
 """The columns of the table, for the matching rollouts only."""
 
@@ -97,5 +99,5 @@ def _text_filter(text: str) -> tuple[str, dict[str, Any]]:
         " AND ".join(f"hasAnyTokens({column}, {{{name}:Array(String)}})" for name in values)
         for column in ("request", "response")
     ]
-    calls = f"raw_call_contents WHERE run = {{run:String}} AND (({conditions[0]}) OR ({conditions[1]}))"
-    return f"(rollout, execution) IN (SELECT rollout, execution FROM {calls})", values
+    calls = f"raw_call_payloads WHERE run_id = {{run_id:String}} AND (({conditions[0]}) OR ({conditions[1]}))"
+    return f"(rollout_id, execution_id) IN (SELECT rollout_id, execution_id FROM {calls})", values

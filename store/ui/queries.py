@@ -13,48 +13,50 @@ MAX_SPANS = 2000
 RUNS = f"""
 WITH lately AS
 (
-    SELECT run, mode, avg(reward) AS mean_reward
+    SELECT run_id, mode, avg(reward) AS mean_reward
     FROM
     (
         SELECT * FROM
         (
-            SELECT run, mode, rollout, reward, ended FROM raw_attempts WHERE standing = 0 AND outcome = 'ok'
-            ORDER BY ended DESC LIMIT {RECENT_ROLLOUTS} BY run, mode
+            SELECT run_id, mode, rollout_id, reward, ended_at FROM raw_attempts WHERE resolution = 'final'
+            AND outcome = 'ok'
+            ORDER BY ended_at DESC LIMIT {RECENT_ROLLOUTS} BY run_id, mode
         )
-        ORDER BY ended DESC LIMIT 1 BY run, mode, rollout
+        ORDER BY ended_at DESC LIMIT 1 BY run_id, mode, rollout_id
     )
-    GROUP BY run, mode
+    GROUP BY run_id, mode
 )
-SELECT r.run AS run, r.mode AS mode, r.rollouts AS rollouts, l.mean_reward AS mean_reward, v.version AS version,
-    toUnixTimestamp64Milli(r.first) AS first_ms, toUnixTimestamp64Milli(r.last) AS last_ms
+SELECT r.run_id AS run_id, r.mode AS mode, r.rollouts AS rollouts, l.mean_reward AS mean_reward, v.version AS version,
+    toUnixTimestamp64Milli(r.first_started_at) AS first_ms, toUnixTimestamp64Milli(r.last_ended_at) AS last_ms
 FROM runs AS r
-LEFT JOIN lately AS l ON r.run = l.run AND r.mode = l.mode
-LEFT JOIN (SELECT run, toNullable(max(version)) AS version FROM weight_versions GROUP BY run) AS v ON r.run = v.run
-ORDER BY last_ms DESC, run, mode
+LEFT JOIN lately AS l ON r.run_id = l.run_id AND r.mode = l.mode
+LEFT JOIN (SELECT run_id, toNullable(max(version)) AS version FROM weight_versions GROUP BY run_id) AS v
+    ON r.run_id = v.run_id
+ORDER BY last_ms DESC, run_id, mode
 """
 
 ROLLOUTS_CTE = """
 WITH rollouts_of AS
 (
-    SELECT * FROM raw_attempts WHERE run = {run:String} AND standing < 2
-    ORDER BY rollout, standing, stream_sequence LIMIT 1 BY rollout
+    SELECT * FROM raw_attempts WHERE run_id = {run_id:String} AND resolution != 'retried'
+    ORDER BY rollout_id, resolution, stream_sequence LIMIT 1 BY rollout_id
 )
 """
 """The view rollouts, of one run, in the order its table has already."""
 
 CHANGE_TOKEN = """
 SELECT count() AS attempts, max(stream_sequence) AS last,
-    (SELECT count() FROM raw_training_steps WHERE run = {run:String}) AS steps,
-    (SELECT count() FROM raw_weight_versions WHERE run = {run:String}) AS versions
-FROM raw_attempts WHERE run = {run:String}
+    (SELECT count() FROM raw_training_steps WHERE run_id = {run_id:String}) AS steps,
+    (SELECT count() FROM raw_weight_versions WHERE run_id = {run_id:String}) AS versions
+FROM raw_attempts WHERE run_id = {run_id:String}
 """
 """What changes whenever anything about a run does, for less than any of the figures costs."""
 
 SUMMARY = f"""
 {ROLLOUTS_CTE}
 SELECT mode, count() AS rollouts, countIf(outcome = 'ok') AS ended_well, countIf(attempt > 1) AS retried,
-    groupUniqArray(outcome) AS outcomes, max(version_max) AS version,
-    toUnixTimestamp64Milli(min(started)) AS first_ms, toUnixTimestamp64Milli(max(ended)) AS last_ms
+    groupUniqArray(outcome) AS outcomes, max(max_weight_version) AS version,
+    toUnixTimestamp64Milli(min(started_at)) AS first_ms, toUnixTimestamp64Milli(max(ended_at)) AS last_ms
 FROM rollouts_of GROUP BY mode ORDER BY mode DESC
 """
 
@@ -67,9 +69,9 @@ FROM
     SELECT *, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
     FROM
     (
-        SELECT mode, assumeNotNull(version_max) AS one, count() AS count, avgState(reward) AS mean,
+        SELECT mode, assumeNotNull(max_weight_version) AS one, count() AS count, avgState(reward) AS mean,
             stddevPopState(reward) AS spread, min(reward) AS low, max(reward) AS high
-        FROM rollouts_of WHERE outcome = 'ok' AND version_max IS NOT NULL GROUP BY mode, one
+        FROM rollouts_of WHERE outcome = 'ok' AND max_weight_version IS NOT NULL GROUP BY mode, one
     )
 )
 GROUP BY mode, version ORDER BY mode DESC, version
@@ -96,7 +98,7 @@ SELECT model, intDiv(at, width) * width AS step, any(width) AS per_point, max(ve
 FROM
 (
     SELECT model, toUInt32(step) AS at, version, metrics, intDiv(max(step) OVER (), {MAX_POINTS}) + 1 AS width
-    FROM training_steps WHERE run = {{run:String}}
+    FROM training_steps WHERE run_id = {{run_id:String}}
 )
 GROUP BY model, step ORDER BY model, step
 """
@@ -112,11 +114,11 @@ FROM
          ('publish', avg(publish), quantile(0.95)(publish))] AS parts
     FROM
     (
-        SELECT mode, greatest(0., date_diff('microsecond', published, started) / 1e6) AS queue,
+        SELECT mode, greatest(0., date_diff('microsecond', enqueued_at, started_at) / 1e6) AS queue,
             model_seconds AS model, tool_seconds AS tool,
-            greatest(0., date_diff('microsecond', started, ended) / 1e6 - model_seconds - tool_seconds) AS agent,
-            greatest(0., date_diff('microsecond', ended, stored) / 1e6) AS publish
-        FROM rollouts_of WHERE published > toDateTime64(0, 9)
+            greatest(0., date_diff('microsecond', started_at, ended_at) / 1e6 - model_seconds - tool_seconds) AS agent,
+            greatest(0., date_diff('microsecond', ended_at, stored_at) / 1e6) AS publish
+        FROM rollouts_of WHERE enqueued_at > toDateTime64(0, 9)
     )
     GROUP BY mode
 )
@@ -126,74 +128,78 @@ ARRAY JOIN parts AS one
 THROUGHPUT = f"""
 WITH bounds AS
 (
-    SELECT intDiv(date_diff('minute', min(ended), max(ended)), {MAX_POINTS}) + 1 AS width
-    FROM attempts WHERE run = {{run:String}}
+    SELECT intDiv(date_diff('minute', min(ended_at), max(ended_at)), {MAX_POINTS}) + 1 AS width
+    FROM attempts WHERE run_id = {{run_id:String}}
 )
-SELECT toInt64(intDiv(toUnixTimestamp(ended), 60 * width) * 60 * width) * 1000 AS minute_ms, any(b.width) AS per_point,
+SELECT toInt64(intDiv(toUnixTimestamp(ended_at), 60 * width) * 60 * width) * 1000 AS minute_ms,
+    any(b.width) AS per_point,
     count() / (60 * width) AS rollouts_per_s, sum(response_tokens) / (60 * width) AS response_tokens_per_s,
-    sum(calls) / (60 * width) AS calls_per_s, countIf(outcome != 'ok') AS failed
-FROM attempts AS a CROSS JOIN bounds AS b WHERE run = {{run:String}}
+    sum(num_calls) / (60 * width) AS calls_per_s, countIf(outcome != 'ok') AS failed
+FROM attempts AS a CROSS JOIN bounds AS b WHERE run_id = {{run_id:String}}
 GROUP BY minute_ms, b.width ORDER BY minute_ms
 """
 
 ACTIVATIONS = """
-SELECT node, version, fetch_seconds, pause_seconds, toUnixTimestamp64Milli(at) AS applied_ms,
+SELECT node, version, fetch_seconds, pause_seconds, toUnixTimestamp64Milli(at) AS activated_ms,
     count() OVER (PARTITION BY node) AS swaps, avg(fetch_seconds) OVER (PARTITION BY node) AS mean_fetch_seconds,
     avg(pause_seconds) OVER (PARTITION BY node) AS mean_pause_seconds
 FROM
 (
     SELECT a.node AS node, a.version AS version, a.fetch_seconds AS fetch_seconds, a.pause_seconds AS pause_seconds,
-        a.applied AS at, v.created AS created
-    FROM weight_applied AS a INNER JOIN weight_versions AS v ON a.model = v.model AND a.version = v.version
-    WHERE v.run = {run:String} AND a.applied >= v.created - toIntervalSecond(5)
+        a.activated_at AS at, v.created_at AS created_at
+    FROM weight_activations AS a INNER JOIN weight_versions AS v ON a.model = v.model AND a.version = v.version
+    WHERE v.run_id = {run_id:String} AND a.activated_at >= v.created_at - toIntervalSecond(5)
     ORDER BY at LIMIT 1 BY node, version
 )
-ORDER BY applied_ms DESC LIMIT 1000
+ORDER BY activated_ms DESC LIMIT 1000
 """
 """Which node served which version from when on, the newest first; clocks may differ by seconds."""
 
-ROLLOUT_FILTER = "run = {run:String} AND rollout = {rollout:String}"
-ATTEMPT_FILTER = f"{ROLLOUT_FILTER} AND execution = {{execution:String}}"
+ROLLOUT_FILTER = "run_id = {run_id:String} AND rollout_id = {rollout_id:String}"
+ATTEMPT_FILTER = f"{ROLLOUT_FILTER} AND execution_id = {{execution_id:String}}"
 
-TASK = f"SELECT toUnixTimestamp64Micro(published) / 1000 AS published_ms FROM raw_tasks WHERE {ROLLOUT_FILTER} LIMIT 1"
+TASK = f"SELECT toUnixTimestamp64Micro(enqueued_at) / 1000 AS enqueued_ms FROM raw_tasks WHERE {ROLLOUT_FILTER} LIMIT 1"
 
 ATTEMPTS = f"""
-SELECT task, attempt, execution, runner, mode, agent, standing, stream_sequence, outcome, reward, error, result, calls,
-    prompt_tokens, response_tokens, truncated, version_min, version_max, model_seconds, tool_seconds, trace_id,
-    toUnixTimestamp64Micro(published) / 1000 AS published_ms, toUnixTimestamp64Micro(started) / 1000 AS started_ms,
-    toUnixTimestamp64Micro(ended) / 1000 AS ended_ms, toUnixTimestamp64Micro(stored) / 1000 AS stored_ms
-FROM raw_attempts WHERE {ROLLOUT_FILTER} ORDER BY started_ms, stream_sequence LIMIT 1 BY execution
+SELECT task_id, attempt, execution_id, runner, mode, agent, resolution, stream_sequence, outcome, reward, error,
+    result, num_calls,
+    prompt_tokens, response_tokens, num_truncated, min_weight_version, max_weight_version, model_seconds, tool_seconds,
+        trace_id,
+    toUnixTimestamp64Micro(enqueued_at) / 1000 AS enqueued_ms, toUnixTimestamp64Micro(started_at) / 1000 AS started_ms,
+    toUnixTimestamp64Micro(ended_at) / 1000 AS ended_ms, toUnixTimestamp64Micro(stored_at) / 1000 AS stored_ms
+FROM raw_attempts WHERE {ROLLOUT_FILTER} ORDER BY started_ms, stream_sequence LIMIT 1 BY execution_id
 """
 
 EXECUTIONS = f"""
-SELECT attempt, execution, toUnixTimestamp64Micro(min(start)) / 1000 AS started_ms
-FROM raw_spans WHERE {ROLLOUT_FILTER} AND execution != '' GROUP BY attempt, execution ORDER BY started_ms
+SELECT attempt, execution_id, toUnixTimestamp64Micro(min(started_at)) / 1000 AS started_ms
+FROM raw_spans WHERE {ROLLOUT_FILTER} AND execution_id != '' GROUP BY attempt, execution_id ORDER BY started_ms
 """
 """Those whose spans are there: also of an attempt that is still at work."""
 
 SPANS = f"""
 SELECT span_id, parent_span_id, name, kind, status, status_message, scope, attributes, resource, events,
-    toUnixTimestamp64Micro(start) / 1000 AS start_ms, toUnixTimestamp64Micro(end) / 1000 AS end_ms
-FROM spans WHERE {ROLLOUT_FILTER} AND execution IN ('', {{execution:String}})
+    toUnixTimestamp64Micro(started_at) / 1000 AS start_ms, toUnixTimestamp64Micro(ended_at) / 1000 AS end_ms
+FROM spans WHERE {ROLLOUT_FILTER} AND execution_id IN ('', {{execution_id:String}})
 ORDER BY start_ms, end_ms DESC LIMIT {MAX_SPANS}
 """
 
 CALLS = f"""
-SELECT call, role, model, node, span_id, prompt_tokens, new_tokens, response_tokens, version_min, version_max,
-    finish_reason, sampling,
-    toUnixTimestamp64Micro(start) / 1000 AS start_ms, toUnixTimestamp64Micro(end) / 1000 AS end_ms
+SELECT call, role, model, node, span_id, prompt_tokens, prompt_suffix_tokens, response_tokens, min_weight_version,
+    max_weight_version,
+    finish_reason, sampling_params,
+    toUnixTimestamp64Micro(started_at) / 1000 AS start_ms, toUnixTimestamp64Micro(ended_at) / 1000 AS end_ms
 FROM model_calls WHERE {ATTEMPT_FILTER} ORDER BY call
 """
 
-CALL_CONTENTS = f"""
-SELECT call, request_prefix, request, response_ids, logprobs, token_versions, pieces, response
-FROM raw_call_contents WHERE {ATTEMPT_FILTER} ORDER BY call LIMIT 1 BY call
+CALL_PAYLOADS = f"""
+SELECT call, request_prefix_refs, request, response_ids, logprobs, token_versions, token_texts, response
+FROM raw_call_payloads WHERE {ATTEMPT_FILTER} ORDER BY call LIMIT 1 BY call
 """
 """A request is kept as what it adds to earlier ones: `rollout.expand_requests` puts them together."""
 
-TRAINING_USES = f"""
-SELECT model, step, version, advantage, trained, reason, tokens, staleness_max, credit
-FROM raw_training_uses WHERE {ATTEMPT_FILTER} AND (model, step, epoch) IN
-    (SELECT model, step, max(epoch) FROM raw_training_steps WHERE run = {{run:String}} GROUP BY model, step)
+TRAINING_ROLLOUTS = f"""
+SELECT model, step, version, advantage, trained, exclusion_reason, tokens, max_staleness, call_advantages
+FROM raw_training_rollouts WHERE {ATTEMPT_FILTER} AND (model, step, epoch) IN
+    (SELECT model, step, max(epoch) FROM raw_training_steps WHERE run_id = {{run_id:String}} GROUP BY model, step)
 ORDER BY trained DESC, step LIMIT 1 BY model
 """

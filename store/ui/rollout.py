@@ -16,12 +16,12 @@ def build_attempts(ended: Sequence[QueryRow], executions: Sequence[QueryRow]) ->
     """
     best: QueryRow | None = None
     for row in sorted(ended, key=lambda row: row["stream_sequence"]):
-        if supersedes(Resolution(row["standing"]), Resolution(best["standing"]) if best else None):
+        if supersedes(Resolution[row["resolution"].upper()], Resolution[best["resolution"].upper()] if best else None):
             best = row
-    ended_executions = {row["execution"] for row in ended}
+    ended_executions = {row["execution_id"] for row in ended}
     rows = [{**row, "counts": row is best, "running": False} for row in ended]
     rows += [
-        {**row, "counts": False, "running": True} for row in executions if row["execution"] not in ended_executions
+        {**row, "counts": False, "running": True} for row in executions if row["execution_id"] not in ended_executions
     ]
     return sorted(rows, key=lambda row: (row["started_ms"], row["attempt"]))
 
@@ -29,7 +29,7 @@ def build_attempts(ended: Sequence[QueryRow], executions: Sequence[QueryRow]) ->
 def select_attempt(attempts: Sequence[QueryRow], execution: str) -> QueryRow | None:
     """The attempt of an execution; without one, the attempt that counts, else the last."""
     for row in attempts:
-        if row["execution"] == execution or (not execution and row["counts"]):
+        if row["execution_id"] == execution or (not execution and row["counts"]):
             return row
     return attempts[-1] if attempts and not execution else None
 
@@ -42,7 +42,7 @@ def expand_requests(contents: Sequence[QueryRow]) -> dict[int, str]:
     suffixes = {row["call"]: row["request"].encode() for row in contents}
     requests = {}
     for row in contents:
-        prefixes = [suffixes.get(call, b"")[:length] for call, length in row["request_prefix"]]
+        prefixes = [suffixes.get(call, b"")[:length] for call, length in row["request_prefix_refs"]]
         requests[row["call"]] = b"".join([*prefixes, suffixes[row["call"]]]).decode("utf-8", "replace")
     return requests
 
@@ -63,7 +63,7 @@ def build_calls(calls: Sequence[QueryRow], contents: Sequence[QueryRow], uses: S
         continued_call, num_known = _find_continued(messages, histories)
         reply = _parse_message(content.get("response", ""))
         histories[call] = [*messages, *([reply] if reply is not None else [])]
-        call_advantages = use["credit"] if use else []
+        call_advantages = use["call_advantages"] if use else []
         advantage = (call_advantages[call] if call < len(call_advantages) else use["advantage"]) if use else None
         rows.append(
             {
@@ -72,7 +72,7 @@ def build_calls(calls: Sequence[QueryRow], contents: Sequence[QueryRow], uses: S
                 "known": num_known,
                 "messages": messages[num_known:],
                 "answer": reply if reply is not None else content.get("response", ""),
-                "pieces": content.get("pieces", []),
+                "token_texts": content.get("token_texts", []),
                 "tokens": content.get("response_ids", []),
                 "logprobs": content.get("logprobs", []),
                 "versions": content.get("token_versions", []),

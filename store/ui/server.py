@@ -103,19 +103,19 @@ class UiServer:
         question = RUN_QUERIES.get(request.match_info["question"])
         if question is None:
             raise web.HTTPNotFound(text=f"there is no {request.path}")
-        return _json(await self._reader.query(question, run=_require_param(request, "run")))
+        return _json(await self._reader.query(question, run_id=_require_param(request, "run_id")))
 
     async def _rollouts(self, request: web.Request) -> web.Response:
-        run = _require_param(request, "run")
+        run_id = _require_param(request, "run_id")
         sql, values = filters.build_query(request.query)
-        matches = await self._reader.query(sql, run=run, **values)
-        names = [row["rollout"] for row in matches]
-        summaries = await self._reader.query(filters.ROLLOUTS, run=run, rollouts=names) if names else []
-        rows = {(row["rollout"], row["execution"]): row for row in summaries}
+        matches = await self._reader.query(sql, run_id=run_id, **values)
+        names = [row["rollout_id"] for row in matches]
+        summaries = await self._reader.query(filters.ROLLOUTS, run_id=run_id, rollouts=names) if names else []
+        rows = {(row["rollout_id"], row["execution_id"]): row for row in summaries}
         return _json(
             {
                 "rollouts": [
-                    rows[identity] for row in matches if (identity := (row["rollout"], row["execution"])) in rows
+                    rows[identity] for row in matches if (identity := (row["rollout_id"], row["execution_id"])) in rows
                 ],
                 "count": matches[0]["count"] if matches else 0,
                 "page_size": filters.PAGE_SIZE,
@@ -123,19 +123,19 @@ class UiServer:
         )
 
     async def _rollout(self, request: web.Request) -> web.Response:
-        key = {"run": _require_param(request, "run"), "rollout": _require_param(request, "rollout")}
+        key = {"run_id": _require_param(request, "run_id"), "rollout_id": _require_param(request, "rollout_id")}
         ended, executions = await self._query_all(key, queries.ATTEMPTS, queries.EXECUTIONS)
         attempts = build_attempts(ended, executions)
         task = [] if attempts else await self._reader.query(queries.TASK, **key)
         if not attempts and not task:
-            raise web.HTTPNotFound(text=f"no rollout of run {key['run']} is called {key['rollout']}")
-        attempt = select_attempt(attempts, request.query.get("execution", ""))
+            raise web.HTTPNotFound(text=f"no rollout of run {key['run_id']} is called {key['rollout_id']}")
+        attempt = select_attempt(attempts, request.query.get("execution_id", ""))
         if attempt is None and attempts:
-            raise web.HTTPNotFound(text=f"{key['rollout']} has no such attempt")
-        key["execution"] = attempt["execution"] if attempt else ""
-        queries_of_attempt = (queries.SPANS, queries.CALLS, queries.CALL_CONTENTS, queries.TRAINING_USES)
+            raise web.HTTPNotFound(text=f"{key['rollout_id']} has no such attempt")
+        key["execution_id"] = attempt["execution_id"] if attempt else ""
+        queries_of_attempt = (queries.SPANS, queries.CALLS, queries.CALL_PAYLOADS, queries.TRAINING_ROLLOUTS)
         spans, calls, contents, uses = await self._query_all(key, *queries_of_attempt)
-        root = ids.root_span_id(key["rollout"], key["execution"])
+        root = ids.root_span_id(key["rollout_id"], key["execution_id"])
         return _json(
             {
                 **key,
@@ -144,14 +144,14 @@ class UiServer:
                 "attempt": attempt,
                 "spans": await asyncio.to_thread(build_tree, spans, calls, contents, root),
                 "spans_cut": len(spans) == queries.MAX_SPANS,
-                "uses": [{name: value for name, value in use.items() if name != "credit"} for use in uses],
+                "uses": [{name: value for name, value in use.items() if name != "call_advantages"} for use in uses],
                 "calls": build_calls(calls, contents, uses),
             }
         )
 
     async def _request(self, request: web.Request) -> web.Response:
-        identity = {name: _require_param(request, name) for name in ("run", "rollout", "execution")}
-        whole = expand_requests(await self._reader.query(queries.CALL_CONTENTS, **identity))
+        identity = {name: _require_param(request, name) for name in ("run_id", "rollout_id", "execution_id")}
+        whole = expand_requests(await self._reader.query(queries.CALL_PAYLOADS, **identity))
         for call, text in whole.items():
             if str(call) == _require_param(request, "call"):
                 return _json({"request": text})

@@ -45,17 +45,20 @@ async def judge(world: World, asked: Iterable[str], vocabulary: int) -> Verdict:
     def rows(statement: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in sql.query(statement).result_rows]
 
-    _rollouts(verdict, tap, {*asked}, rows("SELECT rollout, execution, outcome FROM rollouts"))
-    _attempts(verdict, tap, rows("SELECT execution, count() FROM attempts GROUP BY execution"))
-    _spans(verdict, tap, rows("SELECT rollout, execution, span_id, count() FROM spans GROUP BY ALL"))
+    _rollouts(verdict, tap, {*asked}, rows("SELECT rollout_id, execution_id, outcome FROM rollouts"))
+    _attempts(verdict, tap, rows("SELECT execution_id, count() FROM attempts GROUP BY execution_id"))
+    _spans(verdict, tap, rows("SELECT rollout_id, execution_id, span_id, count() FROM spans GROUP BY ALL"))
     _training(
         verdict,
         tap,
-        rows("SELECT rollout, sum(trained), countIf(NOT trained AND reason = '') FROM training_uses GROUP BY rollout"),
+        rows(
+            "SELECT rollout_id, sum(trained), countIf(NOT trained AND exclusion_reason = '') "
+            "FROM training_rollouts GROUP BY rollout_id"
+        ),
     )
     calls = rows(
-        "SELECT rollout, prompt_ids, response_ids, logprobs, token_versions FROM answers "
-        "INNER JOIN prompts USING (run, rollout, execution, call)"
+        "SELECT rollout_id, prompt_ids, response_ids, logprobs, token_versions FROM completions "
+        "INNER JOIN prompts USING (run_id, rollout_id, execution_id, call)"
     )
     _calls(verdict, calls, vocabulary)
     if world.state_was_lost:
@@ -63,8 +66,9 @@ async def judge(world: World, asked: Iterable[str], vocabulary: int) -> Verdict:
         verdict.lost, verdict.wrong = [], [sentence for sentence in verdict.wrong if "by the rule" not in sentence]
         return verdict
     told = (
-        "SELECT a.execution, any(a.spans) AS told, countIf(s.name NOT LIKE 'train %') AS found FROM attempts AS a "
-        "INNER JOIN spans AS s ON a.execution = s.execution GROUP BY a.execution HAVING told != found"
+        "SELECT a.execution_id, any(a.num_spans) AS told, countIf(s.name NOT LIKE 'train %') AS found "
+        "FROM attempts AS a "
+        "INNER JOIN spans AS s ON a.execution_id = s.execution_id GROUP BY a.execution_id HAVING told != found"
     )
     verdict.wrong += [f"execution {one} had {said} spans, stored are {found}" for one, said, found in rows(told)]
     await _versions(verdict, world.bus)

@@ -16,13 +16,13 @@ pytestmark = pytest.mark.timeout(300)
 STEPS, BOUND, PUBLISH_EVERY = 8, 2, 2
 
 DISPATCHED = """
-SELECT task, toFloat64(min(published)) AS at FROM tasks WHERE run = {run:String} GROUP BY task ORDER BY at
+SELECT task_id, toFloat64(min(enqueued_at)) AS at FROM tasks WHERE run_id = {run_id:String} GROUP BY task_id ORDER BY at
 """
-ENDED = "SELECT step, toFloat64(ended) FROM training_steps WHERE run = {run:String} ORDER BY step"
+ENDED = "SELECT step, toFloat64(ended_at) FROM training_steps WHERE run_id = {run_id:String} ORDER BY step"
 TRAINED = """
-SELECT u.step, max(u.version - 1 - v) FROM training_uses AS u
-INNER JOIN answers AS c ON u.run = c.run AND u.rollout = c.rollout AND u.execution = c.execution
-ARRAY JOIN c.token_versions AS v WHERE u.run = {run:String} AND u.trained GROUP BY u.step ORDER BY u.step
+SELECT u.step, max(u.version - 1 - v) FROM training_rollouts AS u
+INNER JOIN completions AS c ON u.run_id = c.run_id AND u.rollout_id = c.rollout_id AND u.execution_id = c.execution_id
+ARRAY JOIN c.token_versions AS v WHERE u.run_id = {run_id:String} AND u.trained GROUP BY u.step ORDER BY u.step
 """
 
 
@@ -48,12 +48,12 @@ async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyon
         finally:
             await late.stop_all()
         sql = made.sql()
-        steps = dict(sql.query(ENDED, parameters={"run": RUN}).result_rows)
-        dispatched = [at for _, at in sql.query(DISPATCHED, parameters={"run": RUN}).result_rows]
-        lags = dict(sql.query(TRAINED, parameters={"run": RUN}).result_rows)
+        steps = dict(sql.query(ENDED, parameters={"run_id": RUN}).result_rows)
+        dispatched = [at for _, at in sql.query(DISPATCHED, parameters={"run_id": RUN}).result_rows]
+        lags = dict(sql.query(TRAINED, parameters={"run_id": RUN}).result_rows)
         nodes = {node for (node,) in sql.query("SELECT DISTINCT node FROM model_calls").result_rows}
         versions = [version for (version,) in sql.query("SELECT version FROM weight_versions").result_rows]
-        uses = sql.query("SELECT trained, reason, staleness_max FROM training_uses").result_rows
+        uses = sql.query("SELECT trained, exclusion_reason, max_staleness FROM training_rollouts").result_rows
     assert len(steps) == len(lags) == STEPS and max(lags.values()) <= BOUND
     assert sorted(versions) == list(range(0, STEPS + 1, PUBLISH_EVERY))
     assert {"inference-slow", "inference-late"} <= set(",".join(nodes).split(","))
@@ -75,8 +75,12 @@ async def test_a_learner_whose_versions_nobody_serves_waits_and_goes_on_when_som
         await releases.append_decision("unpinned", 0, who="test")
         await made.finished(120)
         sql = made.sql()
-        ((tasks,),) = sql.query("SELECT uniqExact(task) FROM tasks WHERE run = {run:String}", {"run": RUN}).result_rows
-        ((stale,),) = sql.query("SELECT uniqExact(task) FROM training_uses WHERE reason = 'stale'").result_rows
+        ((tasks,),) = sql.query(
+            "SELECT uniqExact(task_id) FROM tasks WHERE run_id = {run_id:String}", {"run_id": RUN}
+        ).result_rows
+        ((stale,),) = sql.query(
+            "SELECT uniqExact(task_id) FROM training_rollouts WHERE exclusion_reason = 'stale'"
+        ).result_rows
     assert stale >= GROUPS and tasks == (3 + 1) * GROUPS, "one step's worth was too old, and no more was asked for"
 
 

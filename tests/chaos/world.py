@@ -142,7 +142,7 @@ class World:
         """Wait until ClickHouse has an alert about a role, or with this text, fired after ``since`` (Unix ns)."""
         sql = self.sql()
         query = (
-            "SELECT count() FROM alarms WHERE NOT over AND toUnixTimestamp64Nano(raised) > {since:Int64}"
+            "SELECT count() FROM alerts WHERE NOT resolved AND toUnixTimestamp64Nano(fired_at) > {since:Int64}"
             " AND (role = {text:String} OR position(reason, {text:String}) > 0)"
         )
         async with asyncio.timeout(seconds):

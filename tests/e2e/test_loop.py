@@ -76,24 +76,28 @@ async def node_at(bus: Bus, version: int) -> Heartbeat:
 def test_learner_trains_on_what_the_agents_did(loop: Loop) -> None:
     loop.run("learner", "--settings", learner_settings(loop))
 
-    loop.until("SELECT count() FROM training_steps WHERE run = 'small'", STEPS)
-    loop.until("SELECT count() FROM lost_rollouts WHERE run = 'small'", 0)
-    versions = loop.rows("SELECT version FROM weight_versions WHERE run = 'small' ORDER BY version")
+    loop.until("SELECT count() FROM training_steps WHERE run_id = 'small'", STEPS)
+    loop.until("SELECT count() FROM check_unfinished_rollouts WHERE run_id = 'small'", 0)
+    versions = loop.rows("SELECT version FROM weight_versions WHERE run_id = 'small' ORDER BY version")
     assert versions == [(0,), (1,), (2,), (3,)]
-    assert loop.one("SELECT count() FROM tasks WHERE run = 'small'") == STEPS * GROUPS * SAMPLES
+    assert loop.one("SELECT count() FROM tasks WHERE run_id = 'small'") == STEPS * GROUPS * SAMPLES
     assert (
-        loop.rows("SELECT rollout, attempt, outcome, error FROM rollouts WHERE run = 'small' AND outcome != 'ok'") == []
+        loop.rows("SELECT rollout_id, attempt, outcome, error FROM rollouts WHERE run_id = 'small' AND outcome != 'ok'")
+        == []
     )
-    assert loop.one("SELECT count() FROM rollouts WHERE run = 'small'") == STEPS * GROUPS * SAMPLES
-    assert loop.one("SELECT uniqExact(rollout) FROM training_uses WHERE run = 'small'") == STEPS * GROUPS * SAMPLES
-    assert loop.one("SELECT count() FROM trained_twice") == 0
-    assert loop.one("SELECT countIf(NOT trained AND reason = '') FROM training_uses") == 0
-    assert loop.one("SELECT countIf(trained) FROM training_uses WHERE run = 'small'") > 0
+    assert loop.one("SELECT count() FROM rollouts WHERE run_id = 'small'") == STEPS * GROUPS * SAMPLES
+    assert (
+        loop.one("SELECT uniqExact(rollout_id) FROM training_rollouts WHERE run_id = 'small'")
+        == STEPS * GROUPS * SAMPLES
+    )
+    assert loop.one("SELECT count() FROM check_duplicate_training") == 0
+    assert loop.one("SELECT countIf(NOT trained AND exclusion_reason = '') FROM training_rollouts") == 0
+    assert loop.one("SELECT countIf(trained) FROM training_rollouts WHERE run_id = 'small'") > 0
 
 
 def test_no_answer_waits_for_a_compiler(loop: Loop) -> None:
     compiled = [path.stat().st_mtime for path in (loop.directory / COMPILED).rglob("*.so")]
-    applied = loop.one("SELECT toFloat64(min(applied)) FROM raw_weight_applied")
+    applied = loop.one("SELECT toFloat64(min(activated_at)) FROM raw_weight_activations")
     assert compiled and max(compiled) < applied
 
 
@@ -102,38 +106,38 @@ async def test_what_vllm_measures_is_seen_through_its_node(loop: Loop) -> None:
         node = await node_at(bus, STEPS)
     async with aiohttp.ClientSession() as http, http.get(f"{node.address}/metrics", headers=key_of(loop)) as answer:
         families = {family.name: family for family in text_string_to_metric_families(await answer.text())}
-    sampled = loop.one("SELECT sum(length(response_ids)) FROM answers WHERE run = 'small'")
+    sampled = loop.one("SELECT sum(length(response_ids)) FROM completions WHERE run_id = 'small'")
     assert sum(sample.value for sample in families["vllm:generation_tokens"].samples) >= sampled > 0
 
 
 def test_every_token_has_its_version_and_probability(loop: Loop) -> None:
     calls = loop.rows(
-        "SELECT rollout, prompt_ids, response_ids, logprobs, token_versions FROM answers INNER JOIN prompts "
-        "USING (run, rollout, execution, call) WHERE run = 'small'"
+        "SELECT rollout_id, prompt_ids, response_ids, logprobs, token_versions FROM completions INNER JOIN prompts "
+        "USING (run_id, rollout_id, execution_id, call) WHERE run_id = 'small'"
     )
     assert len(calls) == 2 * STEPS * GROUPS * SAMPLES  # the agent asks twice
     for _, prompt, response, logprobs, versions in calls:
         assert prompt and 0 < len(response) == len(logprobs) == len(versions)
         assert all(np.isfinite(logprobs)) and max(logprobs) <= 0
         assert set(versions) <= {0, 1, 2, 3}
-    assert loop.one("SELECT max(max_staleness) FROM staleness WHERE run = 'small'") <= STALENESS
-    assert loop.one("SELECT min(mean_staleness) FROM staleness WHERE run = 'small'") >= 0
+    assert loop.one("SELECT max(max_staleness) FROM staleness WHERE run_id = 'small'") <= STALENESS
+    assert loop.one("SELECT min(mean_staleness) FROM staleness WHERE run_id = 'small'") >= 0
 
 
 def test_reward_by_version_counts_every_rollout_once(loop: Loop) -> None:
-    assert loop.one("SELECT sum(rollouts) FROM reward_by_version WHERE run = 'small'") == STEPS * GROUPS * SAMPLES
-    exact = loop.one("SELECT avg(reward) FROM rollouts WHERE run = 'small'")
+    assert loop.one("SELECT sum(rollouts) FROM reward_by_version WHERE run_id = 'small'") == STEPS * GROUPS * SAMPLES
+    exact = loop.one("SELECT avg(reward) FROM rollouts WHERE run_id = 'small'")
     assert loop.one(
-        "SELECT sum(mean_reward * rollouts) / sum(rollouts) FROM reward_by_version WHERE run = 'small'"
+        "SELECT sum(mean_reward * rollouts) / sum(rollouts) FROM reward_by_version WHERE run_id = 'small'"
     ) == pytest.approx(exact)
 
 
 def test_one_rollout_is_one_trace_from_publish_to_training(loop: Loop) -> None:
     rollout = loop.one(
-        "SELECT any(rollout) FROM training_uses WHERE run = 'small' AND trained AND rollout IN "
-        "(SELECT rollout FROM attempts WHERE run = 'small' GROUP BY rollout HAVING count() = 1)"
+        "SELECT any(rollout_id) FROM training_rollouts WHERE run_id = 'small' AND trained AND rollout_id IN "
+        "(SELECT rollout_id FROM attempts WHERE run_id = 'small' GROUP BY rollout_id HAVING count() = 1)"
     )  # a machine that is busy may have tried others again, which is in their traces
-    spans = loop.rows(f"SELECT trace_id, span_id, parent_span_id, name FROM spans WHERE rollout = '{rollout}'")
+    spans = loop.rows(f"SELECT trace_id, span_id, parent_span_id, name FROM spans WHERE rollout_id = '{rollout}'")
     assert {trace for trace, *_ in spans} == {identity.trace_id(rollout)}
     by_id = {span: (parent, name) for _, span, parent, name in spans}
     assert sorted(name for _, name in by_id.values()) == sorted(
@@ -158,7 +162,7 @@ def test_every_role_exports_its_own_traces_and_a_rollout_is_one_of_them(loop: Lo
     assert parents("store", "insert") == parents("store", "ack") == parents("store", "collect") == {"batch"}
     assert parents("inference", "fetch") == parents("inference", "swap") == {"version"}
     assert parents("inference", "POST") == {"chat policy"} and parents("runner", "chat") == {"attempt default"}
-    rollouts = dict(loop.rows("SELECT rollout, trace_id FROM rollouts WHERE run = 'small'"))
+    rollouts = dict(loop.rows("SELECT rollout_id, trace_id FROM rollouts WHERE run_id = 'small'"))
     tried = [
         one for one in loop.collector.of("lightningbus-runner", "attempt") if one.said["lightningbus.run"] == "small"
     ]
@@ -171,11 +175,11 @@ def test_every_role_exports_its_own_traces_and_a_rollout_is_one_of_them(loop: Lo
 def test_learner_goes_on_from_its_checkpoint(loop: Loop) -> None:
     loop.run("learner", "--settings", learner_settings(loop, steps=STEPS + 2))
 
-    loop.until("SELECT max(step) FROM training_steps WHERE run = 'small'", STEPS + 2)
-    loop.until("SELECT count() FROM lost_rollouts WHERE run = 'small'", 0)
-    assert loop.one("SELECT max(version) FROM weight_versions WHERE run = 'small'") == STEPS + 2
-    assert loop.one("SELECT count() FROM trained_twice") == 0
-    assert loop.one("SELECT count() FROM rollouts WHERE run = 'small'") == (STEPS + 2) * GROUPS * SAMPLES
+    loop.until("SELECT max(step) FROM training_steps WHERE run_id = 'small'", STEPS + 2)
+    loop.until("SELECT count() FROM check_unfinished_rollouts WHERE run_id = 'small'", 0)
+    assert loop.one("SELECT max(version) FROM weight_versions WHERE run_id = 'small'") == STEPS + 2
+    assert loop.one("SELECT count() FROM check_duplicate_training") == 0
+    assert loop.one("SELECT count() FROM rollouts WHERE run_id = 'small'") == (STEPS + 2) * GROUPS * SAMPLES
 
 
 def test_learner_without_the_checkpoint_refuses(loop: Loop) -> None:
@@ -194,7 +198,7 @@ def test_a_step_is_made_again_to_the_bit(loop: Loop) -> None:
         recorded = loop.rows(f"SELECT {said} FROM training_steps WHERE step = {step}")
         assert [(found["digest"], found["loss"], found["grad_norm"])] == recorded
         assert found["same_batch"] and found["same_loss"] and found["tokens"] > 0
-    assert loop.one("SELECT max(metrics['actor/grad_norm']) FROM training_steps WHERE run = 'small'") > 0
+    assert loop.one("SELECT max(metrics['actor/grad_norm']) FROM training_steps WHERE run_id = 'small'") > 0
     missing = loop.run("replay", "--step", 99, *asked, check=False)
     assert missing.returncode == 2 and "step 99 of run 'small' is not on record" in missing.stderr
 
@@ -212,7 +216,7 @@ def test_a_run_is_trained_again_offline_and_its_best_rollouts_are_a_data_set(loo
     assert all(np.array_equal(found[name], expected[name]) for name in expected), "the run's own weights"
     loop.run("export", loop.directory / "best.jsonl", "--run", "small")
     lines = [json.loads(line) for line in (loop.directory / "best.jsonl").read_text().splitlines()]
-    tasks = loop.one("SELECT uniqExact(task) FROM rollouts WHERE run = 'small'")
+    tasks = loop.one("SELECT uniqExact(task_id) FROM rollouts WHERE run_id = 'small'")
     assert {line["messages"][-1]["role"] for line in lines} == {"assistant"}
     assert len({line["rollout"] for line in lines}) == tasks
     loop.run("export", loop.directory / "best.parquet", "--run", "small", "--least", 0.5)
@@ -371,11 +375,11 @@ def publish(loop: Loop, agent: str, *more: object, tasks: int = 1, samples: int 
 )
 def test_a_failing_agent_says_why(loop: Loop, agent: str, outcome: str, error: str) -> None:
     run = publish(loop, agent, "--deadline", 4)
-    loop.until(f"SELECT count() FROM rollouts WHERE run = '{run}'", 1)
-    ((found, reward, said),) = loop.rows(f"SELECT outcome, reward, error FROM rollouts WHERE run = '{run}'")
+    loop.until(f"SELECT count() FROM rollouts WHERE run_id = '{run}'", 1)
+    ((found, reward, said),) = loop.rows(f"SELECT outcome, reward, error FROM rollouts WHERE run_id = '{run}'")
     assert (found, reward) == (outcome, None)
     assert error in said
-    assert loop.one(f"SELECT status FROM spans WHERE run = '{run}' AND name LIKE 'invoke_agent%'") == "error"
+    assert loop.one(f"SELECT status FROM spans WHERE run_id = '{run}' AND name LIKE 'invoke_agent%'") == "error"
 
 
 @pytest.mark.parametrize(
@@ -384,25 +388,27 @@ def test_a_failing_agent_says_why(loop: Loop, agent: str, outcome: str, error: s
 )
 def test_what_agents_use_of_the_api_works(loop: Loop, agent: str, reward: float) -> None:
     run = publish(loop, agent, tasks=3)
-    loop.until(f"SELECT count() FROM rollouts WHERE run = '{run}'", 3)
-    found = loop.rows(f"SELECT outcome, reward, error FROM rollouts WHERE run = '{run}'")
+    loop.until(f"SELECT count() FROM rollouts WHERE run_id = '{run}'", 3)
+    found = loop.rows(f"SELECT outcome, reward, error FROM rollouts WHERE run_id = '{run}'")
     assert found == [("ok", reward, "")] * 3
-    assert loop.one(f"SELECT min(length(response_ids)) FROM answers WHERE run = '{run}'") > 0
+    assert loop.one(f"SELECT min(length(response_ids)) FROM completions WHERE run_id = '{run}'") > 0
     if agent == "speaks_every_dialect":
         alike = "uniqExact(prompt_ids), uniqExact(response_ids), min(length(logprobs) = length(response_ids)), count()"
-        joined = "answers INNER JOIN prompts USING (run, rollout, execution, call)"
-        assert loop.rows(f"SELECT {alike} FROM {joined} WHERE run = '{run}'") == [(1, 1, 1, 3 * 5)]
+        joined = "completions INNER JOIN prompts USING (run_id, rollout_id, execution_id, call)"
+        assert loop.rows(f"SELECT {alike} FROM {joined} WHERE run_id = '{run}'") == [(1, 1, 1, 3 * 5)]
     if agent == "rewarded_by_span":
-        assert loop.one(f"SELECT count() FROM spans WHERE run = '{run}' AND name = 'judge'") == 3
-        traces = loop.one(f"SELECT uniqExact(trace_id) FROM spans WHERE run = '{run}'")
+        assert loop.one(f"SELECT count() FROM spans WHERE run_id = '{run}' AND name = 'judge'") == 3
+        traces = loop.one(f"SELECT uniqExact(trace_id) FROM spans WHERE run_id = '{run}'")
         assert traces == 3
 
 
 def test_a_pinned_rollout_is_answered_by_that_version_only(loop: Loop) -> None:
     run = publish(loop, "default", "--version", SERVED, "--temperature", 0, tasks=4, samples=2)
-    loop.until(f"SELECT count() FROM rollouts WHERE run = '{run}' AND outcome = 'ok'", 8)
-    assert loop.one(f"SELECT groupUniqArrayArray(token_versions) FROM answers WHERE run = '{run}'") == [SERVED]
-    answers = f"SELECT uniqExact(response_ids) AS n FROM answers WHERE run = '{run}' AND call = 0 GROUP BY task"
+    loop.until(f"SELECT count() FROM rollouts WHERE run_id = '{run}' AND outcome = 'ok'", 8)
+    assert loop.one(f"SELECT groupUniqArrayArray(token_versions) FROM completions WHERE run_id = '{run}'") == [SERVED]
+    answers = (
+        f"SELECT uniqExact(response_ids) AS n FROM completions WHERE run_id = '{run}' AND call = 0 GROUP BY task_id"
+    )
     assert loop.rows(answers) == [(1,)] * 4, "two greedy samples of one task differ"
 
 
@@ -413,12 +419,12 @@ def test_a_second_runner_joins_and_leaves_without_loss(loop: Loop) -> None:
         if "takes tasks of agent default" in line:
             break
     run = publish(loop, "default", tasks=30, samples=4)
-    loop.until(f"SELECT uniqExact(runner) FROM rollouts WHERE run = '{run}'", 2)
+    loop.until(f"SELECT uniqExact(runner) FROM rollouts WHERE run_id = '{run}'", 2)
     second.send_signal(signal.SIGTERM)
     assert second.wait(30) == 0
-    loop.until(f"SELECT count() FROM rollouts WHERE run = '{run}' AND outcome = 'ok'", 120)
-    loop.until("SELECT count() FROM lost_rollouts", 0)
-    assert loop.one(f"SELECT count() FROM attempts WHERE run = '{run}'") == 120
+    loop.until(f"SELECT count() FROM rollouts WHERE run_id = '{run}' AND outcome = 'ok'", 120)
+    loop.until("SELECT count() FROM check_unfinished_rollouts", 0)
+    assert loop.one(f"SELECT count() FROM attempts WHERE run_id = '{run}'") == 120
 
 
 async def test_messages_nobody_can_read_become_dead_letters(loop: Loop) -> None:
@@ -439,7 +445,7 @@ async def test_agents_do_not_notice_that_vllm_was_killed(loop: Loop) -> None:
         node = await node_at(bus, SERVED)
         (engine, *_) = psutil.Process(node.pid).children()
         run = await asyncio.to_thread(publish, loop, "default", "--deadline", 170, tasks=15, samples=4)
-        await asyncio.to_thread(loop.until, f"SELECT count() > 0 FROM rollouts WHERE run = '{run}'", 1)
+        await asyncio.to_thread(loop.until, f"SELECT count() > 0 FROM rollouts WHERE run_id = '{run}'", 1)
         engine.kill()
         states = set()
         async with bus.fleet("inference") as nodes, asyncio.timeout(160):
@@ -447,8 +453,8 @@ async def test_agents_do_not_notice_that_vllm_was_killed(loop: Loop) -> None:
                 await nodes.wait_for_change()
                 states |= {beat.state for beat in nodes.members() if beat.pid == node.pid and not engine.is_running()}
     assert {"starting", "awaiting_weights", "ready"} <= states
-    await asyncio.to_thread(loop.until, f"SELECT count() FROM rollouts WHERE run = '{run}' AND outcome = 'ok'", 60)
-    assert loop.one(f"SELECT count() FROM attempts WHERE run = '{run}'") == 60, "no attempt was lost to it"
+    await asyncio.to_thread(loop.until, f"SELECT count() FROM rollouts WHERE run_id = '{run}' AND outcome = 'ok'", 60)
+    assert loop.one(f"SELECT count() FROM attempts WHERE run_id = '{run}'") == 60, "no attempt was lost to it"
 
 
 def test_of_two_learners_the_older_one_stops(loop: Loop) -> None:
@@ -476,15 +482,15 @@ def test_of_two_learners_the_older_one_stops(loop: Loop) -> None:
     newer.send_signal(signal.SIGTERM)
     newer.communicate(timeout=60)
     assert newer.returncode == 0
-    assert loop.one("SELECT count() FROM trained_twice") == 0
+    assert loop.one("SELECT count() FROM check_duplicate_training") == 0
 
 
 def test_the_questions_of_the_command_line(loop: Loop) -> None:
-    rollout = loop.one("SELECT any(rollout) FROM rollouts WHERE run = 'small'")
-    asked = f"SELECT call, position, token, version FROM token_versions WHERE rollout = '{rollout}'"
+    rollout = loop.one("SELECT any(rollout_id) FROM rollouts WHERE run_id = 'small'")
+    asked = f"SELECT call, position, token, version FROM tokens WHERE rollout_id = '{rollout}'"
     rows = json.loads(loop.run("query", asked, "--json").stdout)
     assert rows and all(row["version"] in range(SERVED) for row in rows)
-    for report in ("rewards", "staleness", "outcomes", "drift", "credit"):
+    for report in ("reward_by_version", "staleness", "outcomes", "drift", "credit_by_call"):
         assert "small" in loop.run("report", report).stdout
     assert "small,train,default,ok" in loop.run("report", "outcomes", "--csv").stdout
     status = loop.run("status").stdout

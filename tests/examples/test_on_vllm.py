@@ -14,7 +14,7 @@ from tests.examples.endpoint import EXAMPLES
 GROUPS, SAMPLES, HELDOUT = 3, 4, 3
 WARM_START = ["--steps", "150"]
 """Enough to say what looks like a call of a tool, mostly with the wrong words in it."""
-CALLED = "SELECT countIf(response LIKE '%tool_calls%') AS called, count() AS calls FROM raw_call_contents"
+CALLED = "SELECT countIf(response LIKE '%tool_calls%') AS called, count() AS num_calls FROM raw_call_payloads"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -47,5 +47,5 @@ def test_a_workflow_is_trained_on_vllm(name: str, environment: Callable[[str], P
     assert figures["rollouts"] >= GROUPS * SAMPLES + 2 * HELDOUT * (1 + job["heldout"]["samples"])
     assert (figures["weight_versions"], figures["rollouts_lost"], figures["rollouts_trained_twice"]) == (2, 0, 0)
     (seen,) = json.loads(python("-m", "lightningbus", "query", "--json", CALLED, cwd=tmp_path))
-    assert seen["calls"] >= figures["rollouts"]
+    assert seen["num_calls"] >= figures["rollouts"]
     assert seen["called"] > 0 or name == "text_to_sql", "vLLM's parser reads calls of tools"

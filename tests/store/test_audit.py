@@ -23,7 +23,7 @@ async def test_who_changed_what_on_the_bus_is_in_the_audit_log(bus: Bus, nats_ur
     await asyncio.to_thread(store.until, "SELECT count() FROM audit_log WHERE request = 'STREAM.PURGE'", 1)
     rows = store.sql.query(
         "SELECT request, target, error, account, client, host FROM audit_log "
-        "WHERE target LIKE '%calc%' AND error = '' OR target = 'NONE' ORDER BY asked"
+        "WHERE target LIKE '%calc%' AND error = '' OR target = 'NONE' ORDER BY requested_at"
     ).result_rows
     assert rows == [
         ("CONSUMER.CREATE", "TASKS.runner-calc-train.lb.task.train.calc", "", "$G", "test", "127.0.0.1"),

@@ -75,9 +75,9 @@ def test_a_million_spans_in_two_cuts_are_a_million(sql: Client) -> None:
     for size in (100_000, 77_777):
         for at in range(0, SPANS, size):
             sql.insert_arrow("raw_spans", whole.slice(at, size))
-    assert one(sql, "SELECT count() FROM raw_spans WHERE run = 'million'") > SPANS
-    assert one(sql, "SELECT count() FROM spans WHERE run = 'million'") == SPANS
-    assert one(sql, "SELECT uniqExact(span_id) FROM spans WHERE run = 'million'") == SPANS
+    assert one(sql, "SELECT count() FROM raw_spans WHERE run_id = 'million'") > SPANS
+    assert one(sql, "SELECT count() FROM spans WHERE run_id = 'million'") == SPANS
+    assert one(sql, "SELECT uniqExact(span_id) FROM spans WHERE run_id = 'million'") == SPANS
 
 
 def _batch(first: int) -> SpanBatch:
@@ -114,10 +114,10 @@ def test_a_run_delivered_twice_is_one_run(sql: Client) -> None:
     for cut in (len(said), len(said) // 3):
         for at in range(0, len(said), cut):
             seed_store.insert(sql, said[at : at + cut], database=sql.database or "", first=at + 1)
-    assert one(sql, "SELECT count() FROM rollouts WHERE run = 'twice'") == 2 * 2 * 4
-    assert one(sql, "SELECT count() FROM model_calls WHERE run = 'twice'") == 2 * 2 * 4 * 3
-    assert one(sql, "SELECT sum(rollouts) FROM runs WHERE run = 'twice'") == 2 * 2 * 4
-    for empty in ("broken_prompts", "trained_twice", "lost_rollouts"):
+    assert one(sql, "SELECT count() FROM rollouts WHERE run_id = 'twice'") == 2 * 2 * 4
+    assert one(sql, "SELECT count() FROM model_calls WHERE run_id = 'twice'") == 2 * 2 * 4 * 3
+    assert one(sql, "SELECT sum(rollouts) FROM runs WHERE run_id = 'twice'") == 2 * 2 * 4
+    for empty in ("check_prompt_digests", "check_duplicate_training", "check_unfinished_rollouts"):
         assert one(sql, f"SELECT count() FROM {empty}") == 0
 
 
@@ -137,7 +137,7 @@ def test_every_view_and_report_answers(sql: Client) -> None:
 
 def test_words_are_found_by_the_index(sql: Client) -> None:
     seed_store.insert(sql, seed_store.run("words", steps=1), database=sql.database or "")
-    asked = "SELECT count() FROM raw_call_contents WHERE run = 'words' AND hasAllTokens(request, ['question', 'p1'])"
+    asked = "SELECT count() FROM raw_call_payloads WHERE run_id = 'words' AND hasAllTokens(request, ['question', 'p1'])"
     assert one(sql, asked) > 0  # type: ignore[operator]
     plan = "\n".join(row[0] for row in sql.query(f"EXPLAIN indexes = 1 {asked}").result_rows)
     assert "request_words" in plan
@@ -148,11 +148,11 @@ def test_rows_of_a_run_are_gone_after_their_days(sql: Client) -> None:
     batches = [event for event in seed_store.run("short", steps=1, groups=1) if isinstance(event, SpanBatch)]
     for batch in batches:
         for table, row in build_rows(batch, EventMetadata(1, 0, lambda run: 1)):  # a day, long over when it was written
-            row = {**row, **{name: 1_000_000_000 for name in ("start", "started") if name in row}}
+            row = {**row, **{name: 1_000_000_000 for name in ("started_at",) if name in row}}
             sql.insert_arrow(table, arrow.rows_to_arrow([row], types[table]))
-    for table in ("raw_attempts", "raw_spans", "raw_model_calls", "raw_call_contents"):
+    for table in ("raw_attempts", "raw_spans", "raw_model_calls", "raw_call_payloads"):
         sql.command(f"OPTIMIZE TABLE {table} FINAL")
-        assert one(sql, f"SELECT count() FROM {table} WHERE run = 'short'") == 0, table
+        assert one(sql, f"SELECT count() FROM {table} WHERE run_id = 'short'") == 0, table
 
 
 def test_on_a_cluster_every_table_is_a_replica(sql: Client) -> None:

@@ -60,7 +60,7 @@ async def test_several_share_a_stream_and_every_row_is_there_once(bus: Bus, stor
         await until(store, 300)
     assert one.rows and other.rows
     assert store.one("SELECT count() FROM model_calls") == 600
-    assert store.one("SELECT uniqExact(rollout, call) FROM model_calls") == 600
+    assert store.one("SELECT uniqExact(rollout_id, call) FROM model_calls") == 600
 
 
 async def test_two_batches_wait_for_the_one_in_flight_and_no_more(bus: Bus, store: StoreProcess) -> None:
@@ -103,7 +103,7 @@ async def test_a_message_the_store_stumbles_over_is_a_dead_letter_and_the_store_
         async with asyncio.timeout(30):
             while (await bus.js.stream_info(subjects.DLQ)).state.messages < 2:
                 await asyncio.sleep(0.02)
-    assert store.one("SELECT any(task) FROM rollouts") == "t1"
+    assert store.one("SELECT any(task_id) FROM rollouts") == "t1"
 
 
 def test_fewer_messages_are_held_the_larger_they_are() -> None:

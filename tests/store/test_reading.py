@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(place: Path) -> Iterator[StoreProcess]:
     """An engine with all tables."""
     with prepared(place) as made:
-        made.sql.command("INSERT INTO raw_runs (run) VALUES ('there')")
+        made.sql.command("INSERT INTO raw_runs (run_id) VALUES ('there')")
         yield made
 
 
@@ -49,12 +49,12 @@ def anybody(store: StoreProcess) -> Client:
 
 def test_anybody_may_ask_whatever_the_tables_hold(anybody: Client) -> None:
     for statement in (
-        "SELECT run FROM raw_runs",
+        "SELECT run_id FROM raw_runs",
         "-- a question\n WITH 'there' AS x SELECT x",
         "(SELECT 'there')",
-        "FROM raw_runs SELECT run",
+        "FROM raw_runs SELECT run_id",
         "SELECT {a:String}",
-        "SELECT 'INTO OUTFILE ''file''', `run` FROM raw_runs",
+        "SELECT 'INTO OUTFILE ''file''', `run_id` FROM raw_runs",
     ):
         assert "there" in str(anybody.query(statement, parameters={"a": "there"}).result_rows)
     for statement in (
@@ -68,7 +68,7 @@ def test_anybody_may_ask_whatever_the_tables_hold(anybody: Client) -> None:
 
 
 WRITES = (
-    "INSERT INTO raw_runs (run) VALUES ('mine')",
+    "INSERT INTO raw_runs (run_id) VALUES ('mine')",
     "CREATE TABLE mine (a Int8) ENGINE = Memory",
     "CREATE TEMPORARY TABLE mine (a Int8)",
     "DROP TABLE raw_runs",
@@ -206,7 +206,9 @@ def test_the_writers_key_is_a_file_of_its_own_and_no_other_will_do(store: StoreP
         connect(store.url.replace(key.read_text(), "another"))
 
 
-@pytest.mark.parametrize("statement", ["INSERT INTO raw_runs (run) VALUES ('mine')", "SELECT 1 SETTINGS readonly = 0"])
+@pytest.mark.parametrize(
+    "statement", ["INSERT INTO raw_runs (run_id) VALUES ('mine')", "SELECT 1 SETTINGS readonly = 0"]
+)
 def test_our_own_client_only_reads_even_as_the_writer(store: StoreProcess, statement: str) -> None:
     with pytest.raises(DatabaseError, match="READONLY"):
         connect_readonly(store.url).command(statement)
@@ -247,7 +249,7 @@ def test_the_command_of_people_cannot_write(store: StoreProcess) -> None:
 
 
 def test_every_report_is_a_question(anybody: Client) -> None:
-    given = {"a": "x", "b": "y", "rollout": "r"}
+    given = {"a": "x", "b": "y", "rollout_id": "r"}
     for report in REPORTS.values():
         own = {one.name: given[one.name] for one in report.parameters if one.default is None}
         anybody.query(report.query("lightningbus"), parameters=report.values(own, "", None))

@@ -72,18 +72,18 @@ def test_every_report_answers_and_is_a_view_that_says_the_same(store: StoreProce
         if report.plot is not None:
             named = {report.plot.x, *report.plot.y, *report.plot.series, *filter(None, [report.plot.spread])}
             assert named <= rows[0].keys(), report.name
-        call = f"{report.view_name}(a = 'small', b = 'other')" if given else report.view_name
+        call = f"{report.name}(a = 'small', b = 'other')" if given else report.name
         assert store.one(f"SELECT count() FROM {call}") == len(rows), report.name
 
 
 def test_rewards_are_those_of_the_rollouts(store: StoreProcess, events: dict[str, list[Any]]) -> None:
     counted = rewards(events["small"])
-    found = {row["version"]: row for row in ask(store, "rewards")}
+    found = {row["version"]: row for row in ask(store, "reward_by_version")}
     assert found.keys() == counted.keys()
     for version, row in found.items():
         assert row["rollouts"] == len(counted[version])
         assert row["mean_reward"] == pytest.approx(mean(counted[version]))
-    assert {row["run"] for row in ask(store, "rewards", run="")} == {"small", "other"}
+    assert {row["run_id"] for row in ask(store, "reward_by_version", run="")} == {"small", "other"}
 
 
 def test_pass_at_k_is_the_share_of_samples_that_hold_a_success(
@@ -99,12 +99,12 @@ def test_pass_at_k_is_the_share_of_samples_that_hold_a_success(
         assert batch.end is not None
         if batch.end.reward is not None:
             groups[(version[batch.task_id], batch.task_id)].append(batch.end.reward)
-    for row in ask(store, "groups"):
+    for row in ask(store, "pass_at_k"):
         own = [found for (of, _), found in groups.items() if of == row["version"]]
         for k in (1, 2, 4):
             passed = [1 - comb(len(one) - int(sum(one)), k) / comb(len(one), k) for one in own if len(one) >= k]
             assert row[f"pass_{k}"] == pytest.approx(mean(passed)), (row["version"], k)
-    assert ask(store, "groups", solved="0")[0]["pass_1"] == 1.0
+    assert ask(store, "pass_at_k", solved="0")[0]["pass_1"] == 1.0
 
 
 def test_usage_counts_a_prompt_at_each_call_and_what_is_new_once(
@@ -121,10 +121,12 @@ def test_usage_counts_a_prompt_at_each_call_and_what_is_new_once(
 
 
 def test_where_the_time_goes_adds_up(store: StoreProcess) -> None:
-    parts = {row["part"][2:]: row["mean_seconds"] for row in ask(store, "time")}
+    parts = {row["part"][2:]: row["mean_seconds"] for row in ask(store, "time_in_rollout")}
     assert parts["queue"] == pytest.approx(0.25) and parts["publish"] == pytest.approx(0.002)
     assert parts["tool"] == pytest.approx(3 * 0.05)
-    whole = store.one("SELECT avg(date_diff('microsecond', started, ended)) / 1e6 FROM rollouts WHERE run = 'small'")
+    whole = store.one(
+        "SELECT avg(date_diff('microsecond', started_at, ended_at)) / 1e6 FROM rollouts WHERE run_id = 'small'"
+    )
     assert parts["model"] + parts["tool"] + parts["agent"] == pytest.approx(whole)
 
 
@@ -139,13 +141,14 @@ def test_a_token_has_the_advantage_of_its_call_and_the_lag_of_its_version(
 ) -> None:
     (step,) = [event for event in events["small"] if isinstance(event, TrainingStep) and event.step == 3]
     use = next(use for use in step.rollouts if use.trained)
-    rows = ask(store, "tokens", rollout=use.rollout_id)
+    rows = ask(store, "token_credit", rollout_id=use.rollout_id)
     assert len(rows) == use.tokens
     assert {row["advantage"] for row in rows} == {use.advantage}
     assert all(row["staleness"] == 2 - row["version"] for row in rows)
-    spoken = "".join(row["piece"] for row in rows if row["call"] == 0).strip()
+    spoken = "".join(row["token_text"] for row in rows if row["call"] == 0).strip()
     answer = store.one(
-        f"SELECT answered FROM model_calls WHERE run = 'small' AND rollout = '{use.rollout_id}' AND call = 0"
+        "SELECT response_preview FROM model_calls "
+        f"WHERE run_id = 'small' AND rollout_id = '{use.rollout_id}' AND call = 0"
     )
     assert spoken == answer
 
@@ -157,7 +160,7 @@ def test_the_past_is_as_it_was(store: StoreProcess, events: dict[str, list[Any]]
     before = [batch for batch in ends(events["small"]) if batch.end and batch.end.ended_ns < third.ended_ns]
     assert sum(row["rollouts"] for row in ask(store, "outcomes", until=until)) == len(before)
     assert [row["step"] for row in ask(store, "drift", until=until)] == [1, 2, 3]
-    assert max(row["version"] for row in ask(store, "rewards", until=until)) == 2
+    assert max(row["version"] for row in ask(store, "reward_by_version", until=until)) == 2
 
 
 def test_two_runs_and_two_versions_are_compared(store: StoreProcess, events: dict[str, list[Any]]) -> None:
@@ -173,12 +176,12 @@ def test_two_runs_and_two_versions_are_compared(store: StoreProcess, events: dic
 
 def test_nothing_is_lost_or_broken_and_prompts_are_whole(store: StoreProcess, events: dict[str, list[Any]]) -> None:
     published = [one for event in events["small"] if isinstance(event, TaskBatchRecord) for one in event.tasks]
-    assert store.one("SELECT count() FROM tasks WHERE run = 'small'") == len(published)
-    for empty in ("lost_rollouts", "trained_twice", "broken_prompts"):
+    assert store.one("SELECT count() FROM tasks WHERE run_id = 'small'") == len(published)
+    for empty in ("check_unfinished_rollouts", "check_duplicate_training", "check_prompt_digests"):
         assert store.one(f"SELECT count() FROM {empty}") == 0
     asked = store.sql.query(
         "SELECT call, length(prompt_ids), request FROM prompts "
-        "WHERE run = 'small' AND rollout = 't0@p1.0' ORDER BY call"
+        "WHERE run_id = 'small' AND rollout_id = 't0@p1.0' ORDER BY call"
     )
     lengths = [length for _, length, _ in asked.result_rows]
     assert lengths == [40 + 12, 40 + 12 + 10 + 12, 40 + 3 * 12 + 2 * 10]
@@ -190,10 +193,10 @@ def test_a_prompt_that_is_not_what_it_was_is_told(store: StoreProcess) -> None:
     events = list(seed_store.run(other, steps=1, groups=1, samples=1, seed=5))
     seed_store.insert(store.sql, events)
     store.sql.command(
-        "ALTER TABLE raw_call_contents UPDATE prompt_ids = arrayMap(id -> id + 1, prompt_ids) "
-        f"WHERE run = '{other}' AND call = 1 SETTINGS mutations_sync = 1"
+        "ALTER TABLE raw_call_payloads UPDATE prompt_ids = arrayMap(id -> id + 1, prompt_ids) "
+        f"WHERE run_id = '{other}' AND call = 1 SETTINGS mutations_sync = 1"
     )
-    broken = store.sql.query("SELECT call FROM broken_prompts WHERE run = 'broken' ORDER BY call").result_rows
+    broken = store.sql.query("SELECT call FROM check_prompt_digests WHERE run_id = 'broken' ORDER BY call").result_rows
     assert broken == [(1,), (2,)]
 
 
@@ -204,18 +207,18 @@ def command(store: StoreProcess, *arguments: object, check: bool = True) -> "sub
 
 def test_the_command_prints_tables_json_csv_and_pictures(store: StoreProcess, tmp_path: Path) -> None:
     assert "pass@k" in command(store, "report").stdout
-    printed = command(store, "report", "rewards", "--run", "small").stdout
+    printed = command(store, "report", "reward_by_version", "--run", "small").stdout
     assert "Reward by weight version" in printed and "mean_reward" in printed
-    past = json.loads(command(store, "report", "rewards", "--json", "--as-of", "2").stdout)
+    past = json.loads(command(store, "report", "reward_by_version", "--json", "--as-of", "2").stdout)
     assert max(row["version"] for row in past) == 2
-    assert command(store, "report", "usage", "--csv", "--run", "other").stdout.startswith("run,model,role,calls")
-    for name in ("rewards", "slowest"):
+    assert command(store, "report", "usage", "--csv", "--run", "other").stdout.startswith("run_id,model,role,num_calls")
+    for name in ("reward_by_version", "slowest_rollouts"):
         picture = tmp_path / f"{name}.png"
         command(store, "report", name, "--plot", picture)
         assert picture.read_bytes().startswith(b"\x89PNG")
     missing = command(store, "report", "compare", check=False)
     assert missing.returncode == 2 and "report compare needs a: --with a=..." in missing.stderr
-    wrong = command(store, "report", "rewards", "--as-of", "yesterday", check=False)
+    wrong = command(store, "report", "reward_by_version", "--as-of", "yesterday", check=False)
     assert wrong.returncode == 2 and "neither a weight version nor a time" in wrong.stderr
 
 
@@ -230,10 +233,10 @@ def test_a_rollout_can_be_read(store: StoreProcess) -> None:
 
 
 def test_reports_name_their_parameters() -> None:
-    with pytest.raises(ValueError, match="report rewards takes no parameters, not x"):
-        REPORTS["rewards"].values({"x": "1"}, "", None)
+    with pytest.raises(ValueError, match="report reward_by_version takes no parameters, not x"):
+        REPORTS["reward_by_version"].values({"x": "1"}, "", None)
     with pytest.raises(ValueError, match="solved: 'a' is not a number"):
-        REPORTS["groups"].values({"solved": "a"}, "", None)
+        REPORTS["pass_at_k"].values({"solved": "a"}, "", None)
 
 
 def test_the_client_for_a_machine_of_ones_own_compresses_nothing(store: StoreProcess) -> None:
@@ -245,4 +248,4 @@ def test_the_documentation_lists_them() -> None:
     listed = page.split("<!-- reports: begin -->")[1].split("<!-- reports: end -->")[0].strip().splitlines()[2:]
     assert [line.split("|")[1].strip(" `") for line in listed] == list(REPORTS)
     for line, report in zip(listed, REPORTS.values(), strict=True):
-        assert report.about in line and f"`{report.view_name}`" in line
+        assert report.about in line

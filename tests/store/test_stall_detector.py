@@ -117,14 +117,14 @@ def test_a_learner_that_starts_again_and_again_without_a_step_is_counted() -> No
 async def test_an_alarm_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats_url: str, start_store: Start) -> None:
     store = await asyncio.to_thread(start_store, nats_url, stall_timeout_seconds=1.0)
     await TaskPublisher(bus).publish_task(Task(id="t", run_id="r", agent="calc", input=1))
-    await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE NOT over", 1)
-    ((role, reason),) = store.sql.query("SELECT role, reason FROM alarms").result_rows
+    await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE NOT resolved", 1)
+    ((role, reason),) = store.sql.query("SELECT role, reason FROM alerts").result_rows
     assert role == "runner" and "no runner is there to take them" in reason
     async with bus.fleet("store") as fleet, asyncio.timeout(10):
         while not any("no runner" in str(beat.status.get("alarm")) for beat in fleet.members()):
             await fleet.wait_for_change()
     await bus.js.purge_stream(subjects.TASKS)
-    await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE over", 1)
+    await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE resolved", 1)
 
 
 async def test_a_learner_that_is_gone_is_an_alarm_also_when_its_stream_is_full(
@@ -143,4 +143,4 @@ async def test_a_learner_that_is_gone_is_an_alarm_also_when_its_stream_is_full(
                 await fleet.wait_for_change()
         while not any("no learner has been there" in str(beat.status.get("alarm")) for beat in fleet.members()):
             await fleet.wait_for_change()
-    await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE role = 'learner' AND NOT over", 1)
+    await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE role = 'learner' AND NOT resolved", 1)

@@ -79,27 +79,27 @@ def good(ends: list[SpanBatch]) -> list[SpanBatch]:
 async def test_runs_and_their_figures_are_those_of_the_rollouts(ask: Ask, ends: list[SpanBatch]) -> None:
     (run,) = await ask("runs")
     rewards = [batch.end.reward for batch in good(ends) if batch.end is not None]
-    assert (run["run"], run["mode"], run["rollouts"], run["version"]) == (RUN, "train", len(ends), 6)
+    assert (run["run_id"], run["mode"], run["rollouts"], run["version"]) == (RUN, "train", len(ends), 6)
     assert run["mean_reward"] == pytest.approx(mean(reward for reward in rewards if reward is not None))
-    (summary,) = await ask("run/summary", run=RUN)
+    (summary,) = await ask("run/summary", run_id=RUN)
     assert (summary["rollouts"], summary["ended_well"]) == (len(ends), len(good(ends)))
-    curve = await ask("run/rewards", run=RUN)
+    curve = await ask("run/rewards", run_id=RUN)
     assert [row["version"] for row in curve] == list(range(6))
     assert sum(row["rollouts"] for row in curve) == len(good(ends))
     assert all(row["worst"] <= row["mean_reward"] <= row["best"] and row["per_point"] == 1 for row in curve)
 
 
 async def test_steps_time_throughput_and_versions_served(ask: Ask, ends: list[SpanBatch]) -> None:
-    steps = await ask("run/steps", run=RUN)
+    steps = await ask("run/steps", run_id=RUN)
     assert [(row["step"], row["ess"]) for row in steps] == [
         (step, pytest.approx(1 - 0.01 * step)) for step in range(1, 7)
     ]
     assert steps[0]["mean_staleness"] is None, "nobody said so"
-    parts = {row["part"]: row["mean_seconds"] for row in await ask("run/time", run=RUN)}
+    parts = {row["part"]: row["mean_seconds"] for row in await ask("run/time", run_id=RUN)}
     assert parts["queue"] == pytest.approx(0.25) and parts["tool"] == pytest.approx(0.15)
-    minutes = await ask("run/throughput", run=RUN)
+    minutes = await ask("run/throughput", run_id=RUN)
     assert sum(row["rollouts_per_s"] * 60 * row["per_point"] for row in minutes) == pytest.approx(len(ends))
-    served = await ask("run/served", run=RUN)
+    served = await ask("run/served", run_id=RUN)
     assert [row["version"] for row in served] == [6, 5, 4, 3, 2, 1]
     assert (served[0]["swaps"], served[0]["mean_pause_seconds"]) == (6, pytest.approx(0.05))
     assert await ask("fleet") == {"members": [], "problem": "no bus here"}
@@ -109,7 +109,7 @@ async def test_a_curve_has_only_so_many_points(ask: Ask, monkeypatch: pytest.Mon
     for name in ("REWARDS", "STEPS", "THROUGHPUT"):
         assert f", {queries.MAX_POINTS}) + 1" in getattr(queries, name)
     monkeypatch.setitem(server_questions(), "rewards", queries.REWARDS.replace(f", {queries.MAX_POINTS})", ", 3)"))
-    curve = await ask("run/rewards", run=RUN)
+    curve = await ask("run/rewards", run_id=RUN)
     assert [(row["version"], row["per_point"]) for row in curve] == [(0, 2), (2, 2), (4, 2)]
 
 
@@ -120,11 +120,11 @@ def server_questions() -> dict[str, str]:
 
 
 async def test_the_pulse_changes_when_a_rollout_ends(ask: Ask, store: StoreProcess) -> None:
-    before = await ask("run/pulse", run="growing")
+    before = await ask("run/pulse", run_id="growing")
     seed_store.insert(store.sql, seed_store.run("growing", steps=1, groups=1, samples=1), first=50_000)
-    assert await ask("run/pulse", run="growing") != before
-    await asyncio.to_thread(store.sql.command, "DELETE FROM raw_attempts WHERE run = 'growing'")
-    await asyncio.to_thread(store.sql.command, "DELETE FROM raw_runs WHERE run = 'growing'")
+    assert await ask("run/pulse", run_id="growing") != before
+    await asyncio.to_thread(store.sql.command, "DELETE FROM raw_attempts WHERE run_id = 'growing'")
+    await asyncio.to_thread(store.sql.command, "DELETE FROM raw_runs WHERE run_id = 'growing'")
 
 
 @pytest.mark.parametrize(
@@ -142,34 +142,36 @@ async def test_the_pulse_changes_when_a_rollout_ends(ask: Ask, store: StoreProce
     ],
 )
 async def test_filters(ask: Ask, ends: list[SpanBatch], filters: dict[str, str], fits: Callable[[Any], bool]) -> None:
-    found = await ask("run/rollouts", run=RUN, **filters)
+    found = await ask("run/rollouts", run_id=RUN, **filters)
     expected = {batch.rollout_id for batch in ends if fits(batch.end)}
     assert found["count"] == len(expected)
-    assert {row["rollout"] for row in found["rollouts"]} <= expected
+    assert {row["rollout_id"] for row in found["rollouts"]} <= expected
     assert len(found["rollouts"]) == min(len(expected), finding.PAGE_SIZE)
 
 
 async def test_pages_and_orders(ask: Ask, ends: list[SpanBatch]) -> None:
-    first = await ask("run/rollouts", run=RUN)
-    second = await ask("run/rollouts", run=RUN, page="2")
-    assert len({row["rollout"] for one in (first, second) for row in one["rollouts"]}) == len(ends)
-    assert (await ask("run/rollouts", run=RUN, page="9"))["rollouts"] == []
-    seconds = [row["seconds"] for row in (await ask("run/rollouts", run=RUN, sort="slowest"))["rollouts"]]
+    first = await ask("run/rollouts", run_id=RUN)
+    second = await ask("run/rollouts", run_id=RUN, page="2")
+    assert len({row["rollout_id"] for one in (first, second) for row in one["rollouts"]}) == len(ends)
+    assert (await ask("run/rollouts", run_id=RUN, page="9"))["rollouts"] == []
+    seconds = [row["seconds"] for row in (await ask("run/rollouts", run_id=RUN, sort="slowest"))["rollouts"]]
     assert seconds == sorted(seconds, reverse=True)
     ended = [row["ended_ms"] for row in first["rollouts"]]
     assert ended == sorted(ended, reverse=True)
-    worst = [row["reward"] for row in (await ask("run/rollouts", run=RUN, sort="worst"))["rollouts"]]
+    worst = [row["reward"] for row in (await ask("run/rollouts", run_id=RUN, sort="worst"))["rollouts"]]
     assert worst[0] == 0 and worst.index(1) == worst.count(0)
 
 
 async def test_words_are_looked_for_in_prompts_and_answers(ask: Ask, store: StoreProcess) -> None:
-    named = await ask("run/rollouts", run=RUN, name="T1@P4")
-    assert {row["rollout"] for row in named["rollouts"]} == {f"t1@p4.{sample}" for sample in range(4)}
-    matches = await ask("run/rollouts", run=RUN, words="t1@p4 Question")
-    assert {row["rollout"] for row in matches["rollouts"]} == {f"t1@p4.{sample}" for sample in range(4)}
-    answered = store.one(f"SELECT answered FROM model_calls WHERE run = '{RUN}' AND rollout = '{ROLLOUT}' LIMIT 1")
-    assert ROLLOUT in {row["rollout"] for row in (await ask("run/rollouts", run=RUN, words=answered))["rollouts"]}
-    assert (await ask("run/rollouts", run=RUN, words="question zebra"))["count"] == 0
+    named = await ask("run/rollouts", run_id=RUN, name="T1@P4")
+    assert {row["rollout_id"] for row in named["rollouts"]} == {f"t1@p4.{sample}" for sample in range(4)}
+    matches = await ask("run/rollouts", run_id=RUN, words="t1@p4 Question")
+    assert {row["rollout_id"] for row in matches["rollouts"]} == {f"t1@p4.{sample}" for sample in range(4)}
+    answered = store.one(
+        f"SELECT response_preview FROM model_calls WHERE run_id = '{RUN}' AND rollout_id = '{ROLLOUT}' LIMIT 1"
+    )
+    assert ROLLOUT in {row["rollout_id"] for row in (await ask("run/rollouts", run_id=RUN, words=answered))["rollouts"]}
+    assert (await ask("run/rollouts", run_id=RUN, words="question zebra"))["count"] == 0
 
 
 def test_words_are_found_at_the_beginning_of_a_line_and_in_any_case() -> None:
@@ -180,7 +182,7 @@ def test_words_are_found_at_the_beginning_of_a_line_and_in_any_case() -> None:
 
 
 async def test_a_rollout_has_its_trace_and_its_calls_with_what_each_added(ask: Ask, store: StoreProcess) -> None:
-    found = await ask("rollout", run=RUN, rollout=ROLLOUT)
+    found = await ask("rollout", run_id=RUN, rollout_id=ROLLOUT)
     (attempt,) = found["attempts"]
     assert attempt["counts"] and not attempt["running"] and found["attempt"] == attempt
     known = {span["span_id"] for span in found["spans"]}
@@ -192,26 +194,30 @@ async def test_a_rollout_has_its_trace_and_its_calls_with_what_each_added(ask: A
     assert [message["role"] for message in first["messages"]] == ["system", "user"]
     assert [message["role"] for message in third["messages"]] == ["user"]
     assert (second["continues"], second["known"], third["continues"], third["known"]) == (0, 3, 1, 5)
-    assert "".join(first["pieces"]).strip() == first["answer"]["content"]
+    assert "".join(first["token_texts"]).strip() == first["answer"]["content"]
     assert len(first["tokens"]) == len(first["logprobs"]) == len(first["versions"]) == 10
     assert (
         first["advantage"] == found["uses"][0]["advantage"] and first["trained_version"] == found["uses"][0]["version"]
     )
-    prompts = store.sql.query(f"SELECT request FROM prompts WHERE run = '{RUN}' AND rollout = '{ROLLOUT}' AND call = 2")
-    whole = await ask("request", run=RUN, rollout=ROLLOUT, execution=attempt["execution"], call="2")
+    prompts = store.sql.query(
+        f"SELECT request FROM prompts WHERE run_id = '{RUN}' AND rollout_id = '{ROLLOUT}' AND call = 2"
+    )
+    whole = await ask("request", run_id=RUN, rollout_id=ROLLOUT, execution_id=attempt["execution_id"], call="2")
     assert len(json.loads(whole["request"])["messages"]) == 6
     assert whole["request"] == prompts.first_row[0]
 
 
 async def test_what_is_not_there_or_wrong_is_a_sentence(ask: Ask) -> None:
-    assert (await ask("rollout", 404, run=RUN, rollout="x"))["error"] == "no rollout of run small is called x"
-    assert (await ask("rollout", 404, run=RUN, rollout=ROLLOUT, execution="x"))["error"].endswith("no such attempt")
-    assert (await ask("rollout", 400, run=RUN))["error"] == "rollout is missing"
-    assert (await ask("run/secrets", 404, run=RUN))["error"] == "there is no /api/run/secrets"
+    assert (await ask("rollout", 404, run_id=RUN, rollout_id="x"))["error"] == "no rollout of run small is called x"
+    assert (await ask("rollout", 404, run_id=RUN, rollout_id=ROLLOUT, execution_id="x"))["error"].endswith(
+        "no such attempt"
+    )
+    assert (await ask("rollout", 400, run_id=RUN))["error"] == "rollout_id is missing"
+    assert (await ask("run/secrets", 404, run_id=RUN))["error"] == "there is no /api/run/secrets"
     wrong = {"reward_from": "much", "version_to": "-1", "sort": "random", "page": "0", "words": "!!"}
     for name, value in wrong.items():
-        assert (await ask("run/rollouts", 400, run=RUN, **{name: value}))["error"].startswith(f"{name}: ")
-    injected = await ask("run/rollouts", run=RUN, name="' OR 1 = 1 --", outcome="') OR (1", words="x') --")
+        assert (await ask("run/rollouts", 400, run_id=RUN, **{name: value}))["error"].startswith(f"{name}: ")
+    injected = await ask("run/rollouts", run_id=RUN, name="' OR 1 = 1 --", outcome="') OR (1", words="x') --")
     assert injected["count"] == 0
 
 
@@ -219,7 +225,7 @@ async def test_nothing_can_be_written_and_a_question_has_its_limits(store: Store
     reader = Reader(await asyncio.to_thread(connect_readonly, store.url, limits=UI))
     before = store.one("SELECT count() FROM raw_runs")
     for statement in (
-        "INSERT INTO raw_runs (run) VALUES ('mine')",
+        "INSERT INTO raw_runs (run_id) VALUES ('mine')",
         "DROP TABLE raw_runs",
         "CREATE TABLE mine (a Int8) ENGINE = Memory",
         "SELECT * FROM file('/etc/passwd', 'LineAsString')",
@@ -270,15 +276,15 @@ async def test_the_page_has_no_inline_code_and_a_strict_policy(site: str) -> Non
 
 
 def test_the_attempt_that_counts_is_the_first_result_in_the_stream() -> None:
-    def row(execution: str, standing: int, sequence: int) -> dict[str, Any]:
-        which = {"execution": execution, "attempt": sequence, "standing": standing}
+    def row(execution: str, resolution: str, sequence: int) -> dict[str, Any]:
+        which = {"execution_id": execution, "attempt": sequence, "resolution": resolution}
         return {**which, "stream_sequence": sequence, "started_ms": float(sequence)}
 
-    ended = [row("a", 2, 1), row("b", 1, 2), row("c", 0, 4), row("d", 0, 3)]
-    made = build_attempts(ended, [{"execution": "e", "attempt": 5, "started_ms": 9.0}])
-    assert [one["execution"] for one in made if one["counts"]] == ["d"]
-    assert [one["execution"] for one in made if one["running"]] == ["e"]
-    assert select_attempt(made, "")["execution"] == "d" and select_attempt(made, "a")["execution"] == "a"  # type: ignore[index]
+    ended = [row("a", "retried", 1), row("b", "abandoned", 2), row("c", "final", 4), row("d", "final", 3)]
+    made = build_attempts(ended, [{"execution_id": "e", "attempt": 5, "started_ms": 9.0}])
+    assert [one["execution_id"] for one in made if one["counts"]] == ["d"]
+    assert [one["execution_id"] for one in made if one["running"]] == ["e"]
+    assert select_attempt(made, "")["execution_id"] == "d" and select_attempt(made, "a")["execution_id"] == "a"  # type: ignore[index]
     assert select_attempt(made, "x") is None and select_attempt([], "") is None
 
 
@@ -286,7 +292,9 @@ def test_requests_of_any_kind_have_something_to_show() -> None:
     assert parse_messages('{"prompt": "one"}') == [{"role": "prompt", "content": "one"}]
     assert parse_messages("not json") == [{"role": "request", "content": "not json"}]
     assert parse_messages("[1]") == [{"role": "request", "content": [1]}] and parse_messages("") == []
-    (call,) = build_calls([{"call": 0}], [{"call": 0, "request": "", "request_prefix": [], "response": "cut of"}], [])
+    (call,) = build_calls(
+        [{"call": 0}], [{"call": 0, "request": "", "request_prefix_refs": [], "response": "cut of"}], []
+    )
     assert call["answer"] == "cut of" and call["advantage"] is None and call["messages"] == []
 
 

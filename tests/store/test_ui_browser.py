@@ -286,7 +286,8 @@ def test_what_comes_in_while_a_page_is_open_appears(page: Any, site: str, store:
 def test_what_an_agent_said_is_never_code(page: Any, site: str, store: StoreProcess) -> None:
     bad = "<img src=x onerror=alert(1)>"
     store.sql.command(
-        "INSERT INTO raw_attempts (run, task, rollout, execution, mode, outcome, error, started, ended) "
+        "INSERT INTO raw_attempts "
+        "(run_id, task_id, rollout_id, execution_id, mode, outcome, error, started_at, ended_at) "
         f"VALUES ('{bad}', 't', '{bad}', 'e', 'train', '{bad}', '{bad}', now64(9), now64(9))"
     )
     page.goto(site)

@@ -170,7 +170,7 @@ async def test_an_instrumented_agent_is_one_tree_on_the_page(bus: Bus, nats_url:
     async with (
         serve(UiServer(reader, "127.0.0.1", lambda: "no bus here"), "127.0.0.1", 0) as url,
         aiohttp.ClientSession(url) as session,
-        session.get("/api/rollout", params={"run": "run", "rollout": "t.0"}) as response,
+        session.get("/api/rollout", params={"run_id": "run", "rollout_id": "t.0"}) as response,
     ):
         found = await response.json()
     assert (found["attempt"]["outcome"], found["attempt"]["reward"]) == ("ok", 1.0), "the last reward's first dimension"

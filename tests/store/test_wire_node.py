@@ -47,11 +47,11 @@ async def test_a_node_publisher_and_a_node_reader_need_no_package_of_ours(
     assert again.splitlines() == ["n1 was there already", "n2 was there already"]
 
     async with running(bus, agent="halves:solve", path=tmp_path):
-        await asyncio.to_thread(store.until, "SELECT count() FROM rollouts WHERE run = 'from-node'", 2)
-        await asyncio.to_thread(store.until, "SELECT count() FROM tasks WHERE run = 'from-node'", 2)
+        await asyncio.to_thread(store.until, "SELECT count() FROM rollouts WHERE run_id = 'from-node'", 2)
+        await asyncio.to_thread(store.until, "SELECT count() FROM tasks WHERE run_id = 'from-node'", 2)
     address = store.url.split("@")[-1]
     rows = await run_node("read.js", folder, "from-node", CLICKHOUSE_URL=f"http://{address.removeprefix('http://')}")
     assert [json.loads(row) for row in rows.splitlines()] == [
         {"task": f"n{number}", "input": f'{{"n":{number}}}', "outcome": "ok", "reward": number / 2} for number in (1, 2)
     ]
-    assert store.one("SELECT count() FROM lost_rollouts") == 0
+    assert store.one("SELECT count() FROM check_unfinished_rollouts") == 0

@@ -83,7 +83,7 @@ async def test_a_row_that_breaks_a_constraint_is_a_dead_letter_and_its_neighbour
 ) -> None:
     store = await asyncio.to_thread(start_store, nats_url)
     sql = await asyncio.to_thread(writer, tmp_path, store)
-    sql.command("ALTER TABLE raw_attempts ADD CONSTRAINT other CHECK task != 'amid-3'")
+    sql.command("ALTER TABLE raw_attempts ADD CONSTRAINT other CHECK task_id != 'amid-3'")
     await publish(bus, "amid", 6)
     await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 5)
     await drained(bus)
@@ -95,8 +95,8 @@ async def test_little_free_space_is_an_alert_and_the_store_is_not_ready(
     bus: Bus, nats_url: str, start_store: Start
 ) -> None:
     store = await asyncio.to_thread(start_store, nats_url, disk_mib=64, disk_free_mib=1000)
-    await asyncio.to_thread(store.until, "SELECT count() FROM alarms WHERE role = 'store' AND NOT over", 1)
-    assert "MiB free, and 1000 are wanted" in store.one("SELECT reason FROM alarms")
+    await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE role = 'store' AND NOT resolved", 1)
+    assert "MiB free, and 1000 are wanted" in store.one("SELECT reason FROM alerts")
     async with asyncio.timeout(60), bus.fleet("store") as stores:
         while not (beats := stores.members()):
             await stores.wait_for_change()
@@ -127,8 +127,8 @@ async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
         await losses.update(waiting=0)
     assert losses.missing == 0
     for table in ("raw_attempts", "raw_tasks"):  # with its tasks gone too, ClickHouse by itself misses nothing
-        sql.command(f"ALTER TABLE {table} DELETE WHERE task IN ('t1', 't2') SETTINGS mutations_sync = 2")
-    assert store.one("SELECT count() FROM lost_rollouts") == 0
+        sql.command(f"ALTER TABLE {table} DELETE WHERE task_id IN ('t1', 't2') SETTINGS mutations_sync = 2")
+    assert store.one("SELECT count() FROM check_unfinished_rollouts") == 0
     for _ in range(2):
         await losses.update(waiting=0)
     assert losses.missing == 2

@@ -22,8 +22,8 @@ from lightningbus.run.role_process import UserError, fail
 from store.reports import ResultTable
 
 NEXT = """
-SELECT min(created) FROM weight_versions
-WHERE {run:String} IN ('', run) AND version = {version:UInt32} HAVING count() > 0
+SELECT min(created_at) FROM weight_versions
+WHERE {run_id:String} IN ('', run_id) AND version = {version:UInt32} HAVING count() > 0
 """
 
 
@@ -48,9 +48,9 @@ def report(
         from store.reports import REPORTS
     if name is None:
         rows: list[tuple[Any, ...]] = [
-            (one.name, one.view_name, one.title, " ".join(_told(one.parameters))) for one in REPORTS.values()
+            (one.name, one.title, " ".join(_told(one.parameters))) for one in REPORTS.values()
         ]
-        show((["report", "view", "what it says", "parameters"], rows), as_json, as_csv)
+        show((["report", "what it says", "parameters"], rows), as_json, as_csv)
         return
     if name not in REPORTS:
         fail(f"there is no report {name!r}; there are: {', '.join(REPORTS)}")
@@ -121,7 +121,7 @@ def _pair(text: str) -> tuple[str, str]:
 def _moment(client: Any, text: str, run: str) -> datetime | None:
     """The end of a version's time, or a time; None: it is not over."""
     if text.isdecimal():
-        found = client.query(NEXT, parameters={"run": run, "version": int(text) + 1}).result_rows
+        found = client.query(NEXT, parameters={"run_id": run, "version": int(text) + 1}).result_rows
         return found[0][0] if found else None
     try:
         moment = datetime.fromisoformat(text)

@@ -1,86 +1,86 @@
--- What is written: one table per event, each folded to one row per identity (ReplacingMergeTree), because events
--- arrive at least once. Nobody reads these tables; the views of the next migration do, with FINAL.
+-- Written tables: one per event, each folded to one row per identity (ReplacingMergeTree), because events arrive at
+-- least once. Readers use the views of the next migration, which read with FINAL.
 --
--- A row's partition and key are the event's own, never the time it was written, or it would not fold. keep_days is what
--- the store's settings said of the run when the row was written; 0 keeps it for ever.
+-- A row's partition and key come from the event, never from the time of the insert: otherwise rows would not fold.
+-- retention_days is the store's setting for the run at the time of the insert; 0 keeps the row forever.
 
 CREATE TABLE IF NOT EXISTS {database}.raw_tasks{on_cluster}
 (
-    run LowCardinality(String),
-    task String,
-    rollout String,
-    sample UInt32,
-    samples UInt32,
+    run_id LowCardinality(String),
+    task_id String,
+    rollout_id String,
+    sample_index UInt32,
+    group_size UInt32,
     mode LowCardinality(String),
     agent LowCardinality(String),
     model LowCardinality(String),
     weight_version Nullable(UInt32),
     input String CODEC(ZSTD(3)),
-    sampling LowCardinality(String),
+    sampling_params LowCardinality(String),
     deadline Float64,
     max_attempts UInt16,
-    published DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
-    keep_days UInt16
+    enqueued_at DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
+    retention_days UInt16
 )
-ENGINE = {replicated}ReplacingMergeTree ORDER BY (run, rollout)
-TTL toDateTime(published) + toIntervalDay(keep_days) DELETE WHERE keep_days > 0
+ENGINE = {replicated}ReplacingMergeTree ORDER BY (run_id, rollout_id)
+TTL toDateTime(enqueued_at) + toIntervalDay(retention_days) DELETE WHERE retention_days > 0
 SETTINGS non_replicated_deduplication_window = 1000;
 
 CREATE TABLE IF NOT EXISTS {database}.raw_attempts{on_cluster}
 (
-    run LowCardinality(String),
-    task String,
-    rollout String,
-    sample UInt32,
-    samples UInt32,
+    run_id LowCardinality(String),
+    task_id String,
+    rollout_id String,
+    sample_index UInt32,
+    group_size UInt32,
     attempt UInt16,
-    execution String,
+    execution_id String,
     trace_id String,
     mode LowCardinality(String),
     agent LowCardinality(String),
     runner LowCardinality(String),
-    standing UInt8,
+    resolution Enum8('final' = 0, 'abandoned' = 1, 'retried' = 2),
     outcome LowCardinality(String),
     reward Nullable(Float64),
     reward_span String,
     error String CODEC(ZSTD(3)),
     result String CODEC(ZSTD(3)),
-    spans UInt32,
-    calls UInt32,
+    num_spans UInt32,
+    num_calls UInt32,
     prompt_tokens UInt64 CODEC(T64, ZSTD(1)),
     response_tokens UInt64 CODEC(T64, ZSTD(1)),
-    truncated UInt32,
-    version_min Nullable(UInt32),
-    version_max Nullable(UInt32),
+    num_truncated UInt32,
+    min_weight_version Nullable(UInt32),
+    max_weight_version Nullable(UInt32),
     model_seconds Float64,
     tool_seconds Float64,
-    published DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
-    started DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
-    ended DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
-    stored DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
+    enqueued_at DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
+    started_at DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
+    ended_at DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
+    stored_at DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
     stream_sequence UInt64,
-    keep_days UInt16,
-    INDEX by_execution execution TYPE bloom_filter(0.01) GRANULARITY 1,
+    retention_days UInt16,
+    INDEX by_execution execution_id TYPE bloom_filter(0.01) GRANULARITY 1,
     INDEX by_trace trace_id TYPE bloom_filter(0.01) GRANULARITY 1
 )
-ENGINE = {replicated}ReplacingMergeTree PARTITION BY toYYYYMM(started) ORDER BY (run, rollout, attempt, execution)
-TTL toDateTime(started) + toIntervalDay(keep_days) DELETE WHERE keep_days > 0
+ENGINE = {replicated}ReplacingMergeTree PARTITION BY toYYYYMM(started_at) ORDER BY (run_id, rollout_id, attempt, execution_id)
+TTL toDateTime(started_at) + toIntervalDay(retention_days) DELETE WHERE retention_days > 0
 SETTINGS non_replicated_deduplication_window = 1000;
 
 CREATE TABLE IF NOT EXISTS {database}.raw_spans{on_cluster}
 (
-    run LowCardinality(String),
-    task String,
-    rollout String,
+    run_id LowCardinality(String),
+    task_id String,
+    rollout_id String,
     attempt UInt16,
-    execution String,
+    execution_id String,
     trace_id String,
     span_id String,
     parent_span_id String,
     name LowCardinality(String),
     kind LowCardinality(String),
-    start DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
-    end DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
+    started_at DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
+    ended_at DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
     status LowCardinality(String),
     status_message String,
     scope LowCardinality(String),
@@ -88,22 +88,22 @@ CREATE TABLE IF NOT EXISTS {database}.raw_spans{on_cluster}
     resource Map(LowCardinality(String), String) CODEC(ZSTD(1)),
     events String CODEC(ZSTD(1)),
     links String CODEC(ZSTD(1)),
-    keep_days UInt16,
-    INDEX by_execution execution TYPE bloom_filter(0.01) GRANULARITY 1,
+    retention_days UInt16,
+    INDEX by_execution execution_id TYPE bloom_filter(0.01) GRANULARITY 1,
     INDEX by_trace trace_id TYPE bloom_filter(0.01) GRANULARITY 1
 )
-ENGINE = {replicated}ReplacingMergeTree PARTITION BY toYYYYMM(start) ORDER BY (run, rollout, attempt, execution, span_id)
-TTL toDateTime(start) + toIntervalDay(keep_days) DELETE WHERE keep_days > 0
+ENGINE = {replicated}ReplacingMergeTree PARTITION BY toYYYYMM(started_at) ORDER BY (run_id, rollout_id, attempt, execution_id, span_id)
+TTL toDateTime(started_at) + toIntervalDay(retention_days) DELETE WHERE retention_days > 0
 SETTINGS non_replicated_deduplication_window = 1000;
 
 -- A model call in a list: who, when, how much. Its tokens and texts are in the table after this one.
 CREATE TABLE IF NOT EXISTS {database}.raw_model_calls{on_cluster}
 (
-    run LowCardinality(String),
-    task String,
-    rollout String,
+    run_id LowCardinality(String),
+    task_id String,
+    rollout_id String,
     attempt UInt16,
-    execution String,
+    execution_id String,
     call UInt32,
     span_id String,
     mode LowCardinality(String),
@@ -112,57 +112,57 @@ CREATE TABLE IF NOT EXISTS {database}.raw_model_calls{on_cluster}
     model LowCardinality(String),
     node LowCardinality(String),
     prompt_tokens UInt32 CODEC(T64, ZSTD(1)),
-    new_tokens UInt32 CODEC(T64, ZSTD(1)),
+    prompt_suffix_tokens UInt32 CODEC(T64, ZSTD(1)),
     response_tokens UInt32 CODEC(T64, ZSTD(1)),
-    version_min Nullable(UInt32),
-    version_max Nullable(UInt32),
+    min_weight_version Nullable(UInt32),
+    max_weight_version Nullable(UInt32),
     mean_logprob Float32,
     finish_reason LowCardinality(String),
-    sampling LowCardinality(String),
-    asked String CODEC(ZSTD(1)),
-    answered String CODEC(ZSTD(1)),
-    start DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
-    end DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
-    keep_days UInt16,
-    INDEX by_execution execution TYPE bloom_filter(0.01) GRANULARITY 1
+    sampling_params LowCardinality(String),
+    request_preview String CODEC(ZSTD(1)),
+    response_preview String CODEC(ZSTD(1)),
+    started_at DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
+    ended_at DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
+    retention_days UInt16,
+    INDEX by_execution execution_id TYPE bloom_filter(0.01) GRANULARITY 1
 )
-ENGINE = {replicated}ReplacingMergeTree PARTITION BY toYYYYMM(start) ORDER BY (run, rollout, attempt, execution, call)
-TTL toDateTime(start) + toIntervalDay(keep_days) DELETE WHERE keep_days > 0
+ENGINE = {replicated}ReplacingMergeTree PARTITION BY toYYYYMM(started_at) ORDER BY (run_id, rollout_id, attempt, execution_id, call)
+TTL toDateTime(started_at) + toIntervalDay(retention_days) DELETE WHERE retention_days > 0
 SETTINGS non_replicated_deduplication_window = 1000;
 
 -- A prompt is pieces of earlier calls' own tokens (prompt_ids, then response_ids) and then its own prompt_ids; a request
 -- likewise of earlier calls' requests. The view prompts puts them together.
-CREATE TABLE IF NOT EXISTS {database}.raw_call_contents{on_cluster}
+CREATE TABLE IF NOT EXISTS {database}.raw_call_payloads{on_cluster}
 (
-    run LowCardinality(String),
-    task String,
-    rollout String,
+    run_id LowCardinality(String),
+    task_id String,
+    rollout_id String,
     attempt UInt16,
-    execution String,
+    execution_id String,
     call UInt32,
-    prompt_prefix Array(Tuple(UInt32, UInt32)) CODEC(ZSTD(1)),
+    prompt_prefix_refs Array(Tuple(UInt32, UInt32)) CODEC(ZSTD(1)),
     prompt_ids Array(UInt32) CODEC(T64, ZSTD(1)),
     prompt_sha256 FixedString(32) CODEC(NONE),
     response_ids Array(UInt32) CODEC(T64, ZSTD(1)),
     logprobs Array(Float32) CODEC(ZSTD(1)),
     token_versions Array(UInt32) CODEC(ZSTD(1)),
-    pieces Array(String) CODEC(ZSTD(1)),
-    request_prefix Array(Tuple(UInt32, UInt32)) CODEC(ZSTD(1)),
+    token_texts Array(String) CODEC(ZSTD(1)),
+    request_prefix_refs Array(Tuple(UInt32, UInt32)) CODEC(ZSTD(1)),
     request String CODEC(ZSTD(3)),
     response String CODEC(ZSTD(3)),
-    start DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
-    keep_days UInt16,
-    INDEX by_execution execution TYPE bloom_filter(0.01) GRANULARITY 1,
+    started_at DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
+    retention_days UInt16,
+    INDEX by_execution execution_id TYPE bloom_filter(0.01) GRANULARITY 1,
     INDEX request_words request TYPE text(tokenizer = splitByNonAlpha),
     INDEX response_words response TYPE text(tokenizer = splitByNonAlpha)
 )
-ENGINE = {replicated}ReplacingMergeTree PARTITION BY toYYYYMM(start) ORDER BY (run, rollout, attempt, execution, call)
-TTL toDateTime(start) + toIntervalDay(keep_days) DELETE WHERE keep_days > 0
+ENGINE = {replicated}ReplacingMergeTree PARTITION BY toYYYYMM(started_at) ORDER BY (run_id, rollout_id, attempt, execution_id, call)
+TTL toDateTime(started_at) + toIntervalDay(retention_days) DELETE WHERE retention_days > 0
 SETTINGS non_replicated_deduplication_window = 1000;
 
 CREATE TABLE IF NOT EXISTS {database}.raw_weight_versions{on_cluster}
 (
-    run LowCardinality(String),
+    run_id LowCardinality(String),
     model LowCardinality(String),
     version UInt32,
     epoch UInt32,
@@ -171,71 +171,86 @@ CREATE TABLE IF NOT EXISTS {database}.raw_weight_versions{on_cluster}
     transport LowCardinality(String),
     step UInt32,
     bytes UInt64,
-    created DateTime64(9, 'UTC')
+    created_at DateTime64(9, 'UTC')
 )
-ENGINE = {replicated}ReplacingMergeTree ORDER BY (run, model, version, epoch)
+ENGINE = {replicated}ReplacingMergeTree ORDER BY (run_id, model, version, epoch)
 SETTINGS non_replicated_deduplication_window = 1000;
 
-CREATE TABLE IF NOT EXISTS {database}.raw_weight_applied{on_cluster}
+CREATE TABLE IF NOT EXISTS {database}.raw_weight_activations{on_cluster}
 (
     node LowCardinality(String),
     model LowCardinality(String),
     version UInt32,
     fetch_seconds Float64,
+    verify_seconds Float64,
     pause_seconds Float64,
-    applied DateTime64(9, 'UTC')
+    activated_at DateTime64(9, 'UTC')
 )
-ENGINE = {replicated}ReplacingMergeTree ORDER BY (model, version, node, applied)
+ENGINE = {replicated}ReplacingMergeTree ORDER BY (model, version, node, activated_at)
+SETTINGS non_replicated_deduplication_window = 1000;
+
+-- Which version was released, revoked or pinned, by whom, why, and the canary's metrics.
+CREATE TABLE IF NOT EXISTS {database}.raw_release_decisions{on_cluster}
+(
+    model LowCardinality(String),
+    version UInt32,
+    action LowCardinality(String),
+    actor String,
+    reason String,
+    metrics Map(LowCardinality(String), Float64),
+    decided_at DateTime64(9, 'UTC')
+)
+ENGINE = {replicated}ReplacingMergeTree ORDER BY (model, version, decided_at, action)
 SETTINGS non_replicated_deduplication_window = 1000;
 
 CREATE TABLE IF NOT EXISTS {database}.raw_training_steps{on_cluster}
 (
-    run LowCardinality(String),
+    run_id LowCardinality(String),
     model LowCardinality(String),
     step UInt32,
     epoch UInt32,
     version UInt32,
-    started DateTime64(9, 'UTC'),
-    ended DateTime64(9, 'UTC'),
+    started_at DateTime64(9, 'UTC'),
+    ended_at DateTime64(9, 'UTC'),
     metrics Map(LowCardinality(String), Float64),
-    digest String,
+    batch_sha256 String,
     settings String CODEC(ZSTD(3))
 )
-ENGINE = {replicated}ReplacingMergeTree ORDER BY (run, model, step, epoch)
+ENGINE = {replicated}ReplacingMergeTree ORDER BY (run_id, model, step, epoch)
 SETTINGS non_replicated_deduplication_window = 1000;
 
-CREATE TABLE IF NOT EXISTS {database}.raw_training_uses{on_cluster}
+CREATE TABLE IF NOT EXISTS {database}.raw_training_rollouts{on_cluster}
 (
-    run LowCardinality(String),
+    run_id LowCardinality(String),
     model LowCardinality(String),
     step UInt32,
     epoch UInt32,
     version UInt32,
-    rollout String,
-    task String,
+    rollout_id String,
+    task_id String,
     attempt UInt16,
-    execution String,
+    execution_id String,
     outcome LowCardinality(String),
     reward Nullable(Float64),
     advantage Float64,
     trained Bool,
-    reason LowCardinality(String),
+    exclusion_reason LowCardinality(String),
     tokens UInt32,
-    staleness_max UInt32,
-    place Int32,
-    credit Array(Float64)
+    max_staleness UInt32,
+    batch_index Int32,
+    call_advantages Array(Float64)
 )
-ENGINE = {replicated}ReplacingMergeTree ORDER BY (run, model, step, epoch, rollout, execution)
+ENGINE = {replicated}ReplacingMergeTree ORDER BY (run_id, model, step, epoch, rollout_id, execution_id)
 SETTINGS non_replicated_deduplication_window = 1000;
 
-CREATE TABLE IF NOT EXISTS {database}.raw_alarms{on_cluster}
+CREATE TABLE IF NOT EXISTS {database}.raw_alerts{on_cluster}
 (
     role LowCardinality(String),
     reason String,
-    over Bool,
-    raised DateTime64(9, 'UTC')
+    resolved Bool,
+    fired_at DateTime64(9, 'UTC')
 )
-ENGINE = {replicated}ReplacingMergeTree ORDER BY (raised, role, over)
+ENGINE = {replicated}ReplacingMergeTree ORDER BY (fired_at, role, resolved)
 SETTINGS non_replicated_deduplication_window = 1000;
 
 CREATE TABLE IF NOT EXISTS {database}.raw_dead_letters{on_cluster}
@@ -243,27 +258,45 @@ CREATE TABLE IF NOT EXISTS {database}.raw_dead_letters{on_cluster}
     stream LowCardinality(String),
     sequence UInt64,
     subject String,
-    deliveries UInt32,
+    num_delivered UInt32,
     reason String,
     headers Map(String, String),
     payload String,
-    dead DateTime64(9, 'UTC')
+    dead_lettered_at DateTime64(9, 'UTC')
 )
 ENGINE = {replicated}ReplacingMergeTree ORDER BY (stream, sequence)
+SETTINGS non_replicated_deduplication_window = 1000;
+
+-- Who asked JetStream for what, and what came of it: JetStream's own advisories.
+CREATE TABLE IF NOT EXISTS {database}.raw_audit_log{on_cluster}
+(
+    id String,
+    account LowCardinality(String),
+    user LowCardinality(String),
+    client LowCardinality(String),
+    host LowCardinality(String),
+    server LowCardinality(String),
+    request LowCardinality(String),
+    target String,
+    error String,
+    requested_at DateTime64(9, 'UTC')
+)
+ENGINE = {replicated}ReplacingMergeTree ORDER BY (requested_at, id)
+TTL toDateTime(requested_at) + INTERVAL 90 DAY
 SETTINGS non_replicated_deduplication_window = 1000;
 
 -- The list of runs, kept as attempts are written. A materialised view sees every insert, also one that comes twice: so
 -- it holds only what a second time does not change.
 CREATE TABLE IF NOT EXISTS {database}.raw_runs{on_cluster}
 (
-    run LowCardinality(String),
+    run_id LowCardinality(String),
     mode LowCardinality(String),
     rollouts AggregateFunction(uniq, String),
-    first SimpleAggregateFunction(min, DateTime64(9, 'UTC')),
-    last SimpleAggregateFunction(max, DateTime64(9, 'UTC'))
+    first_started_at SimpleAggregateFunction(min, DateTime64(9, 'UTC')),
+    last_ended_at SimpleAggregateFunction(max, DateTime64(9, 'UTC'))
 )
-ENGINE = {replicated}AggregatingMergeTree ORDER BY (run, mode);
+ENGINE = {replicated}AggregatingMergeTree ORDER BY (run_id, mode);
 
-CREATE MATERIALIZED VIEW IF NOT EXISTS {database}.into_raw_runs{on_cluster} TO {database}.raw_runs AS
-SELECT run, mode, uniqState(rollout) AS rollouts, min(started) AS first, max(ended) AS last
-FROM {database}.raw_attempts GROUP BY run, mode;
+CREATE MATERIALIZED VIEW IF NOT EXISTS {database}.raw_runs_mv{on_cluster} TO {database}.raw_runs AS
+SELECT run_id, mode, uniqState(rollout_id) AS rollouts, min(started_at) AS first_started_at, max(ended_at) AS last_ended_at
+FROM {database}.raw_attempts GROUP BY run_id, mode;

@@ -2,88 +2,90 @@
 -- need not be merged with each other.
 
 CREATE VIEW IF NOT EXISTS {database}.tasks{on_cluster} AS
-SELECT * EXCEPT keep_days FROM {database}.raw_tasks FINAL;
+SELECT * EXCEPT retention_days FROM {database}.raw_tasks FINAL;
 
 CREATE VIEW IF NOT EXISTS {database}.attempts{on_cluster} AS
-SELECT * EXCEPT keep_days FROM {database}.raw_attempts FINAL
+SELECT * EXCEPT retention_days FROM {database}.raw_attempts FINAL
 SETTINGS do_not_merge_across_partitions_select_final = 1;
 
 CREATE VIEW IF NOT EXISTS {database}.spans{on_cluster} AS
-SELECT * EXCEPT keep_days FROM {database}.raw_spans FINAL
+SELECT * EXCEPT retention_days FROM {database}.raw_spans FINAL
 SETTINGS do_not_merge_across_partitions_select_final = 1;
 
 CREATE VIEW IF NOT EXISTS {database}.model_calls{on_cluster} AS
-SELECT * EXCEPT keep_days FROM {database}.raw_model_calls FINAL
+SELECT * EXCEPT retention_days FROM {database}.raw_model_calls FINAL
 SETTINGS do_not_merge_across_partitions_select_final = 1;
 
 -- What was sampled, call by call.
-CREATE VIEW IF NOT EXISTS {database}.answers{on_cluster} AS
-SELECT run, task, rollout, attempt, execution, call, response_ids, logprobs, token_versions, pieces, response
-FROM {database}.raw_call_contents FINAL
+CREATE VIEW IF NOT EXISTS {database}.completions{on_cluster} AS
+SELECT run_id, task_id, rollout_id, attempt, execution_id, call, response_ids, logprobs, token_versions, token_texts, response
+FROM {database}.raw_call_payloads FINAL
 SETTINGS do_not_merge_across_partitions_select_final = 1;
 
 -- What was asked, call by call: prompts and requests as they were, put together from what each call added.
 CREATE VIEW IF NOT EXISTS {database}.prompts{on_cluster} AS
 SELECT
-    run, task, rollout, attempt, execution, one.1 AS call,
-    arrayConcat(arrayFlatten(arrayMap(piece -> arraySlice(own_ids[piece.1], 1, piece.2), one.2)), one.3) AS prompt_ids,
-    concat(arrayStringConcat(arrayMap(piece -> substring(own_text[piece.1], 1, piece.2), one.4)), one.5) AS request,
-    one.6 AS prompt_sha256
+    run_id, task_id, rollout_id, attempt, execution_id, item.1 AS call,
+    arrayConcat(arrayFlatten(arrayMap(ref -> arraySlice(token_ids[ref.1], 1, ref.2), item.2)), item.3) AS prompt_ids,
+    concat(arrayStringConcat(arrayMap(ref -> substring(requests[ref.1], 1, ref.2), item.4)), item.5) AS request,
+    item.6 AS prompt_sha256
 FROM
 (
     SELECT
-        run, task, rollout, attempt, execution,
-        mapFromArrays(groupArray(call), groupArray(arrayConcat(prompt_ids, response_ids))) AS own_ids,
-        mapFromArrays(groupArray(call), groupArray(request)) AS own_text,
-        groupArray((call, prompt_prefix, prompt_ids, request_prefix, request, prompt_sha256)) AS calls
-    FROM {database}.raw_call_contents FINAL
-    GROUP BY run, task, rollout, attempt, execution
+        run_id, task_id, rollout_id, attempt, execution_id,
+        mapFromArrays(groupArray(call), groupArray(arrayConcat(prompt_ids, response_ids))) AS token_ids,
+        mapFromArrays(groupArray(call), groupArray(request)) AS requests,
+        groupArray((call, prompt_prefix_refs, prompt_ids, request_prefix_refs, request, prompt_sha256)) AS calls
+    FROM {database}.raw_call_payloads FINAL
+    GROUP BY run_id, task_id, rollout_id, attempt, execution_id
 )
-ARRAY JOIN calls AS one
+ARRAY JOIN calls AS item
 SETTINGS do_not_merge_across_partitions_select_final = 1;
 
 -- Must always be empty: prompts whose digest is not that of the tokens they were put together from.
-CREATE VIEW IF NOT EXISTS {database}.broken_prompts{on_cluster} AS
-SELECT run, rollout, execution, call FROM {database}.prompts
+CREATE VIEW IF NOT EXISTS {database}.check_prompt_digests{on_cluster} AS
+SELECT run_id, rollout_id, execution_id, call FROM {database}.prompts
 WHERE prompt_sha256 != '' AND prompt_sha256 != toFixedString('', 32) AND prompt_sha256 != SHA256(arrayStringConcat(arrayMap(
     id -> char(id % 256, intDiv(id, 256) % 256, intDiv(id, 65536) % 256, intDiv(id, 16777216)), prompt_ids)));
 
 CREATE VIEW IF NOT EXISTS {database}.weight_versions{on_cluster} AS SELECT * FROM {database}.raw_weight_versions FINAL;
-CREATE VIEW IF NOT EXISTS {database}.weight_applied{on_cluster} AS SELECT * FROM {database}.raw_weight_applied FINAL;
-CREATE VIEW IF NOT EXISTS {database}.alarms{on_cluster} AS SELECT * FROM {database}.raw_alarms FINAL;
+CREATE VIEW IF NOT EXISTS {database}.weight_activations{on_cluster} AS SELECT * FROM {database}.raw_weight_activations FINAL;
+CREATE VIEW IF NOT EXISTS {database}.release_decisions{on_cluster} AS SELECT * FROM {database}.raw_release_decisions FINAL;
+CREATE VIEW IF NOT EXISTS {database}.audit_log{on_cluster} AS SELECT * FROM {database}.raw_audit_log FINAL;
+CREATE VIEW IF NOT EXISTS {database}.alerts{on_cluster} AS SELECT * FROM {database}.raw_alerts FINAL;
 CREATE VIEW IF NOT EXISTS {database}.dead_letters{on_cluster} AS SELECT * FROM {database}.raw_dead_letters FINAL;
 
--- One row per rollout: the attempt that schemas/trajectory/attempt_selection.py says it is, the learner's choice as well. standing is
--- 0: a result, 1: it came to nothing, 2: it was tried again.
+-- One row per rollout: the attempt that schemas/trajectory/attempt_selection.py selects, as the learner does.
+-- resolution: final (a result), abandoned (the rollout was given up), retried.
 CREATE VIEW IF NOT EXISTS {database}.rollouts{on_cluster} AS
-SELECT * FROM {database}.attempts WHERE standing < 2 ORDER BY standing, stream_sequence LIMIT 1 BY run, rollout;
+SELECT * FROM {database}.attempts WHERE resolution != 'retried' ORDER BY resolution, stream_sequence LIMIT 1 BY run_id, rollout_id;
 
 -- A step that a learner undid by going back to its checkpoint is replaced by the same step of its next epoch.
 CREATE VIEW IF NOT EXISTS {database}.training_steps{on_cluster} AS
-SELECT * FROM {database}.raw_training_steps FINAL ORDER BY epoch DESC LIMIT 1 BY run, model, step;
+SELECT * FROM {database}.raw_training_steps FINAL ORDER BY epoch DESC LIMIT 1 BY run_id, model, step;
 
-CREATE VIEW IF NOT EXISTS {database}.training_uses{on_cluster} AS
-SELECT * FROM {database}.raw_training_uses FINAL
-WHERE (run, model, step, epoch) IN (SELECT run, model, step, epoch FROM {database}.training_steps);
+CREATE VIEW IF NOT EXISTS {database}.training_rollouts{on_cluster} AS
+SELECT * FROM {database}.raw_training_rollouts FINAL
+WHERE (run_id, model, step, epoch) IN (SELECT run_id, model, step, epoch FROM {database}.training_steps);
 
 -- One row per sampled token: what it was, how likely, and which weight version made it.
-CREATE VIEW IF NOT EXISTS {database}.token_versions{on_cluster} AS
-SELECT run, task, rollout, attempt, execution, call, place - 1 AS position, token, logprob, version,
-    if(place <= length(pieces), pieces[place], '') AS piece
-FROM {database}.answers
+CREATE VIEW IF NOT EXISTS {database}.tokens{on_cluster} AS
+SELECT run_id, task_id, rollout_id, attempt, execution_id, call, number - 1 AS position, token, logprob, version,
+    if(number <= length(token_texts), token_texts[number], '') AS token_text
+FROM {database}.completions
 ARRAY JOIN
-    arrayEnumerate(response_ids) AS place, response_ids AS token, logprobs AS logprob, token_versions AS version;
+    arrayEnumerate(response_ids) AS number, response_ids AS token, logprobs AS logprob, token_versions AS version;
 
 -- Published, and never ended: must stay empty once the queue is.
-CREATE VIEW IF NOT EXISTS {database}.lost_rollouts{on_cluster} AS
-SELECT run, task, rollout, sample, mode, published FROM {database}.tasks
-WHERE (run, rollout) NOT IN (SELECT run, rollout FROM {database}.rollouts);
+CREATE VIEW IF NOT EXISTS {database}.check_unfinished_rollouts{on_cluster} AS
+SELECT run_id, task_id, rollout_id, sample_index, mode, enqueued_at FROM {database}.tasks
+WHERE (run_id, rollout_id) NOT IN (SELECT run_id, rollout_id FROM {database}.rollouts);
 
 -- Must always be empty.
-CREATE VIEW IF NOT EXISTS {database}.trained_twice{on_cluster} AS
-SELECT run, model, rollout, groupArray(step) AS steps FROM {database}.training_uses WHERE trained
-GROUP BY run, model, rollout HAVING count() > 1;
+CREATE VIEW IF NOT EXISTS {database}.check_duplicate_training{on_cluster} AS
+SELECT run_id, model, rollout_id, groupArray(step) AS steps FROM {database}.training_rollouts WHERE trained
+GROUP BY run_id, model, rollout_id HAVING count() > 1;
 
 CREATE VIEW IF NOT EXISTS {database}.runs{on_cluster} AS
-SELECT run, mode, uniqMerge(rollouts) AS rollouts, min(first) AS first, max(last) AS last
-FROM {database}.raw_runs GROUP BY run, mode;
+SELECT run_id, mode, uniqMerge(rollouts) AS rollouts, min(first_started_at) AS first_started_at, max(last_ended_at) AS last_ended_at
+FROM {database}.raw_runs GROUP BY run_id, mode;

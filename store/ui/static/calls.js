@@ -24,12 +24,12 @@ export function callsPanel(of) {
   return {
     root: box.root,
     show(found, colour) {
-      [shown, execution] = [found.calls, found.execution];
+      [shown, execution] = [found.calls, found.execution_id];
       if (!shown.length) {
         box.show(empty("This attempt has made no model call."));
         return;
       }
-      box.show(key, h("ol", { class: "calls" }, shown.map((call) => h("li", { id: `call-${call.call}` }, described(call, { ...of, execution })))));
+      box.show(key, h("ol", { class: "calls" }, shown.map((call) => h("li", { id: `call-${call.call}` }, described(call, { ...of, execution_id: execution })))));
       const trained = shown.some((call) => call.advantage !== null);
       paint(colour in COLOURS ? colour : trained ? "advantage" : "probability");
     },
@@ -38,7 +38,7 @@ export function callsPanel(of) {
 
 function described(call, of) {
   const known = call.known ? `goes on after call ${call.continues}: ${call.known} messages as there` : "";
-  const facts = [call.role, call.node, `${call.prompt_tokens} + ${call.response_tokens} tokens`, `version ${versions(call.version_min, call.version_max)}`,
+  const facts = [call.role, call.node, `${call.prompt_tokens} + ${call.response_tokens} tokens`, `version ${versions(call.min_weight_version, call.max_weight_version)}`,
     call.advantage === null ? "" : `advantage ${signed(call.advantage)}`, seconds((call.end_ms - call.start_ms) / 1000), `ended by ${call.finish_reason || "nothing said"}`];
   return h("article", { class: "call" },
     h("header", {}, h("h3", {}, `Call ${call.call}`), h("p", {}, facts.filter(Boolean).join(" · ")), whole(call, of)),

@@ -19,7 +19,7 @@ export function fleetPanel(run, signal) {
   follow(() => fill(alive, async () => members(await ask("fleet", {}, signal)), signal), signal);
   return {
     root: h("div", { class: "grid" }, alive.root, nodes.root),
-    served: () => fill(nodes, async () => served(await ask("run/served", { run }, signal)), signal),
+    served: () => fill(nodes, async () => served(await ask("run/served", { run_id: run }, signal)), signal),
   };
 }
 
@@ -50,16 +50,16 @@ function served(rows) {
       steps: true,
       colour: COLOURS[place % COLOURS.length],
       points: rows.filter((row) => row.node === node).reverse().map((row) => ({
-        x: row.applied_ms, y: row.version, title: clock(row.applied_ms), said: `version ${row.version}, pause ${seconds(row.pause_seconds)}`,
+        x: row.activated_ms, y: row.version, title: clock(row.activated_ms), said: `version ${row.version}, pause ${seconds(row.pause_seconds)}`,
       })),
     })),
-    x: timeAxis(rows.map((row) => row.applied_ms)), y: { label: "version", format: count }, height: 150,
+    x: timeAxis(rows.map((row) => row.activated_ms)), y: { label: "version", format: count }, height: 150,
   });
   if (!chart) return empty("No node has served a version of this run yet. Start one with", "lightningbus inference --model-path DIR");
   return h("div", {}, chart, table([
     { title: "node", cell: (node) => node },
     { title: "serves", number: true, cell: (node) => last(rows, node).version },
-    { title: "since", number: true, cell: (node) => ago(last(rows, node).applied_ms) },
+    { title: "since", number: true, cell: (node) => ago(last(rows, node).activated_ms) },
     { title: "swaps", number: true, cell: (node) => count(last(rows, node).swaps) },
     { title: "mean fetch", number: true, cell: (node) => seconds(last(rows, node).mean_fetch_seconds) },
     { title: "mean pause", number: true, cell: (node) => seconds(last(rows, node).mean_pause_seconds) },

@@ -14,15 +14,15 @@ export function rolloutPage(root, { run, rollout, query }, signal) {
   const head = h("section", { class: "head" }, h("h1", {}, rollout), h("div", { class: "facts" }, h("p", { class: "empty" }, "…")));
   const attempts = panel("Attempts", { name: "attempts" });
   const trace = panel("Trace", { name: "trace", about: "Wide gaps in which nothing happened are cut short.", height: 220 });
-  const calls = callsPanel({ run, rollout });
+  const calls = callsPanel({ run_id: run, rollout_id: rollout });
   root.append(head, attempts.root, trace.root, calls.root);
-  let execution = query.get("execution"), drawn = "", ended = false;
+  let execution = query.get("execution_id"), drawn = "", ended = false;
 
   const look = async () => {
     if (ended) return;
     let found;
     try {
-      found = await ask("rollout", { run, rollout, execution }, signal);
+      found = await ask("rollout", { run_id: run, rollout_id: rollout, execution_id: execution }, signal);
     } catch (error) {
       if (!signal.aborted) trace.fail(error);
       throw error;
@@ -40,15 +40,15 @@ export function rolloutPage(root, { run, rollout, query }, signal) {
   };
   follow(look, signal, (error) => showLive(error, ended));
   return (next) => {
-    if (next.get("execution") === execution) return;
-    [execution, drawn, ended] = [next.get("execution"), "", false];
+    if (next.get("execution_id") === execution) return;
+    [execution, drawn, ended] = [next.get("execution_id"), "", false];
     look().catch(() => {}); // it stands in the panel
   };
 }
 
 function facts({ attempt, task, uses }) {
   const fact = (name, ...value) => h("dl", { class: "fact" }, h("dt", {}, name), h("dd", {}, ...value));
-  if (!attempt) return [fact("state", "published, taken by nobody yet"), fact("published", clock(task.published_ms))];
+  if (!attempt) return [fact("state", "published, taken by nobody yet"), fact("published", clock(task.enqueued_ms))];
   if (attempt.running) return [fact("state", h("span", { class: "outcome" }, "at work")), fact("attempt", attempt.attempt), fact("began", clock(attempt.started_ms, true))];
   const trained = uses.find((use) => use.trained);
   return [
@@ -56,27 +56,27 @@ function facts({ attempt, task, uses }) {
     fact("reward", h("b", {}, reward(attempt.reward))),
     fact("mode", h("span", { class: `chip ${attempt.mode}` }, attempt.mode)),
     fact("attempt", attempt.attempt),
-    fact("versions", versions(attempt.version_min, attempt.version_max)),
+    fact("versions", versions(attempt.min_weight_version, attempt.max_weight_version)),
     fact("took", seconds((attempt.ended_ms - attempt.started_ms) / 1000)),
-    fact("in queue", seconds(Math.max(0, attempt.started_ms - attempt.published_ms) / 1000)),
-    fact("tokens", `${count(attempt.response_tokens)} sampled in ${count(attempt.calls)} calls`),
-    fact("training", trained ? `step ${trained.step}, advantage ${trained.advantage.toFixed(3)}, ${trained.staleness_max} behind`
-      : uses.length ? `left out of step ${uses[0].step}: ${uses[0].reason}` : "not trained on"),
+    fact("in queue", seconds(Math.max(0, attempt.started_ms - attempt.enqueued_ms) / 1000)),
+    fact("tokens", `${count(attempt.response_tokens)} sampled in ${count(attempt.num_calls)} calls`),
+    fact("training", trained ? `step ${trained.step}, advantage ${trained.advantage.toFixed(3)}, ${trained.max_staleness} behind`
+      : uses.length ? `left out of step ${uses[0].step}: ${uses[0].exclusion_reason}` : "not trained on"),
     attempt.error ? h("p", { class: "problem" }, attempt.error) : null,
   ].filter(Boolean);
 }
 
-function listed({ attempts, attempt, rollout }, run) {
+function listed({ attempts, attempt, rollout_id: rollout }, run) {
   if (!attempts.length) return empty("Published, and taken by nobody yet. Start a runner with", "lightningbus runner --agent module:function");
   return table([
-    { title: "attempt", number: true, cell: (one) => h("a", { href: linkTo(run, rollout, { execution: one.execution }) }, one.attempt) },
+    { title: "attempt", number: true, cell: (one) => h("a", { href: linkTo(run, rollout, { execution_id: one.execution_id }) }, one.attempt) },
     { title: "", cell: (one) => (one.counts ? h("span", { class: "chip counts" }, "counts") : "") },
     { title: "outcome", cell: (one) => h("span", { class: `outcome ${one.outcome ?? ""}` }, one.running ? "at work" : one.outcome) },
     { title: "reward", number: true, cell: (one) => reward(one.reward) },
     { title: "runner", cell: (one) => one.runner ?? "–" },
-    { title: "calls", number: true, cell: (one) => count(one.calls) },
+    { title: "calls", number: true, cell: (one) => count(one.num_calls) },
     { title: "began", class: "wide", cell: (one) => clock(one.started_ms, true) },
     { title: "took", number: true, cell: (one) => (one.running ? "–" : seconds((one.ended_ms - one.started_ms) / 1000)) },
     { title: "error", class: "doing", cell: (one) => one.error ?? "" },
-  ], attempts, (one) => ({ class: one.execution === attempt?.execution ? "chosen" : null }));
+  ], attempts, (one) => ({ class: one.execution_id === attempt?.execution_id ? "chosen" : null }));
 }

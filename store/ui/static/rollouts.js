@@ -14,22 +14,22 @@ const SORTS = {
 const TYPED_MS = 300;
 
 const COLUMNS = [
-  { title: "rollout", class: "name", cell: (row) => h("a", { href: link(row) }, row.rollout) },
+  { title: "rollout", class: "name", cell: (row) => h("a", { href: link(row) }, row.rollout_id) },
   { title: "mode", cell: (row) => h("span", { class: `chip ${row.mode}` }, row.mode) },
   { title: "outcome", cell: (row) => h("span", { class: `outcome ${row.outcome}`, title: row.error || null }, row.outcome) },
   { title: "reward", number: true, cell: (row) => reward(row.reward) },
   { title: "seconds", number: true, cell: (row) => seconds(row.seconds) },
   { title: "in queue", number: true, class: "wide", cell: (row) => seconds(row.queue_seconds) },
-  { title: "calls", number: true, cell: (row) => count(row.calls) },
+  { title: "calls", number: true, cell: (row) => count(row.num_calls) },
   { title: "tokens", number: true, about: "sampled", cell: (row) => count(row.response_tokens) },
-  { title: "version", number: true, cell: (row) => versions(row.version_min, row.version_max) },
+  { title: "version", number: true, cell: (row) => versions(row.min_weight_version, row.max_weight_version) },
   { title: "attempt", number: true, class: "wide", cell: (row) => row.attempt },
   { title: "runner", class: "wide", cell: (row) => row.runner },
   { title: "ended", number: true, cell: (row) => h("time", { title: clock(row.ended_ms, true) }, ago(row.ended_ms)) },
 ];
 let run = "";
 
-const link = (row) => linkTo(run, row.rollout);
+const link = (row) => linkTo(run, row.rollout_id);
 
 /** The panel; `load` asks again, `ask` takes other filters, `outcomes` says which there are to choose from. */
 export function rolloutsPanel(of, query, signal) {
@@ -49,7 +49,7 @@ export function rolloutsPanel(of, query, signal) {
   async function load() {
     const mine = (turn += 1);
     const found = await fill(box, async () => {
-      const answer = await ask("run/rollouts", { run: of, ...Object.fromEntries(asked) }, signal);
+      const answer = await ask("run/rollouts", { run_id: of, ...Object.fromEntries(asked) }, signal);
       if (mine !== turn) throw new DOMException("a later question was asked", "AbortError");
       pager.replaceChildren(...pages(answer, Number(asked.get("page") || 1), (page) => go({ page: page > 1 ? String(page) : "" })));
       return listed(answer, asked, () => go(Object.fromEntries([...asked.keys()].map((name) => [name, ""]))));

@@ -23,12 +23,12 @@ export function runPage(root, { run, query }, signal) {
 
   const seen = new Map();
   const look = async () => {
-    const pulse = JSON.stringify(await ask("run/pulse", { run }, signal));
+    const pulse = JSON.stringify(await ask("run/pulse", { run_id: run }, signal));
     const stale = [
-      ["facts", async () => head.lastChild.replaceChildren(...facts(await ask("run/summary", { run }, signal), rollouts))],
+      ["facts", async () => head.lastChild.replaceChildren(...facts(await ask("run/summary", { run_id: run }, signal), rollouts))],
       ["rollouts", () => rollouts.load()],
       ["served", () => fleet.served()],
-      ...boxes.map((one) => [one.question, () => fill(one.box, async () => one.draw(await ask(`run/${one.question}`, { run }, signal)), signal)]),
+      ...boxes.map((one) => [one.question, () => fill(one.box, async () => one.draw(await ask(`run/${one.question}`, { run_id: run }, signal)), signal)]),
     ].filter(([name]) => seen.get(name) !== pulse);
     const done = await Promise.allSettled(stale.map(async ([name, load]) => { await load(); seen.set(name, pulse); }));
     const failed = done.find((one) => one.status === "rejected");

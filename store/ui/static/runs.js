@@ -8,7 +8,7 @@ import { fill, panel } from "./panel.js";
 import { linkTo } from "./place.js";
 
 const COLUMNS = [
-  { title: "run", class: "name", cell: (row) => h("a", { href: link(row) }, row.run) },
+  { title: "run", class: "name", cell: (row) => h("a", { href: link(row) }, row.run_id) },
   { title: "mode", cell: (row) => h("span", { class: `chip ${row.mode}` }, row.mode) },
   { title: "rollouts", number: true, cell: (row) => count(row.rollouts) },
   { title: "mean reward lately", number: true, about: "of the last 200 that ended well", cell: (row) => lately(row.mean_reward) },
@@ -30,7 +30,7 @@ function listed(rows) {
   return table(COLUMNS, rows, (row) => ({ class: "link", click: (event) => follows(event, link(row)) }));
 }
 
-const link = (row) => linkTo(row.run, "", row.mode === "train" ? {} : { mode: row.mode });
+const link = (row) => linkTo(row.run_id, "", row.mode === "train" ? {} : { mode: row.mode });
 
 /** A click anywhere in a row is one on its link, unless text is being marked. */
 export function follows(event, href) {

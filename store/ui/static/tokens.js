@@ -45,7 +45,7 @@ export function tokensOf(call) {
 
 /** A token's text; one that is empty, or whose text nobody said, is shown as its id. */
 function pieceOf(call, place) {
-  return call.pieces[place] || `⟨${call.tokens[place]}⟩`;
+  return call.token_texts[place] || `⟨${call.tokens[place]}⟩`;
 }
 
 function facts(call, place) {

@@ -1,0 +1,13 @@
+-- title: A rollout token by token: version, probability, advantage
+-- about: Every sampled token with the weight version that made it and, where its rollout was trained on, the advantage of its call and how many versions it was behind.
+-- parameter: rollout_id String =
+SELECT
+    t.run_id AS run_id, t.rollout_id AS rollout_id, t.execution_id AS execution_id, t.call AS call, t.position AS position, t.token AS token,
+    t.token_text AS token_text, t.logprob AS logprob, t.version AS version,
+    if(u.trained, u.call_advantages[t.call + 1], NULL) AS advantage,
+    if(u.trained, toInt64(u.version) - 1 - t.version, NULL) AS staleness
+FROM tokens AS t
+LEFT JOIN (SELECT * FROM training_rollouts WHERE trained) AS u
+    ON t.run_id = u.run_id AND t.rollout_id = u.rollout_id AND t.execution_id = u.execution_id
+WHERE {rollout_id:String} IN ('', t.rollout_id)
+ORDER BY run_id, rollout_id, execution_id, call, position
