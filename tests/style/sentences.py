@@ -9,7 +9,18 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_MEAN_WORDS = {"README.md": 15.0, "docs/architecture.md": 15.0, "docs/concepts.md": 15.0}
+MAX_MEAN_WORDS = {
+    "README.md": 15.0,
+    "docs/architecture.md": 15.0,
+    "docs/concepts.md": 15.0,
+    "docs/bring-your-agent.md": 18.0,
+    "docs/deployment.md": 18.0,
+    "docs/guarantees.md": 18.0,
+    "docs/lightningrl.md": 18.0,
+    "docs/operations.md": 18.0,
+    "docs/sizing.md": 18.0,
+    "docs/ui.md": 18.0,
+}
 """Mean number of words of a sentence, by file."""
 _CODE_BLOCK = re.compile(r"^```.*?^```", re.S | re.M)
 _LIST_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+", re.M)
