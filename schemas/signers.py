@@ -10,8 +10,8 @@ from schemas.base import Event
 from schemas.weights.events import ReleaseState, WeightManifest
 from schemas.weights.release_policy import VERDICTS
 
-LEARNER, NODE, ADMIN = "learner", "node", "admin"
-SIGNER_ROLES: Final = (LEARNER, NODE, ADMIN)
+LEARNER, INFERENCE, ADMIN = "learner", "inference", "admin"
+SIGNER_ROLES: Final = (LEARNER, INFERENCE, ADMIN)
 """Roles with a signing key."""
 SIGNED_EVENTS: Final = (WeightManifest, ReleaseState)
 _CONTEXT = b"lightningbus signature 1"
@@ -22,7 +22,7 @@ def can_sign(role: str, event: Event) -> bool:
     if isinstance(event, WeightManifest):
         return role == LEARNER
     if isinstance(event, ReleaseState) and event.decisions:
-        return role == ADMIN or (role == NODE and event.decisions[-1].action in VERDICTS)
+        return role == ADMIN or (role == INFERENCE and event.decisions[-1].action in VERDICTS)
     return False
 
 

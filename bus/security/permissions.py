@@ -102,7 +102,7 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
         subscribe=(subjects.ALL_WEIGHTS, subjects.heartbeats("inference")),
         max_connections=256,
     ),
-    "node": Permissions(
+    "inference": Permissions(
         publish=(
             *_READ_WEIGHTS,
             _BATCH_GET,
@@ -138,7 +138,7 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
 }
 HUB_DOMAIN = "hub"
 """JetStream's domain in a cluster with far sites, by which their servers ask it."""
-LEAF_ROLES: Mapping[str, str] = {f"leaf-{role}": role for role in ("runner", "node")}
+LEAF_ROLES: Mapping[str, str] = {f"leaf-{role}": role for role in ("runner", "inference")}
 """The users a far site's server comes as, one for each role behind it, in that role's account."""
 
 
@@ -155,4 +155,4 @@ PERMISSIONS: Mapping[str, Permissions] = {
     },
 }
 """``client`` puts tasks in and looks on; ``admin`` makes streams and consumers and may do anything with them; a leaf is
-a far site's server, which says what its runners, or nodes, say and hears what they are sent."""
+a far site's server, which publishes and receives for its runners, or its nodes."""

@@ -16,7 +16,7 @@ from bus.security.signing import SigningKeys
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 LEAF_CONF = "nkey.conf"
-INFERENCE_KEY_ROLES = ("runner", "node")
+INFERENCE_KEY_ROLES = ("runner", "inference")
 """Who holds the cluster key of the nodes' gateways."""
 
 
@@ -33,7 +33,7 @@ def create_users(
         raise AccessError(f"{out / taken} exists: give another --out, or remove it, and with it what was let in by it")
     if site and signing is None:
         raise AccessError(
-            "a far site goes by the cluster's signing keys: give --signing, the `node` folder of the cluster's users"
+            "a far site uses the cluster's signing keys: give --signing, the `inference` folder of the cluster's users"
         )
     keys = SigningKeys.read(signing) if signing is not None else SigningKeys.create()
     authority = CertificateAuthority.create() if tls else None

@@ -60,7 +60,7 @@ class Keys:
             if not (access / CONF).exists():
                 shutil.rmtree(access, ignore_errors=True)  # of a run that ended while it made them
                 list(create_users(access, tls=False))
-        key = cluster_key_of("node", access)
+        key = cluster_key_of("inference", access)
         if access is None and settings.url is None:
             access = directory.path / ACCESS
             if not access.exists():

@@ -52,7 +52,7 @@ async def reloaded(url: str, access: Credentials, refused: bool) -> None:
 
 async def test_a_certificate_is_let_in_with_its_own_users_password_only(tmp_path: Path) -> None:
     assert list(create_users(tmp_path / "users", tls=True))
-    runner, node = (Credentials.read(tmp_path / "users", role) for role in ("runner", "node"))
+    runner, node = (Credentials.read(tmp_path / "users", role) for role in ("runner", "inference"))
     async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server:
         await let_in(server.url, runner)
         for wrong in (
@@ -67,7 +67,7 @@ async def test_a_certificate_is_let_in_with_its_own_users_password_only(tmp_path
 async def test_an_nkey_of_another_user_opens_nothing_with_a_runners_certificate(tmp_path: Path) -> None:
     """With TLS no role has an nkey at the server; one of a bus without TLS, or of another, is nobody's."""
     assert list(create_users(tmp_path / "users", tls=True)) and list(create_users(tmp_path / "others", tls=False))
-    runner, node = Credentials.read(tmp_path / "users", "runner"), Credentials.read(tmp_path / "others", "node")
+    runner, node = Credentials.read(tmp_path / "users", "runner"), Credentials.read(tmp_path / "others", "inference")
     async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server:
         with pytest.raises(AccessError, match="lets nobody in"):
             await let_in(server.url, replace(runner, password=None, nkey=node.nkey))

@@ -113,11 +113,16 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
     """The whole wire, over TLS: tasks, leases, spans, versions with their blobs, heartbeats, dead letters."""
     async with AsyncExitStack() as exits:
         roles = {role: await exits.enter_async_context(secured.as_(role)) for role in PERMISSIONS}
-        runner, store, learner, node, client = (roles[r] for r in ("runner", "store", "learner", "node", "client"))
+        runner, store, learner, node, client = (roles[r] for r in ("runner", "store", "learner", "inference", "client"))
         await roles["admin"].provision()
         fleet = await exits.enter_async_context(store.fleet("*"))
         watching = [await exits.enter_async_context(role.fleet("inference")) for role in (runner, learner)]
-        for role, name in (("runner", "runner"), ("node", "inference"), ("store", "store"), ("learner", "learner")):
+        for role, name in (
+            ("runner", "runner"),
+            ("inference", "inference"),
+            ("store", "store"),
+            ("learner", "learner"),
+        ):
             await exits.enter_async_context(roles[role].heartbeat(name, "one", lambda: {"state": "ready"}))
         async with asyncio.timeout(10):
             while len(fleet.members()) < 4:
@@ -235,7 +240,7 @@ MAY_NOT_SAY = {
         *STORES, *TASK_READERS, *ROLLOUTS, *NODES, HEARTBEATS[0], HEARTBEATS[2], "lb.dlq.TRAIN_ROLLOUTS",
         f"{API}.CONSUMER.CREATE.TRAIN_ROLLOUTS.learner.lb.rollout.train", *DECISIONS,
     ),
-    "node": (
+    "inference": (
         *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *ALERTS,
         *HEARTBEATS, "lb.dlq.TASKS",
     ),
@@ -263,7 +268,12 @@ BEATS_OF_NODES = "lb.heartbeat.inference.*"
 MAY_HEAR = {
     "runner": {BEATS_OF_NODES},
     "learner": {"lb.weights.version.policy", BEATS_OF_NODES},
-    "node": {"lb.weights.version.policy", "lb.weights.release.policy", "lb.weights.swap_lock.policy", BEATS_OF_NODES},
+    "inference": {
+        "lb.weights.version.policy",
+        "lb.weights.release.policy",
+        "lb.weights.swap_lock.policy",
+        BEATS_OF_NODES,
+    },
     "store": {"lb.heartbeat.*.*", BEATS_OF_NODES},
     "client": {"lb.heartbeat.*.*", BEATS_OF_NODES, "lb.rollout.train"},
 }

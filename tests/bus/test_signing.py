@@ -73,12 +73,12 @@ async def served(bus: Bus) -> tuple[int | None, str]:
 async def test_a_version_the_learner_signed_is_served(roles: Roles) -> None:
     learner = await roles.as_("learner")
     await learner.publish(SUBJECT, manifest(0), msg_id="0", expect_last=0)
-    for role in ("node", "client", "learner", "admin", "store"):
+    for role in ("inference", "client", "learner", "admin", "store"):
         assert await served(await roles.as_(role)) == (0, "")
 
 
 async def test_an_unsigned_version_is_not_served_and_the_one_before_it_is(roles: Roles) -> None:
-    learner, node = await roles.as_("learner"), await roles.as_("node")
+    learner, node = await roles.as_("learner"), await roles.as_("inference")
     await learner.publish(SUBJECT, manifest(0), msg_id="0", expect_last=0)
     sequence = await roles.send(SUBJECT, encode(manifest(1)))
     assert await served(node) == (0, f"message {sequence} on {SUBJECT} is passed over: it is not signed")
@@ -91,13 +91,13 @@ async def test_a_version_signed_by_a_key_of_somebody_else_is_not_served(roles: R
     make_keys(tmp_path / "foreign", PERMISSIONS, FILE)
     foreign = await roles.as_("learner", tmp_path / "foreign")
     await foreign.publish(SUBJECT, manifest(1), msg_id="1", expect_last=0)
-    version, problem = await served(await roles.as_("node"))
+    version, problem = await served(await roles.as_("inference"))
     assert version is None and "a key nobody here knows" in problem
 
 
 async def test_a_signed_version_does_not_hold_on_another_subject_nor_changed_nor_sent_again(roles: Roles) -> None:
     """The server refuses a message that claims to follow one of long ago; a hostile one is found out by the reader."""
-    learner, node = await roles.as_("learner"), await roles.as_("node")
+    learner, node = await roles.as_("learner"), await roles.as_("inference")
     first = await learner.publish(SUBJECT, manifest(0), msg_id="0", expect_last=0)
     second = await learner.publish(SUBJECT, manifest(1), msg_id="1", expect_last=first)
     stored = await learner.js.get_msg(subjects.WEIGHTS, first, direct=True)
@@ -118,7 +118,7 @@ async def test_a_signed_version_does_not_hold_on_another_subject_nor_changed_nor
 
 async def test_a_decision_counts_only_from_who_may_decide_it(roles: Roles) -> None:
     """An admin decides anything, a node gives verdicts, nobody else anything; an old decision sent again is none."""
-    learner, node, admin = [await roles.as_(role) for role in ("learner", "node", "admin")]
+    learner, node, admin = [await roles.as_(role) for role in ("learner", "inference", "admin")]
     sequence = 0
     for version in range(3):
         sequence = await learner.publish(SUBJECT, manifest(version), msg_id=str(version), expect_last=sequence)
@@ -140,7 +140,7 @@ async def test_a_decision_counts_only_from_who_may_decide_it(roles: Roles) -> No
 
 async def test_a_node_that_leaves_a_decision_out_changes_nothing(roles: Roles) -> None:
     """Its signature is good, and what it writes is not what was decided before and one decision more."""
-    learner, node, admin = [await roles.as_(role) for role in ("learner", "node", "admin")]
+    learner, node, admin = [await roles.as_(role) for role in ("learner", "inference", "admin")]
     first = await learner.publish(SUBJECT, manifest(0), msg_id="0", expect_last=0)
     await learner.publish(SUBJECT, manifest(1), msg_id="1", expect_last=first)
     releases = WeightRegistry(admin, "policy")
@@ -153,7 +153,7 @@ async def test_a_node_that_leaves_a_decision_out_changes_nothing(roles: Roles) -
 
 async def test_bytes_that_cannot_be_read_are_passed_over_by_every_reader(roles: Roles) -> None:
     """What a server answers a publisher, stored by a trick where versions, decisions and turns are."""
-    learner, node, admin = [await roles.as_(role) for role in ("learner", "node", "admin")]
+    learner, node, admin = [await roles.as_(role) for role in ("learner", "inference", "admin")]
     answer = b'{"stream":"WEIGHTS","seq":1}'
     last = await roles.send(SUBJECT, answer)
     await roles.send(RELEASE, answer)
@@ -171,7 +171,7 @@ def test_who_may_sign_what_is_one_table() -> None:
     allowed = {role: row for role, row in table.items() if any(row)}
     assert allowed == {
         "learner": [True, False, False],
-        "node": [False, False, True],
+        "inference": [False, False, True],
         "admin": [False, True, True],
     }
     assert not can_sign("admin", ReleaseState(model="policy"))
@@ -180,7 +180,7 @@ def test_who_may_sign_what_is_one_table() -> None:
 def test_the_seeds_are_their_roles_own_and_the_public_keys_are_everybodys(tmp_path: Path) -> None:
     make_keys(tmp_path / "access", PERMISSIONS, FILE)
     seeds = {path.parent.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("signing.seed")}
-    assert seeds == {"learner": 0o600, "node": 0o600, "admin": 0o600}
+    assert seeds == {"learner": 0o600, "inference": 0o600, "admin": 0o600}
     for role in PERMISSIONS:
         assert (
             SigningKeys.read(tmp_path / "access" / role).public

@@ -13,7 +13,7 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `lightningbus bus users --out secrets --tls` makes, and beside it what `--out site --tls --site` does."""
     place = tmp_path_factory.mktemp("users") / "secrets"
     assert list(create_users(place, tls=True)) and list(
-        create_users(place.parent / "site", tls=True, site=True, signing=place / "node")
+        create_users(place.parent / "site", tls=True, site=True, signing=place / "inference")
     )
     return place
 

@@ -60,7 +60,7 @@ def begun(commands: Commands, name: str) -> Any:
     key = None
     if KEY_VARIABLE in service["environment"]:
         assert service["environment"][KEY_VARIABLE] in secrets_of(service)
-        key = commands.secrets / "node" / CLUSTER_KEY
+        key = commands.secrets / "inference" / CLUSTER_KEY
     words = service["command"]
     assert not any(VARIABLE.search(word) for word in words), "arguments are seen by everybody on a machine"
     url = service["environment"].get(URL_VARIABLE)

@@ -33,7 +33,7 @@ KUBERNETES = "1.37"
 EXPANDED = {"POD_IP": "10.0.0.1"}
 CLICKHOUSE = "http://user:secret@clickhouse:8123"
 USERS = {
-    "nats": "server", "provision": "admin", "store": "store", "learner": "learner", "inference": "node",
+    "nats": "server", "provision": "admin", "store": "store", "learner": "learner", "inference": "inference",
     "runner": "runner",
 }  # fmt: skip
 """Whose directory of `bus users` each pod is given."""

@@ -168,7 +168,7 @@ def test_every_role_exports_its_own_traces_and_a_rollout_is_one_of_them(loop: Lo
     ]
     assert {one.said["lightningbus.rollout.id"]: one.trace_id for one in tried} == rollouts
     assert all(one.parent == identity.publish_span_id(one.said["lightningbus.rollout.id"]) for one in tried)
-    keys = [COLLECTORS_KEY, read_key(loop.access / "node" / CLUSTER_KEY)]
+    keys = [COLLECTORS_KEY, read_key(loop.access / "inference" / CLUSTER_KEY)]
     assert not any(key.encode() in loop.collector.raw for key in keys)
 
 
@@ -249,7 +249,7 @@ async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **f
 
 def key_of(loop: Loop) -> dict[str, str]:
     """The header a node asks for."""
-    return bearer_header(read_key(loop.access / "node" / CLUSTER_KEY))
+    return bearer_header(read_key(loop.access / "inference" / CLUSTER_KEY))
 
 
 async def sampled(

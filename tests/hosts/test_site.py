@@ -71,7 +71,7 @@ async def test_runners_of_a_far_site_know_one_server(tmp_path: Path) -> None:
             local,
             "--site",
             "--signing",
-            str(secrets / "node"),
+            str(secrets / "inference"),
             at=tmp_path,
         )
         buses = [network.hosts[f"bus-{number}"] for number in range(3)]

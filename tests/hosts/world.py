@@ -33,7 +33,7 @@ BUSES, NODES, RUNNERS = 3, 2, 2
 GATEWAY, SQL, HEALTH = 8000, 8123, 9464
 CLIENTS, ROUTE, LEAVES = 4222, 6222, 7422
 START_SECONDS = 120.0
-USER = {"store": "store", "inference": "node", "learner": "learner", "runner": "runner"}
+USER = {"store": "store", "inference": "inference", "learner": "learner", "runner": "runner"}
 """The user of the bus that a role is."""
 
 

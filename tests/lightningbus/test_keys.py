@@ -67,9 +67,13 @@ async def test_a_run_without_users_signs_versions_and_decisions_by_keys_of_its_o
     directory = RunDirectory(Path("runs/one")).create()
     for _ in range(2):
         async with stack(directory, BusSettings(port=0), "test") as made:
-            access = {role: place(None, role).access for role in ("learner", "node", "store", "client", "admin")}
+            access = {role: place(None, role).access for role in ("learner", "inference", "store", "client", "admin")}
             keys = {role: at.build_signing() for role, at in access.items() if at is not None}
-            assert {role for role, signing in keys.items() if signing.seed is not None} == {"learner", "node", "admin"}
+            assert {role for role, signing in keys.items() if signing.seed is not None} == {
+                "learner",
+                "inference",
+                "admin",
+            }
             assert len({signing.signers.read_text() for signing in keys.values() if signing.signers}) == 1
             assert made.bus.signing == keys["admin"]
     assert (directory.path / "access").stat().st_mode & 0o077 == 0
@@ -111,8 +115,8 @@ def test_a_secret_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_users_of_a_far_site_come_with_the_step_of_its_server(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "lightningbus", "bus", "users", "--site", "--out", str(tmp_path / "site")]
     refused = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=60, check=False)
-    assert refused.returncode == 2 and "goes by the cluster's signing keys: give --signing" in refused.stderr
+    assert refused.returncode == 2 and "uses the cluster's signing keys: give --signing" in refused.stderr
     list(create_users(tmp_path / "cluster", tls=False))
-    line += ["--signing", str(tmp_path / "cluster" / "node")]
+    line += ["--signing", str(tmp_path / "cluster" / "inference")]
     said = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=60, check=True).stdout
     assert "nats-server -c leaf.conf" in said and f"{tmp_path / 'site'} bus" not in said

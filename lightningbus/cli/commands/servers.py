@@ -116,7 +116,7 @@ def users(
     or_fail(make)
     if site:
         print(
-            "next, on the host of the site's server, beside it `leaf-runner` and `leaf-node` of the cluster's users:\n"
+            "next, on the host of the site's server, with `leaf-runner` and `leaf-inference` of the cluster:\n"
             f"  SERVER_NAME=site1 nats-server -c leaf.conf    # deploy/hosts/leaf.conf, with {out} for `site` in it\n"
             "and each of the site's roles with its own directory:\n"
             f"  lightningbus --access {out}/runner runner --bus nats://ADDRESS:4222 ..."

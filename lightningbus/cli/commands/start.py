@@ -43,7 +43,7 @@ def inference(
 
     given = {"model_path": model_path, "model": model, "port": port, "host": host, "advertise": advertise}
     checked = settings_of(InferenceSettings, settings, **given, health=health)
-    at = or_fail(place, bus, "node")
+    at = or_fail(place, bus, "inference")
     run_role(at, "inference", node.run, with_key(checked, at), vllm_server.EngineError)
 
 
