@@ -25,15 +25,15 @@ async def batch_get(
 
     The iteration raises `BusError` when the stream does not answer, or nothing comes for ``seconds``.
     """
-    answers: asyncio.Queue[Msg] = asyncio.Queue()
+    messages: asyncio.Queue[Msg] = asyncio.Queue()
     inbox = nc.new_inbox()
-    listening = await nc.subscribe(inbox, cb=answers.put)
+    subscription = await nc.subscribe(inbox, cb=messages.put)
 
-    async def arriving() -> AsyncIterator[Msg]:
+    async def read_messages() -> AsyncIterator[Msg]:
         while True:
             try:
                 async with asyncio.timeout(seconds):
-                    message = await answers.get()
+                    message = await messages.get()
             except TimeoutError:
                 raise BusError(f"stream {stream} cannot be looked into: no answer within {seconds:g} s") from None
             headers = message.headers or {}
@@ -46,10 +46,10 @@ async def batch_get(
 
     try:
         await nc.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), reply=inbox)
-        yield arriving()
+        yield read_messages()
     finally:
         if nc.is_connected:
-            await listening.unsubscribe()
+            await subscription.unsubscribe()
 
 
 def sequence_of(message: Msg) -> int:

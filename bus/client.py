@@ -139,11 +139,11 @@ class Bus:
     async def check_stream(self, stream: str) -> None:
         """Raises `BusError` unless the stream is there; patient as `provision`."""
 
-        async def look() -> None:
+        async def request_info() -> None:
             await self.js.stream_info(stream)
 
         try:
-            await self._connection.retry_until_leader(look)
+            await self._connection.retry_until_leader(request_info)
         except NotFoundError as error:
             raise BusError(streams.missing_stream_error(stream)) from error
 

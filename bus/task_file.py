@@ -30,7 +30,7 @@ class TaskInput:
 
 
 def load_tasks(path: Path) -> list[TaskInput]:
-    """All problems of a JSONL file; raises `TaskFileError` at the first line that is not one, before any is used.
+    """All tasks of a JSONL file; raises `TaskFileError` at the first line that is not one, before any is used.
 
     ``id`` may be left out: it is then the line number. Whatever is returned can be published.
     """
@@ -38,20 +38,20 @@ def load_tasks(path: Path) -> list[TaskInput]:
         lines = path.read_text(encoding="utf-8").split("\n")  # and nothing else: a text may hold other line ends
     except (OSError, ValueError) as error:
         raise TaskFileError(f"{path} cannot be read: {error}") from error
-    problems: dict[str, TaskInput] = {}
+    inputs: dict[str, TaskInput] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            problem = parse_task_line(line, number)
+            task = parse_task_line(line, number)
         except ValueError as error:
             raise TaskFileError(f"{path} line {number}: {error}") from error
-        if problem.id in problems:
-            raise TaskFileError(f"{path} line {number}: id {problem.id!r} stands twice")
-        problems[problem.id] = problem
-    if not problems:
+        if task.id in inputs:
+            raise TaskFileError(f"{path} line {number}: id {task.id!r} stands twice")
+        inputs[task.id] = task
+    if not inputs:
         raise TaskFileError(f"{path} holds no task")
-    return list(problems.values())
+    return list(inputs.values())
 
 
 def parse_task_line(line: str, number: int) -> TaskInput:

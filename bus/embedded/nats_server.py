@@ -49,9 +49,15 @@ def find_server() -> str:
 
 
 def server_config(
-    host: str, port: int, store_dir: Path, ports_dir: Path, sync: str = SYNC_INTERVAL, more: str = "", more_mib: int = 0
+    host: str,
+    port: int,
+    store_dir: Path,
+    ports_dir: Path,
+    sync: str = SYNC_INTERVAL,
+    extra_config: str = "",
+    more_mib: int = 0,
 ) -> str:
-    """The server's configuration file; ``more`` is appended as it is, ``more_mib`` is room for streams made larger.
+    """The server's configuration file. ``extra_config`` is appended; ``more_mib`` is room for enlarged streams.
 
     ``sync`` is how long what was written may wait for the disk: docs/architecture.md says what each choice survives.
     ``js_ack_fc_v2`` stays off: nats-py cannot read acknowledgement subjects of that form everywhere yet.
@@ -69,7 +75,7 @@ jetstream {{
   sync_interval: {json.dumps(sync)}
 }}
 feature_flags {{ js_ack_fc_v2: false }}
-{more}
+{extra_config}
 """
 
 
@@ -101,7 +107,7 @@ class NatsServer:
         host: str = "127.0.0.1",
         port: int = 0,
         sync: str = SYNC_INTERVAL,
-        more: str = "",
+        extra_config: str = "",
         users: Path | None = None,
         lock: int | None = None,
         more_mib: int = 0,
@@ -112,7 +118,7 @@ class NatsServer:
         ``more_mib`` is room for streams beyond their shipped sizes.
         """
         self._more_mib = more_mib
-        self.directory, self.host, self.port, self._sync, self._extra_config = directory, host, port, sync, more
+        self.directory, self.host, self.port, self._sync, self._extra_config = directory, host, port, sync, extra_config
         self._users = users
         self._inherited = () if lock is None else (lock,)
         self.process: asyncio.subprocess.Process | None = None
@@ -133,9 +139,11 @@ class NatsServer:
         ports_dir.mkdir()
         config = self.directory / "nats.conf"
         store_dir = self.directory / "jetstream"
-        more = self._extra_config + (include_directive(self._users, self.directory) if self._users is not None else "")
+        extra_config = self._extra_config + (
+            include_directive(self._users, self.directory) if self._users is not None else ""
+        )
         config.write_text(
-            server_config(self.host, self.port or -1, store_dir, ports_dir, self._sync, more, self._more_mib)
+            server_config(self.host, self.port or -1, store_dir, ports_dir, self._sync, extra_config, self._more_mib)
         )
         log_path = self.directory / "nats.log"
         with log_path.open("ab") as log:

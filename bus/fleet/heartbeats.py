@@ -28,7 +28,7 @@ def default_instance_id(configured: str | None) -> str:
 
 
 class HeartbeatPublisher:
-    """Sends a role's heartbeat each second; `now` sends one at once, for changes others wait for."""
+    """Sends a role's heartbeat each second; `send_now` sends one at once, for changes others wait for."""
 
     def __init__(self, nc: Client, role: str, id: str, describe: Callable[[], dict[str, Any]]) -> None:
         self._nc, self._role, self._id, self._describe = nc, role, id, describe
@@ -55,14 +55,14 @@ class HeartbeatPublisher:
 
 
 @asynccontextmanager
-async def publish_heartbeats(pulse: HeartbeatPublisher) -> AsyncIterator[HeartbeatPublisher]:
-    """Keep a pulse going while the block runs; the last one says how it ended."""
-    task = asyncio.create_task(pulse.run())
+async def publish_heartbeats(publisher: HeartbeatPublisher) -> AsyncIterator[HeartbeatPublisher]:
+    """Send heartbeats while the block runs; the last one says how it ended."""
+    task = asyncio.create_task(publisher.run())
     try:
-        yield pulse
+        yield publisher
     finally:
         await cancel_and_wait(task)
-        await pulse.send_now()
+        await publisher.send_now()
 
 
 class Fleet:

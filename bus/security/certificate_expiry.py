@@ -29,10 +29,10 @@ def read_expiries(access: Credentials, peer: Any) -> dict[str, float]:
 
 def build_warnings(ends: dict[str, float], now: float) -> list[str]:
     """A sentence for each certificate that ends within `WARN_SECONDS`. Pure."""
-    return [_sentence(name, end, now) for name, end in sorted(ends.items()) if end - now < WARN_SECONDS]
+    return [_build_warning(name, end, now) for name, end in sorted(ends.items()) if end - now < WARN_SECONDS]
 
 
-def _sentence(name: str, end: float, now: float) -> str:
+def _build_warning(name: str, end: float, now: float) -> str:
     day = time.strftime("%Y-%m-%d", time.gmtime(end))
     when = f"ends on {day}, in {(end - now) / 86400:.0f} days" if end > now else f"ended on {day}"
     return f"the {name} certificate of the bus {when}: `lightningbus bus rotate` makes new ones"

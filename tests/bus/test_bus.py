@@ -77,9 +77,9 @@ async def test_a_full_stream_is_backpressure_and_then_said_to_be_full(bus: Bus) 
 
 def test_a_message_that_is_on_its_way_through_a_cluster_is_sent_again() -> None:
     """An answer that was lost in a cut leaves the first try there; the error is as a server of three gave it."""
-    said = {"code": 409, "err_code": 10158, "description": "duplicate message id is in process"}
-    assert classify(said) is PublishFailure.RETRY
-    assert classify({**said, "description": "expected stream does not match"}) is PublishFailure.FATAL
+    error = {"code": 409, "err_code": 10158, "description": "duplicate message id is in process"}
+    assert classify(error) is PublishFailure.RETRY
+    assert classify({**error, "description": "expected stream does not match"}) is PublishFailure.FATAL
 
 
 async def test_a_second_writer_is_fenced_off(bus: Bus) -> None:
@@ -109,10 +109,10 @@ async def test_the_pull_loop_never_holds_more_than_its_slots_and_refills_each_fr
     for n in range(6):
         await TaskPublisher(bus).publish_task(task(n))
     async with bus.pull(runner_consumer("calc", "train"), slots=3) as puller:
-        held = [await asyncio.wait_for(anext(puller), 5) for _ in range(3)]
+        deliveries = [await asyncio.wait_for(anext(puller), 5) for _ in range(3)]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(puller), 0.3)
-        await held[1].ack(sync=True)
+        await deliveries[1].ack(sync=True)
         fourth = await asyncio.wait_for(anext(puller), 5)
         assert fourth.decode_as(Task).id == "t3"
         assert puller.in_flight == 3
@@ -215,11 +215,11 @@ async def test_a_message_that_does_not_decode_is_buried_with_its_reason(bus: Bus
         with pytest.raises(DecodeError) as caught:
             delivery.decode_as(Task)
         await DeadLetterQueue(bus).add(delivery, str(caught.value))
-    found = await bus.get_last(subjects.DLQ, subjects.dlq("TASKS"), DeadLetter)
-    assert found is not None
-    assert found[0].payload == b"not msgpack"
-    assert found[0].headers["who"] == "me"
-    assert "Task is not" in found[0].reason
+    letter = await bus.get_last(subjects.DLQ, subjects.dlq("TASKS"), DeadLetter)
+    assert letter is not None
+    assert letter[0].payload == b"not msgpack"
+    assert letter[0].headers["who"] == "me"
+    assert "Task is not" in letter[0].reason
     assert (await bus.js.stream_info(subjects.TASKS)).state.messages == 0
 
 
@@ -328,11 +328,11 @@ async def test_listening_to_ten_times_as_many_costs_no_more_for_each_of_them() -
     async def measure(members: int) -> float:
         fleet = Fleet(Client(), "*")
         beats = [Heartbeat(role="runner", id=f"r{n}", state="running", pid=1, sent_at_ns=1) for n in range(members)]
-        said = [Msg(Client(), subjects.heartbeat("runner", beat.id), "", encode(beat)) for beat in beats]
-        for message in said:
+        messages = [Msg(Client(), subjects.heartbeat("runner", beat.id), "", encode(beat)) for beat in beats]
+        for message in messages:
             await fleet._on_heartbeat(message)
         started = time.thread_time()
-        for message in said * (20_000 // members):
+        for message in messages * (20_000 // members):
             await fleet._on_heartbeat(message)
         assert len(fleet.members()) == members
         return time.thread_time() - started

@@ -50,12 +50,12 @@ async def test_letters_are_listed_and_shown(bus: Bus, nats_url: str) -> None:
     assert "there is no dead letter" in await dead(nats_url, "list")
     await bury(bus, 2)
     listed = json.loads(await dead(nats_url, "list", "--json"))
-    assert [(one["stream"], one["deliveries"], one["reason"]) for one in listed] == [
+    assert [(letter["stream"], letter["deliveries"], letter["reason"]) for letter in listed] == [
         ("TASKS", 2, "poison: nobody lived")
     ] * 2
     assert "poison: nobody lived" in await dead(nats_url, "list")
-    shown = json.loads(await dead(nats_url, "show", str(listed[0]["number"])))
-    assert shown["message"]["input"] == {"n": 0} and shown["headers"]["Nats-Msg-Id"] == "task:t0.0"
+    output = json.loads(await dead(nats_url, "show", str(listed[0]["number"])))
+    assert output["message"]["input"] == {"n": 0} and output["headers"]["Nats-Msg-Id"] == "task:t0.0"
 
 
 async def test_a_letter_sent_again_is_a_task_that_goes_on_counting(bus: Bus, nats_url: str) -> None:

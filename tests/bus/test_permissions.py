@@ -85,23 +85,23 @@ def lightningbus(*arguments: object, cwd: Path) -> "subprocess.CompletedProcess[
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """Made and started as a user would: one server for every test here."""
     place = tmp_path_factory.mktemp("secured")
-    made = lightningbus("bus", "users", "--out", "secrets", "--tls", "--host", "bus.example.org", cwd=place)
-    assert made.returncode == 0, made.stderr
+    process = lightningbus("bus", "users", "--out", "secrets", "--tls", "--host", "bus.example.org", cwd=place)
+    assert process.returncode == 0, process.stderr
     command = [*LIGHTNINGBUS, "--access", "secrets", "bus", "--port", "0", "--dir", "bus"]
     with (place / "bus.log").open("w") as log:
         server = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=log, text=True)
     assert server.stdout is not None
     try:
-        said = server.stdout.readline()
-        assert said.startswith("bus: nats://127.0.0.1:"), (place / "bus.log").read_text()
-        yield Secured(said.removeprefix("bus: ").strip(), place / "secrets")
+        line = server.stdout.readline()
+        assert line.startswith("bus: nats://127.0.0.1:"), (place / "bus.log").read_text()
+        yield Secured(line.removeprefix("bus: ").strip(), place / "secrets")
     finally:
         server.terminate()
         server.wait(20)
         server.stdout.close()
 
 
-async def one(bus: Bus, consumer: ConsumerSpec) -> Message:
+async def take_next(bus: Bus, consumer: ConsumerSpec) -> Message:
     """The next message of a consumer, acknowledged for certain."""
     async with bus.pull(consumer, slots=1) as puller, asyncio.timeout(10):
         delivery = await anext(puller)
@@ -152,9 +152,9 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
             await runner.publish(subjects.rollout("train"), batch, msg_id="b")
             await good.ack(sync=True)
             await DeadLetterQueue(runner).add(bad, "nobody could use it")
-        assert isinstance((await one(store, STORE_EVENTS)).event(), TaskBatchRecord)
-        assert (await one(store, STORE_TRAIN)).event() == batch
-        assert (await one(learner, LEARNER_ROLLOUTS)).event() == batch
+        assert isinstance((await take_next(store, STORE_EVENTS)).event(), TaskBatchRecord)
+        assert (await take_next(store, STORE_TRAIN)).event() == batch
+        assert (await take_next(learner, LEARNER_ROLLOUTS)).event() == batch
         assert await learner.delivered_count(LEARNER_ROLLOUTS) == 1
         await learner.reset_consumer(LEARNER_ROLLOUTS, 1)
         assert (await learner.stream_state(subjects.TRAIN_ROLLOUTS)).last_seq == 1
@@ -164,7 +164,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
 
         ((number, letter),) = [each async for each in DeadLetterQueue(client).list_letters()]
         assert letter.reason == "nobody could use it" and (await DeadLetterQueue(client).get(number)) == letter
-        assert (await one(store, STORE_DLQ)).event() == letter
+        assert (await take_next(store, STORE_DLQ)).event() == letter
         await DeadLetterQueue(roles["admin"]).delete(number)
 
         contents = tensorfiles.weights(0, 200_000)
@@ -188,13 +188,13 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         await WeightRegistry(node, "policy").append_decision("revoked", 3, who="node")
         await publisher.publish(weights, version=4, epoch=1, step=4)  # looks at what is still needed
         looking = WeightRegistry(client, "policy")
-        assert [one.version async for one, _ in looking.list_versions()] == [4, 3, 2, 1, 0]
+        assert [manifest.version async for manifest, _ in looking.list_versions()] == [4, 3, 2, 1, 0]
         ((_, first),) = await looking.manifests_of(2)
         async with asyncio.timeout(10):
-            while [one.node for one in await looking.activations_of(first, 2)] != ["node"]:
+            while [event.node for event in await looking.activations_of(first, 2)] != ["node"]:
                 await asyncio.sleep(0.02)
         await cancel_and_wait(following)
-        kinds = [type((await one(store, STORE_WEIGHTS)).event()) for _ in range(8)]
+        kinds = [type((await take_next(store, STORE_WEIGHTS)).event()) for _ in range(8)]
         assert kinds[:6] == [*4 * [WeightManifest], WeightsActivated, ReleaseState]
         assert SwapLockState in kinds[6:]
         assert {role: list(bus.permission_errors) for role, bus in roles.items()} == {role: [] for role in roles}
@@ -312,11 +312,11 @@ async def test_a_word_that_is_refused_is_an_error_at_once(secured: Secured) -> N
 
 async def test_no_role_speaks_for_another_on_its_own_subject(secured: Secured) -> None:
     """A heartbeat counts for whom its subject names."""
-    own = subjects.heartbeat("runner", "one")
+    subject = subjects.heartbeat("runner", "one")
     async with secured.as_("runner") as runner, secured.as_("client") as client, client.fleet("*") as fleet:
         for role in ("inference", "runner"):
             beat = Heartbeat(role=role, id="one", state="ready", pid=1, sent_at_ns=1)
-            await runner.nc.publish(own, encode(beat))
+            await runner.nc.publish(subject, encode(beat))
         async with asyncio.timeout(10):
             while not fleet.members():
                 await fleet.wait_for_change()
@@ -364,11 +364,11 @@ async def test_jetstream_records_which_user_changed_something(secured: Secured) 
         await learner.js.purge_stream(BUCKET, subject="$O.weights.C.none")
         async with asyncio.timeout(10):
             while True:
-                found = await admin.js.get_last_msg(subjects.AUDIT, subjects.API_ADVISORY, direct=True)
-                said = json.loads(found.data or b"")
-                if said["subject"] == f"{API}.STREAM.PURGE.{BUCKET}":
+                message = await admin.js.get_last_msg(subjects.AUDIT, subjects.API_ADVISORY, direct=True)
+                advisory = json.loads(message.data or b"")
+                if advisory["subject"] == f"{API}.STREAM.PURGE.{BUCKET}":
                     break
-        client = said["client"]
+        client = advisory["client"]
         user = identity_of(secured.users / "learner")["user"]
         assert (client["acc"], client["user"], client["host"]) == ("LEARNER", user, "127.0.0.1")
 
@@ -409,13 +409,13 @@ async def test_nothing_is_said_in_the_clear(secured: Secured) -> None:
             pass
     with socket.create_connection(("127.0.0.1", int(secured.url.rpartition(":")[2])), timeout=10) as plain:
         plain.sendall(b'CONNECT {"verbose": true}\r\nPING\r\n')
-        said = b""
+        received = b""
         try:
             while more := plain.recv(4096):
-                said += more
+                received += more
         except ConnectionResetError:
             pass
-    assert b"INFO" not in said and b"PONG" not in said
+    assert b"INFO" not in received and b"PONG" not in received
 
 
 def test_secrets_are_for_their_owner_and_are_not_written_over(secured: Secured) -> None:

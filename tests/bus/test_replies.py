@@ -100,28 +100,28 @@ async def secured(tmp_path: Path) -> AsyncIterator[tuple[str, Path]]:
 
 async def contents(admin: Bus) -> dict[str, Any]:
     """Streams with their configuration, consumers with theirs, and every message by stream and sequence."""
-    found: dict[str, Any] = {}
+    snapshot: dict[str, Any] = {}
     for info in await admin.js.streams_info():
         name = str(info.config.name)
-        found[name] = info.config
+        snapshot[name] = info.config
         for consumer in await admin.js.consumers_info(name):
-            found[f"{name} {consumer.name}"] = (consumer.config, consumer.created)
+            snapshot[f"{name} {consumer.name}"] = (consumer.config, consumer.created)
             if consumer.name != AGENTS.durable:  # the role's own pulls take from it
-                found[f"{name} {consumer.name} acknowledged"] = consumer.ack_floor and consumer.ack_floor.stream_seq
-    return found
+                snapshot[f"{name} {consumer.name} acknowledged"] = consumer.ack_floor and consumer.ack_floor.stream_seq
+    return snapshot
 
 
 async def stored(admin: Bus) -> set[tuple[str, int, str]]:
     """(stream, sequence, subject) of everything stored, less what the server itself has put into its record."""
-    found = set()
+    entries = set()
     for stream in STREAMS:
         request = {"seq": 1, "batch": 1_000_000, "next_by_subj": ">"}
         async with batch_get(admin.nc, str(stream.name), request, 10) as messages:
             async for message in messages:
                 if stream.name == subjects.AUDIT and b"io.nats.jetstream.advisory.v1.api_audit" in message.data:
                     continue
-                found.add((str(stream.name), sequence_of(message), str((message.headers or {})["Nats-Subject"])))
-    return found
+                entries.add((str(stream.name), sequence_of(message), str((message.headers or {})["Nats-Subject"])))
+    return entries
 
 
 async def prepare(admin: Bus, many: int) -> None:
@@ -153,7 +153,7 @@ async def test_no_answer_does_what_its_receiver_may_not(secured: tuple[str, Path
         Bus.connect(url, access=Credentials.read(users, role)) as bus,
     ):
         await prepare(admin, 4 * len(list(targets())))
-        before, held = await contents(admin), await stored(admin)
+        before, entries = await contents(admin), await stored(admin)
         for target in {*targets()} - {subjects.API_ADVISORY}:
             await admin.nc.subscribe(target, cb=taking(target))
         await admin.nc.flush()
@@ -171,10 +171,10 @@ async def test_no_answer_does_what_its_receiver_may_not(secured: tuple[str, Path
         assert now == before, "streams and consumers are as they were"
         assert foreign == set(), "an answer came to a subject its receiver may not publish to"
         after = await stored(admin)
-        gone = {stream for stream, _, _ in held - after if not _may(f"{API}.STREAM.PURGE.{stream}", allowed)}
+        gone = {stream for stream, _, _ in entries - after if not _may(f"{API}.STREAM.PURGE.{stream}", allowed)}
         assert gone == set(), "no message is gone"
         # A delivery that went into another stream lies there under the subject it had: no reader's filter has it.
-        written = {subject for stream, _, subject in after - held if _may(subject, SUBJECTS[stream])}
+        written = {subject for stream, _, subject in after - entries if _may(subject, SUBJECTS[stream])}
         assert {subject for subject in written if not _may(subject, allowed)} == set()
 
 

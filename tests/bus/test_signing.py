@@ -29,7 +29,7 @@ def manifest(version: int, model: str = "policy") -> WeightManifest:
     )
 
 
-def said(what: str, version: int) -> ReleaseDecision:
+def decision(what: str, version: int) -> ReleaseDecision:
     return ReleaseDecision(action=what, version=version, actor="me", decided_at_ns=1)  # type: ignore[arg-type]
 
 
@@ -58,9 +58,9 @@ class Roles:
 async def roles(nats: NatsServer, tmp_path: Path) -> AsyncIterator[Roles]:
     make_keys(tmp_path / "access", PERMISSIONS, FILE)
     async with AsyncExitStack() as exits:
-        made = Roles(nats.url, tmp_path / "access", exits)
-        await (await made.as_("admin")).provision()
-        yield made
+        roles = Roles(nats.url, tmp_path / "access", exits)
+        await (await roles.as_("admin")).provision()
+        yield roles
 
 
 async def served(bus: Bus) -> tuple[int | None, str]:
@@ -145,7 +145,7 @@ async def test_a_node_that_leaves_a_decision_out_changes_nothing(roles: Roles) -
     await learner.publish(SUBJECT, manifest(1), msg_id="1", expect_last=first)
     releases = WeightRegistry(admin, "policy")
     await releases.append_decision("revoked", 1, who="me")
-    forged = apply_decision(ReleaseState(model="policy"), said("released", 1))
+    forged = apply_decision(ReleaseState(model="policy"), decision("released", 1))
     await node.publish(RELEASE, forged, msg_id="forged", expect_last=releases._last_decision.sequence)
     version, problem = await served(node)
     assert version == 0 and "not the decisions before it and one more" in problem
@@ -165,8 +165,8 @@ async def test_bytes_that_cannot_be_read_are_passed_over_by_every_reader(roles: 
 
 
 def test_who_may_sign_what_is_one_table() -> None:
-    version, release = manifest(0), apply_decision(ReleaseState(model="policy"), said("pinned", 0))
-    verdict = apply_decision(ReleaseState(model="policy"), said("revoked", 0))
+    version, release = manifest(0), apply_decision(ReleaseState(model="policy"), decision("pinned", 0))
+    verdict = apply_decision(ReleaseState(model="policy"), decision("revoked", 0))
     table = {role: [can_sign(role, event) for event in (version, release, verdict)] for role in (*PERMISSIONS, "")}
     allowed = {role: row for role, row in table.items() if any(row)}
     assert allowed == {

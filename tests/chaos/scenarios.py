@@ -56,7 +56,7 @@ async def cluster(place: Path, report: Report, rng: random.Random, kills: int, r
     brokers = []
     for number, port in enumerate(ports):
         more = f"server_name: n{number}\ncluster {{ name: chaos, listen: 127.0.0.1:{port}, routes: [{routes}] }}"
-        brokers.append(NatsServer(place / f"nats-{number}", more=more))
+        brokers.append(NatsServer(place / f"nats-{number}", extra_config=more))
     async with AsyncExitStack() as exits:
         for broker in brokers:
             exits.push_async_callback(broker.stop)
