@@ -13,12 +13,12 @@ def server_addresses(urls: str) -> list[str]:
 
 
 def wants_tls(addresses: list[str]) -> bool:
-    """Whether one of them is ``tls://``; it then holds for all, as servers of a cluster name each other."""
+    """Whether any address is ``tls://``. Then all use TLS, because servers of a cluster name each other."""
     return any(address.startswith("tls://") for address in addresses)
 
 
 def without_secrets(urls: str) -> str:
-    """A list of addresses as it may be shown: without users and passwords."""
+    """The list of addresses without users and passwords, for logs."""
     split = [url.partition("://") if "://" in url else ("", "", url) for url in urls.split(",")]
     return ",".join(f"{scheme}{mark}{rest.rpartition('@')[2]}" for scheme, mark, rest in split)
 

@@ -1,4 +1,4 @@
-"""Looks after a process's durables: on a bus that comes back without them they are made again, or missed aloud."""
+"""Recreates the durables of a process when the bus has lost them, or reports that they are missing."""
 
 import asyncio
 import logging
@@ -14,11 +14,11 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 GIVE_UP_SECONDS = 60.0
-"""An admin (`lightningbus up`, `provision`) has so long to make what is missing."""
+"""Time for an admin (`lightningbus up`, `provision`) to create what is missing."""
 
 
 class ConsumerUpkeep:
-    """Whoever reads a durable says so by `use`; `look` is called when it may be gone.
+    """A reader registers its durable by `use`. Call `check` when a durable may be gone.
 
     ``ensure`` makes a durable, or finds it as it should be; ``find`` raises `NotFoundError` where there is none.
     """
@@ -31,26 +31,26 @@ class ConsumerUpkeep:
         self._used: list[ConsumerSpec] = []
         self._wake = asyncio.Event()
         self.problem = ""
-        """What is missing on the bus, as a sentence; empty: nothing."""
+        """What is missing on the bus, as a sentence. Empty: nothing."""
 
     def add_owned(self, consumer: ConsumerSpec) -> None:
-        """This process makes the durable, and makes it again."""
+        """This process creates the durable, and recreates it."""
         self._owned[consumer.stream, consumer.durable] = consumer
 
     def use(self, consumer: ConsumerSpec) -> None:
-        """This process reads the durable, until `leave`."""
+        """This process reads the durable, until `release`."""
         self._used.append(consumer)
 
     def release(self, consumer: ConsumerSpec) -> None:
-        """It reads it no longer."""
+        """This process no longer reads the durable."""
         self._used.remove(consumer)
 
     def check(self) -> None:
-        """What was there may be gone: the connection was made anew, or nobody answers for a durable."""
+        """Durables may be gone: the connection is new, or nobody answers for a durable."""
         self._wake.set()
 
     async def run(self) -> str:
-        """Look for ever; returns what is missing, as a sentence, once it has been for a minute."""
+        """Check for ever. Returns what is missing, as a sentence, once it has been missing for a minute."""
         while True:
             await self._wake.wait()
             self._wake.clear()

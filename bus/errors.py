@@ -9,11 +9,11 @@ class BusError(Exception):
 
 
 class AccessError(BusError):
-    """A file of keys cannot be used, the server does not let us in or not do this, or is not the one it should be."""
+    """A key file is unusable, the server denies access or the request, or the server is not the expected one."""
 
 
 class AddressError(BusError):
-    """What was given as the bus's address is none; no other try mends it."""
+    """The address of the bus is malformed. A retry does not help."""
 
 
 class PublishTimeoutError(BusError):
@@ -25,11 +25,11 @@ class StreamFullError(BusError):
 
 
 class DlqLimitExceededError(Exception):
-    """Most messages cannot be read: the reader stops rather than bury them all."""
+    """Most messages are invalid. The reader stops instead of dead-lettering them all."""
 
 
 class FencedError(BusError):
-    """Somebody else wrote to the subject since this writer last looked."""
+    """Another writer has written to the subject since this writer last read it."""
 
 
 class DuplicateMessageError(BusError):
@@ -41,7 +41,7 @@ class ChecksumMismatchError(BusError):
 
 
 class PublishFailure(Enum):
-    """What to do about a publish that was not acknowledged."""
+    """What to do about a failed publish."""
 
     RETRY = "retry"
     FULL = "full"
@@ -56,7 +56,7 @@ DUPLICATE_IN_PROCESS = "is in process"
 
 
 def classify(error: dict[str, Any]) -> PublishFailure:
-    """Verdict on the ``error`` object of a JetStream publish acknowledgement.
+    """Classify the ``error`` object of a JetStream publish acknowledgement.
 
     A full stream answers the generic 503/10077 "store failed", so it is told from other 503s by its description.
     """

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Lease:
-    """Ours until ``ack_wait`` seconds after it was last renewed. Pure; times are in seconds of one steady clock."""
+    """Held until ``ack_wait`` seconds after the last renewal. Pure; times are in seconds of one monotonic clock."""
 
     ack_wait: float
     renewed: float
@@ -25,12 +25,12 @@ class Lease:
         return max(0.0, self.renewed + self.ack_wait / 3 - now)
 
     def renew(self, sent_at: float, confirmed_at: float) -> None:
-        """The broker has noted a renewal; one that may have come too late renews nothing: the task may be another's."""
+        """The broker has confirmed a renewal. A late one renews nothing, because another runner may have the task."""
         if self.is_held(confirmed_at):
             self.renewed = sent_at
 
     def is_held(self, now: float) -> bool:
-        """Whether nobody else can have been given the task: false after a standstill, or a while without the bus."""
+        """Whether no other runner can have the task. False after a long pause of the process or of the connection."""
         return now - self.renewed < self.ack_wait
 
 

@@ -1,4 +1,4 @@
-"""Text of strangers on a terminal: what would steer the terminal is shown instead. Pure."""
+"""Untrusted text on a terminal: control characters are shown, not executed. Pure."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What the kernel says of processes: who started whom, and how much memory they hold. Linux's ``/proc``."""
+"""Children and memory of processes, from Linux's ``/proc``."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def children_of(pid: int) -> set[int]:
-    """Living children of a process, those it was given by the end of their parents among them."""
+    """Living children of a process, including orphans that it has adopted."""
     children: set[int] = set()
     try:
         threads = list((PROC / str(pid) / "task").iterdir())
@@ -23,7 +23,7 @@ def children_of(pid: int) -> set[int]:
 
 
 def descendants(pid: int) -> set[int]:
-    """All that a process has started, and what those have started; zombies too."""
+    """All descendants of a process, including zombies."""
     pids: set[int] = set()
     new = children_of(pid)
     while new:
@@ -33,7 +33,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Whether a process exists and is no zombie."""
     try:
         state = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""Heartbeats: every process says once a second what it is doing, over core NATS, forgotten when missed."""
+"""Heartbeats: every process publishes its state once a second over core NATS. They are not stored."""
 
 import asyncio
 import os
@@ -23,23 +23,23 @@ INTERVAL_SECONDS = 1.0
 
 
 def default_instance_id(configured: str | None) -> str:
-    """What a process is called: as its settings say, else by host and process id."""
+    """The id of a process: from its settings, else from host and process id."""
     return configured or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
 
 
 class HeartbeatPublisher:
-    """Sends a role's heartbeat each second; `send_now` sends one at once, for changes others wait for."""
+    """Sends a role's heartbeat each second. `send_now` sends one at once after an important change."""
 
     def __init__(self, nc: Client, role: str, id: str, describe: Callable[[], dict[str, Any]]) -> None:
         self._nc, self._role, self._id, self._describe = nc, role, id, describe
 
     def current(self) -> Heartbeat:
-        """What the heartbeat says now."""
+        """The heartbeat of this moment."""
         fields = {"pid": os.getpid(), "sent_at_ns": time.time_ns(), **self._describe()}
         return Heartbeat(role=self._role, id=self._id, **fields)  # type: ignore[arg-type]
 
     async def send_now(self) -> None:
-        """Send the heartbeat; while disconnected it is skipped, a stale one is worth nothing."""
+        """Send the heartbeat. It is skipped while disconnected, because an old one is useless."""
         beat = self.current()
         if self._nc.is_connected:
             try:
@@ -56,7 +56,7 @@ class HeartbeatPublisher:
 
 @asynccontextmanager
 async def publish_heartbeats(publisher: HeartbeatPublisher) -> AsyncIterator[HeartbeatPublisher]:
-    """Send heartbeats while the block runs; the last one says how it ended."""
+    """Send heartbeats while the block runs, and a last one with the final state."""
     task = asyncio.create_task(publisher.run())
     try:
         yield publisher
@@ -66,7 +66,7 @@ async def publish_heartbeats(publisher: HeartbeatPublisher) -> AsyncIterator[Hea
 
 
 class Fleet:
-    """Who is alive in a role (``*``: in any), by their last heartbeat."""
+    """Live processes of a role (``*``: of any role), by their last heartbeat."""
 
     def __init__(self, nc: Client, role: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._nc, self._role, self._clock = nc, role, clock
@@ -84,7 +84,7 @@ class Fleet:
             await self._subscription.unsubscribe()
 
     def members(self) -> list[Heartbeat]:
-        """Last heartbeat of everybody who is not dead, by role and id; ``suspect`` who has been silent for a while."""
+        """Last heartbeat of every process that is not dead, by role and id. A silent one is ``suspect``."""
         now = self._clock()
         states = [
             (beat, observed_state(beat.state, now - seen_at)) for _, (beat, seen_at) in sorted(self._last_seen.items())
@@ -94,13 +94,13 @@ class Fleet:
         ]
 
     def suspect(self, role: str, id: str) -> None:
-        """Somebody did not answer: no new work for it before it is heard of again."""
+        """A process did not answer: it gets no new work before its next heartbeat."""
         if (role, id) in self._last_seen:
             beat, seen_at = self._last_seen[(role, id)]
             self._last_seen[(role, id)] = (beat, min(seen_at, self._clock() - SUSPECT_SECONDS))
 
     async def wait_for_change(self) -> None:
-        """Wait for the next heartbeat of anybody."""
+        """Wait for the next heartbeat of any process."""
         self._changed.clear()
         await self._changed.wait()
 

@@ -1,4 +1,4 @@
-"""States of an inference node: what the node says of itself, and what others make of its silence. Pure."""
+"""States of an inference node: what it reports, and what others infer from its silence. Pure."""
 
 from typing import Literal
 
@@ -9,9 +9,9 @@ DEAD = "dead"
 NodeEvent = Literal["engine_up", "weights_applied", "canary_started", "no_servable_version", "engine_exited", "stop"]
 
 SUSPECT_SECONDS = 2.5
-"""A node that says each second how it is, and has said nothing for this long, gets no new work."""
+"""A node without a heartbeat for this long gets no new work."""
 DEAD_SECONDS = 10.0
-"""After this long it is gone; if it comes back it is as good as new."""
+"""After this long it is dead. If it comes back it counts as new."""
 
 TRANSITIONS: dict[tuple[State, NodeEvent], State] = {
     ("starting", "engine_up"): "awaiting_weights",
@@ -34,7 +34,7 @@ TRANSITIONS: dict[tuple[State, NodeEvent], State] = {
 
 
 def next_state(state: State, event: NodeEvent) -> State:
-    """The next state a node is in by its own account; what does not matter in a state leaves it as it is."""
+    """The next state of a node. An event without a transition from this state changes nothing."""
     return TRANSITIONS.get((state, event), state)
 
 
@@ -44,13 +44,13 @@ def is_ready(state: str) -> bool:
 
 
 def serves_version(node: Heartbeat, version: int) -> bool:
-    """Whether a node holds a version for new calls: the only one it has, or one of several of adapters."""
+    """Whether a node serves a version to new calls: its only version, or one of several adapters."""
     versions = node.status.get("versions")
     return version in versions if isinstance(versions, list) else version == node.version
 
 
 def observed_state(reported: str, silence: float) -> str:
-    """The state others take a node to be in: what it said last, unless it has been silent for too many seconds."""
+    """The state that others assume: the last reported one, unless the node has been silent for too long."""
     if silence >= DEAD_SECONDS or reported == DEAD:
         return DEAD
     return "suspect" if silence >= SUSPECT_SECONDS else reported

@@ -29,7 +29,7 @@ class JsonFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__()
         self.context: dict[str, str] = {}
-        """What every line of this process says."""
+        """Fields of every line of this process."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See the class."""
@@ -47,7 +47,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class HumanFormatter(logging.Formatter):
-    """A line for people, whose text does not steer their terminal; what goes on in another line is indented."""
+    """A line for people. Control characters are replaced; further lines are indented."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S")
@@ -88,7 +88,7 @@ def find_json_formatter() -> JsonFormatter | None:
 
 
 def bind_process_context(**known: str | None) -> None:
-    """Say of every line from now on whose it is: role, run."""
+    """Add role and run to every later line of this process."""
     if (formatter := find_json_formatter()) is not None:
         formatter.context |= {name: value for name, value in known.items() if value}
 

@@ -60,13 +60,13 @@ def register(
 
 
 def render_exposition(role: str) -> bytes:
-    """What a role answers ``/metrics`` with, in Prometheus' text format."""
+    """The body of a role's ``/metrics``, in Prometheus' text format."""
     texts = [generate_latest(registry) for kind, registry in REGISTRIES.items() if kind in ("common", role)]
     return b"".join(texts)
 
 
 def request_metrics(requests: Counter, inflight: Gauge | None = None) -> Middleware:
-    """Middleware that counts a gateway's answers by status, and those that are being made."""
+    """Middleware that counts a gateway's responses by status, and requests in flight."""
 
     @web.middleware
     async def count(

@@ -33,14 +33,14 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class SpanHandle:
-    """A span that is being made; of nothing where traces are not exported."""
+    """An open span. A no-op where traces are not exported."""
 
     def __init__(self, span: "Span | None" = None) -> None:
         self.span = span
 
     @property
     def traceparent(self) -> str:
-        """W3C Trace Context of it, for whoever is asked to do a part of the work; empty where there is none."""
+        """W3C Trace Context of the span, for services that do a part of the work. Empty without a span."""
         if self.span is None:
             return ""
         context = self.span.get_span_context()
@@ -48,16 +48,16 @@ class SpanHandle:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The header that says `traceparent`."""
+        """The header with `traceparent`."""
         return {"traceparent": self.traceparent} if self.span is not None else {}
 
     def set_attributes(self, attributes: Attributes) -> None:
-        """More attributes."""
+        """Add attributes."""
         if self.span is not None:
             self.span.set_attributes(attributes)
 
     def set_error(self, why: str) -> None:
-        """It came to nothing; ``why`` is a kind of failure, not its words."""
+        """The span failed. ``why`` is a kind of failure, not its message."""
         if self.span is not None:
             from opentelemetry.trace import StatusCode
 
@@ -70,7 +70,7 @@ _tracer: "Tracer | None" = None
 
 
 def setup(role: str, instance: str) -> None:
-    """Export the spans of this process from now on, if the environment says where to; what is amiss is logged."""
+    """Export the spans of this process if the environment names a collector. Problems are logged."""
     global _provider, _tracer
     endpoint = next(filter(None, (os.environ.get(name) for name in ENDPOINTS)), "")
     off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
@@ -91,7 +91,7 @@ def setup(role: str, instance: str) -> None:
 
 
 def shutdown() -> None:
-    """Export what is left, for `FLUSH_SECONDS` at most; nothing is exported any more."""
+    """Export the remaining spans, for at most `FLUSH_SECONDS`, and stop exporting."""
     global _provider, _tracer
     provider, _provider, _tracer = _provider, None, None
     if provider is not None:  # the SDK would wait for a collector that does not answer
@@ -104,7 +104,7 @@ def shutdown() -> None:
 def start_span(
     name: str, attributes: Attributes | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
 ) -> Iterator[SpanHandle]:
-    """A span of what the block does, with attributes, below the current one or a W3C traceparent."""
+    """A span of the block, as a child of the current span or of a W3C traceparent."""
     if _tracer is None:
         yield NOOP
         return
@@ -114,7 +114,7 @@ def start_span(
     traced = SpanHandle(span)
     try:
         yield traced
-    except GeneratorExit:  # whoever read the answer has enough of it
+    except GeneratorExit:  # the reader has stopped early
         raise
     except BaseException as error:
         traced.set_error(type(error).__name__)
@@ -127,7 +127,7 @@ def start_span(
 def start_as_current_span(
     name: str, attributes: Attributes | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
 ) -> Iterator[SpanHandle]:
-    """`start_span`, and the current one meanwhile: spans made in the block are its children. Not for generators."""
+    """`start_span`, as the current span of the block: inner spans are its children. Not for generators."""
     with start_span(name, attributes, parent, kind, started_ns) as traced:
         if traced.span is None:
             yield traced
@@ -139,13 +139,13 @@ def start_as_current_span(
 
 
 def record_span(name: str, started_ns: int, ended_ns: int) -> None:
-    """A span of what is over, below the current one."""
+    """A finished span, as a child of the current one."""
     if _tracer is not None:
         _tracer.start_span(name, start_time=started_ns).end(max(started_ns, ended_ns))
 
 
 def without_otel_exporter_env(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what says where this process' own traces go, and with which keys."""
+    """The environment without this process' own trace exporter and its keys."""
     return {
         name: value
         for name, value in environment.items()
@@ -177,7 +177,7 @@ def _create_provider(role: str, instance: str) -> "TracerProvider":
 
 
 def _log_transitions(exporter: Any) -> Any:
-    """An exporter that says when the collector goes, and when it is back."""
+    """An exporter that logs when the collector is lost, and when it is back."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
     class TransitionLoggingExporter(SpanExporter):
