@@ -25,7 +25,8 @@ from store.clickhouse import migrations
 from store.clickhouse.client import connect, query_row
 from store.ingest import arrow
 from store.ingest.batch import load_column_types
-from store.ingest.rows import EventMetadata, Row, build_rows
+from store.ingest.row import EventMetadata, Row
+from store.ingest.rows import build_rows
 from store.service import serve_embedded
 
 TURNS, TOKENS, SAMPLED = 100, 320, 64

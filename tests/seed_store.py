@@ -25,7 +25,8 @@ from schemas.training import RolloutDisposition, TrainingStep
 from schemas.weights.events import Blob, WeightManifest, WeightsActivated
 from store.ingest import arrow
 from store.ingest.batch import load_column_types
-from store.ingest.rows import EventMetadata, Row, build_rows
+from store.ingest.row import EventMetadata, Row
+from store.ingest.rows import build_rows
 
 START_NS = 1_790_000_000_000_000_000
 SECOND_NS = 1_000_000_000

@@ -35,7 +35,8 @@ from store.clickhouse import migrations
 from store.clickhouse.client import connect, query_row
 from store.ingest.batch import load_column_types
 from store.ingest.ingester import Ingester
-from store.ingest.rows import EventMetadata, build_rows
+from store.ingest.row import EventMetadata
+from store.ingest.rows import build_rows
 from store.ingest.writer import Writer
 from store.service import serve_embedded
 from store.settings import StoreSettings

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.semconv.attributes import to_text
-from store.ingest.rows import Row
+from store.ingest.row import Row
 
 SCALAR_TYPES: dict[str, pa.DataType] = {
     "String": pa.string(),

@@ -9,7 +9,7 @@ from datetime import datetime
 import msgspec
 
 from schemas.codec import DecodeError
-from store.ingest.rows import Row
+from store.ingest.row import Row
 
 API = "$JS.API."
 THREE_WORD_REQUESTS = frozenset({"MSG", "PEER", "LEADER", "DURABLE"})

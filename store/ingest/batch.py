@@ -11,7 +11,7 @@ from clickhouse_connect.driver.client import Client
 
 from bus.message import Message
 from store.ingest import arrow
-from store.ingest.rows import Row
+from store.ingest.row import Row
 
 ColumnTypes = Mapping[str, Mapping[str, str]]
 """ClickHouse's type of every column, by table."""

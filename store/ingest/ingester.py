@@ -22,7 +22,8 @@ from schemas.semconv import attributes
 from schemas.signers import SIGNED_EVENTS
 from store.ingest.audit import build_audit_rows
 from store.ingest.batch import DecodedMessage, InsertBatch
-from store.ingest.rows import EventMetadata, build_rows
+from store.ingest.row import EventMetadata
+from store.ingest.rows import build_rows
 from store.ingest.settling import bury
 from store.ingest.writer import Writer
 from store.settings import StoreSettings

@@ -48,7 +48,8 @@ from schemas.trajectory.prefix_encoding import CorruptPrompt, expand_calls
 from schemas.weights.delta import DeltaError, apply_deltas, encode_delta
 from schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
 from store.embedded.http_interface import MAX_READER_BYTES, parse_statement
-from store.ingest.rows import EventMetadata, build_rows
+from store.ingest.row import EventMetadata
+from store.ingest.rows import build_rows
 from tests import tensorfiles
 from tests.fuzz import corpora
 from tests.fuzz.engine import Target

@@ -17,7 +17,8 @@ from store.clickhouse import migrations
 from store.clickhouse.client import connect
 from store.ingest import arrow
 from store.ingest.batch import load_column_types
-from store.ingest.rows import EventMetadata, build_rows
+from store.ingest.row import EventMetadata
+from store.ingest.rows import build_rows
 from store.reports import REPORTS
 from tests import seed_store
 from tests.store.conftest import serving

@@ -1,0 +1,29 @@
+"""A table row, and what the store knows of a message beside its event. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+Row = dict[str, Any]
+"""Column names to values. All rows of one table have the same columns in the same order."""
+
+_ENCODER = msgspec.json.Encoder(enc_hook=repr)
+
+
+@dataclass(frozen=True, slots=True)
+class EventMetadata:
+    """Metadata of a message: its position on the bus, and the retention of its rows."""
+
+    sequence: int
+    """Sequence number in the stream."""
+    stored_ns: int
+    """When the bus received it."""
+    retention_days: Callable[[str], int]
+    """Days the rows of a run are kept, 0: forever."""
+
+
+def to_json(value: Any) -> str:
+    """A value as JSON; what JSON cannot represent is written as its ``repr``."""
+    return _ENCODER.encode(value).decode()
