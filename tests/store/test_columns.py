@@ -1,0 +1,120 @@
+"""A column is in one place four times: in the event's struct, the row, the table and the page of the store."""
+
+import contextlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from schemas.base import Event
+from schemas.codec import DecodeError
+from schemas.dead_letters import DeadLetter
+from schemas.fleet import Alert
+from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, Usage
+from schemas.tasks import Task
+from schemas.training import RolloutDisposition, TrainingStep
+from schemas.weights.events import ReleaseDecision, WeightManifest, WeightsActivated
+from store.clickhouse.migrations import load_migrations
+from store.ingest.audit import build_audit_rows
+from store.ingest.row import EventMetadata
+from store.ingest.rows import build_rows
+from tests.fuzz.corpora import EVENTS
+from tests.store.conftest import prepared
+
+TABLE = re.compile(r"CREATE TABLE IF NOT EXISTS \{database\}\.(\w+)\{on_cluster\}\n\(\n(.*?)\n\)\n", re.S)
+TABLES = {
+    name: [line.split()[0] for line in body.splitlines() if not line.strip().startswith("INDEX ")]
+    for migration in load_migrations()
+    for name, body in TABLE.findall(migration.sql)
+}
+"""Columns in order, by table."""
+
+FIELDS: dict[tuple[type[Event], str], frozenset[str]] = {
+    (Task, "raw_tasks"): frozenset({"prior_attempts"}),
+    (SpanBatch, "raw_attempts"): frozenset({"sequence", "spans", "end"}),
+    (AttemptResult, "raw_attempts"): frozenset({"is_final", "usage"}),
+    (Usage, "raw_attempts"): frozenset(),
+    (Span, "raw_spans"): frozenset({"call"}),
+    (ModelCall, "raw_model_calls raw_call_payloads"): frozenset(),
+    (TrainingStep, "raw_training_steps"): frozenset({"rollouts", "spans"}),
+    (RolloutDisposition, "raw_training_rollouts"): frozenset(),
+    (WeightManifest, "raw_weight_versions"): frozenset(
+        {"location", "blobs", "chain", "fingerprint", "broadcast", "canary"}
+    ),
+    (WeightsActivated, "raw_weight_activations"): frozenset(),
+    (ReleaseDecision, "raw_release_decisions"): frozenset(),
+    (Alert, "raw_alerts"): frozenset(),
+    (DeadLetter, "raw_dead_letters"): frozenset(),
+}
+"""Fields that have no column of their own, by struct and its tables."""
+COLUMNS = {"start_ns": "started_at", "end_ns": "ended_at", "weight_versions": "token_versions"}
+"""Columns whose name does not follow from that of the field."""
+IDS = {Task: {"id": "task_id"}, ModelCall: {"index": "call"}}
+
+KEYS = {"run_id", "task_id", "rollout_id", "attempt", "execution_id", "mode", "agent", "model", "epoch"}
+"""Columns that many views have: the page names them where they matter."""
+UNNAMED = {"retention_days", "prompt_prefix_refs", "request_prefix_refs"}
+"""Columns that no view has."""
+DERIVED = {"runs", "tokens", "prompts", "check_unfinished_rollouts", "check_duplicate_training", "check_prompt_digests"}
+"""Views with columns that no table has."""
+SOURCES = {"rollouts": "raw_attempts", "completions": "raw_call_payloads"}
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "store.md").read_text()
+
+
+def documented() -> Iterator[tuple[str, set[str]]]:
+    """Views of the page with the columns that it names."""
+    table = PAGE.split("| view | one row per |")[1].split("\n\n")[0]
+    for line in table.splitlines()[2:]:
+        _, view, _, columns, _ = line.split("|")
+        names = {name for quoted in re.findall(r"`([^`]*)`", columns) for name in quoted.split(", ")}
+        yield view.strip(" `"), names
+
+
+def column_of(struct: type[Event], field: str) -> str:
+    return IDS.get(struct, {}).get(field) or COLUMNS.get(field) or re.sub(r"(_at)?_ns$", "_at", field)
+
+
+@pytest.mark.parametrize(("struct", "tables"), FIELDS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_field_has_a_column_or_is_listed_as_one_without(struct: type[Event], tables: str) -> None:
+    columns = {column for table in tables.split() for column in TABLES[table]}
+    without = FIELDS[struct, tables]
+    fields = [field.name for field in msgspec.structs.fields(struct)]
+    assert without <= set(fields)
+    assert [field for field in fields if (column_of(struct, field) in columns) == (field in without)] == []
+
+
+def test_a_row_has_exactly_the_columns_of_its_table() -> None:
+    rows = defaultdict(list)
+    for event in EVENTS:
+        with contextlib.suppress(DecodeError):  # an event that the store does not keep
+            for table, row in build_rows(event, EventMetadata(1, 2, lambda run: 3)):
+                rows[table].append(row)
+    advisory = b'{"id": "i", "timestamp": "2026-01-01T00:00:00Z", "subject": "$JS.API.STREAM.DELETE.TASKS"}'
+    for table, row in build_audit_rows(advisory):
+        rows[table].append(row)
+    assert TABLES.keys() - rows.keys() == {"raw_runs"}
+    for table, built in rows.items():
+        for row in built:
+            assert sorted(row) == sorted(TABLES[table]), table
+
+
+def test_the_page_names_every_column_that_is_no_key() -> None:
+    pages = dict(documented())
+    pages["completions"] |= pages["prompts"]
+    for view, names in pages.items():
+        if view in DERIVED or view == "rollouts":
+            continue
+        columns = set(TABLES[SOURCES.get(view, f"raw_{view}")]) - KEYS
+        assert columns <= names | UNNAMED, f"docs/store.md does not name {sorted(columns - names - UNNAMED)} of {view}"
+
+
+@pytest.mark.integration
+def test_the_page_names_no_column_that_is_not_there(tmp_path: Path) -> None:
+    with prepared(tmp_path) as store:
+        for view, names in documented():
+            there = {row[0] for row in store.sql.query(f"DESCRIBE TABLE {view}").result_rows}
+            metrics = {"k3_kl", "entropy", "length", "tokens"} if view == "release_decisions" else set()
+            assert names <= there | metrics | {"attempts"}, f"{view} has no {sorted(names - there)}"
