@@ -45,11 +45,11 @@ WARM = 30
 
 # Of rollout n; every figure is a hash of n, so that the store is the same each time.
 ROLLOUT = f"""
-    'long' AS run,
-    concat('t', toString(intDiv(n, 8)), '@long') AS task,
-    concat('t', toString(intDiv(n, 8)), '@long.', toString(n % 8)) AS rollout,
+    'long' AS run_id,
+    concat('t', toString(intDiv(n, 8)), '@long') AS task_id,
+    concat('t', toString(intDiv(n, 8)), '@long.', toString(n % 8)) AS rollout_id,
     toUInt16(1) AS attempt,
-    lower(hex(cityHash64(n, 1))) AS execution,
+    lower(hex(cityHash64(n, 1))) AS execution_id,
     lower(concat(hex(cityHash64(n, 2)), hex(cityHash64(n, 3)))) AS trace_id,
     if(n % 20 = 0, 'eval', 'train') AS mode,
     'default' AS agent,
@@ -57,7 +57,7 @@ ROLLOUT = f"""
     {FIRST} + toIntervalMillisecond(n * 300 + cityHash64(n, 4) % 500) AS begun,
     toUInt64(2000 + cityHash64(n, 5) % 6000) AS took,
     multiIf(cityHash64(n, 6) % 100 < 3, 'agent_error', cityHash64(n, 6) % 100 < 4, 'timeout', 'ok') AS outcome,
-    toUInt16(0) AS keep_days
+    toUInt16(0) AS retention_days
 """
 NAMES = "run_id, task_id, rollout_id, attempt, execution_id"
 TEXT = f"arrayMap(i -> splitByChar(' ', '{WORDS}')[1 + cityHash64(n, call, i) % 37], range(24))"
@@ -84,8 +84,8 @@ FILL = {
         FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}}))
     """,
     "raw_spans": f"""
-        SELECT run_id, task_id, rollout_id, if(place = 0, 0, attempt) AS attempt, if(place = 0, '',
-        execution_id) AS execution_id,
+        SELECT run_id, task_id, rollout_id, if(place = 0, 0, attempt) AS attempt,
+            if(place = 0, '', execution_id) AS execution_id,
             trace_id, lower(hex(cityHash64(n, 'span', place))) AS span_id,
             if(place = 0, '', lower(hex(cityHash64(n, 'span', least(place - 1, 1))))) AS parent_span_id,
             multiIf(place = 0, 'publish default', place = 1, 'invoke_agent default', place < 2 + {CALLS}, 'chat policy',
@@ -145,10 +145,10 @@ FILL = {
     """,
     "raw_training_rollouts": f"""
         SELECT run_id, 'policy' AS model, version + 1 AS step, 1 AS epoch, version + 1 AS version, rollout_id, task_id,
-        attempt,
-            execution_id, outcome, if(outcome = 'ok', 1., NULL) AS reward, 0.3 AS advantage, outcome = 'ok' AS trained,
-            '' AS exclusion_reason, {CALLS * TOKENS} AS tokens, 1 AS max_staleness, 0 AS batch_index, [0.3, 0.3,
-            -0.2] AS call_advantages
+            attempt, execution_id, outcome, if(outcome = 'ok', 1., NULL) AS reward, 0.3 AS advantage,
+            outcome = 'ok' AS trained,
+            '' AS exclusion_reason, {CALLS * TOKENS} AS tokens, 1 AS max_staleness, 0 AS batch_index,
+            [0.3, 0.3, -0.2] AS call_advantages
         FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}})) WHERE mode = 'train'
     """,
     "raw_weight_versions": f"""
@@ -207,7 +207,7 @@ async def measured(client: Client, asked: Client) -> list[dict[str, Any]]:
     pages = UiServer(Reader(asked), "127.0.0.1", lambda: "no bus")
     async with serve(pages, "127.0.0.1", 0) as site, aiohttp.ClientSession(site) as session:
         for case, (path, asked) in CASES.items():
-            address = f"/api/{path}?{urlencode({'run': 'long', **asked})}"
+            address = f"/api/{path}?{urlencode({'run_id': 'long', **asked})}"
             cold = []
             for _ in range(COLD):
                 for statement in DROP:

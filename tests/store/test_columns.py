@@ -30,7 +30,11 @@ TABLES = {
     for migration in load_migrations()
     for name, body in TABLE.findall(migration.sql)
 }
-"""Columns in order, by table."""
+"""Columns by table."""
+ADDED = re.compile(r"ALTER TABLE \{database\}\.(\w+)\{on_cluster\}\s+ADD COLUMN (?:IF NOT EXISTS )?(\w+)")
+for migration in load_migrations():
+    for name, column in ADDED.findall(migration.sql):
+        TABLES[name].append(column)
 
 FIELDS: dict[tuple[type[Event], str], frozenset[str]] = {
     (Task, "raw_tasks"): frozenset({"prior_attempts"}),

@@ -52,6 +52,7 @@ async def test_a_node_publisher_and_a_node_reader_need_no_package_of_ours(
     address = store.url.split("@")[-1]
     rows = await run_node("read.js", folder, "from-node", CLICKHOUSE_URL=f"http://{address.removeprefix('http://')}")
     assert [json.loads(row) for row in rows.splitlines()] == [
-        {"task": f"n{number}", "input": f'{{"n":{number}}}', "outcome": "ok", "reward": number / 2} for number in (1, 2)
+        {"task_id": f"n{number}", "input": f'{{"n":{number}}}', "outcome": "ok", "reward": number / 2}
+        for number in (1, 2)
     ]
     assert store.one("SELECT count() FROM check_unfinished_rollouts") == 0
