@@ -111,10 +111,10 @@ def _batch(first: int) -> SpanBatch:
 
 
 def test_a_run_delivered_twice_is_one_run(sql: Client) -> None:
-    said = list(seed_store.run("twice", steps=2, groups=2))
-    for cut in (len(said), len(said) // 3):
-        for at in range(0, len(said), cut):
-            seed_store.insert(sql, said[at : at + cut], database=sql.database or "", first=at + 1)
+    batches = list(seed_store.run("twice", steps=2, groups=2))
+    for cut in (len(batches), len(batches) // 3):
+        for at in range(0, len(batches), cut):
+            seed_store.insert(sql, batches[at : at + cut], database=sql.database or "", first=at + 1)
     assert one(sql, "SELECT count() FROM rollouts WHERE run_id = 'twice'") == 2 * 2 * 4
     assert one(sql, "SELECT count() FROM model_calls WHERE run_id = 'twice'") == 2 * 2 * 4 * 3
     assert one(sql, "SELECT sum(rollouts) FROM runs WHERE run_id = 'twice'") == 2 * 2 * 4
@@ -138,9 +138,9 @@ def test_every_view_and_report_answers(sql: Client) -> None:
 
 def test_words_are_found_by_the_index(sql: Client) -> None:
     seed_store.insert(sql, seed_store.run("words", steps=1), database=sql.database or "")
-    asked = "SELECT count() FROM raw_call_payloads WHERE run_id = 'words' AND hasAllTokens(request, ['question', 'p1'])"
-    assert one(sql, asked) > 0  # type: ignore[operator]
-    plan = "\n".join(row[0] for row in sql.query(f"EXPLAIN indexes = 1 {asked}").result_rows)
+    query = "SELECT count() FROM raw_call_payloads WHERE run_id = 'words' AND hasAllTokens(request, ['question', 'p1'])"
+    assert one(sql, query) > 0  # type: ignore[operator]
+    plan = "\n".join(row[0] for row in sql.query(f"EXPLAIN indexes = 1 {query}").result_rows)
     assert "request_words" in plan
 
 
@@ -165,8 +165,8 @@ def test_on_a_cluster_every_table_is_a_replica(sql: Client) -> None:
             if "MergeTree" in statement:
                 assert "ENGINE = Replicated" in str(read)
     for report in REPORTS.values():
-        said = migrations.render_sql(report.view, "lightningbus", "main")
-        assert "ON CLUSTER main" in str(one(sql, f"SELECT formatQuerySingleLine({_quoted(said)})"))
+        statement = migrations.render_sql(report.view, "lightningbus", "main")
+        assert "ON CLUSTER main" in str(one(sql, f"SELECT formatQuerySingleLine({_quoted(statement)})"))
 
 
 def _quoted(text: str) -> str:

@@ -96,18 +96,23 @@ async def test_a_rollout_is_its_first_result_whatever_failed_before(
     bus: Bus, nats_url: str, start_store: Start
 ) -> None:
     store = await asyncio.to_thread(start_store, nats_url)
-    told: list[tuple[Outcome, bool]] = [("infra_error", False), ("infra_error", True), ("ok", True), ("timeout", True)]
-    for attempt, (outcome, final) in enumerate(told, start=1):
+    endings: list[tuple[Outcome, bool]] = [
+        ("infra_error", False),
+        ("infra_error", True),
+        ("ok", True),
+        ("timeout", True),
+    ]
+    for attempt, (outcome, final) in enumerate(endings, start=1):
         for part in batches("a", 0, reward=float(attempt), attempt=attempt, outcome=outcome, final=final):
             await send(bus, part, f"{attempt}:{part.sequence}")
         expected = select_attempt(
-            [AttemptResult(outcome=o, is_final=f, num_spans=1, started_ns=0, ended_ns=0) for o, f in told[:attempt]]
+            [AttemptResult(outcome=o, is_final=f, num_spans=1, started_ns=0, ended_ns=0) for o, f in endings[:attempt]]
         )
         await asyncio.to_thread(store.until, "SELECT count() FROM attempts", attempt)
-        found = [attempt for (attempt,) in store.sql.query("SELECT attempt FROM rollouts").result_rows]
-        assert found == ([] if expected is None else [expected + 1])
+        attempts = [attempt for (attempt,) in store.sql.query("SELECT attempt FROM rollouts").result_rows]
+        assert attempts == ([] if expected is None else [expected + 1])
     assert store.one("SELECT groupArray(outcome) FROM (SELECT outcome FROM attempts ORDER BY attempt)") == [
-        outcome for outcome, _ in told
+        outcome for outcome, _ in endings
     ]
 
 
@@ -137,8 +142,8 @@ async def test_swaps_and_what_was_decided_of_versions_are_kept(bus: Bus, nats_ur
         0.5,
         0.25,
     )
-    said = "SELECT version, action, actor, reason, metrics['k3_kl'] FROM release_decisions ORDER BY version"
-    assert store.sql.query(said).result_rows == [
+    decisions = "SELECT version, action, actor, reason, metrics['k3_kl'] FROM release_decisions ORDER BY version"
+    assert store.sql.query(decisions).result_rows == [
         (3, "released", "n0", "", 0.25),
         (4, "revoked", "n0", "entropy is 8", 0.0),
     ]
@@ -213,8 +218,8 @@ def test_a_clickhouse_that_is_down_is_waited_for_and_said_so(nats_url: str) -> N
     command = [sys.executable, "-m", "lightningbus", "store", "--bus", nats_url, "--url", nobody]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    said = next(line for line in process.stderr if "trying again" in line)
-    assert "no ClickHouse answers at http://127.0.0.1" in said and "secret" not in said
+    line = next(text for text in process.stderr if "trying again" in text)
+    assert "no ClickHouse answers at http://127.0.0.1" in line and "secret" not in line
     process.terminate()
     process.communicate(timeout=30)
     assert process.returncode == 0
@@ -225,5 +230,5 @@ def test_the_same_messages_make_the_same_deduplication_token() -> None:
         stream: str
         sequence: int
 
-    one, two = Message("EVENTS", 1), Message("EVENTS", 2)
-    assert deduplication_token([one, two]) == deduplication_token([two, one]) != deduplication_token([one])
+    first, second = Message("EVENTS", 1), Message("EVENTS", 2)
+    assert deduplication_token([first, second]) == deduplication_token([second, first]) != deduplication_token([first])
