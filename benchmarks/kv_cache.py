@@ -26,8 +26,8 @@ from learner.batching.sequences import Row, Shape, rows_of
 from learner.batching.transitions import transitions_of
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import Stack, stack
-from lightningbus.run.supervisor import Child
+from lightningbus.run.stack import LocalStack, start_stack
+from lightningbus.run.supervisor import ChildSpec
 from schemas import subjects
 from schemas.fleet import Heartbeat
 from schemas.spans import ModelCall, VersionSpan
@@ -45,15 +45,15 @@ async def measure(policy: str, model: Path, work: Path) -> list[dict[str, Any]]:
     """The mismatch and the pause of each size of update under one policy."""
     from safetensors.torch import load_file
 
-    with RunDirectory(work / policy).locked(fresh=True) as directory:
+    with RunDirectory(work / policy).lock(fresh=True) as directory:
         weights = [load_file(model / "model.safetensors")]
         found = []
-        async with stack(directory, BusSettings(port=0), f"kv cache: {policy}") as at:
+        async with start_stack(directory, BusSettings(port=0), f"kv cache: {policy}") as at:
             settings = InferenceSettings(
                 model_path=model, id="node", dtype="float32", max_model_len=CONTEXT, max_num_seqs=STREAMS, threads=1,
                 kv_cache=policy, work=directory.path / "node",
             )  # fmt: skip
-            await at.supervisor.start(Child("node", "inference", settings))
+            await at.supervisor.start(ChildSpec("node", "inference", settings))
             node = await announce(at, await put(at, directory.path, weights[0], 0), 0)
             for size, deviation in SIZES.items():
                 weights.append(moved(weights[-1], deviation, seed=len(weights)))
@@ -70,13 +70,13 @@ async def measure(policy: str, model: Path, work: Path) -> list[dict[str, Any]]:
 
 
 async def swapped_amid(
-    at: Stack, path: Path, node: Heartbeat, weights: dict[str, Any], version: int
+    at: LocalStack, path: Path, node: Heartbeat, weights: dict[str, Any], version: int
 ) -> tuple[list[ModelCall], Heartbeat, float]:
     """Streams that are under way while a version is published; what they were, and the longest gap in a stream."""
     blob = await put(at, path, weights, version)
     begun = asyncio.Event()
-    assert at.keys.cluster_key is not None, "a run with a bus of its own has one"
-    async with aiohttp.ClientSession(headers=bearer_header(read_key(at.keys.cluster_key))) as http:
+    assert at.keys.inference_api_key is not None, "a run with a bus of its own has one"
+    async with aiohttp.ClientSession(headers=bearer_header(read_key(at.keys.inference_api_key))) as http:
         asked = [asyncio.create_task(streamed(http, node, number, begun)) for number in range(STREAMS)]
         await begun.wait()
         after = await announce(at, blob, version)
@@ -160,7 +160,7 @@ def moved(weights: dict[str, Any], deviation: float, seed: int) -> dict[str, Any
     return {name: tensor + deviation * torch.randn_like(tensor) for name, tensor in weights.items()}
 
 
-async def put(at: Stack, path: Path, weights: dict[str, Any], version: int) -> Blob:
+async def put(at: LocalStack, path: Path, weights: dict[str, Any], version: int) -> Blob:
     """The bytes of a version onto the bus."""
     from safetensors.torch import save_file
 
@@ -170,7 +170,7 @@ async def put(at: Stack, path: Path, weights: dict[str, Any], version: int) -> B
     )
 
 
-async def announce(at: Stack, blob: Blob, version: int) -> Heartbeat:
+async def announce(at: LocalStack, blob: Blob, version: int) -> Heartbeat:
     """A version; the node once it serves it."""
     said = WeightManifest(
         run_id="bench",
@@ -181,11 +181,13 @@ async def announce(at: Stack, blob: Blob, version: int) -> Heartbeat:
         step=version,
         created_at_ns=time.time_ns(),
     )
-    async with Bus.connect(at.url, access=at.access("learner")) as learner:
+    async with Bus.connect(at.url, credentials=at.find_credentials("learner")) as learner:
         found = await learner.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
         last = found[1] if found is not None else 0
         await learner.publish(subjects.weights("policy"), said, msg_id=f"w{version}", expect_last=last)
-    return await at.member(lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 300)
+    return await at.wait_for_member(
+        lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 300
+    )
 
 
 def table(results: list[dict[str, Any]]) -> str:

@@ -13,8 +13,8 @@ from clickhouse_connect.driver.client import Client
 
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import Stack, stack
-from lightningbus.run.supervisor import Child
+from lightningbus.run.stack import LocalStack, start_stack
+from lightningbus.run.supervisor import ChildSpec
 from runners.settings import RunnerSettings
 from store.clickhouse.client import connect, query_row
 from store.settings import StoreSettings
@@ -28,7 +28,7 @@ STARTING_SECONDS = 180.0
 class System:
     """Everything up and running; ``sql`` is of its store."""
 
-    at: Stack
+    at: LocalStack
     sql: Client
 
     async def one(self, statement: str, **parameters: Any) -> Any:
@@ -46,9 +46,9 @@ class System:
     async def runners(self, settings: Sequence[RunnerSettings]) -> None:
         """Start runners and wait until they take tasks."""
         for one in settings:
-            await self.at.supervisor.start(Child(str(one.id), "runner", one))
+            await self.at.supervisor.start(ChildSpec(str(one.id), "runner", one))
         for name in [str(one.id) for one in settings]:
-            await self.at.member(
+            await self.at.wait_for_member(
                 lambda beat, name=name: beat.id == name and beat.state == "running",  # type: ignore[misc]
                 name,
                 STARTING_SECONDS,
@@ -60,10 +60,10 @@ async def running(name: str) -> AsyncIterator[System]:
     """A bus and a store in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix=f"bench-{name}-", ignore_cleanup_errors=True) as place:
         directory = RunDirectory(Path(place) / "run").create()
-        async with stack(directory, BusSettings(port=0), f"bench {name}") as at:
+        async with start_stack(directory, BusSettings(port=0), f"bench {name}") as at:
             store = StoreSettings(data_dir=directory.store, http_port=0, id="store")
-            await at.supervisor.start(Child("store", "store", store))
-            found = await at.member(lambda beat: beat.role == "store", "store", STARTING_SECONDS)
+            await at.supervisor.start(ChildSpec("store", "store", store))
+            found = await at.wait_for_member(lambda beat: beat.role == "store", "store", STARTING_SECONDS)
             yield System(at, await asyncio.to_thread(connect, found.address))
 
 

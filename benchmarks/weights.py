@@ -20,8 +20,8 @@ from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import Stack, stack
-from lightningbus.run.supervisor import Child
+from lightningbus.run.stack import LocalStack, start_stack
+from lightningbus.run.supervisor import ChildSpec
 
 SERVED = {"0.6M": {}, "26M": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}}
 """What is changed in the calculator model's configuration."""
@@ -77,14 +77,14 @@ class Steps:
 
 async def measure(name: str, model: Path, place: Path) -> list[Result]:
     """Versions published by each transport, whole and as deltas, while a node serves."""
-    with RunDirectory(place / f"run-{name}").locked(fresh=True) as directory:
+    with RunDirectory(place / f"run-{name}").lock(fresh=True) as directory:
         with transfer.s3_server() as s3:
-            async with stack(directory, BusSettings(port=0), f"bench weights {name}") as at:
+            async with start_stack(directory, BusSettings(port=0), f"bench weights {name}") as at:
                 settings = InferenceSettings(
                     model_path=model, id="node", dtype="float32", max_model_len=kv_cache.CONTEXT,
                     max_num_seqs=kv_cache.STREAMS, threads=1, work=directory.path / "node",
                 )  # fmt: skip
-                await at.supervisor.start(Child("node", "inference", settings))
+                await at.supervisor.start(ChildSpec("node", "inference", settings))
                 steps = Steps(model, directory.path)
                 results = []
                 shared = str(directory.path / "shared")
@@ -97,13 +97,13 @@ async def measure(name: str, model: Path, place: Path) -> list[Result]:
                 ]
                 for way in ways:
                     results += await served(at, name, steps, way, directory.path / "learner")
-                node = await at.member(lambda beat: beat.role == "inference", "node", 60)
+                node = await at.wait_for_member(lambda beat: beat.role == "inference", "node", 60)
                 _, last = steps.next()
                 _, _, pause = await swapped_amid(at, directory.path, node, moved(steps.weights, 1e-4, 99), last)
         return [*results, Result(f"{name} parameters: longest gap in {kv_cache.STREAMS} streams", 1e3 * pause, "ms")]
 
 
-async def served(at: Stack, name: str, steps: Steps, weights: dict[str, Any], checkpoints: Path) -> list[Result]:
+async def served(at: LocalStack, name: str, steps: Steps, weights: dict[str, Any], checkpoints: Path) -> list[Result]:
     """Seconds from a version's file being there to a node that serves it, by one transport; the best of some."""
     checkpoints.mkdir(exist_ok=True)
     settings = LearnerSettings.model_validate({"model_path": "-", "checkpoints": checkpoints, "weights": weights})
@@ -111,7 +111,7 @@ async def served(at: Stack, name: str, steps: Steps, weights: dict[str, Any], ch
     size: dict[str, int] = {}
     copied = []
     async with (
-        Bus.connect(at.url, access=at.access("learner")) as learner,
+        Bus.connect(at.url, credentials=at.find_credentials("learner")) as learner,
         at.bus.fleet("inference") as nodes,
         Broadcaster(settings, nodes.members) as broadcaster,
     ):
@@ -124,7 +124,9 @@ async def served(at: Stack, name: str, steps: Steps, weights: dict[str, Any], ch
                 path, version = steps.next()
                 started = time.monotonic()
                 await publisher.publish(path, version=version, epoch=1, step=version)
-                await at.member(lambda beat, version=version: beat.version == version, f"version {version}", 300)  # type: ignore[misc]
+                await at.wait_for_member(
+                    lambda beat, version=version: beat.version == version, f"version {version}", 300
+                )  # type: ignore[misc]
                 assert publisher.last is not None
                 kind = publisher.last.kind
                 took[kind].append(time.monotonic() - started)

@@ -59,15 +59,15 @@ class Bus:
         url: str = DEFAULT_URL,
         name: str = "lightningbus",
         wait: float = CONNECT_SECONDS,
-        access: Credentials | None = None,
+        credentials: Credentials | None = None,
     ) -> AsyncIterator["Bus"]:
         """Connect, and reconnect for ever; raises `BusError` if no server answers within ``wait`` seconds at first.
 
         ``url`` may name several servers of a cluster, with commas between them; one ``tls://`` among them holds for
         all. Raises `AddressError` for what is no address, and `AccessError`, as `Connection.open`.
         """
-        async with Connection(url, access).open(name, wait) as connection:
-            bus = cls(connection, access.build_signing() if access is not None else None)
+        async with Connection(url, credentials).open(name, wait) as connection:
+            bus = cls(connection, credentials.build_signing() if credentials is not None else None)
             upkeep = asyncio.create_task(bus._run_upkeep())
             try:
                 await bus._publisher.start()

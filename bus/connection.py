@@ -45,7 +45,7 @@ MAX_PERMISSION_ERRORS = 16
 PERMISSION_ERROR = re.compile(r'permissions violation for (?:publish|subscription) to "(.+?)"')
 """nats-py hands on what the server says in lower case."""
 NO_INFO_ERROR = "empty response from server"
-TLS_HINT = " (something listens there that sends no INFO line: if it wants TLS, give --access)"
+TLS_HINT = " (something listens there that sends no INFO line: if it wants TLS, give --credentials)"
 DEFAULT_URL = "nats://127.0.0.1:4222"
 
 

@@ -118,7 +118,7 @@ class DeadLetterQueue:
         try:
             return await self._bus.js.get_msg(subjects.DLQ, sequence)
         except NotFoundError:
-            raise BusError(f"there is no dead letter {sequence}: see `lightningbus dead list`") from None
+            raise BusError(f"there is no dead letter {sequence}: see `lightningbus dlq list`") from None
 
 
 def read_letter(message: RawStreamMsg | Msg) -> DeadLetter:

@@ -34,5 +34,5 @@ class DlqLimit:
             raise DlqLimitExceededError(
                 f"{self._reader} stops: {sum(self._recent)} of the last {len(self._recent)} messages could not be "
                 f"read, the last because {reason}. What is left stays where it is: put right who writes or who reads "
-                "it, start again, and see `lightningbus dead list`"
+                "it, start again, and see `lightningbus dlq list`"
             )

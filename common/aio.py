@@ -8,23 +8,24 @@ T = TypeVar("T")
 RETRY_SECONDS = 1.0
 
 
-async def cancel_and_wait(*tasks: "asyncio.Future[Any]", again: float = RETRY_SECONDS) -> None:
-    """Cancel tasks and wait until they have ended, with whatever they end; ask ``again`` after so many seconds.
+async def cancel_and_wait(*tasks: "asyncio.Future[Any]", retry_after: float | None = RETRY_SECONDS) -> None:
+    """Cancel tasks and wait until they have ended, with whatever they end.
 
-    Once is not enough: before Python 3.12 `asyncio.wait_for`, which nats-py's requests stand on, forgets a cancellation
-    that comes together with what it waits for (https://github.com/python/cpython/issues/86296).
+    They are cancelled again every ``retry_after`` seconds: before Python 3.12 `asyncio.wait_for`, on which nats-py's
+    requests stand, forgets a cancellation that comes together with its result
+    (https://github.com/python/cpython/issues/86296). None: once, for work whose clean-up takes longer.
     """
     while left := {task for task in tasks if not task.done()}:
         for task in left:
             task.cancel()
-        await asyncio.wait(left, timeout=again)
+        await asyncio.wait(left, timeout=retry_after)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # taken, or asyncio complains that nobody looked
+            task.exception()  # taken, or asyncio logs that nobody did
 
 
-async def first_completed(*work: Awaitable[Any]) -> set[int]:
-    """Run until the first ends and cancel the others; the positions of those that ended.
+async def first_completed(*work: Awaitable[Any], retry_after: float | None = RETRY_SECONDS) -> set[int]:
+    """Run until the first ends and cancel the others, as `cancel_and_wait`; the positions of those that ended.
 
     Raises what one of those that ended raised.
     """
@@ -36,20 +37,22 @@ async def first_completed(*work: Awaitable[Any]) -> set[int]:
             tasks[index].result()
         return ended
     finally:
-        await cancel_and_wait(*tasks)
+        await cancel_and_wait(*tasks, retry_after=retry_after)
 
 
 class Interrupted(Exception):
     """What `run_unless` waited for has happened before the work ended."""
 
 
-async def run_unless(interruption: Awaitable[object], work: Awaitable[T]) -> T:
-    """The result of ``work``. If the interruption ends first, the work is cancelled.
+async def run_unless(
+    interruption: Awaitable[object], work: Awaitable[T], retry_after: float | None = RETRY_SECONDS
+) -> T:
+    """The result of ``work``. If the interruption ends first, the work is cancelled, as by `cancel_and_wait`.
 
     Raises what ended first raised, or `Interrupted`.
     """
     task = asyncio.ensure_future(work)
-    await first_completed(task, interruption)
+    await first_completed(task, interruption, retry_after=retry_after)
     if task.cancelled():
         raise Interrupted
     return task.result()

@@ -40,13 +40,13 @@ async def run(bus: Bus, settings: InferenceSettings, stop: asyncio.Event) -> Non
     await Node(bus, settings).run(stop)
 
 
-def _read_cluster_key(settings: InferenceSettings) -> str:
-    if settings.cluster_key_file is not None:
-        return read_key(settings.cluster_key_file)
+def _read_inference_api_key(settings: InferenceSettings) -> str:
+    if settings.inference_api_key_file is not None:
+        return read_key(settings.inference_api_key_file)
     if not is_loopback(settings.host):
         raise AccessError(
             f"host: {settings.host} is reached from other machines, where anybody might use the model: set "
-            "cluster_key_file, to a file of a long random word that runners are given too"
+            "inference_api_key_file, to a file of a long random word that runners are given too"
         )
     return ""
 
@@ -58,7 +58,7 @@ class Node:
         self._bus = bus
         self._settings = settings
         self.id = default_instance_id(settings.id)
-        self._cluster_key = _read_cluster_key(settings)
+        self._inference_api_key = _read_inference_api_key(settings)
         self._num_swaps = 0
         self._lora: LoraManager | None = None
         self._last_rendezvous = ""
@@ -78,7 +78,9 @@ class Node:
             host, port, max_requests = self._settings.host, self._settings.port, self._settings.max_requests
             lora = self._settings.lora
             versions = LoadedVersions(self._settings.model, lora.versions) if lora else None
-            self._gateway = Gateway(URL, self._engine.session, host, port, self._cluster_key, max_requests, versions)
+            self._gateway = Gateway(
+                URL, self._engine.session, host, port, self._inference_api_key, max_requests, versions
+            )
             if lora and versions:
                 directory = self._settings.work / "adapters"
                 self._lora = LoraManager(versions, lora.rank, directory, self._gateway, self._engine.post)

@@ -35,7 +35,7 @@ class InferenceSettings(RoleSettings):
     id: str | None = Field(None, description="name of this node; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     host: str = Field("127.0.0.1", description="address the gateway listens on; vLLM itself is on a socket of its node")
     port: int = Field(0, ge=0, le=65535, description="port of the gateway; 0 takes a free one")
-    cluster_key_file: Path | None = Field(
+    inference_api_key_file: Path | None = Field(
         None, description="file with the key a request must bring; without one the gateway stays on loopback"
     )
     max_requests: int = Field(MAX_REQUESTS, gt=0, description="requests the gateway answers at once; others come again")

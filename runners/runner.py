@@ -37,7 +37,7 @@ other that comes on a request from before waits here, leased; so these end soon.
 async def run(bus: Bus, settings: RunnerSettings, stop: asyncio.Event) -> None:
     """Serve until asked to stop, then let running rollouts finish or give them back.
 
-    Raises `AgentStartError` when the agent cannot be started, `AccessError` when the cluster key cannot be
+    Raises `AgentStartError` when the agent cannot be started, `AccessError` when the inference API key cannot be
     read, `DlqLimitExceededError` when most tasks are unreadable.
     """
     await Runner(bus, settings).run(stop)
@@ -62,7 +62,7 @@ class Runner:
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
         settings = self._settings
-        key = read_key(settings.cluster_key_file) if settings.cluster_key_file is not None else ""
+        key = read_key(settings.inference_api_key_file) if settings.inference_api_key_file is not None else ""
         consumers = {mode: runner_consumer(settings.name, mode, settings.ack_wait) for mode in MODES}
         for consumer in consumers.values():
             await self._bus.ensure_consumer(consumer)
@@ -132,7 +132,7 @@ class Runner:
         if self._handling:
             log.info("runner %s: %d rollouts are still running", self.id, len(self._handling))
             await asyncio.wait(self._handling, timeout=self._settings.drain_seconds)
-        await cancel_and_wait(*self._handling, again=2 * GIVE_BACK_SECONDS)
+        await cancel_and_wait(*self._handling, retry_after=2 * GIVE_BACK_SECONDS)
         done, given_back = self._handler.done, self._handler.given_back
         log.info("runner %s stops: %d rollouts done, %d given back", self.id, done, given_back)
 

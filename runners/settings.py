@@ -64,7 +64,7 @@ class RunnerSettings(RoleSettings):
     )
     id: str | None = Field(None, description="name of this runner; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     host: str = Field("127.0.0.1", description="address the agent's gateway listens on")
-    cluster_key_file: Path | None = Field(
+    inference_api_key_file: Path | None = Field(
         None, description="file with the key inference nodes ask for; agents are not told it"
     )
     ack_wait: float = Field(30.0, gt=0, le=60, description="seconds after which a dead runner's tasks go to another")

@@ -51,3 +51,20 @@ async def test_a_cancelled_race_leaves_nothing_running() -> None:
     with pytest.raises(asyncio.CancelledError):
         await race
     assert left == ["cancelled", "cancelled"]
+
+
+async def test_work_that_cleans_up_for_long_is_cancelled_once_if_that_is_asked_for() -> None:
+    left: list[str] = []
+
+    async def clean_up_slowly() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await work(0.05, left)
+
+    with pytest.raises(Interrupted):
+        await run_unless(asyncio.sleep(0), clean_up_slowly(), retry_after=None)
+    assert left == []
+    with pytest.raises(Interrupted):
+        await run_unless(asyncio.sleep(0), clean_up_slowly(), retry_after=0.01)
+    assert left == ["cancelled"]

@@ -19,11 +19,11 @@ from inference.settings import InferenceSettings
 from learner.checkpointing.checkpoint import STATE
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import evaluate
-from lightningbus.run.publishing import publish_all, samples_of
+from lightningbus.run.publishing import expand_samples, publish_all
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import Stack, stack
-from lightningbus.run.supervisor import Child
+from lightningbus.run.stack import LocalStack, start_stack
+from lightningbus.run.supervisor import ChildSpec
 from runners.settings import RunnerSettings
 from schemas import subjects
 from schemas.weights.events import WeightManifest
@@ -60,7 +60,7 @@ MODES = (
 class Bench:
     """Everything of one seed, up and running; modes are trained in it one after the other, from the same weights."""
 
-    def __init__(self, at: Stack, seed: int, model: Path) -> None:
+    def __init__(self, at: LocalStack, seed: int, model: Path) -> None:
         self._at, self._seed, self._model = at, seed, model
         self._problems = at.directory.path / "problems"
         self._start = at.directory.path / "start"
@@ -77,19 +77,19 @@ class Bench:
             model_path=self._model, id="node", dtype="float32", max_model_len=128, max_num_seqs=32, threads=1,
             work=path / "node",
         )  # fmt: skip
-        await at.supervisor.start(Child("node", "inference", node))
+        await at.supervisor.start(ChildSpec("node", "inference", node))
         await at.supervisor.start(
-            Child("store", "store", StoreSettings(data_dir=at.directory.store, http_port=0, id="store"))
+            ChildSpec("store", "store", StoreSettings(data_dir=at.directory.store, http_port=0, id="store"))
         )
         for number in range(RUNNERS):
             settings = RunnerSettings(agent="agent:solve", path=HERE, concurrency=SLOTS, id=f"runner-{number}")
-            await at.supervisor.start(Child(f"runner-{number}", "runner", settings))
+            await at.supervisor.start(ChildSpec(f"runner-{number}", "runner", settings))
         await self._learn("start", MODES[0], self._start, steps=0)
         for number in range(RUNNERS):
             name = f"runner-{number}"
-            await at.member(lambda beat, name=name: beat.id == name and beat.state == "running", name, 180)  # type: ignore[misc]
-        await at.member(lambda beat: beat.role == "inference" and beat.state == "ready", "ready node", 180)
-        found = await at.member(lambda beat: beat.role == "store", "store", 60)
+            await at.wait_for_member(lambda beat, name=name: beat.id == name and beat.state == "running", name, 180)  # type: ignore[misc]
+        await at.wait_for_member(lambda beat: beat.role == "inference" and beat.state == "ready", "ready node", 180)
+        found = await at.wait_for_member(lambda beat: beat.role == "store", "store", 60)
         self._sql = await asyncio.to_thread(connect, found.address)
 
     async def run(self, mode: Mode) -> dict[str, Any]:
@@ -104,7 +104,9 @@ class Bench:
         found = await self._at.bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
         assert found is not None
         last = found[0].version
-        await self._at.member(lambda beat: beat.role == "inference" and beat.version == last, "the last version", 60)
+        await self._at.wait_for_member(
+            lambda beat: beat.role == "inference" and beat.version == last, "the last version", 60
+        )
         watching.cancel()
         final = await evaluate(
             self._at.bus, self._sql, name, self._held_out, label="final", version=last, samples=2, sampling=GREEDY
@@ -125,8 +127,8 @@ class Bench:
 
     async def _learn(self, run: str, mode: Mode, checkpoints: Path, steps: int) -> None:
         settings = _learner(run, mode, self._seed, self._model, self._problems / "train.jsonl", checkpoints, steps)
-        await self._at.supervisor.start(Child(f"learner-{run}", "learner", settings))
-        await self._at.unless_failed(self._at.supervisor.finished(f"learner-{run}"))
+        await self._at.supervisor.start(ChildSpec(f"learner-{run}", "learner", settings))
+        await self._at.or_child_failure(self._at.supervisor.wait_finished(f"learner-{run}"))
 
     async def _evaluate_as_it_goes(self, run: str) -> None:
         """Greedy held-out problems at every second version, while training goes on; nobody waits for them."""
@@ -136,7 +138,7 @@ class Bench:
             serving = [beat.version for beat in self._at.fleet.members() if beat.role == "inference"]
             if learns and serving and serving[0] is not None and (asked is None or serving[0] >= asked + EVERY):
                 asked = serving[0]
-                tasks = samples_of(self._held_out, 1, f"@{run}-v{asked}", run_id=run, mode="eval", **EVALUATED)
+                tasks = expand_samples(self._held_out, 1, f"@{run}-v{asked}", run_id=run, mode="eval", **EVALUATED)
                 await publish_all(self._at.bus, tasks, timeout=120, on_done=lambda: None)
             await self._at.fleet.wait_for_change()
 
@@ -144,8 +146,8 @@ class Bench:
 @asynccontextmanager
 async def bench(seed: int, model: Path, work: Path) -> AsyncIterator[Bench]:
     """Everything of one seed while the block runs; the model is the same for all its modes."""
-    with RunDirectory(work / f"seed-{seed}").locked(fresh=True) as directory:
-        async with stack(directory, BusSettings(port=0), f"bench-async, seed {seed}") as at:
+    with RunDirectory(work / f"seed-{seed}").lock(fresh=True) as directory:
+        async with start_stack(directory, BusSettings(port=0), f"bench-async, seed {seed}") as at:
             made = Bench(at, seed, model)
             await made.begin()
             yield made

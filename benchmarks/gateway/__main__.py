@@ -73,10 +73,10 @@ async def memory(system: System) -> Result:
 async def measure() -> list[Result]:
     """All cases on one system."""
     async with running("gateway") as system:
-        command = [sys.executable, "-m", "benchmarks.gateway.engine", system.at.url, str(system.at.keys.access)]
+        command = [sys.executable, "-m", "benchmarks.gateway.engine", system.at.url, str(system.at.keys.credentials)]
         engine = await spawn(*command, parent_dies=signal.SIGKILL)
         try:
-            node = await system.at.member(lambda beat: beat.role == "inference", "engine", 60)
+            node = await system.at.wait_for_member(lambda beat: beat.role == "inference", "engine", 60)
             await system.runners([runner(0, AGENT, 256)])
             direct = str(node.status["engine"])
             await added(system, direct, 1, 1, False)  # connections, imports

@@ -72,7 +72,7 @@ async def serve(bus_url: str, access: Path) -> None:
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
         Gateway(engine, session, "127.0.0.1", 0) as gateway,
-        Bus.connect(bus_url, access=Credentials.read(access, "inference")) as bus,
+        Bus.connect(bus_url, credentials=Credentials.read(access, "inference")) as bus,
     ):
         gateway.version, gateway.state = 1, "ready"
         said = {"state": "ready", "address": gateway.address, "model": "policy", "version": 1}

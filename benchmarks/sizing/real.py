@@ -123,7 +123,7 @@ async def at_work(count: int) -> Measured:
             sys.executable, "-m", "benchmarks.gateway.engine", system.at.url, parent_dies=signal.SIGKILL
         )
         try:
-            await system.at.member(lambda beat: beat.role == "inference", "engine", 60)
+            await system.at.wait_for_member(lambda beat: beat.role == "inference", "engine", 60)
             await system.runners([runner(number, AGENT, SLOTS) for number in range(count)])
             await _batch(system, "warm-up", count * SLOTS)
             before, busy, started = usage(), _busy(), time.monotonic()

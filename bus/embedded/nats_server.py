@@ -257,8 +257,8 @@ def check_exposure(host: str, users: Path | None, open: bool) -> None:
     if users is None and not open:
         raise BusError(
             f"{host} is reached from other machines, and there are no users: anybody might read and do anything. "
-            "Make some by `lightningbus bus users --out secrets --tls` and give --access secrets; or say --open, "
-            "in a run file `open: true`"
+            "Make some by `lightningbus bus create-users --out secrets --tls` and give --credentials secrets; "
+            "or say --insecure, in a run file `insecure: true`"
         )
     if users is None or not has_tls(users):
         log.warning("bus: %s is reached from other machines, and what is said there can be read on the way", host)

@@ -15,7 +15,7 @@ from bus.security.secrets import read_secret
 from bus.security.signing import Signing
 
 FILE = "access.json"
-HELP = "a directory that `lightningbus bus users` wrote"
+HELP = "a directory that `lightningbus bus create-users` wrote"
 FATAL_TLS_REASONS = ("ALERT", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
 
 
@@ -114,8 +114,8 @@ def explain_connect_error(error: Exception, known: bool) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not to be trusted ({error.verify_message})"
     if isinstance(error, ssl.SSLError) and any(mark in (error.reason or "") for mark in FATAL_TLS_REASONS):
-        return f"TLS with it fails ({error.reason}): are server and client of the same `lightningbus bus users`?"
+        return f"TLS with it fails ({error.reason}): are server and client of the same `lightningbus bus create-users`?"
     if "authorization violation" in str(error).lower():
-        who = "it has no user of this key" if known else f"it asks who is there: give --access, {HELP}"
+        who = "it has no user of this key" if known else f"it asks who is there: give --credentials, {HELP}"
         return f"it lets nobody in whom it does not know, and {who}"
     return ""

@@ -24,7 +24,7 @@ def begin_rotation(out: Path, site: bool = False) -> Iterator[str]:
     certificate until `finish_rotation`.
     """
     if not (out / CONF).exists():
-        raise AccessError(f"{out} holds no {CONF}: it is not a directory that `lightningbus bus users` wrote")
+        raise AccessError(f"{out} holds no {CONF}: it is not a directory that `lightningbus bus create-users` wrote")
     if (out / PREVIOUS).exists():
         raise AccessError(f"a rotation of {out} is under way: end it with --finish")
     server = out / SERVER_PLACE

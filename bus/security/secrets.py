@@ -1,4 +1,4 @@
-"""What stands between a port and whoever reaches it: users, the cluster key of the nodes' gateways, loopback."""
+"""What stands between a port and whoever reaches it: users, the inference API key of the nodes' gateways, loopback."""
 
 import ipaddress
 import json
@@ -11,17 +11,17 @@ from bus.errors import AccessError
 
 KEY_BYTES = 32
 MIN_KEY_CHARACTERS = 16
-CLUSTER_KEY, CONF, SERVER_PLACE = "cluster.key", "users.conf", "server"
+INFERENCE_API_KEY, CONF, SERVER_PLACE = "inference-api.key", "users.conf", "server"
 """Names of what `bus.security.users` writes: the key, the server's configuration, the directory of its certificate."""
 
 
 def new_key() -> str:
-    """A fresh cluster key."""
+    """A fresh inference API key."""
     return secrets.token_urlsafe(KEY_BYTES)
 
 
-def read_key(path: Path, what: str = "cluster key") -> str:
-    """The cluster key in a file, or another; raises `AccessError` in one sentence, which never has any of it."""
+def read_key(path: Path, what: str = "inference API key") -> str:
+    """The inference API key in a file, or another; raises `AccessError` in one sentence, which never has any of it."""
     key = read_secret(path, what).strip()
     if len(key) < MIN_KEY_CHARACTERS or not key.isascii() or any(not sign.isprintable() or sign == " " for sign in key):
         raise AccessError(f"{path} holds no {what}: {MIN_KEY_CHARACTERS} or more letters, digits and signs in one line")
@@ -80,7 +80,7 @@ def include_directive(directory: Path, config: Path) -> str:
     """The line of a server's configuration that takes the users in; raises `AccessError` if there are none."""
     users = directory / CONF
     if not users.exists():
-        raise AccessError(f"{directory} holds no {CONF}: make it by `lightningbus bus users --out {directory}`")
+        raise AccessError(f"{directory} holds no {CONF}: make it by `lightningbus bus create-users --out {directory}`")
     # The server takes a path from where its configuration lies, an absolute one too.
     return f"include {json.dumps(os.path.relpath(users.resolve(), config.resolve()))}"
 

@@ -11,13 +11,13 @@ from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVE
 from bus.security.credentials import FILE
 from bus.security.identities import NKEY, Identity, identity_of, new_certificate, new_nkey
 from bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix
-from bus.security.secrets import CLUSTER_KEY, CONF, SERVER_PLACE, new_key, read_secret, write_secret
+from bus.security.secrets import CONF, INFERENCE_API_KEY, SERVER_PLACE, new_key, read_secret, write_secret
 from bus.security.signing import SigningKeys
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 LEAF_CONF = "nkey.conf"
 INFERENCE_KEY_ROLES = ("runner", "inference")
-"""Who holds the cluster key of the nodes' gateways."""
+"""Who holds the inference API key of the nodes' gateways."""
 
 
 def create_users(
@@ -37,7 +37,7 @@ def create_users(
         )
     keys = SigningKeys.read(signing) if signing is not None else SigningKeys.create()
     authority = CertificateAuthority.create() if tls else None
-    cluster_key = new_key()
+    inference_api_key = new_key()
     identities = {}
     for role in LEAF_ROLES.values() if site else PERMISSIONS:
         place = out / role
@@ -57,7 +57,7 @@ def create_users(
                 credentials |= new_certificate(place, role, authority)
         identities[role] = [identity_of(place)]
         if role in INFERENCE_KEY_ROLES:
-            write_secret(place / CLUSTER_KEY, cluster_key + "\n")
+            write_secret(place / INFERENCE_API_KEY, inference_api_key + "\n")
         (place / FILE).write_text(json.dumps(credentials, indent=2) + "\n")
         yield f"{place}: what {role} is let in by"
     if authority is not None:

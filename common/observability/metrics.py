@@ -33,7 +33,7 @@ publishes_blocked = register(
 )  # fmt: skip
 dead_letters = register(
     Counter, "common", "dead_letters_total", "A message nobody can use is kept as a dead letter.",
-    "Rising: `lightningbus dead list` says why; after a fix, `dead replay`.", ["stream"],
+    "Rising: `lightningbus dlq list` says why; after a fix, `dlq replay`.", ["stream"],
 )  # fmt: skip
 unreadable_entries = register(
     Counter, "common", "unreadable_entries_total", "An entry of the weights' bucket cannot be read and is skipped.",

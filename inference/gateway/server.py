@@ -48,16 +48,16 @@ class Gateway:
         session: aiohttp.ClientSession,
         host: str,
         port: int,
-        cluster_key: str = "",
+        inference_api_key: str = "",
         max_requests: int = MAX_REQUESTS,
         versions: LoadedVersions | None = None,
     ) -> None:
-        """``session`` reaches the engine at ``engine_url``. ``cluster_key``: required of requests unless it is empty.
+        """``session`` reaches the engine at ``engine_url``. ``inference_api_key``: requests need it unless empty.
 
         ``max_requests``: handled at once; ``versions``: LoRA versions that the engine has loaded.
         """
         self._engine_url = engine_url
-        self._cluster_key, self._max_requests, self._num_requests = cluster_key, max_requests, 0
+        self._inference_api_key, self._max_requests, self._num_requests = inference_api_key, max_requests, 0
         self._session = session
         self._host, self._port = host, port
         self._loaded = versions or LoadedVersions("", 1)
@@ -138,8 +138,10 @@ class Gateway:
         """Check key and limits before the request's body is read."""
         if request.path == HEALTH:
             return await handler(request)
-        if self._cluster_key and not has_bearer(self._cluster_key, request.headers.get("Authorization", "")):
-            return _error(401, "this node requires the cluster key: set cluster_key_file")
+        if self._inference_api_key and not has_bearer(
+            self._inference_api_key, request.headers.get("Authorization", "")
+        ):
+            return _error(401, "this node requires the inference API key: set inference_api_key_file")
         if self._num_requests >= self._max_requests:
             return _error(429, f"this node answers {self._max_requests} requests at once", RETRY_AFTER)
         self._num_requests += 1

@@ -16,15 +16,15 @@ from learner.publishing.weight_files import WEIGHTS, write_weights
 from learner.rollouts.assembler import Rollout
 from learner.settings.learner import LearnerSettings
 from learner.training.trainer import Trainer
-from lightningbus.analysis.run_history import History, Step
+from lightningbus.analysis.run_history import RecordedStep, RunHistory
 from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import checked
+from lightningbus.run.settings import validate_settings
 from schemas.trajectory.prefix_encoding import expand_calls
 
 
-def replayed(client: Client, run: str | None, number: int, checkpoints: Path | None) -> dict[str, Any]:
+def replay_step(client: Client, run: str | None, number: int, checkpoints: Path | None) -> dict[str, Any]:
     """A step made again, and whether it is the same: its batch and, from the checkpoint before it, its loss."""
-    history = History.of(client, run)
+    history = RunHistory.open(client, run)
     (step,) = history.steps(number, number)
     batch = _batch(history, step, step.settings)
     found: dict[str, Any] = {
@@ -52,7 +52,7 @@ def replayed(client: Client, run: str | None, number: int, checkpoints: Path | N
     return {**found, "loss": metrics["actor/loss"], "grad_norm": metrics["actor/grad_norm"], "same_loss": same}
 
 
-def trained(
+def train_offline(
     client: Client,
     run: str | None,
     steps: tuple[int, int],
@@ -61,9 +61,9 @@ def trained(
     on_step: Callable[[], None],
 ) -> list[tuple[int, float, int, float]]:
     """Train on the batches of steps, in order, from the first model; (step, reward, tokens, loss) of each."""
-    history = History.of(client, run)
+    history = RunHistory.open(client, run)
     recorded = history.steps(*steps)
-    settings = checked(LearnerSettings, {**recorded[0].settings.model_dump(), **changes}, "settings")
+    settings = validate_settings(LearnerSettings, {**recorded[0].settings.model_dump(), **changes}, "settings")
     try:
         trainer = Trainer(settings)
     except ValueError as error:
@@ -81,7 +81,7 @@ def trained(
 
 def write_chat(out: Path, rollouts: Sequence[Rollout]) -> int:
     """A line per conversation: all that was said in it; returns how many."""
-    lines = [line for rollout in rollouts for line in _conversations(rollout)]
+    lines = [line for rollout in rollouts for line in _iter_conversations(rollout)]
     out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     return len(lines)
 
@@ -116,7 +116,7 @@ def write_parquet(out: Path, rollouts: Sequence[Rollout]) -> int:
     return len(lines)
 
 
-def _batch(history: History, step: Step, settings: LearnerSettings) -> Batch:
+def _batch(history: RunHistory, step: RecordedStep, settings: LearnerSettings) -> Batch:
     try:
         maker = BatchMaker(settings, decoder(settings.model_path), vocabulary(settings.model_path))
     except ValueError as error:
@@ -124,7 +124,7 @@ def _batch(history: History, step: Step, settings: LearnerSettings) -> Batch:
     return maker.make(history.groups(step), step.version - 1)
 
 
-def _conversations(rollout: Rollout) -> Iterator[dict[str, Any]]:
+def _iter_conversations(rollout: Rollout) -> Iterator[dict[str, Any]]:
     extended = set(parents(transitions_of(rollout.calls)))
     for place, call in enumerate(expand_calls(rollout.calls)):
         if place in extended:

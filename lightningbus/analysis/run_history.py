@@ -14,7 +14,7 @@ from learner.rollouts.groups import RolloutGroup
 from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.learner import AirRule, LearnerSettings
 from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import checked
+from lightningbus.run.settings import validate_settings
 from schemas.spans import ModelCall, Span, VersionSpan
 from schemas.trajectory.attempt_selection import Resolution
 
@@ -58,11 +58,11 @@ WHERE run_id = {run_id:String} AND mode = 'train' AND outcome = 'ok' AND reward 
 ORDER BY reward DESC, rollout_id LIMIT {most:UInt32} BY task_id
 """
 
-Found = dict[str, Any]
+QueryRow = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecordedStep:
     """A training step on record."""
 
     number: int
@@ -73,14 +73,14 @@ class Step:
     metrics: dict[str, float]
 
 
-class History:
+class RunHistory:
     """What one run left in ClickHouse; calls block."""
 
     def __init__(self, sql: Client, run: str) -> None:
         self._sql, self._run = sql, run
 
     @classmethod
-    def of(cls, sql: Client, run: str | None) -> "History":
+    def open(cls, sql: Client, run: str | None) -> "RunHistory":
         """The history of a run, or of the only one there is; raises `UserError` when that is not clear."""
         names = [row[0] for row in sql.query("SELECT DISTINCT run_id FROM training_steps ORDER BY run_id").result_rows]
         if run is None and len(names) == 1:
@@ -91,17 +91,17 @@ class History:
         asked = "say which" if run is None else f"there is no {run!r}"
         raise UserError(f"--run: {asked}; runs with training steps: {there}")
 
-    def steps(self, first: int, last: int) -> list[Step]:
+    def steps(self, first: int, last: int) -> list[RecordedStep]:
         """Training steps in order; raises `UserError` if one of them is not on record."""
         found = self._rows(STEPS, first=first, last=last)
         missing = sorted(set(range(first, last + 1)) - {row["step"] for row in found})
         if missing:
             raise UserError(f"step {missing[0]} of run {self._run!r} is not on record")
         return [
-            Step(
+            RecordedStep(
                 number=row["step"],
                 version=row["version"],
-                settings=checked(
+                settings=validate_settings(
                     LearnerSettings, json.loads(row["settings"] or "{}"), f"settings of step {row['step']}"
                 ),
                 digest=row["batch_sha256"],
@@ -110,7 +110,7 @@ class History:
             for row in found
         ]
 
-    def groups(self, step: Step) -> list[RolloutGroup]:
+    def groups(self, step: RecordedStep) -> list[RolloutGroup]:
         """The groups a step was made of, in their order; raises `UserError` when rollouts are gone."""
         uses = self._rows(USES, step=step.number)
         rollouts = {one.execution: one for one in self.rollouts([use["execution_id"] for use in uses], step.settings)}
@@ -123,7 +123,7 @@ class History:
             made.append(RolloutGroup(task, len(own), 0.0, own))
         return made
 
-    def best(self, per_task: int, least: float) -> list[Rollout]:
+    def best_rollouts(self, per_task: int, least: float) -> list[Rollout]:
         """The best rollouts of each training task with at least a reward, best first."""
         executions = [row["execution_id"] for row in self._rows(BEST, most=per_task, least=least)]
         found = {one.execution: one for one in self.rollouts(executions, None)}
@@ -140,11 +140,11 @@ class History:
         for row in self._rows(ATTEMPTS, executions=list(executions)):
             yield _rollout(row, spans.get(row["execution_id"], []), rules)
 
-    def _rows(self, sql: str, **parameters: Any) -> list[Found]:
+    def _rows(self, sql: str, **parameters: Any) -> list[QueryRow]:
         return list(self._sql.query(sql, parameters={"run_id": self._run, **parameters}).named_results())
 
 
-def _rollout(row: Found, spans: Sequence[Span], rules: Sequence[AirRule]) -> Rollout:
+def _rollout(row: QueryRow, spans: Sequence[Span], rules: Sequence[AirRule]) -> Rollout:
     calls = sorted((span.call for span in spans if span.call is not None), key=lambda call: call.index)
     return Rollout(
         id=row["rollout_id"],
@@ -163,7 +163,7 @@ def _rollout(row: Found, spans: Sequence[Span], rules: Sequence[AirRule]) -> Rol
     )
 
 
-def _span(row: Found) -> Span:
+def _span(row: QueryRow) -> Span:
     return Span(
         trace_id="",
         span_id=row["span_id"],
@@ -176,7 +176,7 @@ def _span(row: Found) -> Span:
     )
 
 
-def _call_span(row: Found) -> Span:
+def _call_span(row: QueryRow) -> Span:
     call = ModelCall(
         index=row["call"],
         model=row["model"],

@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 from rich.text import Text
 
 from common.printable import printable_json
-from lightningbus.run.discovery import connected
+from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import on_stop_signals
 from lightningbus.run.terminal import output
 from schemas import subjects
@@ -19,7 +19,7 @@ from schemas.spans import SpanBatch
 COLOURS = {"ok": "green", "preempted": "dim"}
 
 
-async def follow(given: str | None, run: str, outcome: str, as_json: bool, count: int | None) -> None:
+async def tail_rollouts(given: str | None, run: str, outcome: str, as_json: bool, count: int | None) -> None:
     """Print until asked to stop, or until ``count`` have been printed; ``given`` is where the bus is, if said."""
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
@@ -36,15 +36,15 @@ async def follow(given: str | None, run: str, outcome: str, as_json: bool, count
         if (run and batch.run_id != run) or (outcome and batch.end.outcome != outcome):
             return
         seen.add(batch.execution_id)
-        said = said_of(batch)
+        said = summarize(batch)
         if as_json:
             print(printable_json(said), flush=True)
         else:
-            console.print(line(said))
+            console.print(format_line(said))
         if count is not None and len(seen) >= count:
             stop.set()
 
-    async with connected(given, "tail") as bus:
+    async with connect(given, "tail") as bus:
         for mode in ("train", "eval"):
             await bus.nc.subscribe(subjects.rollout(mode), cb=heard)
         await bus.nc.flush()
@@ -52,7 +52,7 @@ async def follow(given: str | None, run: str, outcome: str, as_json: bool, count
         await stop.wait()
 
 
-def said_of(batch: SpanBatch) -> dict[str, Any]:
+def summarize(batch: SpanBatch) -> dict[str, Any]:
     """What is worth knowing of an attempt that ended."""
     assert batch.end is not None
     end, usage = batch.end, batch.end.usage
@@ -73,7 +73,7 @@ def said_of(batch: SpanBatch) -> dict[str, Any]:
     }
 
 
-def line(said: dict[str, Any]) -> Text:
+def format_line(said: dict[str, Any]) -> Text:
     """One attempt in a line."""
     reward = "" if said["reward"] is None else f"{said['reward']:.3g}"
     low, high = said["versions"]

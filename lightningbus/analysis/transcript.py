@@ -54,7 +54,7 @@ class Transcript:
     """What the agent's own instrumentation said."""
 
     @classmethod
-    def of(cls, client: Client, rollout: str, run: str) -> "Transcript":
+    def load(cls, client: Client, rollout: str, run: str) -> "Transcript":
         """Of the newest such rollout of a run (empty: of any); raises `UserError` when there is none. Blocks."""
         found = _rows(client, ROLLOUT, run_id=run, rollout_id=rollout)
         if not found:
@@ -91,12 +91,12 @@ class Transcript:
             while waiting and waiting[0]["started_at"] < call["started_at"]:
                 console.print(_span(waiting.pop(0)))
             tokens = self.tokens.get(call["call"], [])
-            console.print(Rule(Text(_heading(call, tokens)), align="left", style="dim"))
+            console.print(Rule(Text(_format_heading(call, tokens)), align="left", style="dim"))
             asked = _messages(call["request"])
             for role, text in asked[told if told < len(asked) else 0 :]:
                 console.print(Text.assemble((f"{role}: ", "bold cyan"), text))
             told = len(asked) + 1
-            console.print(Text.assemble(("assistant: ", "bold magenta"), _answer(call, tokens, color)))
+            console.print(Text.assemble(("assistant: ", "bold magenta"), _format_completion(call, tokens, color)))
         for span in waiting:
             console.print(_span(span))
 
@@ -105,7 +105,7 @@ def _rows(client: Client, sql: str, **parameters: Any) -> list[Mapping[str, Any]
     return list(client.query(sql, parameters=parameters).named_results())
 
 
-def _heading(call: Mapping[str, Any], tokens: list[Mapping[str, Any]]) -> str:
+def _format_heading(call: Mapping[str, Any], tokens: list[Mapping[str, Any]]) -> str:
     parts = [f"call {call['call']}", call["role"], f"{call['prompt_tokens']} + {len(tokens)} tokens"]
     versions = sorted({token["version"] for token in tokens})
     parts.append("version " + ", ".join(map(str, versions)) if versions else "")
@@ -131,7 +131,7 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _answer(call: Mapping[str, Any], tokens: list[Mapping[str, Any]], color: str) -> Text:
+def _format_completion(call: Mapping[str, Any], tokens: list[Mapping[str, Any]], color: str) -> Text:
     if any(token["token_text"] for token in tokens):
         return Text.assemble(*((token["token_text"], _style(token, color)) for token in tokens))
     answer = json.loads(call["response"])

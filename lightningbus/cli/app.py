@@ -7,8 +7,27 @@ from typing import Annotated
 import typer
 
 from common.observability.logs import FORMAT_VARIABLE, LogFormat, configure_logging
-from lightningbus.cli.commands import dlq, inspect, replay, report, servers, start, ui, weights
-from lightningbus.run.discovery import ACCESS_VARIABLE
+from lightningbus.cli.commands import (
+    bus,
+    demo,
+    dlq,
+    inference,
+    learner,
+    provision,
+    publish,
+    query,
+    report,
+    rollouts,
+    runner,
+    status,
+    steps,
+    store,
+    train,
+    ui,
+    up,
+    weights,
+)
+from lightningbus.run.discovery import CREDENTIALS_VARIABLE
 
 app = typer.Typer(
     help="Train any LLM agent by reinforcement learning, over an event bus.",
@@ -18,16 +37,17 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 COMMANDS = (
-    start.demo, start.train, start.up, servers.provision, start.inference,
-    start.learner, start.runner, inspect.publish, inspect.query, inspect.status,
-    report.report, report.transcript, report.tail, ui.ui, replay.replay, replay.export,
+    demo.demo, train.train, up.up, publish.publish, query.query, status.status, report.report, ui.ui,
+    runner.runner, learner.learner, inference.inference, provision.provision,
 )  # fmt: skip
+GROUPS = {
+    "rollouts": rollouts.app, "steps": steps.app, "weights": weights.app, "dlq": dlq.app,
+    "store": store.app, "bus": bus.app,
+}  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
-app.add_typer(servers.bus_app, name="bus")
-app.add_typer(servers.store_app, name="store")
-app.add_typer(dlq.app, name="dead")
-app.add_typer(weights.app, name="weights")
+for name, group in GROUPS.items():
+    app.add_typer(group, name=name)
 
 
 @app.callback()
@@ -36,15 +56,15 @@ def _main(
     log_format: Annotated[
         LogFormat, typer.Option(envvar=FORMAT_VARIABLE, help="log lines for people, or one JSON object each")
     ] = LogFormat.human,
-    access: Annotated[
+    credentials: Annotated[
         Path | None,
-        typer.Option(help=f"keys for the bus, made by `lightningbus bus users` [default: ${ACCESS_VARIABLE}]"),
+        typer.Option(help=f"keys for the bus, of `lightningbus bus create-users` [default: ${CREDENTIALS_VARIABLE}]"),
     ] = None,
 ) -> None:
     os.environ[FORMAT_VARIABLE] = log_format  # for the roles that `up`, `train` and `demo` start
     configure_logging(verbose, log_format)
-    if access is not None:
-        os.environ[ACCESS_VARIABLE] = str(access.resolve())
+    if credentials is not None:
+        os.environ[CREDENTIALS_VARIABLE] = str(credentials.resolve())
 
 
 def main() -> None:

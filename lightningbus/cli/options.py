@@ -2,8 +2,9 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -11,10 +12,12 @@ import typer
 from pydantic import BaseModel
 
 from bus.errors import BusError
+from bus.stream_sizes import StreamSizes
 from bus.task_file import TaskFileError
-from lightningbus.run.discovery import Place
-from lightningbus.run.role_process import UserError, fail
-from lightningbus.run.settings import checked, fields_of
+from common.aio import Interrupted, run_unless
+from lightningbus.run.discovery import BusEndpoint
+from lightningbus.run.role_process import UserError, exit_with, on_stop_signals
+from lightningbus.run.settings import load_fields, validate_settings
 
 S = TypeVar("S", bound=BaseModel)
 T = TypeVar("T")
@@ -37,54 +40,64 @@ DatabaseOption = Annotated[str, typer.Option(help="ClickHouse database")]
 JsonOption = Annotated[bool, typer.Option("--json", help="a list of objects")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="comma-separated, with a header")]
 
+DEFAULT_AGENT = "default"
+SizeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--size",
+        help="how much a stream holds, as train_rollouts_mib=8192: tasks_mib, train_rollouts_mib, eval_rollouts_mib, "
+        "events_mib, max_ack_pending; repeat it [default: as it is, else as shipped]",
+    ),
+]
+
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def settings_of(kind: type[S], file: Path | None, /, **given: Any) -> S:
+def load_settings(kind: type[S], file: Path | None, /, **given: Any) -> S:
     """Settings from a file and the options given, which win; ends with the sentence that names a wrong field."""
-    fields = or_fail(fields_of, file) if file is not None else {}
+    fields = exit_on_user_error(load_fields, file) if file is not None else {}
     fields |= {name: value for name, value in given.items() if value is not None}
-    return or_fail(checked, kind, fields, str(file) if file is not None else "settings")
+    return exit_on_user_error(validate_settings, kind, fields, str(file) if file is not None else "settings")
 
 
-def with_key(settings: S, at: Place) -> S:
-    """Settings of a role, with the place's cluster key unless they name their own."""
-    given = getattr(settings, "cluster_key_file", None) or at.cluster_key
-    return settings.model_copy(update={"cluster_key_file": given})
+def with_api_key(settings: S, at: BusEndpoint) -> S:
+    """Settings of a role, with the place's inference API key unless they name their own."""
+    given = getattr(settings, "inference_api_key_file", None) or at.inference_api_key
+    return settings.model_copy(update={"inference_api_key_file": given})
 
 
 @contextmanager
-def extra(name: str) -> Iterator[None]:
+def require_extra(name: str) -> Iterator[None]:
     """Around the imports of a room; says in one sentence what to install where its packages are missing."""
     try:
         yield
     except ModuleNotFoundError as error:
-        fail(f"{error.name} is not installed: pip install 'lightningbus[{name}]'")
+        exit_with(f"{error.name} is not installed: pip install 'lightningbus[{name}]'")
 
 
 def check_names(**names: str) -> None:
     """End with a sentence unless all are names that fit a subject."""
     for option, value in names.items():
         if not NAME.fullmatch(value):
-            fail(f"--{option}: {value!r} is not a name: letters, digits, _ and -, at most 64")
+            exit_with(f"--{option}: {value!r} is not a name: letters, digits, _ and -, at most 64")
 
 
-def or_fail(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+def exit_on_user_error(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """The result of ``work``; what a user can put right ends in one sentence."""
     try:
         return work(*arguments, **named)
     except (BusError, UserError, TaskFileError) as error:
-        fail(error)
+        exit_with(error)
 
 
-def finish(work: Coroutine[Any, Any, T]) -> T:
+def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end; what a user can put right ends in one sentence."""
-    return or_fail(asyncio.run, work)
+    return exit_on_user_error(asyncio.run, work)
 
 
-def with_sql(sql: str | None, database: str, work: Callable[[Any], T]) -> T:
+def with_sql_client(sql: str | None, database: str, work: Callable[[Any], T]) -> T:
     """The result of blocking ``work`` with a client on the latest data; ClickHouse's errors end in one sentence."""
-    with extra("store"):
+    with require_extra("store"):
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
         from lightningbus.run.store_discovery import sql_client
@@ -99,6 +112,28 @@ def with_sql(sql: str | None, database: str, work: Callable[[Any], T]) -> T:
                 raise UserError(explain_error(error)) from error
 
     try:
-        return finish(ask())
+        return run_async(ask())
     except StoreUnreachable as error:
-        fail(error)
+        exit_with(error)
+
+
+def with_sql_client_redirected(sql: str | None, database: str, work: Callable[[Any], T]) -> T:
+    """`with_sql_client` for work that prints to standard output, which belongs to the result: verl does."""
+    with redirect_stdout(sys.stderr):
+        return with_sql_client(sql, database, work)
+
+
+def parse_sizes(options: list[str] | None) -> StreamSizes:
+    """What ``--size`` says; ends the process with a sentence where it says nothing that is known."""
+    fields = dict(option.partition("=")[::2] for option in options or ())
+    return exit_on_user_error(validate_settings, StreamSizes, fields, "--size")
+
+
+async def run_until_signal(job: Coroutine[Any, Any, object]) -> None:
+    """Raises `UserError` when a signal stops it."""
+    stop = asyncio.Event()
+    on_stop_signals(asyncio.get_running_loop(), stop)
+    try:
+        await run_unless(stop.wait(), job, retry_after=None)
+    except Interrupted:
+        raise UserError("stopped before the end") from None

@@ -9,13 +9,15 @@ from common.printable import printable_json, to_printable
 from store.reports import ResultTable
 
 
-def answer_of(client: Any, statement: str, **parameters: Any) -> ResultTable:
+def run_query(client: Any, statement: str, **parameters: Any) -> ResultTable:
     """What ClickHouse answers."""
     result = client.query(statement, parameters=parameters or None)
     return list(result.column_names), [tuple(row) for row in result.result_rows]
 
 
-def show(answer: ResultTable, as_json: bool = False, as_csv: bool = False, title: str = "", none: str = "done") -> None:
+def print_result(
+    answer: ResultTable, as_json: bool = False, as_csv: bool = False, title: str = "", none: str = "done"
+) -> None:
     """Print an answer; ``none`` is said instead of a table without columns or rows."""
     columns, rows = answer
     if as_json:
@@ -35,11 +37,11 @@ def show(answer: ResultTable, as_json: bool = False, as_csv: bool = False, title
     for column in columns:
         table.add_column(Text(to_printable(column)))
     for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
+        table.add_row(*(Text(_format_cell(value)) for value in row))
     output().print(table if columns else none)
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):

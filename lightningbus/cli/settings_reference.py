@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
-from lightningbus.run.settings import BusSettings, HeldOut
+from lightningbus.run.settings import BusSettings, EvalSettings
 from runners.settings import RunnerSettings
 from store.settings import StoreSettings
 
@@ -20,12 +20,12 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "inference": InferenceSettings,
     "learner": LearnerSettings,
     "runners": RunnerSettings,
-    "heldout": HeldOut,
+    "eval": EvalSettings,
 }
 """Keys of a run file that hold settings."""
 
 
-def tables() -> str:
+def render_settings() -> str:
     """A heading and a table for each section of a run file."""
     return "\n\n".join("\n".join(_section(name, kind)) for name, kind in SECTIONS.items())
 

@@ -30,7 +30,7 @@ class Attendance:
         self._expected_since: dict[str, float] = {}
         self._last_seen: dict[str, float] = {}
 
-    def look(self, expected: Mapping[str, int | None], alive: set[int], now: float) -> dict[str, str]:
+    def find_absent(self, expected: Mapping[str, int | None], alive: set[int], now: float) -> dict[str, str]:
         """Who is absent, by name, and why. ``now`` is in seconds.
 
         ``expected`` has the process of each child, None while it has none; ``alive`` those that send heartbeats.
@@ -77,7 +77,7 @@ class AttendanceWatch:
             pids = self._supervisor.pids()
             expected = {name: pids.get(name) for name in self._supervisor.expected()}
             alive = {beat.pid for beat in self._fleet.members()}
-            absent = self._attendance.look(expected, alive, time.monotonic())
+            absent = self._attendance.find_absent(expected, alive, time.monotonic())
             before, self._absent = self._absent, absent
             for name in before.keys() - absent.keys():
                 log.info("over: %s", before[name])

@@ -15,8 +15,8 @@ from learner.settings.learner import ActorSettings, LearnerSettings, OptimSettin
 from lightningbus.run import train_job
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import BusSettings, HeldOut, RunSettings
-from lightningbus.run.stack import Stack, stack
+from lightningbus.run.settings import BusSettings, EvalSettings, RunSettings
+from lightningbus.run.stack import LocalStack, start_stack
 from runners.settings import RunnerSettings
 from store.clickhouse.client import connect, query_row
 from store.settings import StoreSettings
@@ -25,7 +25,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "calculator"
 RUN = "demo"
 RUNNERS = 2
 POLL_SECONDS = 0.2
-ASK = {
+EXAMPLE_QUERIES = {
     "which weight version produced each token of a rollout": (
         "SELECT call, position, token, round(exp(logprob), 3) AS probability, version FROM tokens "
         "WHERE rollout_id = '{rollout}' ORDER BY call, position"
@@ -39,7 +39,7 @@ ASK = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DemoConfig:
     """How big the demo is."""
 
     steps: int = 36
@@ -53,37 +53,37 @@ class Job:
     deadline: float = 60.0
 
 
-async def demo(job: Job, runs: Path) -> dict[str, Any]:
+async def run_demo(job: DemoConfig, runs: Path) -> dict[str, Any]:
     """Run the job to its end; returns its figures. Raises `UserError` when a part fails for good."""
     if not EXAMPLE.exists():
         raise UserError("the demo's example is not here: run it from a clone of the repository, by `make demo`")
-    with RunDirectory(runs / RUN).locked(fresh=True) as directory:
+    with RunDirectory(runs / RUN).lock(fresh=True) as directory:
         figures, example = await _play(job, directory)
     train_job.report(figures, directory.path)
-    _look_further(example)
+    _print_next_steps(example)
     return figures
 
 
-async def _play(job: Job, directory: RunDirectory) -> tuple[dict[str, Any], str]:
+async def _play(job: DemoConfig, directory: RunDirectory) -> tuple[dict[str, Any], str]:
     """The run's figures, and one of its rollouts."""
     work = directory.path / "work"
     settings, learner, heldout = _settings(job, work)
-    async with stack(directory, BusSettings(port=0), "lightningbus demo") as made:
+    async with start_stack(directory, BusSettings(port=0), "lightningbus demo") as made:
         sizes = ["--train", job.train, "--heldout", job.heldout, "--seed", job.seed, "--out", work]
-        await made.unless_failed(_python(made, "problems.py", sizes))
-        made.view.say("making a small model that is mostly wrong; starting vLLM and runners beside")
+        await made.or_child_failure(_python(made, "problems.py", sizes))
+        made.view.set_phase("making a small model that is mostly wrong; starting vLLM and runners beside")
         sizes = ["--out", work / "model", "--seed", job.seed, "--steps", job.warm_steps, "--threads", 1]
         making = asyncio.create_task(_python(made, "model.py", sizes))
         try:
             # vLLM takes its weights from the bus: a tokenizer and a configuration are all it needs to start.
-            await _described(work / "model", making)
+            await _wait_for_model_config(work / "model", making)
             figures = await train_job.train(made, settings, learner, heldout, making)
         finally:
             making.cancel()
-        return figures, await asyncio.to_thread(_example, directory)
+        return figures, await asyncio.to_thread(_find_example_rollout, directory)
 
 
-def _settings(job: Job, work: Path) -> tuple[RunSettings, LearnerSettings, HeldOut]:
+def _settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSettings, EvalSettings]:
     node = InferenceSettings(model_path=work / "model", dtype="float32", max_model_len=128, max_num_seqs=32, threads=1)
     learner = LearnerSettings(
         run=RUN,
@@ -102,10 +102,10 @@ def _settings(job: Job, work: Path) -> tuple[RunSettings, LearnerSettings, HeldO
     )
     runners = [RunnerSettings(agent="agent:solve", path=EXAMPLE, concurrency=8)] * RUNNERS
     settings = RunSettings(name=RUN, store=StoreSettings(http_port=0), inference=[node], runners=runners)
-    return settings, learner, HeldOut(tasks=work / "heldout.jsonl")
+    return settings, learner, EvalSettings(tasks=work / "heldout.jsonl")
 
 
-async def _described(model: Path, making: asyncio.Task[None]) -> None:
+async def _wait_for_model_config(model: Path, making: asyncio.Task[None]) -> None:
     """Wait for the model's configuration, the last thing written before its training; an error of that is raised."""
     while not (model / "config.json").exists():
         if making.done():
@@ -113,7 +113,7 @@ async def _described(model: Path, making: asyncio.Task[None]) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _python(made: Stack, script: str, arguments: list[Any]) -> None:
+async def _python(made: LocalStack, script: str, arguments: list[Any]) -> None:
     process = await spawn(
         sys.executable,
         str(EXAMPLE / script),
@@ -135,15 +135,15 @@ async def _python(made: Stack, script: str, arguments: list[Any]) -> None:
         raise UserError(f"{script} failed: {last}")
 
 
-def _example(directory: RunDirectory) -> str:
-    endpoints = directory.endpoints()
+def _find_example_rollout(directory: RunDirectory) -> str:
+    endpoints = directory.read_endpoints()
     assert endpoints is not None, "the run is up"
     return str(query_row(connect(endpoints.sql), "SELECT any(rollout_id) FROM training_rollouts")[0])
 
 
-def _look_further(rollout: str) -> None:
+def _print_next_steps(rollout: str) -> None:
     console = Console(stderr=True)
     console.print("look further:", style="bold")
-    for what, sql in ASK.items():
+    for what, sql in EXAMPLE_QUERIES.items():
         console.print(f"  # {what}", style="dim", highlight=False)
         console.print(f'  lightningbus query "{sql.format(rollout=rollout)}"', highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Where the bus is, who we are there, and what the nodes' gateways ask for, when nobody says so."""
+"""Where the bus is, and which keys a role has for it and for the nodes' gateways."""
 
 import logging
 import os
@@ -11,74 +11,75 @@ from bus.client import Bus
 from bus.connection import CONNECT_SECONDS, DEFAULT_URL
 from bus.errors import BusError
 from bus.security.credentials import Credentials
-from bus.security.secrets import CLUSTER_KEY
+from bus.security.secrets import INFERENCE_API_KEY
 from lightningbus.run.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
 BUS_VARIABLE = "LIGHTNINGBUS_BUS"
-ACCESS_VARIABLE = "LIGHTNINGBUS_ACCESS"
-KEY_VARIABLE = "LIGHTNINGBUS_CLUSTER_KEY_FILE"
+CREDENTIALS_VARIABLE = "LIGHTNINGBUS_CREDENTIALS"
+API_KEY_VARIABLE = "LIGHTNINGBUS_INFERENCE_API_KEY_FILE"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A bus as one role reaches it; ``cluster_key`` is a file."""
+class BusEndpoint:
+    """A bus as one role reaches it; ``inference_api_key`` is a file."""
 
     url: str
-    access: Credentials | None = None
-    cluster_key: Path | None = None
+    credentials: Credentials | None = None
+    inference_api_key: Path | None = None
 
 
-def place(given: str | None, role: str) -> Place:
-    """Where a role finds the bus: as given, else as the environment says, else the latest run's if it is up here.
+def discover_bus(url: str | None, role: str) -> BusEndpoint:
+    """Where a role finds the bus: ``url``, else what the environment says, else the latest run that is up here.
 
-    Its access and the cluster key come from the environment, else from the same run. Raises `BusError` when the access
-    is none, or when nobody says where the bus is and the latest run's endpoints are corrupt.
+    Credentials and the inference API key come from the environment, else from the same run. Raises `BusError` for
+    unusable credentials, or when nothing names the bus and the latest run's endpoints are corrupt.
     """
-    url = given or os.environ.get(BUS_VARIABLE)
+    url = url or os.environ.get(BUS_VARIABLE)
     run = RunDirectory.latest()
     try:
-        endpoints = run.endpoints() if run is not None else None
+        endpoints = run.read_endpoints() if run is not None else None
     except BusError as error:
         if url is None:
             raise
         log.warning("%s", error)
         endpoints = None
     if endpoints is None or url not in (None, endpoints.bus):  # another bus than the run's
-        return Place(url or DEFAULT_URL, access_of(role), cluster_key_of(role))
-    said = Path(endpoints.access) if endpoints.access else None
-    key = Path(endpoints.cluster_key) if endpoints.cluster_key else None
-    return Place(endpoints.bus, access_of(role, said), cluster_key_of(role, said) or key)
+        return BusEndpoint(url or DEFAULT_URL, find_credentials(role), find_api_key(role))
+    directory = Path(endpoints.credentials) if endpoints.credentials else None
+    key = Path(endpoints.inference_api_key) if endpoints.inference_api_key else None
+    return BusEndpoint(endpoints.bus, find_credentials(role, directory), find_api_key(role, directory) or key)
 
 
-def access_directory() -> Path | None:
-    """What `--access` or the environment gives."""
-    said = os.environ.get(ACCESS_VARIABLE)
-    return Path(said) if said else None
+def find_credentials_directory() -> Path | None:
+    """What `--credentials` or the environment names."""
+    directory = os.environ.get(CREDENTIALS_VARIABLE)
+    return Path(directory) if directory else None
 
 
-def access_of(role: str, otherwise: Path | None = None) -> Credentials | None:
-    """A role's access; raises `BusError` when the directory given has none."""
-    directory = access_directory() or otherwise
+def find_credentials(role: str, default: Path | None = None) -> Credentials | None:
+    """A role's credentials; raises `BusError` when the directory has none."""
+    directory = find_credentials_directory() or default
     return Credentials.read(directory, role) if directory is not None else None
 
 
-def cluster_key_of(role: str, directory: Path | None = None) -> Path | None:
-    """The file with the cluster key that the environment names, or that lies with a role's access."""
-    if said := os.environ.get(KEY_VARIABLE):
-        return Path(said)
-    directory = directory or access_directory()
+def find_api_key(role: str, directory: Path | None = None) -> Path | None:
+    """The file with the inference API key that the environment names, or that lies with a role's credentials."""
+    if path := os.environ.get(API_KEY_VARIABLE):
+        return Path(path)
+    directory = directory or find_credentials_directory()
     if directory is None:
         return None
-    return next((file for at in (directory, directory / role) if (file := at / CLUSTER_KEY).exists()), None)
+    files = (directory / INFERENCE_API_KEY, directory / role / INFERENCE_API_KEY)
+    return next((file for file in files if file.exists()), None)
 
 
 @asynccontextmanager
-async def connected(
-    given: str | None, name: str, role: str = "client", wait: float = CONNECT_SECONDS
+async def connect(
+    url: str | None, name: str, role: str = "client", wait: float = CONNECT_SECONDS
 ) -> AsyncIterator[Bus]:
-    """A connection to wherever the bus is; raises as `Bus.connect`."""
-    at = place(given, role)
-    async with Bus.connect(at.url, name, wait, at.access) as bus:
+    """A connection to the bus that `discover_bus` finds; raises as `Bus.connect`."""
+    endpoint = discover_bus(url, role)
+    async with Bus.connect(endpoint.url, name, wait, endpoint.credentials) as bus:
         yield bus

@@ -9,7 +9,7 @@ from clickhouse_connect.driver.client import Client
 
 from bus.client import Bus
 from bus.task_file import TaskInput
-from lightningbus.run.publishing import publish_all, samples_of
+from lightningbus.run.publishing import expand_samples, publish_all
 from lightningbus.run.role_process import UserError
 from store.clickhouse.client import query_row
 
@@ -52,7 +52,7 @@ async def evaluate(
     Raises `UserError` when they are not there within ``deadline`` seconds, or when a token came from another version.
     """
     suffix = f"@{run}-{label}-v{version}"
-    tasks = samples_of(
+    tasks = expand_samples(
         problems,
         samples,
         suffix,

@@ -16,14 +16,14 @@ from common.role_settings import parse_address
 log = logging.getLogger(__name__)
 
 
-class Health:
+class HealthServer:
     """Answers the probes of one role; ``bus`` is set once it is connected."""
 
     def __init__(self, role: str) -> None:
         self._role = role
         self.bus: Bus | None = None
 
-    def unready(self) -> str:
+    def not_ready_reason(self) -> str:
         """Why the role cannot do its work now, as a sentence; empty: it can."""
         if self.bus is None or not self.bus.nc.is_connected:
             return f"{self._role} is not connected to the bus"
@@ -34,7 +34,7 @@ class Health:
         return not_ready_reason(self.bus.heartbeats.current())
 
     @asynccontextmanager
-    async def serving(self, where: str | None) -> AsyncIterator[None]:
+    async def serve(self, where: str | None) -> AsyncIterator[None]:
         """Listen while the block runs, at `RoleSettings.health`; raises `AddressInUseError`."""
         if where is None:
             yield
@@ -54,11 +54,11 @@ class Health:
         return web.Response(text="ok\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        reason = self.unready()
+        reason = self.not_ready_reason()
         return web.Response(text=f"{reason or 'ok'}\n", status=503 if reason else 200)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        metrics.ready.set(not self.unready())
+        metrics.ready.set(not self.not_ready_reason())
         return web.Response(
             body=metric_registry.render_exposition(self._role), headers={"Content-Type": CONTENT_TYPE_LATEST}
         )

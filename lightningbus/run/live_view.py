@@ -17,7 +17,7 @@ from lightningbus.run.terminal import Terminal
 from schemas.fleet import Heartbeat
 
 ROLES = ("supervisor", "learner", "inference", "runner", "store", "publisher")
-PLAIN_SECONDS = 10.0
+NON_TTY_INTERVAL_SECONDS = 10.0
 """How often a line is printed where there is no terminal to draw on."""
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -58,12 +58,12 @@ def members_table(members: Iterable[Heartbeat]) -> Table:
     return table
 
 
-def alarms(members: Iterable[Heartbeat]) -> list[str]:
+def firing_alerts(members: Iterable[Heartbeat]) -> list[str]:
     """What the watchdogs have found and is not over."""
     return [str(beat.status["alarm"]) for beat in members if beat.status.get("alarm")]
 
 
-class View:
+class LiveView:
     """Live picture of a run; ``phase`` is the headline."""
 
     def __init__(self, fleet: Fleet, title: str, console: Console | None = None) -> None:
@@ -76,7 +76,7 @@ class View:
         self._rewards: dict[int, float] = {}
 
     @asynccontextmanager
-    async def showing(self) -> AsyncIterator["View"]:
+    async def showing(self) -> AsyncIterator["LiveView"]:
         """Draw while the block runs."""
         drawing = asyncio.create_task(self._draw_live() if self._console.is_terminal else self._print_lines())
         try:
@@ -84,7 +84,7 @@ class View:
         finally:
             await cancel_and_wait(drawing)
 
-    def say(self, phase: str) -> None:
+    def set_phase(self, phase: str) -> None:
         """Change the headline; without a terminal it is printed at once."""
         self.phase = phase
         if not self._console.is_terminal:
@@ -94,11 +94,11 @@ class View:
         seconds = time.monotonic() - self._started
         return f"[{int(seconds // 60)}:{int(seconds % 60):02d}] {self.phase}{'  ' + self.note if self.note else ''}"
 
-    def _picture(self) -> Group:
+    def _render(self) -> Group:
         self._remember()
         parts: list[Text | Table] = [Text(f"{self._title}  {self._headline()}", style="bold")]
         parts.append(members_table(self._fleet.members()))
-        parts += [Text(f"ALARM  {alarm}", style="bold red") for alarm in alarms(self._fleet.members())]
+        parts += [Text(f"ALARM  {alarm}", style="bold red") for alarm in firing_alerts(self._fleet.members())]
         if self._rewards:
             line = sparkline(self._rewards[step] for step in sorted(self._rewards))
             parts.append(Text(f"reward by step  {line}  {self._rewards[max(self._rewards)]:.2f}", style="green"))
@@ -111,17 +111,17 @@ class View:
                 self._rewards[step] = float(reward)
 
     async def _draw_live(self) -> None:
-        with Live(self._picture(), console=self._console, refresh_per_second=2, transient=False) as live:
+        with Live(self._render(), console=self._console, refresh_per_second=2, transient=False) as live:
             while True:
                 await self._fleet.wait_for_change()
-                live.update(self._picture())
+                live.update(self._render())
                 await asyncio.sleep(0.3)  # a second's heartbeats come in a burst: draw once for all
 
     async def _print_lines(self) -> None:
         while True:
-            await asyncio.sleep(PLAIN_SECONDS)
+            await asyncio.sleep(NON_TTY_INTERVAL_SECONDS)
             self._remember()
-            for alarm in alarms(self._fleet.members()):
+            for alarm in firing_alerts(self._fleet.members()):
                 self._console.print(f"ALARM  {alarm}", highlight=False, soft_wrap=True, markup=False)
             said = [_line(beat) for beat in self._fleet.members() if beat.role in ("learner", "inference")]
             for line in said or [""]:

@@ -13,8 +13,8 @@ from inference.settings import InferenceSettings
 from learner.rollouts.capacity import Capacity, find_shortage
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import HeldOut, RunSettings
-from lightningbus.run.stack import children
+from lightningbus.run.settings import EvalSettings, RunSettings
+from lightningbus.run.stack import child_specs
 from runners.agent.factory import make_executors
 from runners.agent.launcher import AgentStartError
 from runners.agent.process import ProcessWatchdog
@@ -24,31 +24,31 @@ from schemas.subjects import TRAIN_ROLLOUTS
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainJob:
     """What a run file needs beside its processes to be a training job."""
 
     learner: LearnerSettings
-    heldout: HeldOut
+    eval: EvalSettings
 
 
-def job(settings: RunSettings, source: str) -> Job:
+def parse_job(settings: RunSettings, source: str) -> TrainJob:
     """Raises `UserError` naming what the run file lacks."""
-    lacking = [name for name in ("store", "inference", "runners", "learner", "heldout") if not getattr(settings, name)]
+    lacking = [name for name in ("store", "inference", "runners", "learner", "eval") if not getattr(settings, name)]
     if lacking:
         raise UserError(f"{source}: a training job needs {', '.join(lacking)} too")
     (learner,) = (
         child.settings
-        for child in children(settings, settings.runs / settings.name)
+        for child in child_specs(settings, settings.runs / settings.name)
         if isinstance(child.settings, LearnerSettings)
     )
     if learner.tasks is None:
         raise UserError(f"{source}: learner.tasks: a training job has tasks to train on")
-    assert settings.heldout is not None
-    _fits_together(settings, learner, settings.heldout, source)
-    return Job(learner, settings.heldout)
+    assert settings.eval is not None
+    _check_consistency(settings, learner, settings.eval, source)
+    return TrainJob(learner, settings.eval)
 
 
-def _fits_together(settings: RunSettings, learner: LearnerSettings, heldout: HeldOut, source: str) -> None:
+def _check_consistency(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings, source: str) -> None:
     agents = {runner.name for runner in settings.runners}
     for field, agent in (("learner.agent", learner.agent), ("heldout.agent", heldout.agent)):
         if agent not in agents:
@@ -66,20 +66,20 @@ def _fits_together(settings: RunSettings, learner: LearnerSettings, heldout: Hel
         raise UserError(f"{source}: learner.steps: a training job trains for at least one")
 
 
-def looked_at(settings: RunSettings, job: Job) -> Iterator[str]:
+def run_checks(settings: RunSettings, job: TrainJob) -> Iterator[str]:
     """Sentences of what was found to be in order; raises `UserError` at the first thing that is not."""
     assert job.learner.tasks is not None
-    for path in (job.learner.tasks, job.heldout.tasks):
+    for path in (job.learner.tasks, job.eval.tasks):
         problems = load_tasks(path)
         yield f"{path}: {len(problems)} tasks"
-    yield _sizes(settings, job.learner)
+    yield _check_sizes(settings, job.learner)
     for path in dict.fromkeys([job.learner.model_path, *(node.model_path for node in settings.inference)]):
-        yield f"{path}: {_model(path, [node for node in settings.inference if node.model_path == path])}"
+        yield f"{path}: {_check_model(path, [node for node in settings.inference if node.model_path == path])}"
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
-        yield asyncio.run(_agent(runner))
+        yield asyncio.run(_check_agent(runner))
 
 
-def _sizes(settings: RunSettings, learner: LearnerSettings) -> str:
+def _check_sizes(settings: RunSettings, learner: LearnerSettings) -> str:
     """Whether the bus that is started here can hold what the learner has under way."""
     sizes = settings.bus.streams
     bound = sizes.bytes_of(TRAIN_ROLLOUTS) or DEFAULT_MIB[TRAIN_ROLLOUTS] * MIB
@@ -89,7 +89,7 @@ def _sizes(settings: RunSettings, learner: LearnerSettings) -> str:
     return f"{TRAIN_ROLLOUTS}: {short.interval or f'{bound // MIB:,} MiB hold the steps between two checkpoints'}"
 
 
-def _model(path: Path, nodes: list[InferenceSettings]) -> str:
+def _check_model(path: Path, nodes: list[InferenceSettings]) -> str:
     """What model a directory holds, made of nothing; and whether nodes can serve it."""
     if not path.is_dir():
         raise UserError(f"{path} is no model: there is no such directory")
@@ -111,12 +111,12 @@ def _model(path: Path, nodes: list[InferenceSettings]) -> str:
             raise UserError(f"{path} has no chat template: agents could not chat with it")
         if (node.max_model_len or 0) > text.max_position_embeddings:
             raise UserError(f"max_model_len: {path} has a context of {text.max_position_embeddings} tokens")
-        _parsers(node)
+        _check_parsers(node)
     parameters = f"{model.num_parameters() / 1e6:,.1f}M parameters"
     return f"{config.model_type}, {text.num_hidden_layers} layers, {parameters}, {len(tokenizer)} tokens"
 
 
-def _parsers(node: InferenceSettings) -> None:
+def _check_parsers(node: InferenceSettings) -> None:
     if node.command is not None or not (node.tool_parser or node.reasoning_parser):
         return  # another interpreter's vLLM, or nothing to ask ours
     from vllm.reasoning import ReasoningParserManager
@@ -129,7 +129,7 @@ def _parsers(node: InferenceSettings) -> None:
             raise UserError(f"inference.{field}: vLLM has no {name!r}, but {', '.join(sorted(known))}")
 
 
-async def _agent(runner: RunnerSettings) -> str:
+async def _check_agent(runner: RunnerSettings) -> str:
     # An endpoint nobody listens at: an agent that is only imported asks nothing.
     nowhere = Slot(0, base_url="http://127.0.0.1:9/slot/0")
     with private_directory("check") as place, bind_unix_socket(place / "socket"):

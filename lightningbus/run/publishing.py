@@ -10,11 +10,11 @@ from bus.task_file import TaskInput
 from bus.task_publisher import TaskPublisher
 from schemas.tasks import Task
 
-TOGETHER, LOTS = 64, 4
+CHUNK_SIZE, MAX_CHUNKS_IN_FLIGHT = 64, 4
 """Samples that are recorded together, and how many such lots are on their way at once."""
 
 
-def samples_of(problems: Iterable[TaskInput], samples: int, suffix: str = "", **fields: Any) -> Iterator[Task]:
+def expand_samples(problems: Iterable[TaskInput], samples: int, suffix: str = "", **fields: Any) -> Iterator[Task]:
     """``samples`` tasks per problem; ``fields`` are `Task`'s others, the same for all."""
     for problem in problems:
         for sample in range(samples):
@@ -37,10 +37,10 @@ async def publish_all(bus: Bus, tasks: Iterable[Task], timeout: float, on_done: 
 
     try:
         left_over = iter(tasks)
-        while lot := list(islice(left_over, TOGETHER)):
+        while lot := list(islice(left_over, CHUNK_SIZE)):
             pending.add(asyncio.create_task(send(lot)))
             total += len(lot)
-            if len(pending) >= LOTS:
+            if len(pending) >= MAX_CHUNKS_IN_FLIGHT:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 new += sum(finished.result() for finished in done)
         new += sum(await asyncio.gather(*pending))

@@ -17,14 +17,14 @@ from common.observability import tracing
 from common.observability.logs import bind_process_context, print_fatal
 from common.role_settings import RoleSettings
 from common.subprocesses import ProcessGuard
-from lightningbus.run.discovery import Place
-from lightningbus.run.health_server import Health
+from lightningbus.run.discovery import BusEndpoint
+from lightningbus.run.health_server import HealthServer
 
 S = TypeVar("S", bound=RoleSettings)
 Role = Callable[[Bus, S, asyncio.Event], Awaitable[None]]
 
 
-TRY_AGAIN = 75
+EX_TEMPFAIL = 75
 """Exit code (EX_TEMPFAIL of sysexits.h) of a role that lost the bus: a supervisor starts it again and again."""
 
 
@@ -32,7 +32,7 @@ class UserError(Exception):
     """Something the user can put right; shown as one sentence, without a traceback."""
 
 
-def fail(sentence: object, code: int = 2) -> NoReturn:
+def exit_with(sentence: object, code: int = 2) -> NoReturn:
     """Say what is wrong on standard error and exit; 2 tells a supervisor not to try again."""
     print_fatal(sentence)
     raise SystemExit(code)
@@ -50,33 +50,33 @@ def on_stop_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Non
         loop.add_signal_handler(number, handle, number)
 
 
-async def serve(at: Place, name: str, role: Role[S], settings: S) -> None:
+async def serve_role(at: BusEndpoint, name: str, role: Role[S], settings: S) -> None:
     """Run a role until it is done, asked to stop, or cut off from the bus for good."""
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
-    health = Health(name)
-    async with health.serving(settings.health), Bus.connect(at.url, name, access=at.access) as bus:
+    health = HealthServer(name)
+    async with health.serve(settings.health), Bus.connect(at.url, name, credentials=at.credentials) as bus:
         health.bus = bus
         try:
-            await run_unless(bus.closed.wait(), role(bus, settings, stop))
+            await run_unless(bus.closed.wait(), role(bus, settings, stop), retry_after=None)
         except Interrupted:
             raise bus.failure from None
 
 
-def run_role(at: Place, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
+def run_role(at: BusEndpoint, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
     """`serve` to the end; errors a user can act on become one sentence and exit code 2, a lost bus 75."""
     ProcessGuard.raise_fd_limit()
     bind_process_context(role=name, run=getattr(settings, "run", None))
     tracing.setup(name, default_instance_id(getattr(settings, "id", None)))
     try:
-        uvloop.run(serve(at, name, role, settings))  # most of a runner's time is sockets: a third less of it
+        uvloop.run(serve_role(at, name, role, settings))  # most of a runner's time is sockets: a third less of it
     except (AccessError, AddressError) as error:
-        fail(error)
+        exit_with(error)
     except (BusError, NatsError) as error:
-        fail(str(error) or type(error).__name__, TRY_AGAIN)
+        exit_with(str(error) or type(error).__name__, EX_TEMPFAIL)
     except Exception as error:
         if not isinstance(error, (UserError, DlqLimitExceededError, AddressInUseError, *expected)):
             raise
-        fail(error)
+        exit_with(error)
     finally:
         tracing.shutdown()

@@ -28,8 +28,8 @@ class Endpoints:
     pid: int
     bus: str
     sql: str = ""
-    access: str = ""
-    cluster_key: str = ""
+    credentials: str = ""
+    inference_api_key: str = ""
     roles: dict[str, int] = field(default_factory=dict)
 
 
@@ -56,7 +56,7 @@ class RunDirectory:
         return self
 
     @contextmanager
-    def locked(self, fresh: bool = False) -> Iterator["RunDirectory"]:
+    def lock(self, fresh: bool = False) -> Iterator["RunDirectory"]:
         """`create` it and keep it for this process while the block runs.
 
         ``fresh`` moves an earlier run of the same name aside first. Raises `bus.BusError`, and changes nothing, while
@@ -104,7 +104,7 @@ class RunDirectory:
         temporary.write_text(json.dumps(asdict(endpoints), indent=2))
         temporary.replace(self.path / "endpoints.json")
 
-    def endpoints(self) -> Endpoints | None:
+    def read_endpoints(self) -> Endpoints | None:
         """Where the servers are, if the run is up; raises `bus.BusError` when the file that says so is corrupt."""
         path = self.path / "endpoints.json"
         try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-FORMS = {
+LOADERS = {
     r"^[A-Za-z0-9_-]{1,64}$": "it is no name: letters, digits, _ and -, at most 64",
     r"^[\w.]+:[\w.]+$": "it is not of the form module:function",
 }
@@ -35,21 +35,21 @@ class BusSettings(BaseModel):
     url: str | None = Field(None, description="use this NATS server instead of starting one")
     host: str = Field("127.0.0.1", description="address the embedded server listens on")
     port: int = Field(4222, ge=0, le=65535, description="its port; 0 takes a free one")
-    sync: str = Field(
+    sync_interval: str = Field(
         "2m", description="how long what was written may wait for the disk; 'always' survives a power loss"
     )
-    access: Path | None = Field(
+    credentials: Path | None = Field(
         None,
-        description="directory `lightningbus bus users` wrote: the server's users and TLS, and the keys of each role; "
+        description="directory of `lightningbus bus create-users`: the server's users and TLS, each role's keys; "
         "default: on loopback, users made in the run's directory",
     )
-    open: bool = Field(
+    insecure: bool = Field(
         False, description="make no users, and listen beyond loopback without any: for a network nobody else is on"
     )
     streams: StreamSizes = StreamSizes()
 
 
-class HeldOut(BaseModel):
+class EvalSettings(BaseModel):
     """Problems the model is never trained on; answered before and after, greedily and sampled."""
 
     model_config = ConfigDict(extra="forbid")
@@ -58,7 +58,7 @@ class HeldOut(BaseModel):
     samples: int = Field(2, ge=1, description="sampled answers to each")
     deadline: float = Field(120.0, gt=0, description="seconds an evaluation may take")
     agent: str = Field("default", description="agent that answers them")
-    best_reachable: float = Field(1.0, description="what a perfect policy gets, for comparison")
+    max_reward: float = Field(1.0, description="what a perfect policy gets, for comparison")
 
 
 class RunSettings(BaseModel):
@@ -73,15 +73,15 @@ class RunSettings(BaseModel):
     inference: list[InferenceSettings] = []
     learner: LearnerSettings | None = None
     runners: list[RunnerSettings] = []
-    heldout: HeldOut | None = Field(None, description="what `lightningbus train` measures itself on")
+    eval: EvalSettings | None = Field(None, description="what `lightningbus train` measures itself on")
 
 
 def load(kind: type[M], path: Path) -> M:
     """Settings from a YAML or JSON file; raises `UserError` naming the field that is wrong."""
-    return checked(kind, fields_of(path), str(path))
+    return validate_settings(kind, load_fields(path), str(path))
 
 
-def fields_of(path: Path) -> dict[str, Any]:
+def load_fields(path: Path) -> dict[str, Any]:
     """What a YAML or JSON file holds, unchecked; raises `UserError` if it holds no fields."""
     try:
         fields = yaml.safe_load(path.read_text()) or {}
@@ -96,7 +96,7 @@ def fields_of(path: Path) -> dict[str, Any]:
     return fields
 
 
-def checked(kind: type[M], fields: "Mapping[str, Any]", source: str) -> M:
+def validate_settings(kind: type[M], fields: "Mapping[str, Any]", source: str) -> M:
     """Settings from fields; raises `UserError` naming the first field that is wrong."""
     try:
         return kind.model_validate(fields)
@@ -116,7 +116,7 @@ def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:
         near = suggest_name(str(name), _fields_at(kind, above))
         return "no such setting" + (f"; {near}" if near else "")
     if error["type"] == "string_pattern_mismatch":
-        return FORMS.get(str(context.get("pattern")), "it has another form than it should")
+        return LOADERS.get(str(context.get("pattern")), "it has another form than it should")
     if error["type"] == "value_error":
         return str(context.get("error", error["msg"]))
     return "it is needed" if error["type"] == "missing" else error["msg"]

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from clickhouse_connect.driver.client import Client
 
 from bus.errors import AccessError, BusError
-from lightningbus.run.discovery import connected
+from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from store.clickhouse.client import connect_readonly
@@ -40,11 +40,11 @@ async def sql_client(given: str | None, database: str, limits: QueryLimits = INT
 
 async def _running_store() -> str | None:
     run = RunDirectory.latest()
-    endpoints = run.endpoints() if run is not None else None
+    endpoints = run.read_endpoints() if run is not None else None
     if endpoints is not None and endpoints.sql:
         return endpoints.sql
     try:
-        async with connected(None, "query", wait=1.0) as bus, bus.fleet("store") as stores:
+        async with connect(None, "query", wait=1.0) as bus, bus.fleet("store") as stores:
             async with asyncio.timeout(LISTEN_SECONDS):
                 while not stores.members():
                     await stores.wait_for_change()

@@ -19,16 +19,16 @@ from common.aio import cancel_and_wait
 from common.observability.logs import extract_message
 from common.subprocesses import spawn, terminate
 from lightningbus.run.discovery import BUS_VARIABLE
-from lightningbus.run.role_process import TRY_AGAIN, UserError
+from lightningbus.run.role_process import EX_TEMPFAIL, UserError
 from lightningbus.run.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 30.0
 RESTART_SECONDS = (0.5, 15.0)
-RESTARTS = 5
+MAX_RESTARTS = 5
 """A child that dies this often, each time before it had settled, is given up with the last words of its log."""
-SETTLED_SECONDS = 5.0
+STABLE_AFTER_SECONDS = 5.0
 """Who has lived this long and is killed, or loses the bus, has started well: the count begins anew."""
 CRASH_SECONDS = 600.0
 """Who ends by an error of its own has to have lived this long: a model takes minutes to load before it fails."""
@@ -36,7 +36,7 @@ KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class ChildSpec:
     """One role to run: its name in logs, the command line after ``lightningbus``, its settings."""
 
     name: str
@@ -44,19 +44,19 @@ class Child:
     settings: BaseModel
 
 
-class Restarts:
+class RestartPolicy:
     """Whether, and how soon, a child that ended is started again. Pure."""
 
     def __init__(self) -> None:
         self._short_lives = 0
 
-    def after(self, code: int, lived: float) -> float | None:
+    def next_delay(self, code: int, lived: float) -> float | None:
         """Pause in seconds before the next life; None: given up. ``lived`` is how long it ran, in seconds."""
         if code == 2:  # the role said in one sentence that it cannot go on
             return None
-        settled = SETTLED_SECONDS if code in (*KILLED, TRY_AGAIN) else CRASH_SECONDS
+        settled = STABLE_AFTER_SECONDS if code in (*KILLED, EX_TEMPFAIL) else CRASH_SECONDS
         self._short_lives = 0 if lived >= settled else self._short_lives + 1
-        if self._short_lives > RESTARTS and code != TRY_AGAIN:
+        if self._short_lives > MAX_RESTARTS and code != EX_TEMPFAIL:
             return None
         first, longest = RESTART_SECONDS
         return float(min(first * 2 ** max(0, self._short_lives - 1), longest))
@@ -70,7 +70,7 @@ class Supervisor:
         directory: RunDirectory,
         bus_url: str,
         environment: Mapping[str, str] | None = None,
-        prepare: Callable[[Child], Awaitable[None]] | None = None,
+        prepare: Callable[[ChildSpec], Awaitable[None]] | None = None,
     ) -> None:
         """``environment``: what children are told beside their settings; never a secret, only where it lies.
 
@@ -87,7 +87,7 @@ class Supervisor:
         self._also: list[asyncio.Future[None]] = []
         self._prepare = prepare
 
-    async def start(self, child: Child) -> None:
+    async def start(self, child: ChildSpec) -> None:
         """Start a child and keep it running; one that exits with 0 is done."""
         if self._prepare is not None:
             await self._prepare(child)
@@ -95,17 +95,17 @@ class Supervisor:
         await self._spawn(child)
         self._watchers[child.name] = asyncio.create_task(self._watch(child))
 
-    async def finished(self, name: str) -> None:
+    async def wait_finished(self, name: str) -> None:
         """Wait until a child has done its work; raises `UserError` if it failed for good."""
         code = await self._watchers[name]
         if code:
-            raise UserError(self._last_words(name, code))
+            raise UserError(self._last_log_line(name, code))
 
-    def also(self, work: Coroutine[Any, Any, None]) -> None:
+    def watch(self, work: Coroutine[Any, Any, None]) -> None:
         """Something else without which the children cannot go on; its error is a failure for good."""
         self._also.append(asyncio.ensure_future(work))
 
-    async def any_failure(self) -> None:
+    async def wait_for_failure(self) -> None:
         """Wait until some child has failed for good, then raise `UserError`."""
         while True:
             for other in self._also:
@@ -115,7 +115,7 @@ class Supervisor:
             running += [watcher for watcher in self._watchers.values() if not watcher.done()]
             for name, watcher in self._watchers.items():
                 if watcher.done() and not watcher.cancelled() and watcher.result():
-                    raise UserError(self._last_words(name, watcher.result()))
+                    raise UserError(self._last_log_line(name, watcher.result()))
             if not running:
                 await asyncio.Event().wait()
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -148,7 +148,7 @@ class Supervisor:
         """Process ids of the children that run."""
         return {name: process.pid for name, process in self._processes.items() if process.returncode is None}
 
-    async def _spawn(self, child: Child) -> None:
+    async def _spawn(self, child: ChildSpec) -> None:
         settings = self._directory.path / "work" / f"{child.name}.json"
         settings.touch(0o600)  # a store's address may hold a password
         settings.write_text(json.dumps(child.settings.model_dump(mode="json"), indent=2))
@@ -168,14 +168,14 @@ class Supervisor:
                 *command, stdout=out, stderr=asyncio.subprocess.STDOUT, cwd=Path.cwd(), env=environment
             )
 
-    async def _watch(self, child: Child) -> int:
-        restarts = Restarts()
+    async def _watch(self, child: ChildSpec) -> int:
+        restarts = RestartPolicy()
         while True:
             started = time.monotonic()
             code = await self._processes[child.name].wait()
             if code == 0 or child.name in self._stopping:
                 return 0
-            pause = restarts.after(code, time.monotonic() - started)
+            pause = restarts.next_delay(code, time.monotonic() - started)
             if pause is None:
                 return code
             log.warning("%s ended with %d; starting it again in %.1f s", child.name, code, pause)
@@ -190,7 +190,7 @@ class Supervisor:
             log.warning("%s did not end within %g s and was ended by force", name, STOP_SECONDS)
         await asyncio.gather(self._watchers[name], return_exceptions=True)
 
-    def _last_words(self, name: str, code: int) -> str:
+    def _last_log_line(self, name: str, code: int) -> str:
         path = self._directory.log(name)
         lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
         words = extract_message(lines[-1]) if lines else "no output"

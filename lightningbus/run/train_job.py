@@ -17,15 +17,15 @@ from bus.weights.registry import ServingTarget, WeightRegistry
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import Evaluation, evaluate
 from lightningbus.run.plot import Point, plot_rewards
-from lightningbus.run.preflight import Job
+from lightningbus.run.preflight import TrainJob
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import HeldOut, RunSettings
-from lightningbus.run.stack import Stack, children, stack
-from lightningbus.run.supervisor import Child
+from lightningbus.run.settings import EvalSettings, RunSettings
+from lightningbus.run.stack import LocalStack, child_specs, start_stack
+from lightningbus.run.supervisor import ChildSpec
 from store.clickhouse.client import StoreUnavailable, connect, query_row
 
-TRIAL_SECONDS = 600.0
+CANARY_TIMEOUT_SECONDS = 600.0
 """Longest wait for a node that tries a version."""
 SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
 """How held-out problems are answered, by the name of the figure."""
@@ -42,23 +42,27 @@ COUNTS = {
     ),
 }
 """What the store counts from what was published and what arrived."""
-HELD = "SELECT count() FROM tasks WHERE run_id = {run_id:String}"
+STORED_TASKS = "SELECT count() FROM tasks WHERE run_id = {run_id:String}"
 CURVE = (
     "SELECT version, mean_reward, reward_spread, rollouts FROM reward_by_version "
     "WHERE run_id = {run_id:String} AND mode = 'train' ORDER BY version"
 )
 
 
-async def run(settings: RunSettings, job: Job) -> None:
+async def run(settings: RunSettings, job: TrainJob) -> None:
     """A job by itself: its own bus, or the one its settings name, until its end."""
-    with RunDirectory(settings.runs / settings.name).locked(fresh=True) as directory:
-        async with stack(directory, settings.bus, f"lightningbus train · {settings.name}") as made:
-            figures = await train(made, settings, job.learner, job.heldout, None)
+    with RunDirectory(settings.runs / settings.name).lock(fresh=True) as directory:
+        async with start_stack(directory, settings.bus, f"lightningbus train · {settings.name}") as made:
+            figures = await train(made, settings, job.learner, job.eval, None)
     report(figures, directory.path)
 
 
 async def train(
-    made: Stack, settings: RunSettings, learner: LearnerSettings, heldout: HeldOut, ready: Awaitable[object] | None
+    made: LocalStack,
+    settings: RunSettings,
+    learner: LearnerSettings,
+    heldout: EvalSettings,
+    ready: Awaitable[object] | None,
 ) -> dict[str, Any]:
     """Run a job on a bus that is up; returns its figures, which lie in the run's directory too.
 
@@ -67,18 +71,18 @@ async def train(
     """
     started = time.monotonic()
     problems = load_tasks(heldout.tasks)
-    client = await _serve(made, settings, ready)
+    client = await _wait_until_serving(made, settings, ready)
     await _publish_first(made, learner)
-    before = await _evaluate(made, client, settings.name, heldout, problems, await _version(made, learner))
+    before = await _evaluate(made, client, settings.name, heldout, problems, await _wait_for_version(made, learner))
     _write(made, _accuracies("before", before))
-    made.view.say(f"training: {learner.steps} steps of {learner.groups_per_step} x {learner.samples} rollouts")
-    await made.supervisor.start(Child("learner", "learner", learner))
-    await made.unless_failed(made.supervisor.finished("learner"))
-    after = await _evaluate(made, client, settings.name, heldout, problems, await _version(made, learner))
-    made.view.say("counting")
-    await _drained(made, client, settings.name)
+    made.view.set_phase(f"training: {learner.steps} steps of {learner.groups_per_step} x {learner.samples} rollouts")
+    await made.supervisor.start(ChildSpec("learner", "learner", learner))
+    await made.or_child_failure(made.supervisor.wait_finished("learner"))
+    after = await _evaluate(made, client, settings.name, heldout, problems, await _wait_for_version(made, learner))
+    made.view.set_phase("counting")
+    await _wait_until_stored(made, client, settings.name)
     figures = await asyncio.to_thread(_figures, client, settings.name, before, after)
-    figures |= {"best_reachable": heldout.best_reachable, "seconds": round(time.monotonic() - started, 1)}
+    figures |= {"max_reward": heldout.max_reward, "seconds": round(time.monotonic() - started, 1)}
     curve = await asyncio.to_thread(_curve, client, settings.name)
     _write(made, figures)
     title = f"{settings.name}: reward over weight versions"
@@ -86,12 +90,12 @@ async def train(
     return figures
 
 
-def _write(made: Stack, figures: dict[str, Any]) -> None:
+def _write(made: LocalStack, figures: dict[str, Any]) -> None:
     """What is known by now, in the run's directory."""
     (made.directory.path / RESULTS).write_text(json.dumps(figures, indent=2) + "\n")
 
 
-async def _version(made: Stack, learner: LearnerSettings) -> int:
+async def _wait_for_version(made: LocalStack, learner: LearnerSettings) -> int:
     """The newest weight version that nodes serve; one that is to be tried has been by then."""
     releases = WeightRegistry(made.bus, learner.model)
 
@@ -101,27 +105,29 @@ async def _version(made: Stack, learner: LearnerSettings) -> int:
         return choice
 
     try:
-        async with asyncio.timeout(TRIAL_SECONDS):
-            choice = await made.unless_failed(tried())
+        async with asyncio.timeout(CANARY_TIMEOUT_SECONDS):
+            choice = await made.or_child_failure(tried())
     except TimeoutError:
-        raise UserError(f"no node has tried the last version within {TRIAL_SECONDS:g} s: see the nodes' logs") from None
+        raise UserError(
+            f"no node has tried the last version within {CANARY_TIMEOUT_SECONDS:g} s: see the nodes' logs"
+        ) from None
     if choice.serve is None:
         raise UserError("no weight version is left to serve: `lightningbus weights list` says why")
     return choice.serve.version
 
 
-async def _serve(made: Stack, settings: RunSettings, ready: Awaitable[object] | None) -> Client:
+async def _wait_until_serving(made: LocalStack, settings: RunSettings, ready: Awaitable[object] | None) -> Client:
     """Every process of the job but the learner; a client on its store."""
-    for child in children(settings.model_copy(update={"learner": None}), made.directory.path):
+    for child in child_specs(settings.model_copy(update={"learner": None}), made.directory.path):
         await made.supervisor.start(child)
     if ready is not None:
-        await made.unless_failed(ready)
-    store = await made.member(lambda beat: beat.role == "store", "store", 60)
-    made.announce(store.address)
+        await made.or_child_failure(ready)
+    store = await made.wait_for_member(lambda beat: beat.role == "store", "store", 60)
+    made.write_endpoints(store.address)
     assert settings.store is not None, "a training job has a store"
     try:
         client = await asyncio.to_thread(connect, settings.store.url or store.address, settings.store.database)
-        held = await asyncio.to_thread(query_row, client, HELD, {"run_id": settings.name})
+        held = await asyncio.to_thread(query_row, client, STORED_TASKS, {"run_id": settings.name})
     except (StoreUnavailable, ClickHouseError) as error:
         raise UserError(f"the store cannot be asked: {' '.join(str(error).split())[:300]}") from error
     if held[0]:
@@ -129,19 +135,21 @@ async def _serve(made: Stack, settings: RunSettings, ready: Awaitable[object] | 
     return client
 
 
-async def _publish_first(made: Stack, learner: LearnerSettings) -> None:
+async def _publish_first(made: LocalStack, learner: LearnerSettings) -> None:
     """A learner of no steps publishes the model, writes its checkpoint and ends."""
-    made.view.say("publishing version 0")
-    await made.supervisor.start(Child("learner-first", "learner", learner.model_copy(update={"steps": 0})))
-    await made.unless_failed(made.supervisor.finished("learner-first"))
-    await made.member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 120)
+    made.view.set_phase("publishing version 0")
+    await made.supervisor.start(ChildSpec("learner-first", "learner", learner.model_copy(update={"steps": 0})))
+    await made.or_child_failure(made.supervisor.wait_finished("learner-first"))
+    await made.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 120)
 
 
 async def _evaluate(
-    made: Stack, client: Client, run: str, heldout: HeldOut, problems: list[TaskInput], version: int
+    made: LocalStack, client: Client, run: str, heldout: EvalSettings, problems: list[TaskInput], version: int
 ) -> list[Evaluation]:
-    made.view.say(f"held-out problems under version {version}: greedy, then sampled")
-    await made.member(lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 600)
+    made.view.set_phase(f"held-out problems under version {version}: greedy, then sampled")
+    await made.wait_for_member(
+        lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 600
+    )
     results = []
     for label, sampling in SAMPLINGS.items():
         samples = heldout.samples if label == "sampled" else 1
@@ -149,12 +157,12 @@ async def _evaluate(
             made.bus, client, run, problems, label=label, version=version, samples=samples, sampling=sampling,
             deadline=heldout.deadline, agent=heldout.agent,
         )  # fmt: skip
-        results.append(await made.unless_failed(work))
+        results.append(await made.or_child_failure(work))
         made.view.note = f"{label}, version {version}: {results[-1].accuracy:.2f}"
     return results
 
 
-async def _drained(made: Stack, client: Client, run: str) -> None:
+async def _wait_until_stored(made: LocalStack, client: Client, run: str) -> None:
     """Wait until everything published has ended, as far as it will within half a minute; the count is the store's."""
     try:
         async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""Inference nodes that refuse this runner's cluster key: named at once, and passed over while there are others."""
+"""Inference nodes that reject this runner's API key: named at once, and skipped while there are others."""
 
 import logging
 from collections.abc import Iterable
@@ -37,5 +37,5 @@ class RejectingNodes:
 
     def _why(self, node: Heartbeat) -> str:
         if self._has_key:
-            return f"{node.id} refuses the cluster key of this runner (cluster_key_file)"
-        return f"{node.id} asks for a cluster key, and this runner has none (cluster_key_file)"
+            return f"{node.id} refuses the inference API key of this runner (inference_api_key_file)"
+        return f"{node.id} asks for an inference API key, and this runner has none (inference_api_key_file)"

@@ -74,13 +74,13 @@ class Upstream:
     """The inference nodes, as one: chooses a node, holds a call, asks again elsewhere."""
 
     def __init__(
-        self, fleet: Fleet, session: aiohttp.ClientSession, cluster_key: str = "", one_version: bool = False
+        self, fleet: Fleet, session: aiohttp.ClientSession, inference_api_key: str = "", one_version: bool = False
     ) -> None:
         """``one_version``: a rollout's calls go on with the version of the one before while some node has it."""
         self._fleet, self._one_version = fleet, one_version
         self._session = session
-        self._own = bearer_header(cluster_key)
-        self._refusing = RejectingNodes(bool(cluster_key))
+        self._own = bearer_header(inference_api_key)
+        self._refusing = RejectingNodes(bool(inference_api_key))
         self._open: Counter[str] = Counter()
         self._served: set[str] = set()
 

@@ -371,5 +371,5 @@ async def test_a_cancellation_that_is_forgotten_once_is_asked_for_again() -> Non
 
     task = asyncio.create_task(forgetful())
     await asyncio.sleep(0)
-    await cancel_and_wait(task, again=0.01)
+    await cancel_and_wait(task, retry_after=0.01)
     assert task.cancelled() and forgotten == 3

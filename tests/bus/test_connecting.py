@@ -86,7 +86,7 @@ async def test_rotated_keys_are_read_again_at_a_reconnect(tmp_path: Path) -> Non
     assert list(create_users(users, tls=False)) and list(create_users(fresh, tls=False))
     async with nats_server(tmp_path / "nats", users=users) as server:
         access = Credentials.read(users, "admin")
-        async with Bus.connect(server.url, access=access) as bus, asyncio.timeout(30):
+        async with Bus.connect(server.url, credentials=access) as bus, asyncio.timeout(30):
             await bus.provision()
             shutil.copy(fresh / "admin" / "nkey", users / "admin" / "nkey")
             replace_users(server, users, fresh)
@@ -103,7 +103,7 @@ async def test_old_keys_end_the_connection_with_the_reason(tmp_path: Path, monke
     async with (
         asyncio.timeout(30),
         nats_server(tmp_path / "nats", users=users) as server,
-        Bus.connect(server.url, access=Credentials.read(users, "admin")) as bus,
+        Bus.connect(server.url, credentials=Credentials.read(users, "admin")) as bus,
     ):
         replace_users(server, users, fresh)
         await bus.closed.wait()
@@ -116,9 +116,17 @@ async def test_a_role_with_old_keys_ends_with_code_2_and_the_reason(tmp_path: Pa
     users, fresh = tmp_path / "users", tmp_path / "fresh"
     assert list(create_users(users, tls=False)) and list(create_users(fresh, tls=False))
     async with nats_server(tmp_path / "nats", users=users) as server:
-        async with Bus.connect(server.url, access=Credentials.read(users, "admin")) as admin:
+        async with Bus.connect(server.url, credentials=Credentials.read(users, "admin")) as admin:
             await admin.provision()
-            arguments = ["--access", str(users), "store", "--bus", server.url, "--data-dir", str(tmp_path / "store")]
+            arguments = [
+                "--credentials",
+                str(users),
+                "store",
+                "--bus",
+                server.url,
+                "--data-dir",
+                str(tmp_path / "store"),
+            ]
             async with admin.fleet("store") as fleet:
                 role = await asyncio.create_subprocess_exec(
                     *LIGHTNINGBUS, *arguments, "--http-port", "0", env=environment(), stderr=asyncio.subprocess.PIPE

@@ -22,7 +22,7 @@ from schemas.tasks import Task
 
 
 async def dead(nats_url: str, *arguments: str, code: int = 0) -> str:
-    """``lightningbus dead …``; its output, or its error if it is to fail."""
+    """``lightningbus dlq …``; its output, or its error if it is to fail."""
     process = await asyncio.create_subprocess_exec(
         *[sys.executable, "-m", "lightningbus", "dead", *arguments, "--bus", nats_url],
         stdout=asyncio.subprocess.PIPE,

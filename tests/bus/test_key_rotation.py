@@ -33,7 +33,7 @@ def reload(server: NatsServer) -> None:
 
 async def let_in(url: str, access: Credentials) -> None:
     """Raises `AccessError` unless the server lets us in."""
-    async with Bus.connect(url, access=access, wait=10):
+    async with Bus.connect(url, credentials=access, wait=10):
         pass
 
 
@@ -93,13 +93,13 @@ async def test_rotation_cuts_nobody_off(tmp_path: Path, tls: bool) -> None:
     users = tmp_path / "users"
     assert list(create_users(users, tls=tls))
     async with nats_server(tmp_path / "nats", users=users) as server:
-        async with Bus.connect(server.url, access=Credentials.read(users, "admin")) as admin:
+        async with Bus.connect(server.url, credentials=Credentials.read(users, "admin")) as admin:
             await admin.provision()
             old = tmp_path / "old"
             old.mkdir()
             for file in (users / "runner").iterdir():
                 (old / file.name).write_bytes(file.read_bytes())
-            async with Bus.connect(server.url, access=Credentials.read(users, "client")) as client:
+            async with Bus.connect(server.url, credentials=Credentials.read(users, "client")) as client:
                 published = 0
 
                 async def publish() -> None:
@@ -143,7 +143,7 @@ async def test_the_end_of_each_certificate_is_a_metric_and_a_warning_when_near(
     async with (
         asyncio.timeout(60),
         nats_server(tmp_path / "nats", users=users) as server,
-        Bus.connect(server.url, access=Credentials.read(users, "runner")) as bus,
+        Bus.connect(server.url, credentials=Credentials.read(users, "runner")) as bus,
     ):
         names = ("own", "authority", "server")
         while [days_left(name) for name in names] != [20, 20, 20]:

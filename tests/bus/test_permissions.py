@@ -72,7 +72,7 @@ class Secured:
     async def as_(self, role: str, **changes: Any) -> AsyncIterator[Bus]:
         """A connection of a role; ``changes`` are of its access."""
         access = replace(Credentials.read(self.users, role), **changes)
-        async with Bus.connect(self.url, name=role, wait=5, access=access) as bus:
+        async with Bus.connect(self.url, name=role, wait=5, credentials=access) as bus:
             yield bus
 
 
@@ -85,9 +85,9 @@ def lightningbus(*arguments: object, cwd: Path) -> "subprocess.CompletedProcess[
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """Made and started as a user would: one server for every test here."""
     place = tmp_path_factory.mktemp("secured")
-    process = lightningbus("bus", "users", "--out", "secrets", "--tls", "--host", "bus.example.org", cwd=place)
+    process = lightningbus("bus", "create-users", "--out", "secrets", "--tls", "--host", "bus.example.org", cwd=place)
     assert process.returncode == 0, process.stderr
-    command = [*LIGHTNINGBUS, "--access", "secrets", "bus", "--port", "0", "--dir", "bus"]
+    command = [*LIGHTNINGBUS, "--credentials", "secrets", "bus", "--port", "0", "--dir", "bus"]
     with (place / "bus.log").open("w") as log:
         server = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=log, text=True)
     assert server.stdout is not None
@@ -347,7 +347,7 @@ async def test_a_role_has_a_bound_on_its_connections(tmp_path: Path) -> None:
     async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server, AsyncExitStack() as exits:
 
         async def enter(role: str) -> Bus:
-            connection = Bus.connect(server.url, wait=3, access=Credentials.read(tmp_path / "users", role))
+            connection = Bus.connect(server.url, wait=3, credentials=Credentials.read(tmp_path / "users", role))
             return await exits.enter_async_context(connection)
 
         for _ in range(most):
@@ -404,7 +404,7 @@ async def test_a_stranger_is_refused_in_one_sentence(
 
 async def test_nothing_is_said_in_the_clear(secured: Secured) -> None:
     """Not a word comes before TLS, so nobody in between can say that there is none; and none is taken without."""
-    with pytest.raises(BusError, match="if it wants TLS, give --access"):
+    with pytest.raises(BusError, match="if it wants TLS, give --credentials"):
         async with Bus.connect(secured.url, wait=15):
             pass
     with socket.create_connection(("127.0.0.1", int(secured.url.rpartition(":")[2])), timeout=10) as plain:
@@ -421,7 +421,9 @@ async def test_nothing_is_said_in_the_clear(secured: Secured) -> None:
 def test_secrets_are_for_their_owner_and_are_not_written_over(secured: Secured) -> None:
     """Seeds, passwords and private keys are their owner's alone, in no log, and no second run replaces them."""
     secret = [
-        path for path in secured.users.rglob("*") if path.name.endswith(("nkey", "password", "key.pem", "cluster.key"))
+        path
+        for path in secured.users.rglob("*")
+        if path.name.endswith(("nkey", "password", "key.pem", "inference-api.key"))
     ]
     assert len(secret) == len(PERMISSIONS) + len(PERMISSIONS) + 2 + 2
     assert {path.stat().st_mode & 0o777 for path in secret} == {0o600}
@@ -432,7 +434,7 @@ def test_secrets_are_for_their_owner_and_are_not_written_over(secured: Secured) 
     seeds = [path.read_text().strip() for path in secret if path.name == "nkey"]
     assert all(re.fullmatch(r"SU[A-Z2-7]{56}", seed) for seed in seeds)
     assert not any(seed in text for seed in seeds for text in (*written, *logs))
-    again = lightningbus("bus", "users", "--out", secured.users, cwd=secured.users.parent)
+    again = lightningbus("bus", "create-users", "--out", secured.users, cwd=secured.users.parent)
     assert again.returncode == 2 and "users.conf exists: give another --out" in again.stderr
 
 
@@ -448,7 +450,7 @@ def test_secrets_are_for_their_owner_and_are_not_written_over(secured: Secured) 
         (
             "access.json",
             None,
-            "has no access for role runner: it is not a directory that `lightningbus bus users` wrote",
+            "has no access for role runner: it is not a directory that `lightningbus bus create-users` wrote",
         ),
     ],
 )
@@ -484,7 +486,7 @@ async def test_a_server_that_says_nothing_more_is_left_at_once(tmp_path: Path) -
 
     async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server:
         assert server.process is not None
-        async with Bus.connect(server.url, access=Credentials.read(tmp_path / "users", "admin")) as bus:
+        async with Bus.connect(server.url, credentials=Credentials.read(tmp_path / "users", "admin")) as bus:
             bus.nc._disconnected_cb = leave
             server.process.send_signal(signal.SIGSTOP)
             try:

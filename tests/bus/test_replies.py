@@ -149,8 +149,8 @@ async def test_no_answer_does_what_its_receiver_may_not(secured: tuple[str, Path
         return take
 
     async with (
-        Bus.connect(url, access=Credentials.read(users, "admin")) as admin,
-        Bus.connect(url, access=Credentials.read(users, role)) as bus,
+        Bus.connect(url, credentials=Credentials.read(users, "admin")) as admin,
+        Bus.connect(url, credentials=Credentials.read(users, role)) as bus,
     ):
         await prepare(admin, 4 * len(list(targets())))
         before, entries = await contents(admin), await stored(admin)

@@ -41,7 +41,7 @@ class Roles:
 
     async def as_(self, role: str, folder: Path | None = None) -> Bus:
         access = Credentials.read(folder or self.folder, role)
-        return await self._exits.enter_async_context(Bus.connect(self.url, name=role, access=access))
+        return await self._exits.enter_async_context(Bus.connect(self.url, name=role, credentials=access))
 
     async def send(self, subject: str, payload: bytes, **headers: str) -> int:
         """A message as anybody may write it who may write there at all."""

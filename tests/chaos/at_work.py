@@ -9,7 +9,7 @@ from typing import Any
 
 from bus.task_file import TaskInput
 from common.aio import cancel_and_wait
-from lightningbus.run.publishing import publish_all, samples_of
+from lightningbus.run.publishing import expand_samples, publish_all
 from schemas import ids
 from tests.chaos.faults import Log
 from tests.chaos.oracle import judge
@@ -74,7 +74,7 @@ class Busy:
         while not stop.is_set():
             first = len(self.rollouts) // TOGETHER
             problems = [TaskInput(f"eval{first}-{n}", {"question": f"what is {first} {n}?"}) for n in range(TOGETHER)]
-            await publish_all(self._world.bus, samples_of(problems, 1, **fields), timeout=300, on_done=lambda: None)
+            await publish_all(self._world.bus, expand_samples(problems, 1, **fields), timeout=300, on_done=lambda: None)
             self.rollouts += [ids.rollout_id(problem.id, 0) for problem in problems]
             while not stop.is_set() and len(self._world.tap.ended.keys() & self.rollouts) < len(self.rollouts) - FEW:
                 await self._world.tap.rollouts(len(self._world.tap.ended) + 1)

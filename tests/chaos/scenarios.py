@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bus.embedded.nats_server import NatsServer, free_port
 from bus.task_file import TaskInput
-from lightningbus.run.publishing import publish_all, samples_of
+from lightningbus.run.publishing import expand_samples, publish_all
 from tests.chaos import absence, faults, state_loss
 from tests.chaos.at_work import FINISH_SECONDS, at_work, small_disk, steps_for
 from tests.chaos.faults import Log
@@ -132,7 +132,7 @@ async def soak(place: Path, report: Report, rng: random.Random, kills: int, roll
     fields = {"run_id": RUN, "agent": "default", "mode": "eval", "deadline": 300.0, "max_attempts": 30}
     problems = [TaskInput(f"soak{number}", {"question": f"what follows {number}?"}) for number in range(SOAK_ROLLOUTS)]
     async with world(place, steps=SOAK_STEPS, token_seconds=0.0) as made, Resources(made).watched() as resources:
-        await publish_all(made.bus, samples_of(problems, 1, **fields), timeout=3600, on_done=lambda: None)
+        await publish_all(made.bus, expand_samples(problems, 1, **fields), timeout=3600, on_done=lambda: None)
         await made.tap.rollouts(SOAK_ROLLOUTS + SOAK_STEPS * SAMPLES * GROUPS)
         await made.finished(FINISH_SECONDS)
         verdict: Verdict = await judge(made, [f"{problem.id}.0" for problem in problems], made.vocabulary)

@@ -8,7 +8,7 @@ import pytest
 
 from bus.weights.registry import WeightRegistry
 from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.supervisor import Child, Supervisor
+from lightningbus.run.supervisor import ChildSpec, Supervisor
 from tests.chaos.__main__ import prepare
 from tests.chaos.world import GROUPS, RUN, STAND_IN, World, _node, _runner, world
 
@@ -36,12 +36,12 @@ async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyon
             # A node that takes three seconds for each version, while its requests stand still.
             slow = _node(place, "inference-slow", 0.03)
             slow = slow.model_copy(update={"command": [*STAND_IN, "--token-seconds", "0.03", "--load-seconds", "3"]})
-            await late.start(Child("inference-slow", "inference", slow))
+            await late.start(ChildSpec("inference-slow", "inference", slow))
             await _step(made, 2)
             pid = made.signal("learner", signal.SIGSTOP)
             assert pid is not None
-            await late.start(Child("runner-late", "runner", _runner("runner-late")))
-            await late.start(Child("inference-late", "inference", _node(place, "inference-late", 0.03)))
+            await late.start(ChildSpec("runner-late", "runner", _runner("runner-late")))
+            await late.start(ChildSpec("inference-late", "inference", _node(place, "inference-late", 0.03)))
             await _alive(made, {"runner-late", "inference-late"})
             made.signal("learner", signal.SIGCONT)
             await made.finished(200)

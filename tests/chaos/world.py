@@ -25,7 +25,7 @@ from common.aio import cancel_and_wait
 from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.supervisor import Child, Supervisor
+from lightningbus.run.supervisor import ChildSpec, Supervisor
 from runners.settings import RunnerSettings
 from store.clickhouse.client import connect
 from store.service import writer_url
@@ -60,7 +60,7 @@ class World:
     learner: "asyncio.Task[None] | None" = None
     state_was_lost: bool = False
     """The bus lost acknowledged data, so not all of it can be in the store."""
-    children: dict[str, Child] = field(default_factory=dict)
+    children: dict[str, ChildSpec] = field(default_factory=dict)
 
     @property
     def targets(self) -> list[str]:
@@ -125,18 +125,18 @@ class World:
             return False
         return True
 
-    async def take_down(self, name: str) -> Child:
+    async def take_down(self, name: str) -> ChildSpec:
         """Stop a role as its operator would; returns what `bring_up` needs."""
         if self.learner is not None and name == "learner":
             await cancel_and_wait(self.learner)
         await self.supervisors[name].stop(name)
         return self.children[name]
 
-    async def bring_up(self, child: Child) -> None:
+    async def bring_up(self, child: ChildSpec) -> None:
         """Start a role that was taken down."""
         await self.supervisors[child.name].start(child)
         if child.role == "learner":
-            self.learner = asyncio.create_task(self.supervisors[child.name].finished(child.name))
+            self.learner = asyncio.create_task(self.supervisors[child.name].wait_finished(child.name))
 
     async def alert_is_stored(self, text: str, since: int, seconds: float = 120.0) -> None:
         """Wait until ClickHouse has an alert about a role, or with this text, fired after ``since`` (Unix ns)."""
@@ -154,7 +154,7 @@ class World:
         path = ROOT / "tests" / "agents"
         fields = {"name": name, "id": name, "path": path, "ack_wait": LEASE_SECONDS, "concurrency": 2, **settings}
         supervisor = self.others[name] = Supervisor(RunDirectory(self.directory / "run"), self.nats.url)
-        await supervisor.start(Child(name, "runner", RunnerSettings.model_validate(fields)))
+        await supervisor.start(ChildSpec(name, "runner", RunnerSettings.model_validate(fields)))
         async with asyncio.timeout(90):
             while not any(beat.id == name and beat.state == "running" for beat in self.fleet.members()):
                 await self.fleet.wait_for_change()
@@ -241,10 +241,10 @@ async def world(
             if isinstance(settings, InferenceSettings):
                 settings = await _behind(made, exits, settings, child.name)
             started = time.monotonic()
-            made.children[child.name] = Child(child.name, child.role, settings)
+            made.children[child.name] = ChildSpec(child.name, child.role, settings)
             await supervisor.start(made.children[child.name])
             if child.role == "learner":
-                made.learner = asyncio.create_task(supervisor.finished("learner"))
+                made.learner = asyncio.create_task(supervisor.wait_finished("learner"))
                 exits.push_async_callback(cancel_and_wait, made.learner)
             if child.role == "store":
                 async with asyncio.timeout(90):
@@ -280,15 +280,17 @@ def children(
     token_seconds: float,
     learner: Mapping[str, Any],
     store: StoreSettings,
-) -> list[Child]:
+) -> list[ChildSpec]:
     """The processes of the run, in the order they start."""
-    made = [Child("store", "store", store)]
+    made = [ChildSpec("store", "store", store)]
     for number in range(nodes):
-        made.append(Child(f"inference-{number}", "inference", _node(directory, f"inference-{number}", token_seconds)))
+        made.append(
+            ChildSpec(f"inference-{number}", "inference", _node(directory, f"inference-{number}", token_seconds))
+        )
     for number in range(runners):
-        made.append(Child(f"runner-{number}", "runner", _runner(f"runner-{number}")))
+        made.append(ChildSpec(f"runner-{number}", "runner", _runner(f"runner-{number}")))
     if steps:
-        made.append(Child("learner", "learner", _learner(directory, steps, learner)))
+        made.append(ChildSpec("learner", "learner", _learner(directory, steps, learner)))
     return made
 
 

@@ -15,9 +15,9 @@ from common.subprocesses import ProcessGuard
 from inference.node import Node
 from inference.settings import InferenceSettings
 from lightningbus.cli.app import app
-from lightningbus.cli.commands import servers, start
-from lightningbus.cli.commands.servers import URL_VARIABLE
-from lightningbus.run.discovery import ACCESS_VARIABLE, KEY_VARIABLE, Place
+from lightningbus.cli.commands import inference, learner, runner, store
+from lightningbus.cli.commands.store import URL_VARIABLE
+from lightningbus.run.discovery import API_KEY_VARIABLE, CREDENTIALS_VARIABLE, BusEndpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -26,16 +26,16 @@ ROLES = {"store", "learner", "inference", "runner"}
 
 
 class Commands:
-    """Reads command lines as ``lightningbus`` does; starts nothing. ``secrets`` is what `bus users` made."""
+    """Reads command lines as ``lightningbus`` does; starts nothing. ``secrets`` is what `bus create-users` made."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path, secrets: Path) -> None:
         self.secrets = secrets
         self._monkeypatch, self._directory = monkeypatch, directory
-        self._begun: list[tuple[Place, str, RoleSettings]] = []
+        self._begun: list[tuple[BusEndpoint, str, RoleSettings]] = []
         self._guarded = 0
         # In this process a guard would end what other tests have started.
         monkeypatch.setattr(ProcessGuard, "enable", self._stand)
-        for module in (servers, start):
+        for module in (inference, learner, runner, store):
             monkeypatch.setattr(
                 module, "run_role", lambda at, name, role, checked, *_: self._begun.append((at, name, checked))
             )
@@ -58,9 +58,9 @@ class Commands:
         listen for want of them.
         """
         words = [self._local(word, settings) for word in words]
-        if words[0] == "--access":
+        if words[0] == "--credentials":
             access, words = self.secrets.parent / words[1], words[2:]
-        for variable, said in ((ACCESS_VARIABLE, access), (KEY_VARIABLE, key), (URL_VARIABLE, url)):
+        for variable, said in ((CREDENTIALS_VARIABLE, access), (API_KEY_VARIABLE, key), (URL_VARIABLE, url)):
             if said is None:
                 self._monkeypatch.delenv(variable, raising=False)
             else:
@@ -71,15 +71,15 @@ class Commands:
         if name not in ROLES:
             given = command.make_context(name, list(words)).params
             if name == "bus":
-                check_exposure(given["host"], access, given["open"])
+                check_exposure(given["host"], access, given["insecure"])
             return None
         guarded = self._guarded
         command.main(words, standalone_mode=False)
         assert self._guarded - guarded == (name == "runner")
         at, begun, checked = self._begun.pop()
-        assert begun == name and (at.access is not None) == (access is not None)
+        assert begun == name and (at.credentials is not None) == (access is not None)
         if isinstance(checked, InferenceSettings):
-            Node(cast("Bus", None), checked)  # asks for the cluster key before anything else
+            Node(cast("Bus", None), checked)  # asks for the inference API key before anything else
         return checked
 
     def _local(self, word: str, settings: Mapping[str, str]) -> str:

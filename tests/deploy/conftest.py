@@ -10,7 +10,7 @@ from tests.deploy.commands import Commands
 
 @pytest.fixture(scope="session")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `lightningbus bus users --out secrets --tls` makes, and beside it what `--out site --tls --site` does."""
+    """What `bus create-users --out secrets --tls` makes, and beside it what `--out site --tls --leaf` does."""
     place = tmp_path_factory.mktemp("users") / "secrets"
     assert list(create_users(place, tls=True)) and list(
         create_users(place.parent / "site", tls=True, site=True, signing=place / "inference")

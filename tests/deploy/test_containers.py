@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from bus.embedded.nats_server import find_server, server_config
-from bus.security.secrets import CLUSTER_KEY, CONF, SERVER_PLACE
+from bus.security.secrets import CONF, INFERENCE_API_KEY, SERVER_PLACE
 from common.role_settings import parse_address
 from inference.settings import InferenceSettings
-from lightningbus.cli.commands.servers import ADMIN_VARIABLE, READER_VARIABLE, URL_VARIABLE, WRITER_VARIABLE
-from lightningbus.run.discovery import KEY_VARIABLE
+from lightningbus.cli.commands.store import ADMIN_VARIABLE, READER_VARIABLE, URL_VARIABLE, WRITER_VARIABLE
+from lightningbus.run.discovery import API_KEY_VARIABLE
 from lightningbus.run.store_discovery import SQL_VARIABLE
 from runners.settings import RunnerSettings
 from runners.task_handler import GIVE_BACK_SECONDS
@@ -29,7 +29,7 @@ COMPOSE: Document = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES: dict[str, Document] = COMPOSE["services"]
 TARGETS = {"runner", "calculator", "store", "learner", "inference"}
 VARIABLE = re.compile(r"\$\{\w+(:[?-][^}]*)?\}")
-SECRET = re.compile(r"PASSWORD|TOKEN|SECRET|API_KEY")
+SECRET = re.compile(r"PASSWORD|TOKEN|SECRET|API_KEY$")
 
 
 def stages() -> dict[str, list[Any]]:
@@ -58,9 +58,9 @@ def begun(commands: Commands, name: str) -> Any:
     """The settings a service's role begins with."""
     service = SERVICES[name]
     key = None
-    if KEY_VARIABLE in service["environment"]:
-        assert service["environment"][KEY_VARIABLE] in secrets_of(service)
-        key = commands.secrets / "inference" / CLUSTER_KEY
+    if API_KEY_VARIABLE in service["environment"]:
+        assert service["environment"][API_KEY_VARIABLE] in secrets_of(service)
+        key = commands.secrets / "inference" / INFERENCE_API_KEY
     words = service["command"]
     assert not any(VARIABLE.search(word) for word in words), "arguments are seen by everybody on a machine"
     url = service["environment"].get(URL_VARIABLE)
@@ -94,7 +94,7 @@ def test_a_services_command_is_one_of_ours_and_its_health_is_asked_where_it_answ
         assert vllm["static_configs"] == [{"targets": [f"inference:{settings.port}"]}]
         assert vllm["authorization"]["credentials_file"] in secrets_of(SERVICES["otel"])
     if isinstance(settings, InferenceSettings | RunnerSettings):
-        assert settings.cluster_key_file is not None
+        assert settings.inference_api_key_file is not None
     if isinstance(settings, RunnerSettings):
         grace = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
         assert grace >= settings.drain_seconds + 2 * GIVE_BACK_SECONDS + 10

@@ -13,10 +13,11 @@ from prometheus_client import Counter, Gauge, Histogram
 from bus.streams import BUCKET, STREAMS
 from common.observability import metric_registry, metrics
 from common.observability.metric_registry import METRIC_DOCS
-from lightningbus.cli.settings_reference import tables
-from lightningbus.cli.wire_reference import event_tables
-from lightningbus.run.preflight import job
-from lightningbus.run.settings import RunSettings, checked
+from lightningbus.cli.cli_reference import render_commands
+from lightningbus.cli.settings_reference import render_settings
+from lightningbus.cli.wire_reference import render_events
+from lightningbus.run.preflight import parse_job
+from lightningbus.run.settings import RunSettings, validate_settings
 from schemas import subjects
 from schemas.codec import VERSION, encode
 from store.settings import StoreSettings
@@ -33,7 +34,7 @@ ELSEWHERE = {
     "torchrun": "# on ",
 }
 """How a block begins whose commands are not ours; tests/hosts runs those of the last two."""
-ANYWHERE = {"curl", "make", "export", "pip", "source", "python"}
+ANYWHERE = {"curl", "make", "rollouts", "export", "pip", "source", "python"}
 
 
 def generated(page: str, name: str) -> str:
@@ -60,8 +61,8 @@ def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
 
 def test_the_page_of_the_wire_has_every_event_field_and_the_golden_bytes() -> None:
     page = (ROOT / "docs" / "wire.md").read_text()
-    assert generated(page, "events") == event_tables(), (
-        "python -c 'from lightningbus.cli.wire_reference import event_tables; print(event_tables())' prints it"
+    assert generated(page, "events") == render_events(), (
+        "python -c 'from lightningbus.cli.wire_reference import render_events; print(render_events())' prints it"
     )
     unwrapped = page.replace("\n", "")
     assert TASK_BYTES.hex() in unwrapped and encode(CALL).hex() in unwrapped
@@ -75,12 +76,18 @@ def test_the_page_of_the_wire_has_every_event_field_and_the_golden_bytes() -> No
 def test_every_setting_is_in_the_page_with_what_it_is_for() -> None:
     page = (ROOT / "docs" / "settings.md").read_text()
     found = generated(page, "settings")
-    assert found == tables(), (
-        "python -c 'from lightningbus.cli.settings_reference import tables; print(tables())' prints it"
+    assert found == render_settings(), (
+        "python -c 'from lightningbus.cli.settings_reference import render_settings; print(render_settings())' prints it"
     )
     rows = [line.split(" | ") for line in found.splitlines() if line.startswith("| `")]
     assert len(rows) > 100
     assert not [row[0] for row in rows if not row[2].strip(" |")], "these say nothing of what they are for"
+
+
+def test_every_command_and_option_is_in_the_page() -> None:
+    assert generated((ROOT / "docs" / "cli.md").read_text(), "commands") == render_commands(), (
+        "python -c 'from lightningbus.cli.cli_reference import render_commands; print(render_commands())' prints it"
+    )
 
 
 def test_links_lead_somewhere() -> None:
@@ -112,7 +119,7 @@ def test_the_pages_install_torch_as_make_does() -> None:
 
 def test_the_readmes_run_file_is_a_training_job() -> None:
     (block,) = re.findall(r"```yaml\n(# run.yaml.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert job(checked(RunSettings, yaml.safe_load(block), "README.md"), "README.md").learner.steps
+    assert parse_job(validate_settings(RunSettings, yaml.safe_load(block), "README.md"), "README.md").learner.steps
 
 
 @pytest.mark.parametrize("page", [OPERATIONS, DEPLOYMENT], ids=["operations", "deployment"])
@@ -148,7 +155,7 @@ def test_the_address_of_clickhouse_is_an_option_else_a_setting_else_in_the_envir
 
 
 def test_the_bus_is_reached_under_names_its_certificate_has() -> None:
-    made = re.findall(r"^lightningbus bus users .*", DEPLOYMENT, re.M)
+    made = re.findall(r"^lightningbus bus create-users .*", DEPLOYMENT, re.M)
     named = {host for line in made for host in re.findall(r"--host ([\w.]+)", line)} | {"localhost"}
     assert set(re.findall(r"nats://([\w.]+):4222", DEPLOYMENT)) == named
 
@@ -180,7 +187,7 @@ def test_the_bus_of_several_machines_lets_in_whom_the_page_says(tmp_path: Path) 
         asked = [url if word.startswith("nats://") else word for word in asked]
         code, said = end(asked)
         assert code == 0, said
-        assert asked[1] == "--access"
+        assert asked[1] == "--credentials"
         code, said = end([asked[0], *asked[3:]])
         assert code != 0, said
     finally:

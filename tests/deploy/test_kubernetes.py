@@ -13,8 +13,8 @@ import yaml
 
 from common.role_settings import parse_address
 from inference.settings import InferenceSettings
-from lightningbus.cli.commands.servers import URL_VARIABLE
-from lightningbus.run.discovery import ACCESS_VARIABLE
+from lightningbus.cli.commands.store import URL_VARIABLE
+from lightningbus.run.discovery import CREDENTIALS_VARIABLE
 from runners.settings import RunnerSettings
 from runners.task_handler import GIVE_BACK_SECONDS
 from schemas import subjects
@@ -36,7 +36,7 @@ USERS = {
     "nats": "server", "provision": "admin", "store": "store", "learner": "learner", "inference": "inference",
     "runner": "runner",
 }  # fmt: skip
-"""Whose directory of `bus users` each pod is given."""
+"""Whose directory of `bus create-users` each pod is given."""
 KEDA = {
     "spec": {
         "scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod", "advanced",
@@ -95,7 +95,7 @@ def begun(commands: Commands, name: str) -> Any:
     """The settings a container's role begins with, let in by the Secret it has mounted."""
     found = container(name)
     ((secret, volume),) = [entry for other, pod in pods() if other == name for entry in secrets_of(pod).items()]
-    assert {"name": ACCESS_VARIABLE, "value": mounted_at(found, volume)} in found["env"]
+    assert {"name": CREDENTIALS_VARIABLE, "value": mounted_at(found, volume)} in found["env"]
     access = commands.secrets / secret.removeprefix("lightningbus-")
     known = {entry["name"] for entry in found["env"]}
     words = []
@@ -166,7 +166,7 @@ def test_a_roles_command_is_one_of_ours_and_its_probes_ask_where_it_answers(comm
 def test_the_job_provisions_and_the_nodes_listen_where_runners_are_let_through(commands: Commands) -> None:
     assert begun(commands, "provision") is None
     node = begun(commands, "inference")
-    assert isinstance(node, InferenceSettings) and node.cluster_key_file is not None
+    assert isinstance(node, InferenceSettings) and node.inference_api_key_file is not None
     assert (node.host, node.port) == (EXPANDED["POD_IP"], ports(container("inference"))["gateway"])
     (rule,) = of("NetworkPolicy")["inference"]["spec"]["ingress"]
     assert [port["port"] for port in rule["ports"]] == [node.port]
@@ -174,7 +174,7 @@ def test_the_job_provisions_and_the_nodes_listen_where_runners_are_let_through(c
 
 def test_a_runner_has_the_time_it_says_it_needs_and_is_scaled_by_its_queue(commands: Commands) -> None:
     settings = begun(commands, "runner")
-    assert isinstance(settings, RunnerSettings) and settings.cluster_key_file is not None
+    assert isinstance(settings, RunnerSettings) and settings.inference_api_key_file is not None
     (grace,) = (pod["terminationGracePeriodSeconds"] for name, pod in pods() if name == "runner")
     assert grace >= settings.drain_seconds + 2 * GIVE_BACK_SECONDS + 10
     scaled = of("ScaledObject")["runner"]["spec"]
@@ -194,7 +194,7 @@ def test_no_pod_runs_as_root_or_holds_a_secret_of_its_own() -> None:
         assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
         for found in pod["containers"]:
             assert found["securityContext"]["allowPrivilegeEscalation"] is False
-            assert {entry["name"] for entry in found.get("env", []) if "value" in entry} <= {ACCESS_VARIABLE}
+            assert {entry["name"] for entry in found.get("env", []) if "value" in entry} <= {CREDENTIALS_VARIABLE}
 
 
 def test_each_pod_has_the_secrets_of_its_role_and_no_other() -> None:

@@ -44,7 +44,7 @@ class Loop:
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Bus]:
         """The run's bus, as admin."""
-        async with Bus.connect(self.bus, name="test", access=Credentials.read(self.access, "admin")) as bus:
+        async with Bus.connect(self.bus, name="test", credentials=Credentials.read(self.access, "admin")) as bus:
             yield bus
 
     @property
@@ -152,7 +152,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iter
     sql = clickhouse_connect.get_client(dsn=endpoints["sql"], database="lightningbus", autogenerate_session_id=False)
     drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)
     try:
-        yield Loop(directory, endpoints["bus"], sql, process, collector, Path(endpoints["access"]))
+        yield Loop(directory, endpoints["bus"], sql, process, collector, Path(endpoints["credentials"]))
     finally:
         process.send_signal(2)
         code = process.wait(90)

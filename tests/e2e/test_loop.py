@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bus.client import Bus
 from bus.security.credentials import Credentials
-from bus.security.secrets import CLUSTER_KEY, bearer_header, read_key
+from bus.security.secrets import INFERENCE_API_KEY, bearer_header, read_key
 from learner.publishing.delta_chain import blob_name
 from schemas import ids as identity
 from schemas import subjects
@@ -168,7 +168,7 @@ def test_every_role_exports_its_own_traces_and_a_rollout_is_one_of_them(loop: Lo
     ]
     assert {one.said["lightningbus.rollout.id"]: one.trace_id for one in tried} == rollouts
     assert all(one.parent == identity.publish_span_id(one.said["lightningbus.rollout.id"]) for one in tried)
-    keys = [COLLECTORS_KEY, read_key(loop.access / "inference" / CLUSTER_KEY)]
+    keys = [COLLECTORS_KEY, read_key(loop.access / "inference" / INFERENCE_API_KEY)]
     assert not any(key.encode() in loop.collector.raw for key in keys)
 
 
@@ -193,13 +193,13 @@ def test_a_step_is_made_again_to_the_bit(loop: Loop) -> None:
     """From ClickHouse by its ids, and from the checkpoint before it: same rows, same advantages, same loss."""
     asked = ["--run", "small", "--checkpoints", loop.directory / "checkpoints", "--json"]
     for step in (1, STEPS + 1, STEPS + 2):  # the second was trained by a learner that had started again
-        (found,) = json.loads(loop.run("replay", "--step", step, *asked).stdout)
+        (found,) = json.loads(loop.run("steps", "replay", "--step", step, *asked).stdout)
         said = "digest, metrics['actor/loss'], metrics['actor/grad_norm']"
         recorded = loop.rows(f"SELECT {said} FROM training_steps WHERE step = {step}")
         assert [(found["digest"], found["loss"], found["grad_norm"])] == recorded
         assert found["same_batch"] and found["same_loss"] and found["tokens"] > 0
     assert loop.one("SELECT max(metrics['actor/grad_norm']) FROM training_steps WHERE run_id = 'small'") > 0
-    missing = loop.run("replay", "--step", 99, *asked, check=False)
+    missing = loop.run("steps", "replay", "--step", 99, *asked, check=False)
     assert missing.returncode == 2 and "step 99 of run 'small' is not on record" in missing.stderr
 
 
@@ -214,15 +214,15 @@ def test_a_run_is_trained_again_offline_and_its_best_rollouts_are_a_data_set(loo
     (checkpoint,) = (loop.directory / "checkpoints").glob("step-000002-*")
     found, expected = (load_file(path / "weights.safetensors") for path in (offline, checkpoint))
     assert all(np.array_equal(found[name], expected[name]) for name in expected), "the run's own weights"
-    loop.run("export", loop.directory / "best.jsonl", "--run", "small")
+    loop.run("rollouts", "export", loop.directory / "best.jsonl", "--run", "small")
     lines = [json.loads(line) for line in (loop.directory / "best.jsonl").read_text().splitlines()]
     tasks = loop.one("SELECT uniqExact(task_id) FROM rollouts WHERE run_id = 'small'")
     assert {line["messages"][-1]["role"] for line in lines} == {"assistant"}
     assert len({line["rollout"] for line in lines}) == tasks
-    loop.run("export", loop.directory / "best.parquet", "--run", "small", "--least", 0.5)
+    loop.run("rollouts", "export", loop.directory / "best.parquet", "--run", "small", "--min-reward", 0.5)
     table = parquet.read_table(loop.directory / "best.parquet")
     assert min(table["reward"].to_pylist(), default=1.0) >= 0.5
-    bad = loop.run("export", loop.directory / "best.csv", check=False)
+    bad = loop.run("rollouts", "export", loop.directory / "best.csv", check=False)
     assert bad.returncode == 2 and "must end in .jsonl" in bad.stderr
 
 
@@ -232,8 +232,8 @@ async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **f
 
     path = loop.directory / f"published-{version}.safetensors"
     save_file(tensors, path, fields.pop("metadata", None))
-    access = Credentials.read(loop.directory / "runs" / "test" / "access", "learner")
-    async with Bus.connect(loop.bus, access=access) as bus:
+    access = Credentials.read(loop.directory / "runs" / "test" / "credentials", "learner")
+    async with Bus.connect(loop.bus, credentials=access) as bus:
         found = await bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
         assert found is not None
         name = blob_name("policy", version, found[0].epoch)
@@ -249,7 +249,7 @@ async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **f
 
 def key_of(loop: Loop) -> dict[str, str]:
     """The header a node asks for."""
-    return bearer_header(read_key(loop.access / "inference" / CLUSTER_KEY))
+    return bearer_header(read_key(loop.access / "inference" / INFERENCE_API_KEY))
 
 
 async def sampled(

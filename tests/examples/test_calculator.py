@@ -13,8 +13,8 @@ from threading import Thread
 import pytest
 import yaml
 
-from lightningbus.run.preflight import job
-from lightningbus.run.settings import RunSettings, checked
+from lightningbus.run.preflight import parse_job
+from lightningbus.run.settings import RunSettings, validate_settings
 
 CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator"
 OURS = {"bus", "common", "inference", "learner", "lightningbus", "runners", "schemas", "store"}
@@ -87,7 +87,7 @@ def test_the_agent_runs_unchanged_against_any_openai_endpoint(endpoint: str, ans
 
 
 def test_the_run_file_is_valid_and_names_what_is_there() -> None:
-    settings = checked(RunSettings, yaml.safe_load((CALCULATOR / "run.yaml").read_text()), "run.yaml")
+    settings = validate_settings(RunSettings, yaml.safe_load((CALCULATOR / "run.yaml").read_text()), "run.yaml")
     assert settings.learner is not None and len(settings.runners) == 2
     assert all((CALCULATOR.parents[1] / runner.path / "agent.py").exists() for runner in settings.runners)
-    assert job(settings, "run.yaml").heldout.tasks == Path("runs/calculator/heldout.jsonl")
+    assert parse_job(settings, "run.yaml").eval.tasks == Path("runs/calculator/heldout.jsonl")

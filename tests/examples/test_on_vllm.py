@@ -44,7 +44,7 @@ def test_a_workflow_is_trained_on_vllm(name: str, environment: Callable[[str], P
     job["learner"] |= {"steps": 1, "groups_per_step": GROUPS, "samples": SAMPLES}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     figures = json.loads(python("-m", "lightningbus", "train", "-c", tmp_path / "job.yaml", cwd=example))
-    assert figures["rollouts"] >= GROUPS * SAMPLES + 2 * HELDOUT * (1 + job["heldout"]["samples"])
+    assert figures["rollouts"] >= GROUPS * SAMPLES + 2 * HELDOUT * (1 + job["eval"]["samples"])
     assert (figures["weight_versions"], figures["rollouts_lost"], figures["rollouts_trained_twice"]) == (2, 0, 0)
     (seen,) = json.loads(python("-m", "lightningbus", "query", "--json", CALLED, cwd=tmp_path))
     assert seen["num_calls"] >= figures["rollouts"]

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 
-from lightningbus.run.preflight import job, looked_at
-from lightningbus.run.settings import RunSettings, checked
+from lightningbus.run.preflight import parse_job, run_checks
+from lightningbus.run.settings import RunSettings, validate_settings
 from tests.examples.endpoint import EXAMPLES
 from tests.learner.conftest import tiny_tokenizer
 
@@ -53,8 +53,8 @@ def test_a_job_can_be_run(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(environment(example))
     fields = yaml.safe_load((EXAMPLES / example / file).read_text())
-    settings = checked(RunSettings, brought(fields, config, tmp_path), file)
-    sentences = list(looked_at(settings, job(settings, file)))
+    settings = validate_settings(RunSettings, brought(fields, config, tmp_path), file)
+    sentences = list(run_checks(settings, parse_job(settings, file)))
     assert [line.split(":")[-1].strip() for line in sentences[:2]] == ["1 tasks", "1 tasks"]
     assert sentences[2].startswith("TRAIN_ROLLOUTS: ")
     assert said in sentences[3] and all("imported by .venv/bin/python" in line for line in sentences[4:])
@@ -68,7 +68,7 @@ def brought(fields: dict[str, Any], config: PretrainedConfig, directory: Path) -
     tiny_tokenizer(model)
     config.save_pretrained(model)
     fields["learner"] |= {"tasks": str(tasks), "model_path": str(model)}
-    fields["heldout"]["tasks"] = str(tasks)
+    fields["eval"]["tasks"] = str(tasks)
     for node in fields["inference"]:
         node["model_path"] = str(model)
     return fields

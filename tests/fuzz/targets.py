@@ -283,7 +283,7 @@ def _files() -> Iterator[Target]:
     yield Target(
         "endpoints of a run",
         ends,
-        partial(_file, lambda path: RunDirectory(path.parent).endpoints(), path),
+        partial(_file, lambda path: RunDirectory(path.parent).read_endpoints(), path),
         (BusError,),
         "json",
         0.3,

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from bus.security.certificates import ROUTE_PREFIX
-from bus.security.secrets import CLUSTER_KEY, SERVER_PLACE, read_key
+from bus.security.secrets import INFERENCE_API_KEY, SERVER_PLACE, read_key
 from tests.chaos.__main__ import prepare
 from tests.chaos.at_work import Busy
 from tests.chaos.oracle import judge
@@ -104,10 +104,10 @@ def test_nobody_but_a_server_is_taken_for_one(made: Hosts, caller: str) -> None:
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-def test_a_node_answers_who_has_the_cluster_key(made: Hosts, caller: str) -> None:
+def test_a_node_answers_who_has_the_inference_api_key(made: Hosts, caller: str) -> None:
     """Whichever host it comes from; and nobody steers the engine."""
     host, address = made.host(caller), made.host("node-1").address
-    key = read_key(made.secrets / "runner" / CLUSTER_KEY)
+    key = read_key(made.secrets / "runner" / INFERENCE_API_KEY)
     for method, path in (
         ("GET", "/v1/models"),
         ("POST", "/v1/chat/completions"),

@@ -60,7 +60,7 @@ async def test_two_ranks_on_two_hosts_train_and_one_goes_on(tmp_path: Path) -> N
     async with Network() as network, cluster(network, tmp_path) as (secrets, urls, _):
         ranks = [network.host(f"learner-{number}") for number in range(2)]
         env = told(GLOO_SOCKET_IFNAME="eth0", OMP_NUM_THREADS="1")
-        given = ["--access", secrets / "learner", *words, "--bus", urls]
+        given = ["--credentials", secrets / "learner", *words, "--bus", urls]
         processes = [
             await host.start("ranks", *torchrun(rank, ranks[0]), *given, "--steps", STEPS, at=tmp_path, environment=env)
             for rank, host in enumerate(ranks)

@@ -13,8 +13,8 @@ from bus.task_file import TaskInput
 from inference.settings import InferenceSettings
 from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
-from lightningbus.run.publishing import publish_all, samples_of
-from lightningbus.run.supervisor import Child
+from lightningbus.run.publishing import expand_samples, publish_all
+from lightningbus.run.supervisor import ChildSpec
 from runners.settings import RunnerSettings
 from schemas import ids
 from tests import tensorfiles
@@ -30,27 +30,27 @@ pytestmark = [
 TASKS, VOCABULARY = 24, 512
 
 
-def node(directory: Path, host: Host) -> Child:
+def node(directory: Path, host: Host) -> ChildSpec:
     """A real node with a stand-in for vLLM."""
     settings = InferenceSettings(
         model_path=directory / "model", id="node", command=[*STAND_IN, "--token-seconds", "0.05"], max_model_len=256,
         work=directory / "node", host="0.0.0.0", port=GATEWAY, advertise=f"http://{host.address}:{GATEWAY}",
     )  # fmt: skip
-    return Child("node", "inference", settings)
+    return ChildSpec("node", "inference", settings)
 
 
-def runner(directory: Path, host: Host) -> Child:
+def runner(directory: Path, host: Host) -> ChildSpec:
     """Its work and its calls stay at the site."""
     agents = ROOT / "tests" / "agents"
     settings = RunnerSettings(agent="steady:solve", path=agents, concurrency=4, id="runner", ack_wait=LEASE_SECONDS)
-    return Child("runner", "runner", settings)
+    return ChildSpec("runner", "runner", settings)
 
 
 async def publish(bus: Bus, first: int) -> list[str]:
     """Tasks for whoever runs agents; the rollouts there will be."""
     problems = [TaskInput(f"q{first + n}", {"question": f"what follows {first + n}?"}) for n in range(TASKS)]
     fields = {"run_id": "site", "agent": "default", "mode": "eval", "deadline": 120.0, "max_attempts": 30}
-    await publish_all(bus, samples_of(problems, 1, **fields), timeout=60, on_done=lambda: None)
+    await publish_all(bus, expand_samples(problems, 1, **fields), timeout=60, on_done=lambda: None)
     return [ids.rollout_id(problem.id, 0) for problem in problems]
 
 
@@ -69,7 +69,7 @@ async def test_runners_of_a_far_site_know_one_server(tmp_path: Path) -> None:
             "--tls",
             "--host",
             local,
-            "--site",
+            "--leaf",
             "--signing",
             str(secrets / "inference"),
             at=tmp_path,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from inference.settings import InferenceSettings
-from lightningbus.run.supervisor import Child
+from lightningbus.run.supervisor import ChildSpec
 from tests.chaos.__main__ import prepare
 from tests.hosts.arrows import refused
 from tests.hosts.network import Network, missing
@@ -28,7 +28,7 @@ async def test_vllm_itself_is_reached_from_no_other_host(tmp_path: Path) -> None
             model_path=place / "model", id="node", dtype="float32", max_model_len=128, max_num_seqs=16, threads=1,
             work=place / "node", host="0.0.0.0", port=GATEWAY, advertise=f"http://{host.address}:{GATEWAY}",
         )  # fmt: skip
-        process = await role(host, place / "hosts" / "node", Child("node", "inference", settings), secrets, urls)
+        process = await role(host, place / "hosts" / "node", ChildSpec("node", "inference", settings), secrets, urls)
         async with bus_as(secrets, "client", urls) as bus, bus.fleet("inference") as fleet, asyncio.timeout(200):
             while "awaiting_weights" not in {beat.state for beat in fleet.members()}:  # up, and without weights
                 assert process.returncode is None

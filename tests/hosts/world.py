@@ -18,7 +18,7 @@ from bus.embedded.nats_server import find_server
 from bus.security.credentials import Credentials
 from bus.security.secrets import CONF, SERVER_PLACE
 from inference.settings import InferenceSettings
-from lightningbus.run.supervisor import Child
+from lightningbus.run.supervisor import ChildSpec
 from runners.settings import RunnerSettings
 from store.settings import StoreSettings
 from tests.chaos.tap import Tap
@@ -103,20 +103,20 @@ async def serve(host: Host, place: Path) -> None:
     await host.start("nats", find_server(), "-c", "nats.conf", at=place, environment=told(SERVER_NAME=host.name))
 
 
-async def role(host: Host, place: Path, child: Child, secrets: Path, urls: str) -> asyncio.subprocess.Process:
+async def role(host: Host, place: Path, child: ChildSpec, secrets: Path, urls: str) -> asyncio.subprocess.Process:
     """A role on a host, which is given the keys of that role and no others."""
     place.mkdir()
     user = USER[child.role]
     shutil.copytree(secrets / user, place / "access")
     (place / "settings.json").write_text(json.dumps(child.settings.model_dump(mode="json")))
-    words = ["--access", "access", child.role, "--bus", urls, "--settings", "settings.json", "--health", HEALTH]
+    words = ["--credentials", "access", child.role, "--bus", urls, "--settings", "settings.json", "--health", HEALTH]
     return await host.start(child.role, *LIGHTNINGBUS, *words, at=place, environment=told())
 
 
 @asynccontextmanager
 async def bus_as(secrets: Path, user: str, urls: str) -> AsyncIterator[Bus]:
     """A connection of a user, from where this process is."""
-    async with Bus.connect(urls, name=user, wait=30, access=Credentials.read(secrets, user)) as bus:
+    async with Bus.connect(urls, name=user, wait=30, credentials=Credentials.read(secrets, user)) as bus:
         yield bus
 
 
@@ -127,14 +127,14 @@ async def cluster(network: Network, directory: Path, count: int = BUSES) -> Asyn
     buses = [network.host(f"bus-{number}") for number in range(count)]
     with own.inside():
         names = [word for host in buses for word in ("--host", host.address)]
-        await command("bus", "users", "--out", "secrets", "--tls", *names, at=directory)
+        await command("bus", "create-users", "--out", "secrets", "--tls", *names, at=directory)
         secrets = directory / "secrets"
         (directory / "hosts").mkdir()
         for host in buses:
             await serve(host, server_file(directory / "hosts" / host.name, "nats.conf", secrets, buses))
         urls = ",".join(f"nats://{host.address}:{CLIENTS}" for host in buses)
         words = ["--replicas", count, "--ack-wait", LEASE_SECONDS]
-        await command("--access", "secrets", "provision", "--bus", urls, *words, at=directory)
+        await command("--credentials", "secrets", "provision", "--bus", urls, *words, at=directory)
         yield secrets, urls, own
 
 
@@ -168,7 +168,7 @@ def _names() -> list[str]:
     return ["store", *(f"inference-{n}" for n in range(NODES)), *(f"runner-{n}" for n in range(RUNNERS))]
 
 
-def _placed(child: Child, host: Host) -> Child:
+def _placed(child: ChildSpec, host: Host) -> ChildSpec:
     """What the settings of a role say of the host it is on."""
     changes: Mapping[str, Any] = {}
     if isinstance(child.settings, InferenceSettings):
@@ -178,7 +178,7 @@ def _placed(child: Child, host: Host) -> Child:
         changes = {"drain_seconds": 1.0, "concurrency": 2}
     if isinstance(child.settings, StoreSettings):
         changes = {"http_port": SQL}
-    return Child(child.name, child.role, child.settings.model_copy(update=changes))
+    return ChildSpec(child.name, child.role, child.settings.model_copy(update=changes))
 
 
 async def _success(process: asyncio.subprocess.Process) -> None:

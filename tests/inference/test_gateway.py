@@ -200,16 +200,16 @@ async def test_who_is_turned_away(vllm: ScriptedVllm) -> None:
             assert answer.status == 404, "the engine's control routes are out of reach"
 
 
-KEY = "a-cluster-key-of-a-test"
+KEY = "a-inference-api-key-of-a-test"
 
 
 @pytest.mark.parametrize(
     "said",
     ["", KEY, "Bearer", "Bearer ", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Bearer {KEY.upper()}"],
 )
-async def test_without_the_cluster_key_nothing_is_answered(vllm: ScriptedVllm, said: str) -> None:
+async def test_without_the_inference_api_key_nothing_is_answered(vllm: ScriptedVllm, said: str) -> None:
     """On no route, and before a word of the body reaches the engine; only the health has no secrets."""
-    async with serving(vllm, cluster_key=KEY) as (gateway, http):
+    async with serving(vllm, inference_api_key=KEY) as (gateway, http):
         headers = {"Authorization": said} if said else {}
         for method, route in (
             ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("POST", "/tokenize"), ("GET", "/v1/models"),
@@ -217,7 +217,7 @@ async def test_without_the_cluster_key_nothing_is_answered(vllm: ScriptedVllm, s
             async with http.request(method, gateway.address + route, data=b"{}", headers=headers) as answer:
                 error = (await answer.json())["error"]
             assert (answer.status, error["code"]) == (401, 401)
-            assert "requires the cluster key" in error["message"] and KEY not in error["message"]
+            assert "requires the inference API key" in error["message"] and KEY not in error["message"]
         async with http.get(gateway.address + "/health") as answer:
             assert answer.status == 200
     assert vllm.bodies == []
@@ -227,8 +227,8 @@ def test_a_header_that_is_no_text_is_no_key() -> None:
     assert not has_bearer(KEY, "Bearer \udcff") and has_bearer(KEY, f"bearer  {KEY} ")
 
 
-async def test_with_the_cluster_key_the_engine_answers_and_is_not_told_it(vllm: ScriptedVllm) -> None:
-    async with serving(vllm, cluster_key=KEY) as (gateway, http):
+async def test_with_the_inference_api_key_the_engine_answers_and_is_not_told_it(vllm: ScriptedVllm) -> None:
+    async with serving(vllm, inference_api_key=KEY) as (gateway, http):
         for _ in range(vllm.events):
             vllm.gate.release()
         address = gateway.address + "/v1/completions"
@@ -257,12 +257,17 @@ async def test_beyond_loopback_a_node_has_a_key(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     settings = InferenceSettings(model_path=tmp_path, host="0.0.0.0")
     bus = Bus(Connection("nats://127.0.0.1", None))
-    with pytest.raises(AccessError, match=r"host: 0\.0\.0\.0 is reached from other machines.*set cluster_key_file"):
+    with pytest.raises(
+        AccessError, match=r"host: 0\.0\.0\.0 is reached from other machines.*set inference_api_key_file"
+    ):
         await run(bus, settings, asyncio.Event())
-    for content, sentence in (("short", "holds no cluster key"), ("two words of a key", "holds no cluster key")):
+    for content, sentence in (
+        ("short", "holds no inference API key"),
+        ("two words of a key", "holds no inference API key"),
+    ):
         (tmp_path / "key").write_text(content)
         with pytest.raises(AccessError, match=sentence) as caught:
-            await run(bus, settings.model_copy(update={"cluster_key_file": tmp_path / "key"}), asyncio.Event())
+            await run(bus, settings.model_copy(update={"inference_api_key_file": tmp_path / "key"}), asyncio.Event())
         assert content not in str(caught.value)
 
 

@@ -25,7 +25,21 @@ pytestmark = pytest.mark.integration
 
 COMMAND = str(Path(sys.executable).with_name("lightningbus"))
 ROLES = ["bus", "store", "inference", "learner", "runner"]
-COMMANDS = [*ROLES, "provision", "publish", "query", "report", "status", "dead", "weights", "up", "demo", "train"]
+COMMANDS = [
+    *ROLES,
+    "provision",
+    "publish",
+    "query",
+    "report",
+    "status",
+    "rollouts",
+    "steps",
+    "dlq",
+    "weights",
+    "up",
+    "demo",
+    "train",
+]
 
 
 def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
@@ -86,7 +100,7 @@ def test_a_run_file_that_is_wrong_names_the_place(tmp_path: Path) -> None:
         ),
         ({"bus": {"prot": 1}}, "bus.prot: no such setting; did you mean 'port'?"),
         ({"stroe": {}}, "stroe: no such setting; did you mean 'store'?"),
-        ({"heldout": {"tasks": "t", "zzz": 1}}, "heldout.zzz: no such setting; known are agent, best_reachable"),
+        ({"eval": {"tasks": "t", "zzz": 1}}, "eval.zzz: no such setting; known are agent, deadline"),
     ],
 )
 def test_a_misspelt_key_names_the_nearest_right_one(tmp_path: Path, fields: dict[str, Any], sentence: str) -> None:
@@ -129,7 +143,7 @@ def test_a_model_path_that_holds_no_model_says_so(tmp_path: Path, missing: bool,
         "inference": [{"model_path": "model"}],
         "learner": {"model_path": "model", "tasks": "tasks.jsonl"},
         "runners": [{"agent": "agent:solve"}],
-        "heldout": {"tasks": "tasks.jsonl"},
+        "eval": {"tasks": "tasks.jsonl"},
     }
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(job))
     done = run("train", "-c", "train.yaml", "--dry-run", cwd=tmp_path)
@@ -244,8 +258,8 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
     }
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(job))
     asked = ["train", "-c", "train.yaml", "--dry-run"]
-    assert says(run(*asked, cwd=tmp_path)) == "train.yaml: a training job needs heldout too"
-    job["heldout"] = {"tasks": "other.jsonl"}
+    assert says(run(*asked, cwd=tmp_path)) == "train.yaml: a training job needs eval too"
+    job["eval"] = {"tasks": "other.jsonl"}
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(job))
     assert "other.jsonl cannot be read" in says(run(*asked, cwd=tmp_path))
     shutil.copy(tmp_path / "tasks.jsonl", tmp_path / "other.jsonl")

@@ -91,7 +91,7 @@ def wait_until_up(process: "subprocess.Popen[str]", command: str, place: Path) -
         if command == "store":
             if "SQL at" in (place / "errors.log").read_text():
                 return
-        elif (found := endpoints.endpoints()) and found.pid == process.pid and (command != "up" or found.sql):
+        elif (found := endpoints.read_endpoints()) and found.pid == process.pid and (command != "up" or found.sql):
             return
         assert time.monotonic() < deadline, f"{command} is not up"
         time.sleep(0.05)
@@ -206,7 +206,7 @@ def test_a_run_directory_is_its_owners_alone(tmp_path: Path, kind: str) -> None:
         (tmp_path / "runs" / "old").mkdir(parents=True)
         for path in (tmp_path / "runs" / "old", tmp_path / "runs" / "new"):
             if kind == "run":
-                with RunDirectory(path).locked():
+                with RunDirectory(path).lock():
                     assert path.stat().st_mode & 0o777 == 0o700
             else:
                 with lock_directory(path):

@@ -11,11 +11,11 @@ from bus.client import Bus
 from bus.security.credentials import Credentials
 from bus.security.secrets import read_key, write_secret
 from bus.security.users import create_users
-from lightningbus.run.discovery import place
+from lightningbus.run.discovery import discover_bus
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import Stack, stack
-from lightningbus.run.supervisor import Child
+from lightningbus.run.stack import LocalStack, start_stack
+from lightningbus.run.supervisor import ChildSpec
 from runners.settings import RunnerSettings
 from tests.commands import environment
 
@@ -28,37 +28,41 @@ AGENTS = Path(__file__).resolve().parents[1] / "agents"
 def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal in an empty directory, with none of our variables."""
     monkeypatch.chdir(tmp_path)
-    for name in ("BUS", "ACCESS", "CLUSTER_KEY_FILE"):
+    for name in ("BUS", "ACCESS", "INFERENCE_API_KEY_FILE"):
         monkeypatch.delenv(f"LIGHTNINGBUS_{name}", raising=False)
 
 
-async def runs(made: Stack) -> str:
+async def runs(made: LocalStack) -> str:
     """Start a runner and wait until it takes tasks; its command line, environment and settings."""
     settings = RunnerSettings(agent="plain:asks", path=AGENTS, concurrency=1, id="one")
-    await made.supervisor.start(Child("runner-0", "runner", settings))
-    await made.member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 60)
+    await made.supervisor.start(ChildSpec("runner-0", "runner", settings))
+    await made.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 60)
     process = Path(f"/proc/{made.supervisor.pids()['runner-0']}")
     told = [process / "cmdline", process / "environ", made.directory.path / "work" / "runner-0.json"]
     return "\n".join(path.read_text() for path in told)
 
 
-async def test_a_run_has_a_cluster_key_that_only_files_hold(tmp_path: Path) -> None:
+async def test_a_run_has_a_inference_api_key_that_only_files_hold(tmp_path: Path) -> None:
     """Made once, for its owner, found by other terminals, and said by its path alone."""
     directory = RunDirectory(Path("runs/one")).create()
-    async with stack(directory, BusSettings(port=0), "test") as made:
-        access = directory.path.resolve() / "access"
-        key = access / "runner" / "cluster.key"
+    async with start_stack(directory, BusSettings(port=0), "test") as made:
+        access = directory.path.resolve() / "credentials"
+        key = access / "runner" / "inference-api.key"
         assert key.stat().st_mode & 0o777 == 0o600
         for given in (None, made.url):
-            found = place(given, "runner")
-            assert (found.url, found.access, found.cluster_key) == (made.url, Credentials.read(access, "runner"), key)
-        assert place("nats://elsewhere:4222", "runner").cluster_key is None
+            found = discover_bus(given, "runner")
+            assert (found.url, found.credentials, found.inference_api_key) == (
+                made.url,
+                Credentials.read(access, "runner"),
+                key,
+            )
+        assert discover_bus("nats://elsewhere:4222", "runner").inference_api_key is None
         told = await runs(made)
     first = read_key(key)
     assert str(access) in told
     said = [told, *(path.read_text(errors="replace") for path in directory.path.glob("logs/*"))]
     assert not any(first in text for text in [*said, (directory.path / "endpoints.json").read_text()])
-    async with stack(directory, BusSettings(port=0), "test"):
+    async with start_stack(directory, BusSettings(port=0), "test"):
         assert read_key(key) == first, "a run that goes on keeps its key: nodes elsewhere may have it"
 
 
@@ -66,8 +70,11 @@ async def test_a_run_without_users_signs_versions_and_decisions_by_keys_of_its_o
     """Made once; every role, and every other terminal, believes them and nobody else."""
     directory = RunDirectory(Path("runs/one")).create()
     for _ in range(2):
-        async with stack(directory, BusSettings(port=0), "test") as made:
-            access = {role: place(None, role).access for role in ("learner", "inference", "store", "client", "admin")}
+        async with start_stack(directory, BusSettings(port=0), "test") as made:
+            access = {
+                role: discover_bus(None, role).credentials
+                for role in ("learner", "inference", "store", "client", "admin")
+            }
             keys = {role: at.build_signing() for role, at in access.items() if at is not None}
             assert {role for role, signing in keys.items() if signing.seed is not None} == {
                 "learner",
@@ -76,27 +83,27 @@ async def test_a_run_without_users_signs_versions_and_decisions_by_keys_of_its_o
             }
             assert len({signing.signers.read_text() for signing in keys.values() if signing.signers}) == 1
             assert made.bus.signing == keys["admin"]
-    assert (directory.path / "access").stat().st_mode & 0o077 == 0
+    assert (directory.path / "credentials").stat().st_mode & 0o077 == 0
 
 
 async def test_a_run_with_users_gives_each_role_its_own(tmp_path: Path) -> None:
     """The server asks for users and TLS; a runner is let in as one and finds its key, and so does another terminal."""
     list(create_users(tmp_path / "secrets", tls=True))
     directory = RunDirectory(Path("runs/one")).create()
-    async with stack(directory, BusSettings(port=0, access=Path("secrets")), "test") as made:
+    async with start_stack(directory, BusSettings(port=0, credentials=Path("secrets")), "test") as made:
         told = await runs(made)
-        assert not (directory.path / "cluster.key").exists()
-        assert json.loads((directory.path / "endpoints.json").read_text())["access"] == str(tmp_path / "secrets")
-        at = place(None, "client")
-        assert at.access == Credentials.read(tmp_path / "secrets", "client")
-        assert place(None, "runner").cluster_key == tmp_path / "secrets" / "runner" / "cluster.key"
-        async with Bus.connect(at.url, access=at.access) as bus, bus.fleet("*") as fleet:
+        assert not (directory.path / "inference-api.key").exists()
+        assert json.loads((directory.path / "endpoints.json").read_text())["credentials"] == str(tmp_path / "secrets")
+        at = discover_bus(None, "client")
+        assert at.credentials == Credentials.read(tmp_path / "secrets", "client")
+        assert discover_bus(None, "runner").inference_api_key == tmp_path / "secrets" / "runner" / "inference-api.key"
+        async with Bus.connect(at.url, credentials=at.credentials) as bus, bus.fleet("*") as fleet:
             while not fleet.members():
                 await fleet.wait_for_change()
     secret = [
         path
         for path in (tmp_path / "secrets").rglob("*")
-        if path.name in ("nkey", "password", "key.pem", "cluster.key")
+        if path.name in ("nkey", "password", "key.pem", "inference-api.key")
     ]
     logs = [path.read_text(errors="replace") for path in directory.path.rglob("*.log")]
     assert len(secret) == 19 and "permissions violation" not in "".join(logs).lower()
@@ -113,7 +120,7 @@ def test_a_secret_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_users_of_a_far_site_come_with_the_step_of_its_server(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "lightningbus", "bus", "users", "--site", "--out", str(tmp_path / "site")]
+    line = [sys.executable, "-m", "lightningbus", "bus", "create-users", "--leaf", "--out", str(tmp_path / "site")]
     refused = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 2 and "uses the cluster's signing keys: give --signing" in refused.stderr
     list(create_users(tmp_path / "cluster", tls=False))

@@ -70,8 +70,8 @@ def on_a_terminal(*arguments: str) -> bytes:
         ["query", "SELECT error FROM rollouts", "--json"],
         ["query", "SELECT error FROM rollouts", "--csv"],
         ["report", "failures", "--csv"],
-        ["transcript", "t0@p1.0"],
-        ["transcript", "t0@p1.0", "--json"],
+        ["rollouts", "show", "t0@p1.0"],
+        ["rollouts", "show", "t0@p1.0", "--json"],
     ],
 )
 def test_what_an_agent_wrote_does_not_steer_the_terminal(store: StoreProcess, arguments: list[str]) -> None:
@@ -100,7 +100,7 @@ def test_markup_in_data_is_text(store: StoreProcess) -> None:
 
 
 async def test_tail_shows_what_would_steer_the_terminal(bus: Bus, nats_url: str) -> None:
-    command = [sys.executable, "-m", "lightningbus", "tail", "--bus", nats_url, "-n", "1"]
+    command = [sys.executable, "-m", "lightningbus", "rollouts", "tail", "--bus", nats_url, "-n", "1"]
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
     tail = await asyncio.create_subprocess_exec(*command, **pipes)
     assert tail.stderr is not None

@@ -9,11 +9,11 @@ import pytest
 from bus.client import Bus
 from bus.errors import AccessError
 from bus.security.credentials import Credentials
-from lightningbus.run.discovery import connected, place
+from lightningbus.run.discovery import connect, discover_bus
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import ACCESS, stack
-from lightningbus.run.supervisor import Child
+from lightningbus.run.stack import CREDENTIALS, start_stack
+from lightningbus.run.supervisor import ChildSpec
 from runners.settings import RunnerSettings
 from tests.commands import environment
 
@@ -26,42 +26,42 @@ AGENTS = Path(__file__).resolve().parents[1] / "agents"
 def bare_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal in an empty directory, with none of our variables."""
     monkeypatch.chdir(tmp_path)
-    for name in ("BUS", "ACCESS", "CLUSTER_KEY_FILE"):
+    for name in ("BUS", "ACCESS", "INFERENCE_API_KEY_FILE"):
         monkeypatch.delenv(f"LIGHTNINGBUS_{name}", raising=False)
 
 
 async def test_the_bus_of_a_run_is_open_to_nobody_by_default() -> None:
     """Its users are made for it, in its directory; other terminals find them, and a stranger is sent away."""
     directory = RunDirectory(Path("runs/one")).create()
-    async with stack(directory, BusSettings(port=0), "test") as made:
-        access = directory.path / ACCESS
+    async with start_stack(directory, BusSettings(port=0), "test") as made:
+        access = directory.path / CREDENTIALS
         assert access.stat().st_mode & 0o777 == 0o700
         with pytest.raises(AccessError, match="lets nobody in whom it does not know"):
             async with Bus.connect(made.url):
                 pass
-        async with connected(None, "other terminal") as client, client.fleet("*") as fleet:
+        async with connect(None, "other terminal") as client, client.fleet("*") as fleet:
             settings = RunnerSettings(agent="plain:asks", path=AGENTS, concurrency=1, id="one", name="calc", ack_wait=7)
-            await made.supervisor.start(Child("runner-0", "runner", settings))
-            await made.member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 60)
+            await made.supervisor.start(ChildSpec("runner-0", "runner", settings))
+            await made.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 60)
             assert [beat.id for beat in fleet.members() if beat.role == "runner"] == ["one"]
         first = (access / "admin" / "nkey").read_text()
-    async with stack(directory, BusSettings(port=0), "test"):
+    async with start_stack(directory, BusSettings(port=0), "test"):
         assert (access / "admin" / "nkey").read_text() == first, "a run that goes on keeps its users"
 
 
 async def test_a_run_is_open_where_that_is_asked_for() -> None:
     directory = RunDirectory(Path("runs/one")).create()
     async with (
-        stack(directory, BusSettings(port=0, open=True), "test") as made,
-        Bus.connect(made.url, access=Credentials()) as bus,
+        start_stack(directory, BusSettings(port=0, insecure=True), "test") as made,
+        Bus.connect(made.url, credentials=Credentials()) as bus,
     ):
         assert (await bus.js.stream_info("TASKS")).state.messages == 0
-        access = place(None, "client").access
+        access = discover_bus(None, "client").credentials
         assert access is not None and not access.has_user, "it has the signing keys alone"
 
 
 def test_a_bus_alone_says_that_it_is_open() -> None:
-    """On loopback, without --access; with users it has nothing to say."""
+    """On loopback, without --credentials; with users it has nothing to say."""
     command = [sys.executable, "-P", "-m", "lightningbus", "bus", "--port", "0", "--dir", "bus"]
     server = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert server.stdout is not None

@@ -10,11 +10,11 @@ from nats.aio.msg import Msg
 
 from bus.client import Bus
 from lightningbus.run.attendance import Attendance
-from lightningbus.run.role_process import TRY_AGAIN, UserError
+from lightningbus.run.role_process import EX_TEMPFAIL, UserError
 from lightningbus.run.run_directory import Endpoints, RunDirectory
 from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import stack
-from lightningbus.run.supervisor import Child, Restarts, Supervisor
+from lightningbus.run.stack import start_stack
+from lightningbus.run.supervisor import ChildSpec, RestartPolicy, Supervisor
 from runners.settings import RunnerSettings
 from schemas import subjects
 from schemas.codec import decode
@@ -25,9 +25,9 @@ from tests.lightningbus.test_cli import run
 AGENTS = Path(__file__).resolve().parents[1] / "agents"
 
 
-def runner(**changes: object) -> Child:
+def runner(**changes: object) -> ChildSpec:
     fields = {"agent": "plain:asks", "path": AGENTS, "concurrency": 1, "id": "one", **changes}
-    return Child("runner-0", "runner", RunnerSettings.model_validate(fields))
+    return ChildSpec("runner-0", "runner", RunnerSettings.model_validate(fields))
 
 
 async def alive(bus: Bus, after: int = 0) -> None:
@@ -64,38 +64,38 @@ async def test_a_child_that_cannot_start_is_given_up_with_its_last_words(
     await supervisor.start(runner(agent="plain:nothing"))
     async with asyncio.timeout(60):
         with pytest.raises(UserError, match=r"runner-0 ended with 2: .*has no attribute 'nothing'.*log: "):
-            await supervisor.any_failure()
+            await supervisor.wait_for_failure()
     await supervisor.stop_all()
 
 
 def test_a_child_that_dies_young_is_given_up_and_one_that_had_settled_or_lost_the_bus_is_not() -> None:
-    young, settled, cut_off, crashing = Restarts(), Restarts(), Restarts(), Restarts()
-    assert [young.after(1, 0.5) for _ in range(6)] == [0.5, 1.0, 2.0, 4.0, 8.0, None]
-    assert [settled.after(-9, 60.0) for _ in range(20)] == [0.5] * 20
-    assert [cut_off.after(TRY_AGAIN, 0.5) for _ in range(20)][-1] == 15.0
-    assert [crashing.after(1, 60.0) for _ in range(6)][-1] is None, "a loop, though each life loads a model first"
-    assert Restarts().after(2, 60.0) is None, "it said itself that it cannot go on"
+    young, settled, cut_off, crashing = RestartPolicy(), RestartPolicy(), RestartPolicy(), RestartPolicy()
+    assert [young.next_delay(1, 0.5) for _ in range(6)] == [0.5, 1.0, 2.0, 4.0, 8.0, None]
+    assert [settled.next_delay(-9, 60.0) for _ in range(20)] == [0.5] * 20
+    assert [cut_off.next_delay(EX_TEMPFAIL, 0.5) for _ in range(20)][-1] == 15.0
+    assert [crashing.next_delay(1, 60.0) for _ in range(6)][-1] is None, "a loop, though each life loads a model first"
+    assert RestartPolicy().next_delay(2, 60.0) is None, "it said itself that it cannot go on"
 
 
 def test_a_fresh_run_moves_the_earlier_one_aside_and_says_where_its_servers_are(tmp_path: Path) -> None:
     earlier = RunDirectory(tmp_path / "demo").create()
     (earlier.path / "summary.json").write_text("{}")
-    with RunDirectory(tmp_path / "demo").locked(fresh=True) as fresh:
+    with RunDirectory(tmp_path / "demo").lock(fresh=True) as fresh:
         assert not (fresh.path / "summary.json").exists()
         assert [path.name for path in tmp_path.glob("demo-*/summary.json")] == ["summary.json"]
-        assert fresh.endpoints() is None
+        assert fresh.read_endpoints() is None
         fresh.write_endpoints(Endpoints(os.getpid(), "nats://127.0.0.1:1"))
         latest = RunDirectory.latest(tmp_path)
-        assert latest is not None and latest.endpoints() == fresh.endpoints()
+        assert latest is not None and latest.read_endpoints() == fresh.read_endpoints()
         fresh.write_endpoints(Endpoints(2**22 + 1, "nats://127.0.0.1:1"))
-        assert fresh.endpoints() is None, "of a process that is gone"
+        assert fresh.read_endpoints() is None, "of a process that is gone"
 
 
 async def test_a_crash_loop_is_given_up_with_the_role_and_its_last_words(
     bus: Bus, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightningbus.run.supervisor.RESTART_SECONDS", (0.01, 0.01))
-    monkeypatch.setattr("lightningbus.run.supervisor.RESTARTS", 1)
+    monkeypatch.setattr("lightningbus.run.supervisor.MAX_RESTARTS", 1)
     supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
     await supervisor.start(runner())
     await alive(bus)
@@ -106,7 +106,7 @@ async def test_a_crash_loop_is_given_up_with_the_role_and_its_last_words(
             await asyncio.sleep(0.05)
         os.kill(second, signal.SIGSEGV)
         with pytest.raises(UserError, match=r"runner-0 ended with -11, the last of 2 starts: .+ \(log: "):
-            await supervisor.any_failure()
+            await supervisor.wait_for_failure()
     await supervisor.stop_all()
 
 
@@ -117,7 +117,7 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
     monkeypatch.setattr("lightningbus.run.attendance.ABSENT_SECONDS", 1.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIGHTNINGBUS_BUS", raising=False)
-    async with stack(RunDirectory(tmp_path / "runs" / "one").create(), BusSettings(url=nats_url), "test") as made:
+    async with start_stack(RunDirectory(tmp_path / "runs" / "one").create(), BusSettings(url=nats_url), "test") as made:
         alerts: asyncio.Queue[Alert] = asyncio.Queue()
 
         async def receive(message: Msg) -> None:
@@ -125,8 +125,8 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
 
         await made.bus.nc.subscribe(subjects.ALERT, cb=receive)
         settings = StoreSettings(data_dir=tmp_path / "store", http_port=0, id="store")
-        await made.supervisor.start(Child("store", "store", settings))
-        await made.member(lambda beat: beat.role == "store", "store", 60)
+        await made.supervisor.start(ChildSpec("store", "store", settings))
+        await made.wait_for_member(lambda beat: beat.role == "store", "store", 60)
         pid = made.supervisor.pids()["store"]
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -144,14 +144,16 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
 def test_an_expected_role_is_absent_once_it_has_been_silent_or_never_came() -> None:
     attendance = Attendance(start_seconds=300, absent_seconds=10)
     expected = {"store": 1, "learner": 2}
-    assert attendance.look(expected, {1}, 0) == {}
-    assert attendance.look(expected, {1}, 299) == {}
-    assert attendance.look(expected, {1}, 300) == {
+    assert attendance.find_absent(expected, {1}, 0) == {}
+    assert attendance.find_absent(expected, {1}, 299) == {}
+    assert attendance.find_absent(expected, {1}, 300) == {
         "learner": "learner has not come up: its process 2 runs, but is silent"
     }
-    assert attendance.look(expected, {2}, 309) == {}
-    assert attendance.look({"store": None, "learner": 2}, {2}, 310) == {"store": "store is gone: its process has ended"}
-    assert attendance.look({"store": 3, "learner": 2}, {2, 3}, 311) == {}
-    assert attendance.look({"learner": 2}, set(), 1000) == {
+    assert attendance.find_absent(expected, {2}, 309) == {}
+    assert attendance.find_absent({"store": None, "learner": 2}, {2}, 310) == {
+        "store": "store is gone: its process has ended"
+    }
+    assert attendance.find_absent({"store": 3, "learner": 2}, {2, 3}, 311) == {}
+    assert attendance.find_absent({"learner": 2}, set(), 1000) == {
         "learner": "learner is gone: its process 2 runs, but is silent"
     }, "the store is done, and missed by nobody"

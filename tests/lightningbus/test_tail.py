@@ -1,4 +1,4 @@
-"""``lightningbus tail``: attempts as they end, off a real bus."""
+"""``lightningbus rollouts tail``: attempts as they end, off a real bus."""
 
 import asyncio
 import json
@@ -10,7 +10,20 @@ from tests.factories import batches
 
 
 async def test_attempts_are_printed_as_they_end(bus: Bus, nats_url: str) -> None:
-    command = [sys.executable, "-m", "lightningbus", "tail", "--bus", nats_url, "--run", "mine", "--json", "-n", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "lightningbus",
+        "rollouts",
+        "tail",
+        "--bus",
+        nats_url,
+        "--run",
+        "mine",
+        "--json",
+        "-n",
+        "2",
+    ]
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
     tail = await asyncio.create_subprocess_exec(*command, **pipes)
     assert tail.stderr is not None

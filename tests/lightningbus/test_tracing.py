@@ -20,16 +20,16 @@ WORK = """
 import logging, sys, time
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 from common.observability import tracing
-tracing.begin("runner", "r-1")
+tracing.setup("runner", "r-1")
 for number in range(3):
     started = time.perf_counter()
-    with tracing.span("attempt", {"lightningbus.run": "x"}) as traced:
-        with tracing.span("publish"):
+    with tracing.start_as_current_span("attempt", {"lightningbus.run": "x"}) as traced:
+        with tracing.start_as_current_span("publish"):
             pass
     assert time.perf_counter() - started < 1
     time.sleep(0.3)
 started = time.perf_counter()
-tracing.end()
+tracing.shutdown()
 print(f"{time.perf_counter() - started:.1f} {'opentelemetry' in sys.modules} {traced.traceparent}")
 """
 

@@ -36,7 +36,7 @@ def job(directory: Path) -> dict[str, Any]:
             "threads": 1,
             "max_row_tokens": 128,
         },
-        "heldout": {"tasks": "heldout.jsonl", "samples": 2},
+        "eval": {"tasks": "heldout.jsonl", "samples": 2},
     }
 
 
@@ -51,6 +51,6 @@ def test_a_job_ends_with_figures_and_a_picture(tmp_path: Path) -> None:
     evaluated = 2 * HELDOUT * (1 + 2)
     assert figures["rollouts"] == STEPS * GROUPS * SAMPLES + evaluated
     assert figures["weight_versions"] == STEPS + 1
-    assert (figures["rollouts_lost"], figures["rollouts_trained_twice"], figures["best_reachable"]) == (0, 0, 1.0)
+    assert (figures["rollouts_lost"], figures["rollouts_trained_twice"], figures["max_reward"]) == (0, 0, 1.0)
     assert figures["tokens_trained"] > 0
     assert (run / "reward.png").read_bytes().startswith(b"\x89PNG")

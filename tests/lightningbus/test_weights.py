@@ -48,18 +48,18 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, n
                 (2, "released", ["adapters", "node"]), (1, "released", ["adapters"]), (0, "released", []),
             ]  # fmt: skip
             assert rows[0]["bytes"] == 20000 and rows[0]["kind"] == "full" and rows[0]["step"] == 2
-            assert "version 2 is revoked" in await weights(nats_url, "revoke", 2, "--why", "it swears")
+            assert "version 2 is revoked" in await weights(nats_url, "revoke", 2, "--reason", "it swears")
             await engine.holds(1)
             table = await weights(nats_url, "list", "--last", 2)
             assert "it swears" in table and len(table.strip().splitlines()) == 3
-            assert "release 2` first" in await weights(nats_url, "pin", 2, code=2)
-            assert "version 0 is pinned" in await weights(nats_url, "pin", 0, "--why", "to compare")
+            assert "approve 2` first" in await weights(nats_url, "pin", 2, code=2)
+            assert "version 0 is pinned" in await weights(nats_url, "pin", 0, "--reason", "to compare")
             await engine.holds(0)
             assert [row["state"] for row in await listed(nats_url)] == ["revoked", "released", "pinned"]
             assert "version 0 is unpinned" in await weights(nats_url, "unpin")
             await engine.holds(1)
             assert "no version of model 'policy' is pinned" in await weights(nats_url, "unpin", code=2)
-            assert "version 2 is released" in await weights(nats_url, "release", 2)
+            assert "version 2 is released" in await weights(nats_url, "approve", 2)
             await engine.holds(2)
     await bus.object_store.delete(subjects.WEIGHT_BUCKET, "policy-0")
     assert "policy-0 has expired" in await weights(nats_url, "pin", 0, code=2)
@@ -73,7 +73,7 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, n
     assert {"fetch_seconds", "verify_seconds", "pause_seconds"} <= set(shown["applied"][0])
     assert shown["manifest"]["blobs"][0]["name"] == "policy-2"
     assert "has no version 9 on this bus" in await weights(nats_url, "show", 9, code=2)
-    assert "has no version 9 on this bus" in await weights(nats_url, "revoke", 9, "--why", "x", code=2)
+    assert "has no version 9 on this bus" in await weights(nats_url, "revoke", 9, "--reason", "x", code=2)
 
 
 async def test_a_trial_is_shown_with_its_figures(bus: Bus, nats_url: str, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
             await bus.publish_bytes(subject, answer, {}, 10)
         await publish(bus, tmp_path, 1)
         await engine.holds(1)
-        await weights(nats_url, "revoke", 1, "--why", "it swears")
+        await weights(nats_url, "revoke", 1, "--reason", "it swears")
         await engine.holds(0)
         await bus.publish_bytes(strangers[0], answer, {}, 10)
         async with asyncio.timeout(30):

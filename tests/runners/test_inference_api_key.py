@@ -1,4 +1,4 @@
-"""A runner and a node's real gateway: the cluster key is between these two, and no agent learns it."""
+"""A runner and a node's real gateway: the inference API key is between these two, and no agent learns it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,8 +34,8 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
     (tmp_path / "nosy.py").write_text(NOSY)
     key = new_key()
     (tmp_path / "key").write_text(key if same else new_key())
-    monkeypatch.setenv("LIGHTNINGBUS_CLUSTER_KEY_FILE", str(tmp_path / "key"))
-    given: dict[str, Any] = {"agent": "nosy:solve", "path": tmp_path, "cluster_key_file": tmp_path / "key"}
+    monkeypatch.setenv("LIGHTNINGBUS_INFERENCE_API_KEY_FILE", str(tmp_path / "key"))
+    given: dict[str, Any] = {"agent": "nosy:solve", "path": tmp_path, "inference_api_key_file": tmp_path / "key"}
     async with (
         ScriptedEngine().serving(bus) as engine,
         aiohttp.ClientSession() as http,
@@ -48,7 +48,7 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
             (batch,) = await ended(bus)
     assert batch.end is not None
     if not same:
-        assert batch.end.outcome == "infra_error" and "refuses the cluster key of this runner" in batch.end.error
+        assert batch.end.outcome == "infra_error" and "refuses the inference API key of this runner" in batch.end.error
         return
     assert (batch.end.outcome, batch.end.reward) == ("ok", 1.0)
     assert len(engine.requests) == 1
@@ -57,7 +57,7 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
 
 
 @pytest.mark.parametrize("has_key", [True, False], ids=["another key", "no key"])
-async def test_a_runner_whose_cluster_key_is_refused_reports_it_at_once_in_its_log_and_its_heartbeat(
+async def test_a_runner_whose_inference_api_key_is_refused_reports_it_at_once_in_its_log_and_its_heartbeat(
     bus: Bus, tmp_path: Path, has_key: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While the rollout still waits, and once however often it asks."""
@@ -65,8 +65,10 @@ async def test_a_runner_whose_cluster_key_is_refused_reports_it_at_once_in_its_l
     (tmp_path / "key").write_text(new_key())
     given: dict[str, Any] = {"agent": "nosy:solve", "path": tmp_path, "drain_seconds": 0}
     if has_key:
-        given["cluster_key_file"] = tmp_path / "key"
-    sentence = "behind refuses the cluster key of this runner" if has_key else "behind asks for a cluster key"
+        given["inference_api_key_file"] = tmp_path / "key"
+    sentence = (
+        "behind refuses the inference API key of this runner" if has_key else "behind asks for an inference API key"
+    )
     async with (
         ScriptedEngine().serving(bus) as engine,
         serving_behind(bus, engine, "behind"),
@@ -80,7 +82,7 @@ async def test_a_runner_whose_cluster_key_is_refused_reports_it_at_once_in_its_l
         for _ in range(4):  # it asks again meanwhile
             await fleet.wait_for_change()
     (record,) = [record for record in caplog.records if sentence in record.getMessage()]
-    assert record.levelname == "ERROR" and "cluster_key_file" in record.getMessage()
+    assert record.levelname == "ERROR" and "inference_api_key_file" in record.getMessage()
 
 
 async def test_a_node_that_refuses_the_key_does_not_keep_calls_from_one_that_takes_it(
@@ -89,7 +91,7 @@ async def test_a_node_that_refuses_the_key_does_not_keep_calls_from_one_that_tak
     """Whichever of them the runner would choose."""
     (tmp_path / "nosy.py").write_text(NOSY)
     (tmp_path / "key").write_text(key := new_key())
-    given = {"agent": "nosy:solve", "path": tmp_path, "cluster_key_file": tmp_path / "key"}
+    given = {"agent": "nosy:solve", "path": tmp_path, "inference_api_key_file": tmp_path / "key"}
     async with (
         ScriptedEngine().serving(bus) as engine,
         serving_behind(bus, engine, "refuses"),

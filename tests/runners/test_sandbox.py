@@ -294,7 +294,7 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
 @pytest.mark.integration
 async def test_a_dry_run_starts_the_agent_in_its_sandbox() -> None:
     settings = RunnerSettings.model_validate({"agent": "hostile:knocks", "path": AGENTS, **documented()})
-    assert await preflight._agent(settings) == "hostile:knocks: imported by this interpreter"
+    assert await preflight._check_agent(settings) == "hostile:knocks: imported by this interpreter"
 
 
 async def test_a_directory_too_long_for_the_gateways_socket_is_one_sentence(
@@ -347,7 +347,7 @@ async def test_the_documented_bubblewrap_hides_secrets_other_rollouts_and_other_
     bus: Bus, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     block = documented()
-    (key := tmp_path / "cluster.key").write_text("secret" * 8)
+    (key := tmp_path / "inference-api.key").write_text("secret" * 8)
     paths = [str(key), f"/proc/{os.getpid()}", str(ROOT / "runners" / "host.py"), "/usr/bin/env"]
     async with running(bus, agent="hostile:tells", concurrency=2, **block):
         await TaskPublisher(bus).publish_task(task(id="a", input={"paths": paths}))

@@ -257,7 +257,7 @@ def test_every_report_is_a_question(anybody: Client) -> None:
 
 def test_the_users_of_a_server_are_statements_clickhouse_understands(store: StoreProcess) -> None:
     """The embedded engine has no users, so they are parsed and not made."""
-    line = [sys.executable, "-m", "lightningbus", "store", "users", "--cluster", "all_of_them"]
+    line = [sys.executable, "-m", "lightningbus", "store", "create-users", "--cluster", "all_of_them"]
     bare = {name: value for name, value in os.environ.items() if not name.endswith("_PASSWORD")}
     none = subprocess.run(line, env=bare, capture_output=True, text=True, timeout=60, check=False)
     assert none.returncode == 2 and "put a password into $LIGHTNINGBUS_READER_PASSWORD" in none.stderr
@@ -276,7 +276,7 @@ def test_the_users_of_a_server_are_statements_clickhouse_understands(store: Stor
 
 
 def test_a_server_that_makes_no_users_says_so_in_a_sentence(store: StoreProcess) -> None:
-    line = [sys.executable, "-m", "lightningbus", "store", "users", "--sql", store.url]
+    line = [sys.executable, "-m", "lightningbus", "store", "create-users", "--sql", store.url]
     env = {**os.environ, "LIGHTNINGBUS_READER_PASSWORD": "secret"}
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and "Not enough privileges" in done.stderr and "secret" not in done.stderr

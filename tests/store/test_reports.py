@@ -217,18 +217,18 @@ def test_the_command_prints_tables_json_csv_and_pictures(store: StoreProcess, tm
         command(store, "report", name, "--plot", picture)
         assert picture.read_bytes().startswith(b"\x89PNG")
     missing = command(store, "report", "compare", check=False)
-    assert missing.returncode == 2 and "report compare needs a: --with a=..." in missing.stderr
+    assert missing.returncode == 2 and "report compare needs a: --param a=..." in missing.stderr
     wrong = command(store, "report", "reward_by_version", "--as-of", "yesterday", check=False)
     assert wrong.returncode == 2 and "neither a weight version nor a time" in wrong.stderr
 
 
 def test_a_rollout_can_be_read(store: StoreProcess) -> None:
-    said = command(store, "transcript", "t0@p1.0", "--run", "small", "--color", "advantage").stdout
+    said = command(store, "rollouts", "show", "t0@p1.0", "--run", "small", "--color", "advantage").stdout
     assert "user: question t0@p1 0" in said and "assistant: " in said and "execute_tool add" in said
     assert "call 1 · checker" in said
-    whole = json.loads(command(store, "transcript", "t0@p1.0", "--json").stdout)
+    whole = json.loads(command(store, "rollouts", "show", "t0@p1.0", "--json").stdout)
     assert [len(call["tokens"]) for call in whole["model_calls"]] == [10, 10, 10]
-    missing = command(store, "transcript", "nobody", check=False)
+    missing = command(store, "rollouts", "show", "nobody", check=False)
     assert missing.returncode == 2 and "no rollout is called 'nobody'" in missing.stderr
 
 

@@ -19,9 +19,9 @@ async def test_the_store_has_no_row_of_a_version_that_nobody_signed(
 ) -> None:
     """It is a dead letter that says so; the learner's own version after it is a row."""
     make_keys(tmp_path / "access", PERMISSIONS, FILE)
-    monkeypatch.setenv("LIGHTNINGBUS_ACCESS", str(tmp_path / "access"))
+    monkeypatch.setenv("LIGHTNINGBUS_CREDENTIALS", str(tmp_path / "access"))
     last = await bus.publish(SUBJECT, manifest(7), msg_id="7")
-    async with Bus.connect(nats_url, access=Credentials.read(tmp_path / "access", "learner")) as learner:
+    async with Bus.connect(nats_url, credentials=Credentials.read(tmp_path / "access", "learner")) as learner:
         await learner.publish(SUBJECT, manifest(8), msg_id="8", expect_last=last)
     store = start_store(nats_url)
     await asyncio.to_thread(store.until, "SELECT groupArray(version) FROM weight_versions", [8])

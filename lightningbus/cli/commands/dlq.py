@@ -1,4 +1,4 @@
-"""``lightningbus dead``: messages nobody could use, looked at, sent again, or dropped."""
+"""``lightningbus dlq``: messages nobody could use, listed, replayed and deleted."""
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -9,10 +9,10 @@ import typer
 
 from bus.dead_letters import DeadLetterQueue
 from common.printable import printable_json
-from lightningbus.cli.options import BusOption, JsonOption, finish
-from lightningbus.cli.output import show
-from lightningbus.run.discovery import connected
-from lightningbus.run.role_process import fail
+from lightningbus.cli.options import BusOption, JsonOption, run_async
+from lightningbus.cli.output import print_result
+from lightningbus.run.discovery import connect
+from lightningbus.run.role_process import exit_with
 from schemas.dead_letters import DeadLetter
 
 app = typer.Typer(help="Dead letters: what nobody could use, and why.", no_args_is_help=True, rich_markup_mode=None)
@@ -27,13 +27,13 @@ def list_(stream: StreamOption = None, as_json: JsonOption = False, bus: BusOpti
     """One line per letter: number, stream and subject by its writer's words, deliveries, and the reason."""
 
     async def look() -> list[tuple[int, DeadLetter]]:
-        async with connected(bus, "dead") as at:
+        async with connect(bus, "dead") as at:
             return [found async for found in DeadLetterQueue(at).list_letters() if stream in (None, found[1].stream)]
 
-    letters = finish(look())
+    letters = run_async(look())
     columns = ["number", "dead_since", "stream", "subject", "sequence", "deliveries", "reason"]
     rows = [tuple(_fields(number, letter).values()) for number, letter in letters]
-    show((columns if rows else [], rows), as_json, none="there is no dead letter")
+    print_result((columns if rows else [], rows), as_json, none="there is no dead letter")
 
 
 @app.command("show")
@@ -41,10 +41,10 @@ def show_(number: Annotated[int, typer.Argument(help="as `list` shows it")], bus
     """All of one letter, with its headers, and what can be read of it, as JSON."""
 
     async def look() -> DeadLetter:
-        async with connected(bus, "dead") as at:
+        async with connect(bus, "dead") as at:
             return await DeadLetterQueue(at).get(number)
 
-    letter = finish(look())
+    letter = run_async(look())
     shown = {**_fields(number, letter), "headers": letter.headers}
     try:
         shown["message"] = msgpack.unpackb(letter.payload)
@@ -65,9 +65,11 @@ def replay(
 
 
 @app.command()
-def drop(numbers: Numbers = None, every: AllOption = False, stream: StreamOption = None, bus: BusOption = None) -> None:
-    """Forget letters for good."""
-    print(f"{_each(numbers, every, stream, bus, DeadLetterQueue.delete)} dropped")
+def delete(
+    numbers: Numbers = None, every: AllOption = False, stream: StreamOption = None, bus: BusOption = None
+) -> None:
+    """Delete letters for good."""
+    print(f"{_each(numbers, every, stream, bus, DeadLetterQueue.delete)} deleted")
 
 
 def _each(
@@ -78,10 +80,10 @@ def _each(
     act: Callable[[DeadLetterQueue, int], Awaitable[None]],
 ) -> int:
     if bool(numbers) == (every or stream is not None):
-        fail("give the numbers of letters, or --all, or --stream: see `lightningbus dead list`")
+        exit_with("give the numbers of letters, or --all, or --stream: see `lightningbus dlq list`")
 
     async def work() -> int:
-        async with connected(bus, "dead", "admin") as at:
+        async with connect(bus, "dead", "admin") as at:
             letters = DeadLetterQueue(at)
             chosen = numbers or [
                 number async for number, letter in letters.list_letters() if stream in (None, letter.stream)
@@ -90,7 +92,7 @@ def _each(
                 await act(letters, number)
             return len(chosen)
 
-    return finish(work())
+    return run_async(work())
 
 
 def _fields(number: int, letter: DeadLetter) -> dict[str, object]:

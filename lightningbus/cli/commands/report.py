@@ -1,4 +1,4 @@
-"""``lightningbus report``, ``transcript`` and ``tail``: questions answered, a rollout to read, rollouts as they end."""
+"""``lightningbus report``: the reports, as tables or pictures."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,18 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from lightningbus.cli.options import (
-    BusOption,
     CsvOption,
     DatabaseOption,
     JsonOption,
     SqlOption,
-    extra,
-    finish,
-    or_fail,
-    with_sql,
+    exit_on_user_error,
+    require_extra,
+    with_sql_client,
 )
-from lightningbus.cli.output import answer_of, show
-from lightningbus.run.role_process import UserError, fail
+from lightningbus.cli.output import print_result, run_query
+from lightningbus.run.role_process import UserError, exit_with
 from store.reports import ResultTable
 
 NEXT = """
@@ -35,7 +33,7 @@ def report(
         typer.Option(help="as it was at a time (2026-11-21T10:00, UTC) or while a weight version was newest"),
     ] = None,
     given: Annotated[
-        list[str] | None, typer.Option("--with", help="NAME=VALUE of a report's own parameter, may be repeated")
+        list[str] | None, typer.Option("--param", help="NAME=VALUE of a report's own parameter, may be repeated")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="draw it into this PNG")] = None,
     sql: SqlOption = None,
@@ -44,19 +42,21 @@ def report(
     as_csv: CsvOption = False,
 ) -> None:
     """The questions everybody asks, each also a view of SQL."""
-    with extra("store"):
+    with require_extra("store"):
         from store.reports import REPORTS
     if name is None:
         rows: list[tuple[Any, ...]] = [
             (one.name, one.title, " ".join(_told(one.parameters))) for one in REPORTS.values()
         ]
-        show((["report", "what it says", "parameters"], rows), as_json, as_csv)
+        print_result((["report", "what it says", "parameters"], rows), as_json, as_csv)
         return
     if name not in REPORTS:
-        fail(f"there is no report {name!r}; there are: {', '.join(REPORTS)}")
+        exit_with(f"there is no report {name!r}; there are: {', '.join(REPORTS)}")
     asked = REPORTS[name]
     if plot is not None and asked.plot is None:
-        fail(f"report {name} has no picture; with one are: {', '.join(o.name for o in REPORTS.values() if o.plot)}")
+        exit_with(
+            f"report {name} has no picture; with one are: {', '.join(o.name for o in REPORTS.values() if o.plot)}"
+        )
     own = dict(_pair(text) for text in given or ())
 
     def answer(client: Any) -> ResultTable:
@@ -65,46 +65,16 @@ def report(
             values = asked.values(own, run, until)
         except ValueError as error:
             raise UserError(str(error)) from error
-        return answer_of(client, asked.query(database), **values)
+        return run_query(client, asked.query(database), **values)
 
-    found = with_sql(sql, database, answer)
+    found = with_sql_client(sql, database, answer)
     if plot is not None and asked.plot is not None:
-        with extra("demo"):
+        with require_extra("demo"):
             from lightningbus.run.plot import plot_report
-        or_fail(plot_report, plot, asked.title, asked.plot, found)
+        exit_on_user_error(plot_report, plot, asked.title, asked.plot, found)
         print(plot)
         return
-    show(found, as_json, as_csv, asked.title, none="nothing yet")
-
-
-def transcript(
-    rollout: Annotated[str, typer.Argument(help="id of the rollout")],
-    run: Annotated[str, typer.Option(help="run it belongs to; default: the newest that has it")] = "",
-    color: Annotated[str, typer.Option(help="what the colour of a token shows: advantage, staleness or none")] = "none",
-    sql: SqlOption = None,
-    database: DatabaseOption = "lightningbus",
-    as_json: JsonOption = False,
-) -> None:
-    """One rollout as it went: what was asked and answered, call by call, tools and reward; each token's version."""
-    with extra("store"):
-        from lightningbus.analysis.transcript import Transcript
-    if color not in ("none", "advantage", "staleness"):
-        fail(f"--color: {color!r} is none of advantage, staleness and none")
-    found = with_sql(sql, database, lambda client: Transcript.of(client, rollout, run))
-    found.show_json() if as_json else found.show(color)
-
-
-def tail(
-    run: Annotated[str, typer.Option(help="one run only")] = "",
-    outcome: Annotated[str, typer.Option(help="one outcome only, e.g. agent_error")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="a JSON object per line")] = False,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="stop after so many")] = None,
-    bus: BusOption = None,
-) -> None:
-    """Attempts as they end, a line each, until Ctrl-C."""
-    from lightningbus.analysis.tail import follow
-
-    finish(follow(bus, run, outcome, as_json, count))
+    print_result(found, as_json, as_csv, asked.title, none="nothing yet")
 
 
 def _told(parameters: Any) -> list[str]:
@@ -114,7 +84,7 @@ def _told(parameters: Any) -> list[str]:
 def _pair(text: str) -> tuple[str, str]:
     name, mark, value = text.partition("=")
     if not mark:
-        fail(f"--with: {text!r} is not NAME=VALUE")
+        exit_with(f"--param: {text!r} is not NAME=VALUE")
     return name, value
 
 

@@ -11,9 +11,9 @@ from bus.errors import BusError
 from bus.fleet.heartbeats import Fleet
 from common.aio import cancel_and_wait
 from common.listeners import AddressInUseError
-from lightningbus.cli.options import BusOption, DatabaseOption, SqlOption, extra, finish
-from lightningbus.run.discovery import connected
-from lightningbus.run.role_process import UserError, fail, on_stop_signals
+from lightningbus.cli.options import BusOption, DatabaseOption, SqlOption, require_extra, run_async
+from lightningbus.run.discovery import connect
+from lightningbus.run.role_process import UserError, exit_with, on_stop_signals
 from schemas.fleet import Heartbeat
 
 BUS_SECONDS = 5.0
@@ -36,7 +36,7 @@ class Listener:
         """For ever; a bus that is lost is looked for again."""
         while True:
             try:
-                async with connected(self._bus, "ui", wait=2.0) as bus, bus.fleet("*") as self._fleet:
+                async with connect(self._bus, "ui", wait=2.0) as bus, bus.fleet("*") as self._fleet:
                     await bus.closed.wait()
             except BusError as error:
                 self._problem = str(error)
@@ -53,7 +53,7 @@ def ui(
     bus: BusOption = None,
 ) -> None:
     """Show runs and rollouts in the browser, live, until Ctrl-C; it only reads."""
-    with extra("store"):
+    with require_extra("store"):
         from lightningbus.run.store_discovery import sql_client
         from store.clickhouse.client import StoreUnreachable
         from store.clickhouse.query_limits import UI
@@ -76,6 +76,6 @@ def ui(
                 await cancel_and_wait(listening)
 
     try:
-        finish(run())
+        run_async(run())
     except StoreUnreachable as error:
-        fail(error)
+        exit_with(error)

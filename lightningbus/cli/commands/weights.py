@@ -14,9 +14,9 @@ import typer
 from bus.client import Bus
 from bus.fleet.node_state import SUSPECT_SECONDS, is_ready, serves_version
 from bus.weights.registry import WeightRegistry
-from lightningbus.cli.options import BusOption, JsonOption, check_names, finish
-from lightningbus.cli.output import show
-from lightningbus.run.discovery import connected
+from lightningbus.cli.options import BusOption, JsonOption, check_names, run_async
+from lightningbus.cli.output import print_result
+from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import UserError
 from schemas.fleet import Heartbeat
 from schemas.weights.events import ReleaseState, WeightManifest
@@ -31,7 +31,7 @@ app = typer.Typer(
 What = Literal["released", "revoked", "pinned", "unpinned"]
 VersionArgument = Annotated[int, typer.Argument(min=0, help="as `list` shows it")]
 ModelOption = Annotated[str, typer.Option(help="name the versions are published under")]
-WhyOption = Annotated[str, typer.Option(help="kept with the decision")]
+ReasonOption = Annotated[str, typer.Option(help="kept with the decision")]
 
 
 @app.command("list")
@@ -45,7 +45,7 @@ def list_(
     check_names(model=model)
 
     async def look() -> list[dict[str, object]]:
-        async with connected(bus, "weights") as at:
+        async with connect(bus, "weights") as at:
             releases, nodes = WeightRegistry(at, model), await _nodes(at, model)
             release, found = await releases.refresh(), dict[int, dict[str, object]]()
             async for manifest, _ in releases.list_versions():
@@ -54,11 +54,13 @@ def list_(
                 found.setdefault(manifest.version, _fields(manifest, release, nodes))
             return list(found.values())
 
-    rows = finish(look())
+    rows = run_async(look())
     if not as_json:
         rows = [{**row, "nodes": ", ".join(row["nodes"])} for row in rows]  # type: ignore[arg-type]
     columns = list(rows[0]) if rows else []
-    show((columns, [tuple(row.values()) for row in rows]), as_json, none=f"model {model!r} has no version on this bus")
+    print_result(
+        (columns, [tuple(row.values()) for row in rows]), as_json, none=f"model {model!r} has no version on this bus"
+    )
 
 
 @app.command("show")
@@ -67,7 +69,7 @@ def show_(version: VersionArgument, model: ModelOption = "policy", bus: BusOptio
     check_names(model=model)
 
     async def look() -> dict[str, object]:
-        async with connected(bus, "weights") as at:
+        async with connect(bus, "weights") as at:
             releases, nodes = WeightRegistry(at, model), await _nodes(at, model)
             release, found = await releases.refresh(), await releases.manifests_of(version)
             manifest, first = found[0][0], found[-1][1]
@@ -79,38 +81,40 @@ def show_(version: VersionArgument, model: ModelOption = "policy", bus: BusOptio
                 "applied": [msgspec.to_builtins(one) for one in applied],
             }
 
-    print(json.dumps(finish(look()), indent=2, ensure_ascii=False))
+    print(json.dumps(run_async(look()), indent=2, ensure_ascii=False))
 
 
 @app.command()
 def revoke(
     version: VersionArgument,
-    why: Annotated[str, typer.Option(help="kept with the decision")],
+    reason: Annotated[str, typer.Option(help="kept with the decision")],
     model: ModelOption = "policy",
     bus: BusOption = None,
 ) -> None:
     """No node serves this version from now on; those that do go back to the one before it."""
-    _decide("revoked", version, model, bus, why)
+    _decide("revoked", version, model, bus, reason)
 
 
 @app.command()
-def release(
-    version: VersionArgument, why: WhyOption = "", model: ModelOption = "policy", bus: BusOption = None
+def approve(
+    version: VersionArgument, reason: ReasonOption = "", model: ModelOption = "policy", bus: BusOption = None
 ) -> None:
     """This version may be served, whatever was said of it before."""
-    _decide("released", version, model, bus, why)
+    _decide("released", version, model, bus, reason)
 
 
 @app.command()
-def pin(version: VersionArgument, why: WhyOption = "", model: ModelOption = "policy", bus: BusOption = None) -> None:
+def pin(
+    version: VersionArgument, reason: ReasonOption = "", model: ModelOption = "policy", bus: BusOption = None
+) -> None:
     """All nodes serve exactly this version, until it is unpinned."""
-    _decide("pinned", version, model, bus, why)
+    _decide("pinned", version, model, bus, reason)
 
 
 @app.command()
-def unpin(why: WhyOption = "", model: ModelOption = "policy", bus: BusOption = None) -> None:
+def unpin(reason: ReasonOption = "", model: ModelOption = "policy", bus: BusOption = None) -> None:
     """Nodes follow the newest version again."""
-    _decide("unpinned", None, model, bus, why)
+    _decide("unpinned", None, model, bus, reason)
 
 
 @app.command()
@@ -119,20 +123,20 @@ def repair(model: ModelOption = "policy", bus: BusOption = None) -> None:
     check_names(model=model)
 
     async def work() -> list[str]:
-        async with connected(bus, "weights", "admin") as at:
+        async with connect(bus, "weights", "admin") as at:
             return await WeightRegistry(at, model).repair()
 
-    removed = finish(work())
+    removed = run_async(work())
     for why in removed:
         print(why)
     print(f"messages removed: {len(removed)}")
 
 
-def _decide(what: What, version: int | None, model: str, bus: str | None, why: str) -> None:
+def _decide(what: What, version: int | None, model: str, bus: str | None, reason: str) -> None:
     check_names(model=model)
 
     async def work() -> int:
-        async with connected(bus, "weights", "admin") as at:
+        async with connect(bus, "weights", "admin") as at:
             releases = WeightRegistry(at, model)
             before = await releases.refresh()
             which = version if version is not None else before.pinned
@@ -141,14 +145,14 @@ def _decide(what: What, version: int | None, model: str, bus: str | None, why: s
             (manifest, _), *_ = await releases.manifests_of(which)
             if what == "pinned":
                 if is_revoked(before, which):
-                    raise UserError(f"version {which} is revoked: `lightningbus weights release {which}` first")
+                    raise UserError(f"version {which} is revoked: `lightningbus weights approve {which}` first")
                 if gone := await _expired(at, manifest):
                     raise UserError(f"version {which} cannot be served any more: {gone} has expired")
             who = f"{getpass.getuser()}@{socket.gethostname()}"
-            await releases.append_decision(what, which, who=who, why=why)
+            await releases.append_decision(what, which, who=who, why=reason)
             return which
 
-    print(f"version {finish(work())} is {what}")
+    print(f"version {run_async(work())} is {what}")
 
 
 async def _expired(at: Bus, manifest: WeightManifest) -> str:

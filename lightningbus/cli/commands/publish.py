@@ -1,27 +1,19 @@
-"""Commands that put work in or look at what came of it."""
+"""``lightningbus publish``: tasks of a file."""
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bus.fleet.node_state import SUSPECT_SECONDS
 from bus.task_file import load_tasks
 from lightningbus.cli.options import (
     BusOption,
-    CsvOption,
-    DatabaseOption,
-    JsonOption,
-    SqlOption,
     check_names,
-    finish,
-    or_fail,
-    with_sql,
+    exit_on_user_error,
+    run_async,
 )
-from lightningbus.cli.output import answer_of, show
-from lightningbus.run.discovery import connected
-from lightningbus.run.role_process import fail, on_stop_signals
+from lightningbus.run.discovery import connect
+from lightningbus.run.role_process import exit_with
 from schemas import ids, subjects
 
 MAX_ROLLOUT_CHARACTERS = 200
@@ -48,70 +40,35 @@ def publish(
 
     A task that the bus has already is not sent again, and counted: --pass makes new ones of the same file.
     """
-    from lightningbus.run.publishing import publish_all, samples_of
+    from lightningbus.run.publishing import expand_samples, publish_all
 
     if mode not in ("train", "eval"):
-        fail(f"--mode: {mode!r} is neither train nor eval")
-    problems = or_fail(load_tasks, tasks)
+        exit_with(f"--mode: {mode!r} is neither train nor eval")
+    problems = exit_on_user_error(load_tasks, tasks)
     sampling = {} if temperature is None else {"temperature": temperature}
     fields: dict[str, Any] = {"run_id": run, "agent": agent, "mode": mode, "weight_version": version}
     check_names(run=run, agent=agent, **({"pass": pass_} if pass_ else {}))
     suffix = f"@{run}-{pass_}" if pass_ else f"@{run}"
     longest = max((problem.id for problem in problems), key=len)
     if (length := len(ids.rollout_id(longest + suffix, samples - 1))) > MAX_ROLLOUT_CHARACTERS:
-        fail(f"id {longest!r} with --run and --pass has {length} characters; the limit is {MAX_ROLLOUT_CHARACTERS}")
-    tasks_of = samples_of(problems, samples, suffix, **fields, sampling_params=sampling, deadline=deadline)
+        exit_with(
+            f"id {longest!r} with --run and --pass has {length} characters; the limit is {MAX_ROLLOUT_CHARACTERS}"
+        )
+    tasks_of = expand_samples(problems, samples, suffix, **fields, sampling_params=sampling, deadline=deadline)
 
     async def send() -> tuple[int, int]:
         from rich.progress import Progress
 
         from lightningbus.run.live_view import console
 
-        async with connected(bus, "publish") as at:
+        async with connect(bus, "publish") as at:
             await at.check_stream(subjects.TASKS)
             with Progress(console=console(), transient=True) as progress:
                 bar = progress.add_task("publishing", total=len(problems) * samples)
                 return await publish_all(at, tasks_of, timeout, lambda: progress.advance(bar))
 
-    new, there = finish(send())
+    new, there = run_async(send())
     if there:
         print(f"{new} of {new + there} published, {there} were there already: --pass NAME publishes them again")
     else:
         print(f"{new} rollouts of {len(problems)} tasks published")
-
-
-def query(
-    statement: Annotated[str, typer.Argument(help="SQL; tables and views are listed in docs/store.md")],
-    sql: SqlOption = None,
-    database: DatabaseOption = "lightningbus",
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
-) -> None:
-    """Ask ClickHouse: of a running store, or of the latest run's files."""
-    show(with_sql(sql, database, lambda client: answer_of(client, statement)), as_json, as_csv)
-
-
-def status(
-    bus: BusOption = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="keep showing until Ctrl-C")] = False,
-) -> None:
-    """Who is alive and what they do."""
-    from lightningbus.run.live_view import View, alarms, console, members_table
-    from lightningbus.run.terminal import Terminal
-
-    async def look() -> None:
-        async with connected(bus, "status") as at, at.fleet("*") as fleet:
-            if watch:
-                stop = asyncio.Event()
-                on_stop_signals(asyncio.get_running_loop(), stop)
-                async with View(fleet, "lightningbus status", console()).showing() as view:
-                    view.say("watching; Ctrl-C stops")
-                    await stop.wait()
-                return
-            await asyncio.sleep(SUSPECT_SECONDS)  # who lives has said so by then
-            members = fleet.members()
-            Terminal().print(members_table(members) if members else "nobody is alive on this bus")
-            for alarm in alarms(members):
-                Terminal(soft_wrap=True).print(f"ALARM  {alarm}", style="bold red", highlight=False, markup=False)
-
-    finish(look())

@@ -1,0 +1,23 @@
+"""``lightningbus demo``: the calculator agent on embedded defaults."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightningbus.cli.options import (
+    run_async,
+    run_until_signal,
+)
+
+
+def demo(
+    steps: Annotated[int, typer.Option(min=1, help="training steps")] = 36,
+    seed: Annotated[int, typer.Option(help="of the problems, the model and the order of tasks")] = 0,
+    runs: Annotated[Path, typer.Option(help="where run directories are made")] = Path("runs"),
+) -> None:
+    """Train the calculator agent on the embedded defaults, and report how much better it got."""
+    from lightningbus.run.demo import DemoConfig
+    from lightningbus.run.demo import run_demo as play
+
+    run_async(run_until_signal(play(DemoConfig(steps=steps, seed=seed), runs)))

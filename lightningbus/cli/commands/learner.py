@@ -1,0 +1,48 @@
+"""``lightningbus learner``: training by verl."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bus.task_file import TaskFileError
+from lightningbus.cli.options import (
+    BusOption,
+    HealthOption,
+    SettingsOption,
+    exit_on_user_error,
+    load_settings,
+    require_extra,
+)
+from lightningbus.run.discovery import discover_bus
+from lightningbus.run.role_process import run_role
+
+
+def learner(
+    model_path: Annotated[Path | None, typer.Option(help="model directory to start from")] = None,
+    tasks: Annotated[Path | None, typer.Option(help="JSONL of training tasks to dispatch")] = None,
+    steps: Annotated[int | None, typer.Option(help="training steps [default: 100]")] = None,
+    run: Annotated[str | None, typer.Option(help="name of the run [default: run]")] = None,
+    bus: BusOption = None,
+    checkpoints: Annotated[Path | None, typer.Option(help="where to keep them [default: runs/checkpoints]")] = None,
+    health: HealthOption = None,
+    settings: SettingsOption = None,
+) -> None:
+    """Train on finished rollouts with verl, and publish every step as a weight version.
+
+    Over several GPUs or processes: torchrun --nproc-per-node 2 -m lightningbus learner ...
+    """
+    with require_extra("learner"):
+        from learner import errors
+        from learner import learner as room
+        from learner.checkpointing import checkpoint
+        from learner.settings.learner import LearnerSettings
+        from learner.training import distributed
+
+    given = {"model_path": model_path, "tasks": tasks, "steps": steps, "run": run, "checkpoints": checkpoints}
+    checked = load_settings(LearnerSettings, settings, **given, health=health)
+    if distributed.is_follower():
+        room.follow(checked)
+        return
+    expected = (errors.LearnerError, checkpoint.CheckpointError, TaskFileError)
+    run_role(exit_on_user_error(discover_bus, bus, "learner"), "learner", room.run, checked, *expected)

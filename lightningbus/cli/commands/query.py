@@ -1,0 +1,25 @@
+"""``lightningbus query``: SQL on the store."""
+
+from typing import Annotated
+
+import typer
+
+from lightningbus.cli.options import (
+    CsvOption,
+    DatabaseOption,
+    JsonOption,
+    SqlOption,
+    with_sql_client,
+)
+from lightningbus.cli.output import print_result, run_query
+
+
+def query(
+    statement: Annotated[str, typer.Argument(help="SQL; tables and views are listed in docs/store.md")],
+    sql: SqlOption = None,
+    database: DatabaseOption = "lightningbus",
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
+    """Ask ClickHouse: of a running store, or of the latest run's files."""
+    print_result(with_sql_client(sql, database, lambda client: run_query(client, statement)), as_json, as_csv)

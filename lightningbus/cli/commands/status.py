@@ -1,0 +1,40 @@
+"""``lightningbus status``: which roles are alive, and what they do."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from bus.fleet.node_state import SUSPECT_SECONDS
+from lightningbus.cli.options import (
+    BusOption,
+    run_async,
+)
+from lightningbus.run.discovery import connect
+from lightningbus.run.role_process import on_stop_signals
+
+
+def status(
+    bus: BusOption = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="keep showing until Ctrl-C")] = False,
+) -> None:
+    """Who is alive and what they do."""
+    from lightningbus.run.live_view import LiveView, console, firing_alerts, members_table
+    from lightningbus.run.terminal import Terminal
+
+    async def look() -> None:
+        async with connect(bus, "status") as at, at.fleet("*") as fleet:
+            if watch:
+                stop = asyncio.Event()
+                on_stop_signals(asyncio.get_running_loop(), stop)
+                async with LiveView(fleet, "lightningbus status", console()).showing() as view:
+                    view.set_phase("watching; Ctrl-C stops")
+                    await stop.wait()
+                return
+            await asyncio.sleep(SUSPECT_SECONDS)  # who lives has said so by then
+            members = fleet.members()
+            Terminal().print(members_table(members) if members else "nobody is alive on this bus")
+            for alarm in firing_alerts(members):
+                Terminal(soft_wrap=True).print(f"ALARM  {alarm}", style="bold red", highlight=False, markup=False)
+
+    run_async(look())

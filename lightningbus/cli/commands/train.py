@@ -1,0 +1,37 @@
+"""``lightningbus train``: a training job from its first evaluation to its last."""
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightningbus.cli.options import (
+    exit_on_user_error,
+    require_extra,
+    run_async,
+    run_until_signal,
+)
+
+
+def train(
+    config: Annotated[Path, typer.Option("--config", "-c", help="run file with a learner and held-out tasks")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="load and check everything but the weights")] = False,
+) -> None:
+    """Run a training job to its end: held-out reward before, training, held-out reward after, figures and a picture."""
+    with require_extra("demo"):
+        importlib.import_module("matplotlib")  # the picture comes last, and is not to be what fails
+    from lightningbus.run import preflight, train_job
+    from lightningbus.run.settings import RunSettings, load
+
+    settings = exit_on_user_error(load, RunSettings, config)
+    job = exit_on_user_error(preflight.parse_job, settings, str(config))
+
+    def look() -> None:
+        for found in preflight.run_checks(settings, job):
+            print(found)
+
+    if dry_run:
+        exit_on_user_error(look)
+        return
+    run_async(run_until_signal(train_job.run(settings, job)))
