@@ -76,9 +76,7 @@ def test_the_page_of_the_wire_has_every_event_field_and_the_golden_bytes() -> No
 def test_every_setting_is_in_the_page_with_what_it_is_for() -> None:
     page = (ROOT / "docs" / "settings.md").read_text()
     found = generated(page, "settings")
-    assert found == render_settings(), (
-        "python -c 'from lightningbus.cli.settings_reference import render_settings; print(render_settings())' prints it"
-    )
+    assert found == render_settings(), "lightningbus.cli.settings_reference.render_settings() returns it"
     rows = [line.split(" | ") for line in found.splitlines() if line.startswith("| `")]
     assert len(rows) > 100
     assert not [row[0] for row in rows if not row[2].strip(" |")], "these say nothing of what they are for"
