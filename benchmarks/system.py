@@ -69,7 +69,7 @@ async def running(name: str) -> AsyncIterator[System]:
 
 def runner(number: int, agent: str, concurrency: int, **more: Any) -> RunnerSettings:
     """A runner of an async agent in this repository, all its rollouts in one process."""
-    own = {"concurrency": concurrency, "per_process": max(concurrency, 2), "id": f"runner-{number}"}
+    own = {"concurrency": concurrency, "max_concurrent_per_process": max(concurrency, 2), "id": f"runner-{number}"}
     return RunnerSettings(agent=agent, path=ROOT, **{**own, **more})
 
 

@@ -44,7 +44,7 @@ class InferenceSettings(RoleSettings):
     max_model_len: int | None = Field(None, gt=0, description="vLLM's --max-model-len, in tokens")
     max_num_seqs: int = Field(64, gt=0, description="vLLM's --max-num-seqs: requests decoded together")
     threads: int | None = Field(None, gt=0, description="CPU threads of the engine; default: vLLM's own choice")
-    kv_cache_gb: float = Field(1.0, gt=0, description="memory for the KV cache where there is no GPU, in GiB")
+    kv_cache_gib: float = Field(1.0, gt=0, description="memory for the KV cache where there is no GPU, in GiB")
     kv_cache: Literal["keep", "recompute"] = Field(
         "recompute",
         description="what requests in flight have in the KV cache after a swap: what the old weights computed, or the "
@@ -65,6 +65,6 @@ class InferenceSettings(RoleSettings):
     command: list[str] | None = Field(
         None, description="what starts vLLM's server, arguments follow; default: the one of this interpreter"
     )
-    extra_args: list[str] = Field([], description="more arguments for vLLM's server")
+    vllm_args: list[str] = Field([], description="more arguments for vLLM's server")
     start_seconds: float = Field(600.0, gt=0, description="how long the engine may take to start")
     work: Path = Field(Path("runs/inference"), description="directory for fetched weights and the engine's log")

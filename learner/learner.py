@@ -75,7 +75,7 @@ class Learner:
     def __init__(self, bus: Bus, settings: LearnerSettings) -> None:
         self._bus = bus
         self._settings = settings
-        self._checkpoints = Checkpoints(settings.checkpoints, settings.keep_checkpoints)
+        self._checkpoints = Checkpoints(settings.checkpoints, settings.keep_last_checkpoints)
         self._nodes = bus.fleet("inference")
         self._broadcaster = Broadcaster(settings, self._nodes.members)
         self._publisher = WeightPublisher(bus, settings, self._full_weights_requested, self._broadcaster)

@@ -75,8 +75,8 @@ class Runner:
                 settings.host,
                 settings.token_in_token_out,
                 key,
-                settings.one_version,
-                RateLimits(settings.requests_at_once, settings.requests_per_second),
+                settings.sticky_weight_version,
+                RateLimits(settings.max_concurrent_requests, settings.rate_limit),
                 uses_socket(settings),
             ) as self._gateway,
             self._bus.heartbeat("runner", self.id, self._describe),
@@ -131,7 +131,7 @@ class Runner:
         self._state = "draining"
         if self._handling:
             log.info("runner %s: %d rollouts are still running", self.id, len(self._handling))
-            await asyncio.wait(self._handling, timeout=self._settings.drain_seconds)
+            await asyncio.wait(self._handling, timeout=self._settings.drain_timeout_seconds)
         await cancel_and_wait(*self._handling, retry_after=2 * GIVE_BACK_SECONDS)
         done, given_back = self._handler.done, self._handler.given_back
         log.info("runner %s stops: %d rollouts done, %d given back", self.id, done, given_back)

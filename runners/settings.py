@@ -24,7 +24,7 @@ class RunnerSettings(RoleSettings):
     python: Path | None = Field(None, description="interpreter the agent runs in; default: the one running this")
     path: Path = Field(Path(), description="directory the agent runs in; its modules are importable")
     concurrency: int = Field(4, ge=1, le=16384, description="rollouts at once")
-    per_process: int = Field(
+    max_concurrent_per_process: int = Field(
         1,
         ge=1,
         description="of these in one process; above 1 the agent is an async function of (task, endpoint), which says "
@@ -36,15 +36,15 @@ class RunnerSettings(RoleSettings):
         "interpreter; default: what the agent returns",
         pattern=r"^[\w.]+:[\w.]+$",
     )
-    memory_gb: float | None = Field(
+    memory_limit_gib: float | None = Field(
         None, gt=0, description="most memory of an agent's process, and of it with all it starts, in GiB"
     )
-    file_gb: float | None = Field(None, gt=0, description="largest file an agent may write, in GiB")
-    open_files: int | None = Field(None, ge=16, description="most files an agent's process may have open")
+    max_file_gib: float | None = Field(None, gt=0, description="largest file an agent may write, in GiB")
+    max_open_files: int | None = Field(None, ge=16, description="most files an agent's process may have open")
     processes: int | None = Field(
         None, ge=1, description="most processes of an agent, its own and all it starts; beyond it they are ended"
     )
-    rollouts_per_process: int | None = Field(
+    max_tasks_per_child: int | None = Field(
         None, ge=1, description="rollouts after which an agent's process gives way to a fresh one; 1: one for each"
     )
     sandbox: list[str] = Field(
@@ -53,8 +53,8 @@ class RunnerSettings(RoleSettings):
         "{host} stand for its directory, its private one, its interpreter, that one's environment and installation, "
         "and our script; {relay}, {gateway} and {address} for what lets it reach the gateway without a network",
     )
-    requests_at_once: int = Field(64, ge=1, description="of an agent at the gateway; beyond it 429")
-    requests_per_second: float | None = Field(
+    max_concurrent_requests: int = Field(64, ge=1, description="of an agent at the gateway; beyond it 429")
+    rate_limit: float | None = Field(
         None, gt=0, description="of an agent at the gateway; beyond it 429, with when to come again"
     )
     env: list[str] = Field(
@@ -68,7 +68,7 @@ class RunnerSettings(RoleSettings):
         None, description="file with the key inference nodes ask for; agents are not told it"
     )
     ack_wait: float = Field(30.0, gt=0, le=60, description="seconds after which a dead runner's tasks go to another")
-    one_version: bool = Field(
+    sticky_weight_version: bool = Field(
         False,
         description="a rollout goes on with the version it began with while a node holds it (`lora` of a node), then "
         "with the newest; without it every call goes to the newest",
@@ -77,7 +77,7 @@ class RunnerSettings(RoleSettings):
         True,
         description="a chat that goes on is sent as the tokens it was made of, where rendering it anew would differ",
     )
-    drain_seconds: float = Field(20.0, ge=0, description="seconds running rollouts get to finish when asked to stop")
+    drain_timeout_seconds: float = Field(20.0, ge=0, description="seconds running rollouts get to finish when asked to stop")
 
     @field_validator("env", mode="before")
     @classmethod
@@ -96,10 +96,10 @@ class RunnerSettings(RoleSettings):
     def _one_agent(self) -> Self:
         if (self.agent is None) == (self.command is None):
             raise ValueError("give either an agent (module:function) or a command")
-        if self.per_process > 1 and self.command is not None:
-            raise ValueError("per_process goes with a Python agent; a command is a process for each rollout")
-        if self.rollouts_per_process is not None and (self.per_process > 1 or self.command is not None):
-            raise ValueError("rollouts_per_process goes with a Python agent that has a process for each slot")
+        if self.max_concurrent_per_process > 1 and self.command is not None:
+            raise ValueError("max_concurrent_per_process goes with a Python agent; a command is a process for each rollout")
+        if self.max_tasks_per_child is not None and (self.max_concurrent_per_process > 1 or self.command is not None):
+            raise ValueError("max_tasks_per_child goes with a Python agent that has a process for each slot")
         if self.reward is not None and self.command is not None:
             raise ValueError("a reward function goes with a Python agent; a command prints its reward")
         return self

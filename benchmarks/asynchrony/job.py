@@ -177,7 +177,7 @@ def _learner(
             "seed": seed,
             "threads": 1,
             "checkpoints": checkpoints,
-            "checkpoint_every": 10,
+            "checkpoint_interval": 10,
             "actor": {"optim": {"lr": 5e-4, "lr_scheduler_type": "cosine", "min_lr_ratio": 0.1}},
         }
     )

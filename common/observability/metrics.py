@@ -63,7 +63,7 @@ tasks_received = register(
 )  # fmt: skip
 tasks_nacked = register(
     Counter, "runner", "runner_tasks_nacked_total", "A task goes back to the queue: the runner stops, or lost the bus.",
-    "Rising without deployments: the bus, or `drain_seconds` is too short.",
+    "Rising without deployments: the bus, or `drain_timeout_seconds` is too short.",
 )  # fmt: skip
 attempts = register(
     Counter, "runner", "runner_attempts_total", "An attempt at a rollout ends.",
@@ -196,7 +196,7 @@ inference_weight_version = register(
 swap_pause = register(
     Histogram, "inference", "inference_weight_swap_pause_seconds",
     "New weights are swapped in: how long generation stood still.",
-    "Long: `publish_every` above 1, LoRA, or a faster disk.", buckets=MILLISECONDS,
+    "Long: `weight_sync_interval` above 1, LoRA, or a faster disk.", buckets=MILLISECONDS,
 )  # fmt: skip
 weight_fetch = register(
     Histogram, "inference", "inference_weight_fetch_seconds",

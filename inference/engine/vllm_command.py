@@ -44,7 +44,7 @@ def command(settings: InferenceSettings, socket: Path) -> list[str]:
     eager = [] if has_gpu() else ["--enforce-eager"]
     # -P: the working directory may contain a directory named like a package that vLLM imports.
     server = settings.command or [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
-    return [*server, *flat, *quiet, *eager, *adapters, *tools, *settings.extra_args]
+    return [*server, *flat, *quiet, *eager, *adapters, *tools, *settings.vllm_args]
 
 
 def environment(settings: InferenceSettings, sockets: Path) -> dict[str, str]:
@@ -65,7 +65,7 @@ def environment(settings: InferenceSettings, sockets: Path) -> dict[str, str]:
     if settings.lora is not None:
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if not has_gpu():
-        variables["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.kv_cache_gb)))
+        variables["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.kv_cache_gib)))
     if settings.threads is not None:
         variables |= {"OMP_NUM_THREADS": str(settings.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return variables

@@ -67,7 +67,7 @@ class BatchMaker:
         self._decode = decode
         self._share = credit.method(settings.credit.method)
         self._estimate = estimator(settings.algorithm)
-        self._shape = Shape(settings.train_roles, settings.rows, settings.max_row_tokens, settings.long_rows)
+        self._shape = Shape(settings.train_roles, settings.rows, settings.seq_len, settings.overlong)
 
     def make(self, groups: Sequence[RolloutGroup], version: int) -> Batch:
         """Advantages first, over whole groups; only then are rollouts left out, each with its reason.

@@ -48,7 +48,7 @@ class Shape:
     roles: Collection[str] = ()
     mode: RowMode = "trajectory"
     max_tokens: int = 8192
-    long_rows: LongRows = "mask"
+    overlong: LongRows = "mask"
 
 
 def rows_of(rollout: str, calls: Sequence[Transition], shape: Shape) -> tuple[list[Row], dict[int, str]]:
@@ -85,7 +85,7 @@ def _unfit(call: Transition, shape: Shape) -> str:
         return "empty"
     if call.temperature <= 0:
         return "greedy"
-    if call.length > shape.max_tokens and shape.long_rows == "mask":
+    if call.length > shape.max_tokens and shape.overlong == "mask":
         return "too long"
     return ""
 

@@ -62,7 +62,7 @@ class StepCommitter:
     def is_checkpoint_due(self, step: int, is_filling: bool) -> bool:
         """Whether a step leaves a checkpoint: the last one does, and each while the bus fills."""
         settings = self._settings
-        interval = settings.checkpoint_every or settings.publish_every
+        interval = settings.checkpoint_interval or settings.weight_sync_interval
         return is_filling or step == settings.steps or step % interval == 0
 
     async def commit(self, state: LearnerState, is_written: bool) -> None:
@@ -73,7 +73,7 @@ class StepCommitter:
         """
         if is_written:
             await self.write_checkpoint(state)
-        elif state.step % self._settings.publish_every == 0:
+        elif state.step % self._settings.weight_sync_interval == 0:
             path = self._settings.checkpoints
             await self._in_thread(write_weights, self._trainer, path / WEIGHTS)
             await self._publish_or_stop(path, state)

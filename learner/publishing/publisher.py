@@ -64,7 +64,7 @@ class WeightPublisher:
             self._transport = open_transport(bus, settings.weights.transport, settings.weights.place)
         except BusError as error:
             raise LearnerError(f"weights: {error}") from error
-        self._chain = DeltaChain(settings.checkpoints, settings.weights.anchor_every)
+        self._chain = DeltaChain(settings.checkpoints, settings.weights.full_interval)
         self._blob_names: list[str] = []
         self._releases = WeightRegistry(bus, settings.model)
         self._base: tuple[Blob, ...] = ()
@@ -244,7 +244,7 @@ class WeightPublisher:
         fallback = versions_to_retain(release, (version_of(model, name) for name in self._blob_names[:-1]))
         gone = versions_to_delete(
             self._blob_names,
-            self._settings.keep_versions,
+            self._settings.keep_weight_versions,
             [name for name in self._blob_names if version_of(model, name) in fallback],
         )
         for name in gone:

@@ -34,7 +34,7 @@ class Shortage:
 def find_shortage(settings: LearnerSettings, capacity: Capacity) -> Shortage:
     """Whether the steps under way, and all steps of a checkpoint interval, fit the share that is there for them."""
     under_way = 1 + (settings.max_staleness if "wait" in settings.off_policy else 0)
-    interval = settings.checkpoint_every or settings.publish_every
+    interval = settings.checkpoint_interval or settings.weight_sync_interval
     return Shortage(
         _too_much(settings, capacity, under_way, "the steps under way"),
         _too_much(settings, capacity, interval, "the steps between two checkpoints"),
@@ -43,7 +43,7 @@ def find_shortage(settings: LearnerSettings, capacity: Capacity) -> Shortage:
 
 def bytes_of_rollout(settings: LearnerSettings) -> int:
     """What a rollout takes on the bus: as the settings say, else for as many tokens as are trained on at most."""
-    return settings.rollout_bytes or BYTES_OF_ROLLOUT + BYTES_OF_TOKEN * settings.max_row_tokens
+    return settings.rollout_bytes or BYTES_OF_ROLLOUT + BYTES_OF_TOKEN * settings.seq_len
 
 
 def _too_much(settings: LearnerSettings, capacity: Capacity, steps: int, what: str) -> str:

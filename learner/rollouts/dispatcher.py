@@ -88,7 +88,7 @@ class Dispatcher:
         wanted = settings.steps * settings.groups_per_step
         if "wait" in settings.off_policy:
             admitted = max_dispatched_groups(
-                step, settings.max_staleness, settings.groups_per_step, settings.publish_every
+                step, settings.max_staleness, settings.groups_per_step, settings.weight_sync_interval
             )
             wanted = min(wanted, admitted)
         self._limit = wanted + dropped
@@ -133,11 +133,11 @@ class Dispatcher:
         return tasks_of_group(self._problems[index], number, self._settings)
 
 
-def max_dispatched_groups(version: int, max_staleness: int, groups_per_step: int, publish_every: int = 1) -> int:
+def max_dispatched_groups(version: int, max_staleness: int, groups_per_step: int, weight_sync_interval: int = 1) -> int:
     """How many groups may have been dispatched since the start while step ``version`` is the one to come.
 
     The bound of AReaL (arXiv:2505.24298, section 5.1) with a group as its unit: what is under way is never more than
-    the steps to come may use before it is ``max_staleness`` versions old. What is served is up to ``publish_every`` - 1
+    the steps to come may use before it is ``max_staleness`` versions old. What is served is up to ``weight_sync_interval`` - 1
     steps older than what is trained.
     """
-    return (version + max_staleness - (publish_every - 1) + 1) * groups_per_step
+    return (version + max_staleness - (weight_sync_interval - 1) + 1) * groups_per_step

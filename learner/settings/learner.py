@@ -37,7 +37,7 @@ class CreditSettings(BaseModel):
         description="identical, last, discounted, reward_to_go, air, anchor, or module:function of your own",
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount per call")
-    step_weight: float = Field(1.0, ge=0, description="anchor: weight of the advantage among calls of the same state")
+    gigpo_step_weight: float = Field(1.0, ge=0, description="anchor: weight of the advantage among calls of the same state")
     rules: list[AirRule] = Field(
         [AirRule(kind="tool", status="error", reward=-0.1)],
         description="air: rewards for spans",
@@ -180,7 +180,7 @@ class LearnerSettings(RoleSettings):
     max_staleness: int = Field(2, ge=0, description="most versions a token may lag behind the one being trained")
     deadline: float = Field(60.0, gt=0, description="seconds a rollout may take")
     max_attempts: int = Field(3, ge=1, description="times a rollout is tried when something of ours fails")
-    group_seconds: float = Field(
+    group_timeout_seconds: float = Field(
         120.0, gt=0, description="seconds a group waits for its last rollouts after the first one ended"
     )
     sampling: dict[str, Any] = Field({"temperature": 1.0}, description="sampling settings of training rollouts")
@@ -192,8 +192,8 @@ class LearnerSettings(RoleSettings):
     rows: Literal["trajectory", "transition"] = Field(
         "trajectory", description="calls that extend each other share a row, or each call has its own"
     )
-    max_row_tokens: int = Field(8192, ge=16, description="longest prompt plus response that is trained on")
-    long_rows: Literal["mask", "split"] = Field(
+    seq_len: int = Field(8192, ge=16, description="longest prompt plus response that is trained on")
+    overlong: Literal["mask", "split"] = Field(
         "mask", description="a longer call is left out, or trained in windows with less context"
     )
     off_policy: list[OffPolicy] = Field(
@@ -208,17 +208,17 @@ class LearnerSettings(RoleSettings):
     disk_free_mib: int = Field(
         1024, ge=0, description="MiB free on the checkpoints' disk below which there is an alarm"
     )
-    publish_every: int = Field(1, ge=1, description="steps between weight versions")
-    checkpoint_every: int | None = Field(
-        None, ge=1, description="steps between checkpoints, a multiple of publish_every; none: as often as that"
+    weight_sync_interval: int = Field(1, ge=1, description="steps between weight versions")
+    checkpoint_interval: int | None = Field(
+        None, ge=1, description="steps between checkpoints, a multiple of weight_sync_interval; none: as often as that"
     )
     rollout_bytes: int | None = Field(
         None,
         ge=1,
-        description="bytes a rollout takes on the bus, to check its sizes; none: of max_row_tokens",
+        description="bytes a rollout takes on the bus, to check its sizes; none: of seq_len",
     )
-    keep_checkpoints: int = Field(2, ge=1, description="checkpoints kept; a step is replayed from the one before it")
-    keep_versions: int = Field(
+    keep_last_checkpoints: int = Field(2, ge=1, description="checkpoints kept; a step is replayed from the one before it")
+    keep_weight_versions: int = Field(
         4, ge=1, description="weight versions kept for nodes to fetch, with those that the deltas among them build on"
     )
     weights: WeightSettings = WeightSettings()
@@ -251,11 +251,11 @@ class LearnerSettings(RoleSettings):
 
     @model_validator(mode="after")
     def _intervals(self) -> Self:
-        if self.checkpoint_every is not None and self.checkpoint_every % self.publish_every:
-            raise ValueError("checkpoint_every must be a multiple of publish_every: a checkpoint publishes its version")
-        if "wait" in self.off_policy and self.max_staleness < self.publish_every - 1:
+        if self.checkpoint_interval is not None and self.checkpoint_interval % self.weight_sync_interval:
+            raise ValueError("checkpoint_interval must be a multiple of weight_sync_interval: a checkpoint publishes its version")
+        if "wait" in self.off_policy and self.max_staleness < self.weight_sync_interval - 1:
             raise ValueError(
-                f"max_staleness must be at least {self.publish_every - 1}: with publish_every {self.publish_every} "
+                f"max_staleness must be at least {self.weight_sync_interval - 1}: with weight_sync_interval {self.weight_sync_interval} "
                 "tokens are that many steps old when a version is followed by the next"
             )
         return self

@@ -78,7 +78,7 @@ class WeightSettings(BaseModel):
         "S3-compatible storage, where both take credentials, region and endpoint from AWS_* of their environment",
     )
     place: str = Field("", description="file: the directory; s3: s3://bucket/prefix")
-    anchor_every: int = Field(
+    full_interval: int = Field(
         10,
         ge=1,
         le=1000,

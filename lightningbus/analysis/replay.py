@@ -43,7 +43,7 @@ def replay_step(client: Client, run: str | None, number: int, checkpoints: Path 
         raise UserError(str(error)) from error
     if before is None:
         raise UserError(
-            f"{checkpoints} has no checkpoint of step {number - 1}: the setting keep_checkpoints keeps more"
+            f"{checkpoints} has no checkpoint of step {number - 1}: the setting keep_last_checkpoints keeps more"
         )
     trainer = Trainer(step.settings)
     trainer.load(before / TRAINER)

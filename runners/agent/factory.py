@@ -59,10 +59,10 @@ def make_executors(
 
     if settings.command is not None:
         return [CommandExecutor(settings.command, place(slot)) for slot in slots]
-    if settings.per_process == 1:
-        fresh = settings.rollouts_per_process
+    if settings.max_concurrent_per_process == 1:
+        fresh = settings.max_tasks_per_child
         return [judged(PythonExecutor(python, agent, place(slot), fresh), reward()) for slot in slots]
-    groups = range(0, len(slots), settings.per_process)
+    groups = range(0, len(slots), settings.max_concurrent_per_process)
     shared = [(SharedExecutor(python, agent, place(dict)), reward()) for _ in groups]
-    sharing = [(*shared[number // settings.per_process], slot) for number, slot in enumerate(slots)]
+    sharing = [(*shared[number // settings.max_concurrent_per_process], slot) for number, slot in enumerate(slots)]
     return [judged(SharedSlotExecutor(host, slot), function) for host, function, slot in sharing]

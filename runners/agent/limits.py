@@ -11,12 +11,12 @@ from runners.settings import RunnerSettings
 
 GIB = 2**30
 SIGNS = (
-    (re.compile(r"^MemoryError\b|Cannot allocate memory"), "memory_gb"),
-    (re.compile(r"\[Errno 27\]|File too large|EFBIG"), "file_gb"),
-    (re.compile(r"\[Errno 24\]|Too many open files|EMFILE"), "open_files"),
+    (re.compile(r"^MemoryError\b|Cannot allocate memory"), "memory_limit_gib"),
+    (re.compile(r"\[Errno 27\]|File too large|EFBIG"), "max_file_gib"),
+    (re.compile(r"\[Errno 24\]|Too many open files|EMFILE"), "max_open_files"),
 )
 """How an error shows that a limit was met."""
-SIGNALS = {-signal.SIGXFSZ: "file_gb", -signal.SIGABRT: "memory_gb", -signal.SIGSEGV: "memory_gb"}
+SIGNALS = {-signal.SIGXFSZ: "max_file_gib", -signal.SIGABRT: "memory_limit_gib", -signal.SIGSEGV: "memory_limit_gib"}
 """How an end does: a program that gets no memory ends by itself, mostly so."""
 
 
@@ -24,28 +24,28 @@ SIGNALS = {-signal.SIGXFSZ: "file_gb", -signal.SIGABRT: "memory_gb", -signal.SIG
 class ResourceLimits:
     """Of one agent process and all it starts; None: as the runner's own."""
 
-    memory_gb: float | None = None
-    file_gb: float | None = None
-    open_files: int | None = None
+    memory_limit_gib: float | None = None
+    max_file_gib: float | None = None
+    max_open_files: int | None = None
     processes: int | None = None
 
     @classmethod
     def of(cls, settings: RunnerSettings) -> "ResourceLimits":
         """As a runner is set."""
-        return cls(settings.memory_gb, settings.file_gb, settings.open_files, settings.processes)
+        return cls(settings.memory_limit_gib, settings.max_file_gib, settings.max_open_files, settings.processes)
 
     @property
     def watched(self) -> bool:
         """Whether there is one that the kernel does not hold for all processes together."""
-        return self.memory_gb is not None or self.processes is not None
+        return self.memory_limit_gib is not None or self.processes is not None
 
     def apply(self) -> None:
         """In the child, before the agent's program: what each process of its own is held to by the kernel."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for which, asked in (
-            (resource.RLIMIT_FSIZE, self.file_gb and self.file_gb * GIB),
-            (resource.RLIMIT_NOFILE, self.open_files),
-            (resource.RLIMIT_DATA, self.memory_gb and self.memory_gb * GIB),  # last: the others take memory too
+            (resource.RLIMIT_FSIZE, self.max_file_gib and self.max_file_gib * GIB),
+            (resource.RLIMIT_NOFILE, self.max_open_files),
+            (resource.RLIMIT_DATA, self.memory_limit_gib and self.memory_limit_gib * GIB),  # last: the others take memory too
         ):
             if asked is not None:
                 hard = resource.getrlimit(which)[1]
@@ -57,9 +57,9 @@ class ResourceLimits:
         tree = [pid for pid in (head, *procfs.descendants(head)) if procfs.is_alive(pid)]
         if self.processes is not None and len(tree) > self.processes:
             return f"the agent had {len(tree)} processes; {self._said('processes')}"
-        held = sum(map(procfs.rss_bytes, tree)) if self.memory_gb is not None else 0
-        if held > (self.memory_gb or math.inf) * GIB:
-            return f"the agent held {held / GIB:.2f} GiB in {len(tree)} processes; {self._said('memory_gb')}"
+        held = sum(map(procfs.rss_bytes, tree)) if self.memory_limit_gib is not None else 0
+        if held > (self.memory_limit_gib or math.inf) * GIB:
+            return f"the agent held {held / GIB:.2f} GiB in {len(tree)} processes; {self._said('memory_limit_gib')}"
         return ""
 
     def met(self, error: str) -> str:

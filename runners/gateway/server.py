@@ -73,7 +73,7 @@ class Gateway:
         host: str = "127.0.0.1",
         token_in_token_out: bool = True,
         inference_api_key: str = "",
-        one_version: bool = False,
+        sticky_weight_version: bool = False,
         allowance: RateLimits | None = None,
         at_socket: bool = False,
     ) -> None:
@@ -82,7 +82,7 @@ class Gateway:
         ``inference_api_key`` is for the inference nodes: agents have keys of their own. ``allowance`` is each slot's.
         ``at_socket``: listen on a Unix socket too, for agents that have no network.
         """
-        self._inference_api_key, self._one_version = inference_api_key, one_version
+        self._inference_api_key, self._sticky_weight_version = inference_api_key, sticky_weight_version
         self._send = send
         self.slots = [Slot(number, admission=Admission(allowance or RateLimits())) for number in range(slots)]
         self._fleet = fleet
@@ -111,7 +111,7 @@ class Gateway:
         address = f"{self._host}:{listeners[0].getsockname()[1]}"
         self.paths["address"] = address
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=WAITS)
-        self.upstream = Upstream(self._fleet, self._session, self._inference_api_key, self._one_version)
+        self.upstream = Upstream(self._fleet, self._session, self._inference_api_key, self._sticky_weight_version)
         self._answering = ModelCallHandler(self.upstream, self._send, self._token_in_token_out)
         await self._listening.open(self._app, *listeners, shutdown_seconds=1)
         for slot in self.slots:

@@ -74,10 +74,10 @@ class Upstream:
     """The inference nodes, as one: chooses a node, holds a call, asks again elsewhere."""
 
     def __init__(
-        self, fleet: Fleet, session: aiohttp.ClientSession, inference_api_key: str = "", one_version: bool = False
+        self, fleet: Fleet, session: aiohttp.ClientSession, inference_api_key: str = "", sticky_weight_version: bool = False
     ) -> None:
-        """``one_version``: a rollout's calls go on with the version of the one before while some node has it."""
-        self._fleet, self._one_version = fleet, one_version
+        """``sticky_weight_version``: a rollout's calls go on with the version of the one before while some node has it."""
+        self._fleet, self._sticky_weight_version = fleet, sticky_weight_version
         self._session = session
         self._own = bearer_header(inference_api_key)
         self._refusing = RejectingNodes(bool(inference_api_key))
@@ -152,7 +152,7 @@ class Upstream:
             return None
 
     def _preferred(self, context: CallContext) -> int | None:
-        return context.attempt.last_versions.get(context.model) if self._one_version else None
+        return context.attempt.last_versions.get(context.model) if self._sticky_weight_version else None
 
     async def _node(self, context: CallContext, problem: str) -> Heartbeat:
         while True:

@@ -207,7 +207,7 @@ async def clock(world: World, log: Log, target: str, hours: float) -> None:
 
 
 NASTY: dict[str, tuple[Outcome, dict[str, Any]]] = {
-    "leaks": ("agent_error", {"memory_gb": 0.5}),
+    "leaks": ("agent_error", {"memory_limit_gib": 0.5}),
     "forks_and_leaves": ("ok", {}),
     "ignores_sigterm": ("timeout", {}),
     "floods": ("ok", {}),

@@ -91,7 +91,7 @@ async def bad_agents(place: Path, report: Report, rng: random.Random, kills: int
 
 async def checkpoints(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """Several steps between checkpoints, the learner killed amid them, and checkpoints that cannot be read."""
-    every = {"checkpoint_every": 3, "keep_checkpoints": 3}
+    every = {"checkpoint_interval": 3, "keep_last_checkpoints": 3}
     steps = max(steps_for(rollouts // 4), 9)
     async with at_work(place, report, "checkpoints", steps, 0.05, learner=every) as (made, log):
         for _ in range(3):

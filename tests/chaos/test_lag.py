@@ -29,7 +29,7 @@ ARRAY JOIN c.token_versions AS v WHERE u.run_id = {run_id:String} AND u.trained 
 async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyond_it(tmp_path: Path) -> None:
     place = tmp_path / "world"
     await asyncio.to_thread(prepare, place)
-    every = {"publish_every": PUBLISH_EVERY, "max_staleness": BOUND}
+    every = {"weight_sync_interval": PUBLISH_EVERY, "max_staleness": BOUND}
     async with world(place, steps=STEPS, nodes=1, runners=1, token_seconds=0.03, learner=every) as made:
         late = Supervisor(RunDirectory(place / "run"), made.nats.url)
         try:

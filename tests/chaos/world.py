@@ -319,6 +319,6 @@ def _learner(directory: Path, steps: int, more: Mapping[str, Any]) -> LearnerSet
             "id": "learner", "run": RUN, "model_path": directory / "model", "tasks": directory / "tasks.jsonl",
             "samples": SAMPLES, "groups_per_step": GROUPS, "steps": steps, "max_staleness": 2, "threads": 1,
             "deadline": 120.0, "max_attempts": 30, "checkpoints": directory / "checkpoints",
-            "max_row_tokens": 128, "actor": {"optim": {"lr": 1e-5}}, **more,
+            "seq_len": 128, "actor": {"optim": {"lr": 1e-5}}, **more,
         }
     )  # fmt: skip

@@ -97,7 +97,7 @@ def test_a_services_command_is_one_of_ours_and_its_health_is_asked_where_it_answ
         assert settings.inference_api_key_file is not None
     if isinstance(settings, RunnerSettings):
         grace = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
-        assert grace >= settings.drain_seconds + 2 * GIVE_BACK_SECONDS + 10
+        assert grace >= settings.drain_timeout_seconds + 2 * GIVE_BACK_SECONDS + 10
 
 
 def test_the_other_commands_are_ours_too_and_nothing_is_open_to_others(commands: Commands) -> None:

@@ -176,7 +176,7 @@ def test_a_runner_has_the_time_it_says_it_needs_and_is_scaled_by_its_queue(comma
     settings = begun(commands, "runner")
     assert isinstance(settings, RunnerSettings) and settings.inference_api_key_file is not None
     (grace,) = (pod["terminationGracePeriodSeconds"] for name, pod in pods() if name == "runner")
-    assert grace >= settings.drain_seconds + 2 * GIVE_BACK_SECONDS + 10
+    assert grace >= settings.drain_timeout_seconds + 2 * GIVE_BACK_SECONDS + 10
     scaled = of("ScaledObject")["runner"]["spec"]
     assert scaled["scaleTargetRef"]["name"] in of("Deployment") and "replicas" not in of("Deployment")["runner"]["spec"]
     monitor = ports(container("nats"))["monitor"]

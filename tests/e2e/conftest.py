@@ -113,7 +113,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iter
     make = [sys.executable, str(CALCULATOR / "model.py"), "--steps", "60", "--out", str(directory / "model")]
     subprocess.run(make, check=True, capture_output=True)
     runner = {"agent": "agent:solve", "path": str(CALCULATOR), "concurrency": 2}
-    odd = {"path": str(ROOT / "tests" / "agents"), "concurrency": 1, "drain_seconds": 1}
+    odd = {"path": str(ROOT / "tests" / "agents"), "concurrency": 1, "drain_timeout_seconds": 1}
     misbehaving = ("raises", "hangs", "says_nothing", "wants_another_model")
     agents = (*misbehaving, "streams", "completes", "rewarded_by_span", "speaks_every_dialect")
     settings = {

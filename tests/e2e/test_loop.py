@@ -53,7 +53,7 @@ def learner_settings(loop: Loop, **changes: object) -> Path:
         "max_staleness": STALENESS,
         "threads": 1,
         "checkpoints": str(loop.directory / "checkpoints"),
-        "keep_checkpoints": 20,
+        "keep_last_checkpoints": 20,
         # Rewards of this model are mostly 0: something has to move the weights.
         "actor": {"optim": {"lr": 1e-3}, "entropy_coeff": 0.01, "use_kl_loss": True},
         **changes,

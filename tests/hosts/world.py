@@ -175,7 +175,7 @@ def _placed(child: ChildSpec, host: Host) -> ChildSpec:
         advertise = f"http://{host.address}:{GATEWAY}"
         changes = {"host": "0.0.0.0", "port": GATEWAY, "advertise": advertise}
     if isinstance(child.settings, RunnerSettings):
-        changes = {"drain_seconds": 1.0, "concurrency": 2}
+        changes = {"drain_timeout_seconds": 1.0, "concurrency": 2}
     if isinstance(child.settings, StoreSettings):
         changes = {"http_port": SQL}
     return ChildSpec(child.name, child.role, child.settings.model_copy(update=changes))

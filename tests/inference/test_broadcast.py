@@ -92,7 +92,7 @@ async def serving(bus: Bus, directory: Path, id: str, *arguments: str) -> AsyncI
         model_path=directory / "model",
         id=id,
         command=[sys.executable, STAND_IN],
-        extra_args=["--receives", *arguments],
+        vllm_args=["--receives", *arguments],
         max_model_len=64,
         work=directory / id,
     )

@@ -16,7 +16,7 @@ from inference.settings import AdapterSettings, InferenceSettings
 
 
 def test_vllm_listens_on_its_socket_alone_and_gives_the_probabilities_sampled_from(tmp_path: Path) -> None:
-    settings = InferenceSettings(model_path=tmp_path, host="0.0.0.0", max_model_len=64, threads=1, extra_args=["--x"])
+    settings = InferenceSettings(model_path=tmp_path, host="0.0.0.0", max_model_len=64, threads=1, vllm_args=["--x"])
     words = command(settings, tmp_path / "socket")
     options = dict(zip(words[4::2], words[5::2], strict=False))
     assert options["--uds"] == str(tmp_path / "socket") and not {"--host", "--port"} & set(words)
@@ -56,7 +56,7 @@ async def test_a_port_in_use_is_said_before_an_engine_is_started(bus: Bus, tmp_p
 @pytest.mark.integration
 async def test_an_engine_that_cannot_start_gives_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    settings = InferenceSettings(model_path=tmp_path, work=tmp_path / "work", extra_args=["--no-such-option"])
+    settings = InferenceSettings(model_path=tmp_path, work=tmp_path / "work", vllm_args=["--no-such-option"])
     async with VllmServer(settings) as engine:
         with pytest.raises(EngineError, match=r"vLLM ended with \d+: .* \(log: "):
             await engine.start()

@@ -336,17 +336,17 @@ async def test_adapters_that_cannot_be_loaded_leave_the_old_ones_serving(world: 
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("one_version", [True, False])
+@pytest.mark.parametrize("sticky_weight_version", [True, False])
 async def test_a_rollout_ends_on_the_version_it_began_with_where_that_is_wished(
-    world: World, base: Tensors, one_version: bool
+    world: World, base: Tensors, sticky_weight_version: bool
 ) -> None:
     (first,) = await world.serve(base)
     between: asyncio.Queue[asyncio.Event] = asyncio.Queue()
     async with (
         gate(between) as url,
-        running(world.bus, agent="gated:asks_three_times", one_version=one_version),
+        running(world.bus, agent="gated:asks_three_times", sticky_weight_version=sticky_weight_version),
     ):
-        name = f"gated-{one_version}"
+        name = f"gated-{sticky_weight_version}"
         await TaskPublisher(world.bus).publish_tasks([task(id=name, input={"gate": url}, deadline=60.0)])
         for versions in (1, KEPT):  # by the second time the first version is gone
             go_on = await asyncio.wait_for(between.get(), 60)
@@ -355,7 +355,7 @@ async def test_a_rollout_ends_on_the_version_it_began_with_where_that_is_wished(
         (batch,) = await ended(world.bus)
     assert batch.end is not None and batch.end.outcome == "ok"
     calls = [run.version for call in calls_of(batch) for run in call.weight_versions]
-    assert calls == ([first, first, newest] if one_version else [first, first + 1, newest])
+    assert calls == ([first, first, newest] if sticky_weight_version else [first, first + 1, newest])
 
 
 @pytest.mark.integration

@@ -343,7 +343,7 @@ async def test_what_is_decided_at_once_is_all_kept(bus: Bus) -> None:
 
 
 async def test_files_that_nodes_may_go_back_to_are_kept(bus: Bus, tmp_path: Path) -> None:
-    learner, releases = Learner(bus, tmp_path, {}, keep_versions=2), WeightRegistry(bus, "policy")
+    learner, releases = Learner(bus, tmp_path, {}, keep_weight_versions=2), WeightRegistry(bus, "policy")
     for _ in range(6):
         await learner.publish()
     await releases.append_decision("pinned", 5, who="me")

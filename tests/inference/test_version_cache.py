@@ -57,7 +57,7 @@ class Learner:
             {
                 "model_path": "model",
                 "checkpoints": directory / "learner",
-                "weights": {**by, "anchor_every": 4},
+                "weights": {**by, "full_interval": 4},
                 **changes,
             }
         )
@@ -99,7 +99,7 @@ async def says(node: WeightUpdater, words: str) -> None:
 async def test_followers_late_joiners_and_those_who_skip_hold_every_version_to_the_bit(
     bus: Bus, tmp_path: Path, by: dict[str, str]
 ) -> None:
-    learner = Learner(bus, tmp_path, by, keep_versions=2)
+    learner = Learner(bus, tmp_path, by, keep_weight_versions=2)
     async with AsyncExitStack() as nodes:
         _, follows = await nodes.enter_async_context(following(bus, tmp_path / "follows"))
         _, skips = await nodes.enter_async_context(following(bus, tmp_path / "skips"))

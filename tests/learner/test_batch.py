@@ -129,11 +129,11 @@ def test_over_long_calls_and_other_roles_are_left_out_and_counted() -> None:
     groups = [group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))]
     batch = make_batch(groups, 0, settings(train_roles=["writer"]))
     assert [use.exclusion_reason for use in batch.uses] == ["no row: 2 role"] * 2
-    batch = make_batch(groups, 0, settings(max_row_tokens=16))
+    batch = make_batch(groups, 0, settings(seq_len=16))
     assert batch.metrics["calls"] == 4 and batch.metrics["coverage"] == 1.0
     long = model_call(2, list(range(1, 20)), [3])
     groups = [group("a", rollout("a", 0, 1.0, calls=[*rollout("a", 0, 1.0).calls, long]), rollout("a", 1, 0.0))]
-    batch = make_batch(groups, 0, settings(max_row_tokens=16))
+    batch = make_batch(groups, 0, settings(seq_len=16))
     assert batch.metrics["left_out/too long"] == 1 and batch.metrics["tokens/left_out"] == 1
 
 
@@ -177,7 +177,7 @@ def test_what_never_came_into_a_batch_keeps_its_own_reason() -> None:
 def test_admission_never_lets_more_be_under_way_than_the_bound_allows() -> None:
     assert max_dispatched_groups(0, 0, 16) == 16
     assert max_dispatched_groups(3, 1, 16) == 80
-    assert max_dispatched_groups(3, 1, 16, publish_every=2) == 64, "what is served may be a step older"
+    assert max_dispatched_groups(3, 1, 16, weight_sync_interval=2) == 64, "what is served may be a step older"
 
 
 def test_groups_in_dispatch_order_wait_for_the_ones_before_them() -> None:

@@ -30,16 +30,16 @@ def settings(**changes: Any) -> LearnerSettings:
     ("changes", "capacity", "step", "interval"),
     [
         ({}, SHIPPED, "", ""),
-        ({"checkpoint_every": 100}, SHIPPED, "", "the steps between two checkpoints need"),
+        ({"checkpoint_interval": 100}, SHIPPED, "", "the steps between two checkpoints need"),
         (
-            {"groups_per_step": 512, "samples": 16, "max_row_tokens": 16384, "max_staleness": 0},
+            {"groups_per_step": 512, "samples": 16, "seq_len": 16384, "max_staleness": 0},
             SHIPPED,
             "need 2,336 MiB (1 x groups_per_step 512 x samples 16 = 8,192 rollouts of 299,008 bytes), but half of "
             "stream TRAIN_ROLLOUTS is 1,024 MiB: set train_rollouts_mib to 4672 ",
             "need 2,336 MiB",
         ),
         (
-            {"groups_per_step": 512, "samples": 16, "max_row_tokens": 16384, "max_staleness": 0},
+            {"groups_per_step": 512, "samples": 16, "seq_len": 16384, "max_staleness": 0},
             Capacity(4672 * MIB, 2_000_000, 200_000),
             "",
             "",
@@ -87,7 +87,7 @@ async def test_a_checkpoint_is_forced_as_the_stream_fills(bus: Bus, model_path: 
     await limit(bus, subjects.TRAIN_ROLLOUTS, 24)
     wanted = settings_for(
         model_path, checkpoints=tmp_path / "checkpoints", samples=2, groups_per_step=1, steps=12, max_staleness=99,
-        checkpoint_every=100, off_policy=["drop"], rollout_bytes=1000,
+        checkpoint_interval=100, off_policy=["drop"], rollout_bytes=1000,
     )  # fmt: skip
     async with asyncio.timeout(120):
         running = asyncio.create_task(run(bus, wanted, asyncio.Event()))

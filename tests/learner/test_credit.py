@@ -42,7 +42,7 @@ A = 0.5 / (np.std([1, 0], ddof=1) + EPSILON)  # of the winner; the loser's is it
         ("discounted", {"gamma": 0.5}, [[A / 2, A], [-A / 4, -A / 2, -A]]),
         ("reward_to_go", {}, [[A, A], [-A, -A, -A]]),
         ("air", {}, [[A, A], [-A, -A, -A]]),
-        ("anchor", {"step_weight": 0.0}, [[A, A], [-A, -A, -A]]),
+        ("anchor", {"gigpo_step_weight": 0.0}, [[A, A], [-A, -A, -A]]),
         ("anchor", {}, [[2 * A, 2 * A], [-2 * A, -2 * A, -A]]),  # the third state was one rollout's alone
     ],
     ids=["identical", "last", "discounted", "reward_to_go", "air", "anchor off", "anchor"],
@@ -69,7 +69,7 @@ def test_reward_to_go_judges_a_call_by_what_came_after_it() -> None:
 def test_anchor_compares_calls_from_the_same_state_only() -> None:
     """States x of both rollouts, y of the first, z of the second, twice x in the second."""
     one, two = episode(1.0, 0.0, 0.0, states="xy"), episode(0.0, 0.25, 0.0, 0.0, states="xzx")
-    found = by("anchor", one, two, gamma=1.0, step_weight=2.0)
+    found = by("anchor", one, two, gamma=1.0, gigpo_step_weight=2.0)
     outcome = by("identical", one, two)
     returns = np.array([1.0, 0.25, 0.0])  # in state x
     step = (returns - returns.mean()) / (returns.std(ddof=1) + EPSILON)

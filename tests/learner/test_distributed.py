@@ -26,7 +26,7 @@ async def test_a_learner_of_two_ranks_trains_and_publishes(bus: Bus, model_path:
         "steps": STEPS,
         "max_staleness": STEPS,
         "checkpoints": str(tmp_path / "checkpoints"),
-        "max_row_tokens": 64,
+        "seq_len": 64,
         "weights": {"broadcast": {"backend": "gloo"}},  # with nobody to take part
     }
     (tmp_path / "learner.json").write_text(json.dumps(settings))

@@ -79,10 +79,10 @@ def test_04_interleaved_agents_merge_into_a_row_each() -> None:
 def test_05_what_is_too_long_after_a_break_is_counted_and_never_silently_dropped() -> None:
     long = [*rollout("a", 0, 1.0).calls, model_call(2, list(range(20, 40)), [41, 42])]
     groups = group("a", rollout("a", 0, 1.0, calls=long), rollout("a", 1, 0.0))
-    masked = made(groups, max_row_tokens=16)
+    masked = made(groups, seq_len=16)
     assert masked.metrics["left_out/too long"] == 1 and masked.metrics["tokens/left_out"] == 2
     assert masked.uses[0].trained, "the rest of it is trained"
-    split = made(groups, max_row_tokens=16, long_rows="split")
+    split = made(groups, seq_len=16, overlong="split")
     assert split.metrics["coverage"] == 1.0 and split.metrics["tokens"] == masked.metrics["tokens"] + 2
 
 
@@ -146,7 +146,7 @@ def test_13_rollouts_of_several_rows_train_with_a_critic_and_with_unequal_reward
 @pytest.mark.parametrize("length", [30, 8, 7])
 def test_14_windows_of_a_long_call_train_its_response_and_nothing_of_its_prompt(length: int) -> None:
     (call,) = transitions_of([model_call(0, list(range(1, length)), list(range(100, 119)))])
-    rows, _ = rows_of("r", [call], Shape(max_tokens=8, long_rows="split"))
+    rows, _ = rows_of("r", [call], Shape(max_tokens=8, overlong="split"))
     assert [int(token) for row in rows for token in row.ids[row.trained]] == list(range(100, 119))
     for row in rows:
         assert len(row.ids) == len(row.calls) == len(row.logprobs) == len(row.versions) <= 8

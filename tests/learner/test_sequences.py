@@ -95,25 +95,25 @@ def agents(draw: st.DrawFn) -> list[ModelCall]:
 
 @given(agents(), st.sampled_from(["transition", "trajectory"]), st.sampled_from(["mask", "split"]), st.integers(4, 30))
 def test_every_sampled_token_is_trained_exactly_once_or_has_a_reason(
-    calls: list[ModelCall], mode: Any, long_rows: Any, limit: int
+    calls: list[ModelCall], mode: Any, overlong: Any, limit: int
 ) -> None:
     made = forest(*calls)
-    rows, left_out = rows_of("r", made, Shape(["", "x"], mode, limit, long_rows))
+    rows, left_out = rows_of("r", made, Shape(["", "x"], mode, limit, overlong))
     kept = [call for place, call in enumerate(made) if place not in left_out]
     assert sorted((call, token) for call, token, _ in trained(rows)) == sorted(
         (call, token) for call, token, _ in sampled(kept)
     )
     for place, why in left_out.items():
-        assert why == "role" if made[place].role == "judge" else why == "too long" and long_rows == "mask"
+        assert why == "role" if made[place].role == "judge" else why == "too long" and overlong == "mask"
     for row in rows:
         assert len(row.ids) <= limit and row.tokens > 0
         assert not row.trained[0], "nothing predicts the first token of a row"
         whole = {int(call) for call in row.calls[row.trained]}
         assert {made[call].temperature for call in whole} == {row.temperature}
         np.testing.assert_array_equal(row.versions[row.trained], row.calls[row.trained])
-    if long_rows == "mask":
+    if overlong == "mask":
         assert trained(rows) == sampled(kept), "each behind exactly what it was sampled behind"
-    if mode == "transition" and long_rows == "mask":
+    if mode == "transition" and overlong == "mask":
         assert [row.tokens for row in rows] == [call.tokens for call in kept]
 
 
@@ -127,7 +127,7 @@ def test_what_shares_a_prefix_is_context_in_all_rows_but_one() -> None:
 def test_a_call_that_is_too_long_is_left_out_or_trained_in_windows() -> None:
     (long,) = forest(model_call(0, list(range(1, 11)), list(range(11, 18))))
     assert rows_of("r", [long], Shape(max_tokens=8)) == ([], {0: "too long"})
-    rows, left_out = rows_of("r", [long], Shape(max_tokens=8, long_rows="split"))
+    rows, left_out = rows_of("r", [long], Shape(max_tokens=8, overlong="split"))
     assert not left_out
     assert [row.ids.tolist() for row in rows] == [list(range(7, 15)), list(range(10, 18))]
     assert [row.ids[row.trained].tolist() for row in rows] == [[11, 12, 13, 14], [15, 16, 17]]

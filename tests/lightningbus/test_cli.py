@@ -272,7 +272,7 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
         f"model: qwen2, 3 layers, 1,015.6M parameters, {len(tokenizer)} tokens",
         "agent:solve: imported by this interpreter",
     ]
-    large = {"groups_per_step": 512, "samples": 16, "max_row_tokens": 16384, "max_staleness": 0}
+    large = {"groups_per_step": 512, "samples": 16, "seq_len": 16384, "max_staleness": 0}
     (tmp_path / "large.yaml").write_text(yaml.safe_dump({**job, "learner": {**job["learner"], **large}}))
     refused = says(run("train", "-c", "large.yaml", "--dry-run", cwd=tmp_path))
     assert "8,192 rollouts of 299,008 bytes), but half of stream TRAIN_ROLLOUTS is 1,024 MiB" in refused

@@ -138,7 +138,7 @@ async def test_every_role_says_whether_it_can_work_and_what_it_has_done(
     node = await start("inference", model_path=model, command=STAND_IN, work=tmp_path / "work", max_model_len=128)
     assert (await node.get("/healthz"))[0] == 200
     assert "inference is st" in await node.becomes(503), "nobody has published weights"
-    small = {"samples": 2, "groups_per_step": 1, "steps": 100_000, "threads": 1, "max_row_tokens": 128}
+    small = {"samples": 2, "groups_per_step": 1, "steps": 100_000, "threads": 1, "seq_len": 128}
     learner = await start("learner", model_path=model, tasks=tmp_path / "tasks.jsonl", **small)
     assert await learner.becomes(503) in ("learner is starting", "learner is starting: its trainer is not made yet")
     store = await start("store", data_dir=tmp_path / "store", http_port=0)
@@ -204,7 +204,7 @@ async def test_a_runner_asked_to_stop_is_not_ready_and_finishes_what_it_has(
     bus: Bus, start: Start, tmp_path: Path
 ) -> None:
     program = "while [ ! -e go ]; do sleep 0.05; done; echo '{\"reward\": 1}'"
-    runner = await start("runner", command=["sh", "-c", program], path=tmp_path, concurrency=1, drain_seconds=50)
+    runner = await start("runner", command=["sh", "-c", program], path=tmp_path, concurrency=1, drain_timeout_seconds=50)
     await runner.becomes(200)
     await TaskPublisher(bus).publish_task(Task(id="t", run_id="run", agent="default", input=1, mode="eval"))
     await runner.moves("lightningbus_runner_slots_in_use")

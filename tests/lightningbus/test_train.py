@@ -34,7 +34,7 @@ def job(directory: Path) -> dict[str, Any]:
             "groups_per_step": GROUPS,
             "steps": STEPS,
             "threads": 1,
-            "max_row_tokens": 128,
+            "seq_len": 128,
         },
         "eval": {"tasks": "heldout.jsonl", "samples": 2},
     }

@@ -51,13 +51,13 @@ async def test_what_a_forked_child_answers_is_not_taken_for_the_next_rollouts(bu
 
 
 async def test_memory_is_limited_and_the_next_rollout_starts_fresh(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="hostile:leaks", memory_gb=0.5):
+    async with running(bus, agent="hostile:leaks", memory_limit_gib=0.5):
         await TaskPublisher(bus).publish_task(task(id="a", input={}))
         await TaskPublisher(bus).publish_task(task(id="b", input={"calm": True}))
         leaked, after = await ended(bus, 2)
         assert after.end is not None and after.end.outcome == "ok"
         assert leaked.end is not None and leaked.end.outcome == "agent_error", leaked.end
-        assert leaked.end.error.endswith("the limit is memory_gb: 0.5"), leaked.end
+        assert leaked.end.error.endswith("the limit is memory_limit_gib: 0.5"), leaked.end
 
 
 async def test_spans_without_end_are_dropped_and_counted(bus: Bus, engine: ScriptedEngine) -> None:
@@ -73,7 +73,7 @@ async def test_spans_without_end_are_dropped_and_counted(bus: Bus, engine: Scrip
 
 async def test_nothing_of_an_agent_that_ignores_sigterm_is_left(bus: Bus, engine: ScriptedEngine) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    async with running(bus, agent="hostile:ignores_sigterm", drain_seconds=0):
+    async with running(bus, agent="hostile:ignores_sigterm", drain_timeout_seconds=0):
         await TaskPublisher(bus).publish_task(task(deadline=1.0))
         (batch,) = await ended(bus)
         assert batch.end is not None and batch.end.outcome == "timeout"

@@ -63,7 +63,7 @@ async def test_a_runner_whose_inference_api_key_is_refused_reports_it_at_once_in
     """While the rollout still waits, and once however often it asks."""
     (tmp_path / "nosy.py").write_text(NOSY)
     (tmp_path / "key").write_text(new_key())
-    given: dict[str, Any] = {"agent": "nosy:solve", "path": tmp_path, "drain_seconds": 0}
+    given: dict[str, Any] = {"agent": "nosy:solve", "path": tmp_path, "drain_timeout_seconds": 0}
     if has_key:
         given["inference_api_key_file"] = tmp_path / "key"
     sentence = (

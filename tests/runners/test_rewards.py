@@ -14,7 +14,7 @@ from tests.runners.conftest import AGENTS, ended, running, task
 
 @pytest.mark.parametrize(
     "agent",
-    [{"agent": "plain:rewrites_its_reward"}, {"agent": "plain:rewrites_its_reward_beside_others", "per_process": 2}],
+    [{"agent": "plain:rewrites_its_reward"}, {"agent": "plain:rewrites_its_reward_beside_others", "max_concurrent_per_process": 2}],
 )
 async def test_an_agent_that_rewrites_its_reward_function_is_rewarded_by_the_original(
     bus: Bus, agent: dict[str, object]

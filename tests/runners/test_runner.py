@@ -179,7 +179,7 @@ async def test_stopping_gives_back_what_is_not_finished_and_says_so(
 ) -> None:
     caplog.set_level(logging.INFO)
     await bus.ensure_consumer(runner_consumer("default", "eval"))
-    async with running(bus, agent="plain:sleeps", drain_seconds=0) as stop:
+    async with running(bus, agent="plain:sleeps", drain_timeout_seconds=0) as stop:
         await TaskPublisher(bus).publish_task(task())
         info = bus.js.consumer_info
         async with asyncio.timeout(20):

@@ -51,10 +51,10 @@ def said(batch: SpanBatch) -> Any:
 @pytest.mark.parametrize(
     ("agent", "settings", "sentence"),
     [
-        ("leaks_in_children", {"memory_gb": 0.4}, "processes; the limit is memory_gb: 0.4"),
+        ("leaks_in_children", {"memory_limit_gib": 0.4}, "processes; the limit is memory_limit_gib: 0.4"),
         ("forks_without_end", {"processes": 8}, "processes; the limit is processes: 8"),
-        ("writes_without_end", {"file_gb": 0.01}, "File too large; the limit is file_gb: 0.01"),
-        ("opens_without_end", {"open_files": 64}, "the limit is open_files: 64"),
+        ("writes_without_end", {"max_file_gib": 0.01}, "File too large; the limit is max_file_gib: 0.01"),
+        ("opens_without_end", {"max_open_files": 64}, "the limit is max_open_files: 64"),
     ],
 )
 async def test_who_takes_more_than_it_may_is_an_agent_error_that_names_the_limit(
@@ -72,7 +72,7 @@ async def test_who_takes_more_than_it_may_is_an_agent_error_that_names_the_limit
 async def test_each_process_has_a_directory_of_its_own_and_nothing_of_it_is_left(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
-    async with running(bus, agent="hostile:tells", rollouts_per_process=1):
+    async with running(bus, agent="hostile:tells", max_tasks_per_child=1):
         await TaskPublisher(bus).publish_task(task(id="a"))
         await TaskPublisher(bus).publish_task(task(id="b"))
         one, other = map(said, await ended(bus, 2))
@@ -147,7 +147,7 @@ def test_an_entry_of_env_that_is_no_variable_is_refused() -> None:
 async def test_what_an_agent_prints_reaches_our_log_whole_lines_of_it_and_not_without_end(
     bus: Bus, engine: ScriptedEngine, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(bus, agent="hostile:prints_without_end", file_gb=0.001):
+    async with running(bus, agent="hostile:prints_without_end", max_file_gib=0.001):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert (said(batch)["file"], said(batch)["shortened"]) == (False, False)
@@ -236,9 +236,9 @@ def test_an_interpreter_that_stands_anywhere_lets_nothing_into_the_sandbox(tmp_p
 
 
 def test_a_signal_that_a_sandbox_hands_on_is_known() -> None:
-    limits = ResourceLimits(memory_gb=2)
+    limits = ResourceLimits(memory_limit_gib=2)
     for code in (-signal.SIGSEGV, 128 + signal.SIGSEGV):
-        assert limits.ended(code) == f"its process ended with {code}; the limit is memory_gb: 2"
+        assert limits.ended(code) == f"its process ended with {code}; the limit is memory_limit_gib: 2"
     assert limits.ended(3) == "its process ended with 3"
 
 

@@ -12,7 +12,7 @@ from runners.agent.launcher import AgentStartError
 from runners.settings import RunnerSettings
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 
-MANY = {"concurrency": 8, "per_process": 8}
+MANY = {"concurrency": 8, "max_concurrent_per_process": 8}
 
 
 async def test_rollouts_share_a_process_and_their_calls_are_their_own(bus: Bus, engine: ScriptedEngine) -> None:
@@ -54,6 +54,6 @@ async def test_one_that_does_not_end_takes_its_process_with_it_and_the_others_ar
 
 
 async def test_a_function_that_blocks_is_refused(bus: Bus) -> None:
-    settings = RunnerSettings(agent="many:blocks", path=AGENTS, concurrency=8, per_process=8)
+    settings = RunnerSettings(agent="many:blocks", path=AGENTS, concurrency=8, max_concurrent_per_process=8)
     with pytest.raises(AgentStartError, match="many:blocks is no async function"):
         await runner.run(bus, settings, asyncio.Event())

@@ -167,7 +167,7 @@ async def test_whatever_is_thrown_at_any_await_of_a_rollout_frees_the_slot_and_s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskHandler, "serve", interrupted)
         patch.setattr(retry_policy, "FIRST_RETRY_SECONDS", 0.05)
-        async with running(bus, agent="plain:answers", concurrency=1, ack_wait=1.0, drain_seconds=0):
+        async with running(bus, agent="plain:answers", concurrency=1, ack_wait=1.0, drain_timeout_seconds=0):
             await TaskPublisher(bus).publish_task(task(id="interrupted", max_attempts=2))
             await TaskPublisher(bus).publish_task(task(id="next"))
             await queue_is_empty(bus)
