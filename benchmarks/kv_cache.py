@@ -50,8 +50,9 @@ async def measure(policy: str, model: Path, work: Path) -> list[dict[str, Any]]:
         found = []
         async with start_stack(directory, BusSettings(port=0), f"kv cache: {policy}") as at:
             settings = InferenceSettings(
-                model_path=model, id="node", dtype="float32", max_model_len=CONTEXT, max_num_seqs=STREAMS, threads=1,
-                kv_cache=policy, work=directory.path / "node",
+                model_path=model, id="node", dtype="float32", max_model_len=CONTEXT, max_num_seqs=STREAMS,
+                cpu_threads=1,
+                kv_cache_on_swap=policy, work_dir=directory.path / "node",
             )  # fmt: skip
             await at.supervisor.start(ChildSpec("node", "inference", settings))
             node = await announce(at, await put(at, directory.path, weights[0], 0), 0)

@@ -70,7 +70,7 @@ async def running(name: str) -> AsyncIterator[System]:
 def runner(number: int, agent: str, concurrency: int, **more: Any) -> RunnerSettings:
     """A runner of an async agent in this repository, all its rollouts in one process."""
     own = {"concurrency": concurrency, "max_concurrent_per_process": max(concurrency, 2), "id": f"runner-{number}"}
-    return RunnerSettings(agent=agent, path=ROOT, **{**own, **more})
+    return RunnerSettings(entrypoint=agent, working_dir=ROOT, **{**own, **more})
 
 
 ROLES = {"nats-server": "nats-server", "worker_script": "agents", " store ": "store", " runner ": "runners"}

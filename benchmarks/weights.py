@@ -82,7 +82,7 @@ async def measure(name: str, model: Path, place: Path) -> list[Result]:
             async with start_stack(directory, BusSettings(port=0), f"bench weights {name}") as at:
                 settings = InferenceSettings(
                     model_path=model, id="node", dtype="float32", max_model_len=kv_cache.CONTEXT,
-                    max_num_seqs=kv_cache.STREAMS, threads=1, work=directory.path / "node",
+                    max_num_seqs=kv_cache.STREAMS, cpu_threads=1, work_dir=directory.path / "node",
                 )  # fmt: skip
                 await at.supervisor.start(ChildSpec("node", "inference", settings))
                 steps = Steps(model, directory.path)
@@ -90,10 +90,10 @@ async def measure(name: str, model: Path, place: Path) -> list[Result]:
                 shared = str(directory.path / "shared")
                 ways: list[dict[str, Any]] = [
                     *(
-                        {"transport": way, "place": where}
+                        {"transport": way, "location": where}
                         for way, where in {"blob": "", "file": shared, "s3": s3}.items()
                     ),
-                    {"transport": "file", "place": shared, "broadcast": {"backend": "gloo"}},
+                    {"transport": "file", "location": shared, "broadcast": {"backend": "gloo"}},
                 ]
                 for way in ways:
                     results += await served(at, name, steps, way, directory.path / "learner")
@@ -106,7 +106,7 @@ async def measure(name: str, model: Path, place: Path) -> list[Result]:
 async def served(at: LocalStack, name: str, steps: Steps, weights: dict[str, Any], checkpoints: Path) -> list[Result]:
     """Seconds from a version's file being there to a node that serves it, by one transport; the best of some."""
     checkpoints.mkdir(exist_ok=True)
-    settings = LearnerSettings.model_validate({"model_path": "-", "checkpoints": checkpoints, "weights": weights})
+    settings = LearnerSettings.model_validate({"model_path": "-", "checkpoint_dir": checkpoints, "weights": weights})
     took: dict[str, list[float]] = {"full": [], "delta": []}
     size: dict[str, int] = {}
     copied = []

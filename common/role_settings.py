@@ -10,13 +10,13 @@ class RoleSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    health: Annotated[str | None, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)] = (
-        Field(
-            None,
-            pattern=r"^(\S+:)?\d{1,5}$",
-            description="where /healthz, /readyz and /metrics are answered, as 9464 (on loopback) or 0.0.0.0:9464; 0 "
-            "takes a free port, which the log names; default: nowhere",
-        )
+    health_address: Annotated[
+        str | None, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
+    ] = Field(
+        None,
+        pattern=r"^(\S+:)?\d{1,5}$",
+        description="where /healthz, /readyz and /metrics are answered, as 9464 (on loopback) or 0.0.0.0:9464; 0 "
+        "takes a free port, which the log names; default: nowhere",
     )
 
 

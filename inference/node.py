@@ -77,12 +77,12 @@ class Node:
         async with VllmServer(self._settings) as self._engine:
             host, port, max_requests = self._settings.host, self._settings.port, self._settings.max_requests
             lora = self._settings.lora
-            versions = LoadedVersions(self._settings.model, lora.versions) if lora else None
+            versions = LoadedVersions(self._settings.model, lora.max_loaded_versions) if lora else None
             self._gateway = Gateway(
                 URL, self._engine.session, host, port, self._inference_api_key, max_requests, versions
             )
             if lora and versions:
-                directory = self._settings.work / "adapters"
+                directory = self._settings.work_dir / "adapters"
                 self._lora = LoraManager(versions, lora.rank, directory, self._gateway, self._engine.post)
             self.canary = EngineCanary(self._engine, self._settings.model, self._gateway, self._transition)
             async with self._gateway, self._bus.heartbeat("inference", self.id, self._describe) as self._pulse:
@@ -120,7 +120,7 @@ class Node:
         await self._engine.start()
         await self._transition("engine_up")
         log.info("node %s: engine is up, waiting for weights of %s", self.id, self._settings.model)
-        directory = self._settings.work / "weights"
+        directory = self._settings.work_dir / "weights"
         self._updater = WeightUpdater(self._bus, self.id, self._settings.model, directory, self)
         exited = asyncio.ensure_future(self._engine.wait_exit())
         loops = [self._updater.run(), *([self._lora.unload_loop()] if self._lora else [])]
@@ -161,7 +161,7 @@ class Node:
         """Load weights; requests in flight are paused, keep their tokens, and continue with the new weights."""
         started_at = time.monotonic()
         # clear_cache: the KV cache of requests in flight is recomputed when they resume (vLLM 0.31).
-        clear_cache = "true" if self._settings.kv_cache == "recompute" else "false"
+        clear_cache = "true" if self._settings.kv_cache_on_swap == "recompute" else "false"
         await self._engine.post(f"/pause?mode=keep&clear_cache={clear_cache}")
         try:
             await self._engine.post("/start_weight_update")
@@ -193,7 +193,7 @@ class Node:
         updater: WeightUpdater | None = getattr(self, "_updater", None)
         return {
             "state": self._gateway.state,
-            "address": self._settings.advertise or self._gateway.address,
+            "address": self._settings.advertise_url or self._gateway.address,
             "model": self._settings.model,
             "version": self._gateway.newest,
             "status": {

@@ -17,7 +17,7 @@ class AdapterSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     rank: int = Field(ge=1, le=512, description="largest rank of adapters; the learner's lora.lora_rank")
-    versions: int = Field(
+    max_loaded_versions: int = Field(
         3,
         ge=1,
         le=64,
@@ -39,13 +39,13 @@ class InferenceSettings(RoleSettings):
         None, description="file with the key a request must bring; without one the gateway stays on loopback"
     )
     max_requests: int = Field(MAX_REQUESTS, gt=0, description="requests the gateway answers at once; others come again")
-    advertise: str | None = Field(None, description="URL runners reach the gateway at; default: http://host:port")
+    advertise_url: str | None = Field(None, description="URL runners reach the gateway at; default: http://host:port")
     dtype: str = Field("auto", description="vLLM's --dtype")
     max_model_len: int | None = Field(None, gt=0, description="vLLM's --max-model-len, in tokens")
     max_num_seqs: int = Field(64, gt=0, description="vLLM's --max-num-seqs: requests decoded together")
-    threads: int | None = Field(None, gt=0, description="CPU threads of the engine; default: vLLM's own choice")
+    cpu_threads: int | None = Field(None, gt=0, description="CPU threads of the engine; default: vLLM's own choice")
     kv_cache_gib: float = Field(1.0, gt=0, description="memory for the KV cache where there is no GPU, in GiB")
-    kv_cache: Literal["keep", "recompute"] = Field(
+    kv_cache_on_swap: Literal["keep", "recompute"] = Field(
         "recompute",
         description="what requests in flight have in the KV cache after a swap: what the old weights computed, or the "
         "same tokens computed again, at the cost of a prefill",
@@ -62,9 +62,9 @@ class InferenceSettings(RoleSettings):
     reasoning_parser: str | None = Field(
         None, description="vLLM's --reasoning-parser, as qwen3: how the model marks what it thinks"
     )
-    command: list[str] | None = Field(
+    vllm_command: list[str] | None = Field(
         None, description="what starts vLLM's server, arguments follow; default: the one of this interpreter"
     )
     vllm_args: list[str] = Field([], description="more arguments for vLLM's server")
-    start_seconds: float = Field(600.0, gt=0, description="how long the engine may take to start")
-    work: Path = Field(Path("runs/inference"), description="directory for fetched weights and the engine's log")
+    startup_timeout_seconds: float = Field(600.0, gt=0, description="how long the engine may take to start")
+    work_dir: Path = Field(Path("runs/inference"), description="directory for fetched weights and the engine's log")

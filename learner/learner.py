@@ -56,7 +56,7 @@ async def run(bus: Bus, settings: LearnerSettings, stop: asyncio.Event) -> None:
     """
     if not (settings.model_path / "config.json").exists():
         raise LearnerError(f"model_path: {settings.model_path} holds no model (no config.json)")
-    with Checkpoints(settings.checkpoints).locked():
+    with Checkpoints(settings.checkpoint_dir).locked():
         await Learner(bus, settings).run(stop)
 
 
@@ -75,7 +75,7 @@ class Learner:
     def __init__(self, bus: Bus, settings: LearnerSettings) -> None:
         self._bus = bus
         self._settings = settings
-        self._checkpoints = Checkpoints(settings.checkpoints, settings.keep_last_checkpoints)
+        self._checkpoints = Checkpoints(settings.checkpoint_dir, settings.keep_last_checkpoints)
         self._nodes = bus.fleet("inference")
         self._broadcaster = Broadcaster(settings, self._nodes.members)
         self._publisher = WeightPublisher(bus, settings, self._full_weights_requested, self._broadcaster)
@@ -168,7 +168,7 @@ class Learner:
             self._trainer.load(checkpoint)
 
     async def _train(self) -> None:
-        while self._state.step < self._settings.steps:
+        while self._state.step < self._settings.max_steps:
             waited = time.monotonic()
             self._state_name = "waiting"
             with tracing.start_as_current_span("step", {attributes.RUN: self._settings.run}) as traced:
@@ -296,7 +296,7 @@ class Learner:
         await self._publish_step(event, unique=True)
         await self._recovery.resolve()
         self._dispatcher.update_limit(state.step, state.groups_dropped)
-        log.info("step %d/%d: reward %.3f", state.step, self._settings.steps, batch.metrics["reward/mean"])
+        log.info("step %d/%d: reward %.3f", state.step, self._settings.max_steps, batch.metrics["reward/mean"])
 
     async def _is_stream_filling(self) -> bool:
         with contextlib.suppress(BusError, NatsError):  # as it was a second ago, then
@@ -328,13 +328,13 @@ class Learner:
 
     def _disk_problem(self) -> str:
         try:
-            free = disk_space.free_bytes(self._settings.checkpoints)
+            free = disk_space.free_bytes(self._settings.checkpoint_dir)
         except OSError as error:
             return f"the disk of the checkpoints cannot be looked at: {error.strerror}"
         return disk_space.record_free("checkpoints", free, self._settings.disk_free_mib)
 
     def _describe(self) -> dict[str, Any]:
-        detail: dict[str, Any] = {"step": self._state.step, "steps": self._settings.steps}
+        detail: dict[str, Any] = {"step": self._state.step, "steps": self._settings.max_steps}
         if self._metrics:
             detail["reward"] = self._metrics["reward/mean"]
             detail["staleness"] = self._metrics["staleness/mean"]

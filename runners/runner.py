@@ -63,7 +63,7 @@ class Runner:
         """See `run`."""
         settings = self._settings
         key = read_key(settings.inference_api_key_file) if settings.inference_api_key_file is not None else ""
-        consumers = {mode: runner_consumer(settings.name, mode, settings.ack_wait) for mode in MODES}
+        consumers = {mode: runner_consumer(settings.agent_name, mode, settings.ack_wait) for mode in MODES}
         for consumer in consumers.values():
             await self._bus.ensure_consumer(consumer)
         async with (
@@ -84,7 +84,7 @@ class Runner:
         ):
             try:
                 await self._start_hosts()
-                log.info("runner %s takes tasks of agent %s", self.id, settings.name)
+                log.info("runner %s takes tasks of agent %s", self.id, settings.agent_name)
                 self._state = "running"
                 async with AsyncExitStack() as pulling:
                     for mode, consumer in consumers.items():
@@ -143,7 +143,7 @@ class Runner:
 
     def _describe(self) -> dict[str, Any]:
         detail: dict[str, Any] = {
-            "agent": self._settings.name,
+            "agent": self._settings.agent_name,
             "busy": f"{self._slots.busy}/{self._settings.concurrency}",
             "done": self._handler.done,
             "rollouts_per_s": self._handler.rate,

@@ -12,17 +12,19 @@ from common.role_settings import RoleSettings
 class RunnerSettings(RoleSettings):
     """One runner: which agent it runs, how many rollouts at once, in which interpreter."""
 
-    agent: str | None = Field(
+    entrypoint: str | None = Field(
         None, description="the agent as module:function, sync or async", pattern=r"^[\w.]+:[\w.]+$"
     )
     command: list[str] | None = Field(
         None, description="any program instead: task JSON on its stdin, result JSON on its stdout", min_length=1
     )
-    name: str = Field(
+    agent_name: str = Field(
         "default", description="agent name whose tasks this runner takes", pattern=r"^[A-Za-z0-9_-]{1,64}$"
     )
-    python: Path | None = Field(None, description="interpreter the agent runs in; default: the one running this")
-    path: Path = Field(Path(), description="directory the agent runs in; its modules are importable")
+    python_executable: Path | None = Field(
+        None, description="interpreter the agent runs in; default: the one running this"
+    )
+    working_dir: Path = Field(Path(), description="directory the agent runs in; its modules are importable")
     concurrency: int = Field(4, ge=1, le=16384, description="rollouts at once")
     max_concurrent_per_process: int = Field(
         1,
@@ -30,7 +32,7 @@ class RunnerSettings(RoleSettings):
         description="of these in one process; above 1 the agent is an async function of (task, endpoint), which says "
         "where its model is: base_url, api_key, otlp_endpoint, otlp_headers",
     )
-    reward: str | None = Field(
+    reward_fn: str | None = Field(
         None,
         description="module:function called as f(input, result) -> reward, in a process of its own in the agent's "
         "interpreter; default: what the agent returns",
@@ -41,13 +43,13 @@ class RunnerSettings(RoleSettings):
     )
     max_file_gib: float | None = Field(None, gt=0, description="largest file an agent may write, in GiB")
     max_open_files: int | None = Field(None, ge=16, description="most files an agent's process may have open")
-    processes: int | None = Field(
+    max_processes: int | None = Field(
         None, ge=1, description="most processes of an agent, its own and all it starts; beyond it they are ended"
     )
     max_tasks_per_child: int | None = Field(
         None, ge=1, description="rollouts after which an agent's process gives way to a fresh one; 1: one for each"
     )
-    sandbox: list[str] = Field(
+    sandbox_command: list[str] = Field(
         [],
         description="put in front of the agent's command, as [bwrap, ...]; {path}, {tmp}, {python}, {venv}, {base} and "
         "{host} stand for its directory, its private one, its interpreter, that one's environment and installation, "
@@ -77,7 +79,9 @@ class RunnerSettings(RoleSettings):
         True,
         description="a chat that goes on is sent as the tokens it was made of, where rendering it anew would differ",
     )
-    drain_timeout_seconds: float = Field(20.0, ge=0, description="seconds running rollouts get to finish when asked to stop")
+    drain_timeout_seconds: float = Field(
+        20.0, ge=0, description="seconds running rollouts get to finish when asked to stop"
+    )
 
     @field_validator("env", mode="before")
     @classmethod
@@ -94,12 +98,14 @@ class RunnerSettings(RoleSettings):
 
     @model_validator(mode="after")
     def _one_agent(self) -> Self:
-        if (self.agent is None) == (self.command is None):
+        if (self.entrypoint is None) == (self.command is None):
             raise ValueError("give either an agent (module:function) or a command")
         if self.max_concurrent_per_process > 1 and self.command is not None:
-            raise ValueError("max_concurrent_per_process goes with a Python agent; a command is a process for each rollout")
+            raise ValueError(
+                "max_concurrent_per_process goes with a Python agent; a command is a process for each rollout"
+            )
         if self.max_tasks_per_child is not None and (self.max_concurrent_per_process > 1 or self.command is not None):
             raise ValueError("max_tasks_per_child goes with a Python agent that has a process for each slot")
-        if self.reward is not None and self.command is not None:
+        if self.reward_fn is not None and self.command is not None:
             raise ValueError("a reward function goes with a Python agent; a command prints its reward")
         return self

@@ -74,15 +74,17 @@ class Bench:
         held_out = load_tasks(self._problems / "heldout.jsonl")
         self._held_out = [TaskInput(one.id, {**one.input, "heldout": True}) for one in held_out]
         node = InferenceSettings(
-            model_path=self._model, id="node", dtype="float32", max_model_len=128, max_num_seqs=32, threads=1,
-            work=path / "node",
+            model_path=self._model, id="node", dtype="float32", max_model_len=128, max_num_seqs=32, cpu_threads=1,
+            work_dir=path / "node",
         )  # fmt: skip
         await at.supervisor.start(ChildSpec("node", "inference", node))
         await at.supervisor.start(
             ChildSpec("store", "store", StoreSettings(data_dir=at.directory.store, http_port=0, id="store"))
         )
         for number in range(RUNNERS):
-            settings = RunnerSettings(agent="agent:solve", path=HERE, concurrency=SLOTS, id=f"runner-{number}")
+            settings = RunnerSettings(
+                entrypoint="agent:solve", working_dir=HERE, concurrency=SLOTS, id=f"runner-{number}"
+            )
             await at.supervisor.start(ChildSpec(f"runner-{number}", "runner", settings))
         await self._learn("start", MODES[0], self._start, steps=0)
         for number in range(RUNNERS):
@@ -169,14 +171,14 @@ def _learner(
             "run": run,
             "model_path": model,
             "tasks": tasks,
-            "samples": SAMPLES,
+            "group_size": SAMPLES,
             "groups_per_step": GROUPS,
-            "steps": steps,
+            "max_steps": steps,
             "max_staleness": mode.staleness,
             "off_policy": list(mode.policies),
             "seed": seed,
-            "threads": 1,
-            "checkpoints": checkpoints,
+            "cpu_threads": 1,
+            "checkpoint_dir": checkpoints,
             "checkpoint_interval": 10,
             "actor": {"optim": {"lr": 5e-4, "lr_scheduler_type": "cosine", "min_lr_ratio": 0.1}},
         }

@@ -228,5 +228,5 @@ inference_requests_in_flight = register(
 )  # fmt: skip
 engine_starts = register(
     Counter, "inference", "inference_engine_starts_total", "vLLM is started.",
-    "Above 1: it died; its log is `vllm.log` in the node's `work` directory.",
+    "Above 1: it died; its log is `vllm.log` in the node's `work_dir`.",
 )  # fmt: skip

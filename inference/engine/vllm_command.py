@@ -31,7 +31,7 @@ def command(settings: InferenceSettings, socket: Path) -> list[str]:
     if settings.max_model_len is not None:
         arguments["max-model-len"] = settings.max_model_len
     if settings.lora is not None:
-        arguments["max-loras"] = capacity(settings.lora.versions)
+        arguments["max-loras"] = capacity(settings.lora.max_loaded_versions)
         arguments["max-lora-rank"] = next(rank for rank in LORA_RANKS if rank >= settings.lora.rank)
     if settings.reasoning_parser is not None:
         arguments["reasoning-parser"] = settings.reasoning_parser
@@ -43,7 +43,7 @@ def command(settings: InferenceSettings, socket: Path) -> list[str]:
     tools = [] if settings.tool_parser is None else ["--enable-auto-tool-choice"]
     eager = [] if has_gpu() else ["--enforce-eager"]
     # -P: the working directory may contain a directory named like a package that vLLM imports.
-    server = settings.command or [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
+    server = settings.vllm_command or [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
     return [*server, *flat, *quiet, *eager, *adapters, *tools, *settings.vllm_args]
 
 
@@ -66,8 +66,8 @@ def environment(settings: InferenceSettings, sockets: Path) -> dict[str, str]:
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if not has_gpu():
         variables["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.kv_cache_gib)))
-    if settings.threads is not None:
-        variables |= {"OMP_NUM_THREADS": str(settings.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    if settings.cpu_threads is not None:
+        variables |= {"OMP_NUM_THREADS": str(settings.cpu_threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return variables
 
 

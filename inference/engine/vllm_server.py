@@ -63,7 +63,7 @@ class VllmServer:
         """Of prompt and answer together, in tokens; known once the engine is up."""
         self.broadcast_capability: BroadcastCapability | None = None
         """How a broadcast can reach it; new after each start, known once the engine is up."""
-        self.log_path = settings.work / "vllm.log"
+        self.log_path = settings.work_dir / "vllm.log"
         self._exits = contextlib.ExitStack()
         self._socket: Path
 
@@ -98,7 +98,7 @@ class VllmServer:
                 stderr=asyncio.subprocess.STDOUT,
             )
         try:
-            async with asyncio.timeout(self._settings.start_seconds):
+            async with asyncio.timeout(self._settings.startup_timeout_seconds):
                 while not await self._healthy():
                     code = self._process.returncode
                     if code is not None:
@@ -118,7 +118,7 @@ class VllmServer:
             raise
         except TimeoutError:
             raise EngineError(
-                f"vLLM did not start within {self._settings.start_seconds:g} s: {self._last_log_error()}"
+                f"vLLM did not start within {self._settings.startup_timeout_seconds:g} s: {self._last_log_error()}"
             ) from None
 
     async def _was_killed(self) -> bool:

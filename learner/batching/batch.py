@@ -67,7 +67,7 @@ class BatchMaker:
         self._decode = decode
         self._share = credit.method(settings.credit.method)
         self._estimate = estimator(settings.algorithm)
-        self._shape = Shape(settings.train_roles, settings.rows, settings.seq_len, settings.overlong)
+        self._shape = Shape(settings.train_roles, settings.sequence_mode, settings.seq_len, settings.overlong)
 
     def make(self, groups: Sequence[RolloutGroup], version: int) -> Batch:
         """Advantages first, over whole groups; only then are rollouts left out, each with its reason.
@@ -141,7 +141,7 @@ class BatchMaker:
         for place, why in left_out.items():
             tally[f"left_out/{why}"] += 1
             tally["tokens/left_out"] += transitions[place].tokens
-        if self._settings.rows == "trajectory" and self._decode is not None:
+        if self._settings.sequence_mode == "trajectory" and self._decode is not None:
             for why in cuts(rollout.calls, parents(transitions), self._decode).values():
                 tally[f"cuts/{why}"] += 1
 

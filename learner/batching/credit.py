@@ -105,7 +105,7 @@ def air(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSetting
 
 
 def anchor(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
-    """``A_t = A + gigpo_step_weight * S_t``, where ``S_t`` compares ``G_t`` with other rollouts' calls from the same state.
+    """``A_t = A + gigpo_step_weight * S_t``: ``S_t`` compares ``G_t`` with other rollouts' calls from the same state.
 
     GiGPO (arXiv:2505.10978), equations 6 to 9: calls of a task that were asked with the same tokens are a group of
     their own; a state that only one rollout was in has ``S_t = 0``.

@@ -20,8 +20,8 @@ def initial_state(
     if found is None:
         if last is not None:
             raise LearnerError(
-                f"model {settings.model!r} has version {last.version} on this bus, but {settings.checkpoints} holds no "
-                "checkpoint to go on from: give the right checkpoints, or another model name"
+                f"model {settings.model!r} has version {last.version} on this bus, but {settings.checkpoint_dir} "
+                "holds no checkpoint to go on from: give the right checkpoints, or another model name"
             )
         return LearnerState(run_id=settings.run, model=settings.model)
     path, state = found

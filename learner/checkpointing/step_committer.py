@@ -36,7 +36,7 @@ class StepCommitter:
     async def publish_base(self) -> None:
         """With LoRA: what adapters are added to goes onto the bus once."""
         if self._settings.lora.lora_rank:
-            base = self._settings.checkpoints / BASE
+            base = self._settings.checkpoint_dir / BASE
             await self._in_thread(write_full, self._trainer, base)
             await self._publisher.publish_base(base)
 
@@ -63,7 +63,7 @@ class StepCommitter:
         """Whether a step leaves a checkpoint: the last one does, and each while the bus fills."""
         settings = self._settings
         interval = settings.checkpoint_interval or settings.weight_sync_interval
-        return is_filling or step == settings.steps or step % interval == 0
+        return is_filling or step == settings.max_steps or step % interval == 0
 
     async def commit(self, state: LearnerState, is_written: bool) -> None:
         """The weights of a step as a version when it is due, and its checkpoint if it ``is_written``.
@@ -74,7 +74,7 @@ class StepCommitter:
         if is_written:
             await self.write_checkpoint(state)
         elif state.step % self._settings.weight_sync_interval == 0:
-            path = self._settings.checkpoints
+            path = self._settings.checkpoint_dir
             await self._in_thread(write_weights, self._trainer, path / WEIGHTS)
             await self._publish_or_stop(path, state)
 

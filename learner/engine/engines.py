@@ -48,7 +48,7 @@ def make_engine(
             lr_scheduler_type=optim.lr_scheduler_type,
             min_lr_ratio=optim.min_lr_ratio,
             lr_warmup_steps=optim.lr_warmup_steps,
-            total_training_steps=max(settings.steps, 1),
+            total_training_steps=max(settings.max_steps, 1),
             weight_decay=optim.weight_decay,
             betas=optim.betas,
             clip_grad=optim.clip_grad,

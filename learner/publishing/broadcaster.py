@@ -121,7 +121,7 @@ class Broadcaster:
     def __init__(self, settings: LearnerSettings, members: Callable[[], Sequence[Heartbeat]]) -> None:
         """``members``: the inference nodes that are alive."""
         self._settings, self._model, self._members = settings.weights.broadcast, settings.model, members
-        self._file = settings.checkpoints / FILE
+        self._file = settings.checkpoint_dir / FILE
         self._process: SenderProcess | None = None
         self._starting: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
@@ -186,7 +186,7 @@ class Broadcaster:
             rendezvous_key=f"{self._group}/{version}-{epoch}",
             participants=seats,
             size=path.stat().st_size,
-            rendezvous_timeout_seconds=self._settings.seconds,
+            rendezvous_timeout_seconds=self._settings.rendezvous_timeout_seconds,
         )
 
     def start(self, manifest: WeightManifest) -> None:

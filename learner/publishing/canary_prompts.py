@@ -32,7 +32,7 @@ class CanaryPrompts:
                 CanaryPrompt(ids=row.ids.astype("<u4").tobytes(), logprobs=values[1:].astype("<f4").tobytes())
                 for row, values in zip(self._rows, found, strict=True)
             ),
-            max_tokens=settings.answer_tokens,
+            max_tokens=settings.max_tokens,
             max_kl=settings.max_kl,
             min_entropy=settings.min_entropy,
             max_entropy=settings.max_entropy,

@@ -61,15 +61,15 @@ class WeightPublisher:
         self._versions = SignedLog(bus, self._subject, settings.model, WeightManifest)
         self._last_sequence = 0
         try:
-            self._transport = open_transport(bus, settings.weights.transport, settings.weights.place)
+            self._transport = open_transport(bus, settings.weights.transport, settings.weights.location)
         except BusError as error:
             raise LearnerError(f"weights: {error}") from error
-        self._chain = DeltaChain(settings.checkpoints, settings.weights.full_interval)
+        self._chain = DeltaChain(settings.checkpoint_dir, settings.weights.full_interval)
         self._blob_names: list[str] = []
         self._releases = WeightRegistry(bus, settings.model)
         self._base: tuple[Blob, ...] = ()
         self._base_path: Path | None = None
-        self._file = settings.checkpoints / PUBLISHED
+        self._file = settings.checkpoint_dir / PUBLISHED
         self._lock = asyncio.Lock()
         self.last: WeightManifest | None = None
 
@@ -186,7 +186,7 @@ class WeightPublisher:
             parent=parent,
             kind="lora" if self._base else "delta" if delta else "full",
             transport=weights.transport,
-            location=weights.place,
+            location=weights.location,
             blobs=(*self._base, blob),
             chain=self._chain.links if delta else (),
             fingerprint=content,

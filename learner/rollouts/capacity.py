@@ -47,10 +47,10 @@ def bytes_of_rollout(settings: LearnerSettings) -> int:
 
 
 def _too_much(settings: LearnerSettings, capacity: Capacity, steps: int, what: str) -> str:
-    rollouts, size = steps * settings.groups_per_step * settings.samples, bytes_of_rollout(settings)
+    rollouts, size = steps * settings.groups_per_step * settings.group_size, bytes_of_rollout(settings)
     messages = rollouts * (1 + size // MIB)
     shape = (
-        f"{steps} x groups_per_step {settings.groups_per_step} x samples {settings.samples} = {rollouts:,} rollouts"
+        f"{steps} x groups_per_step {settings.groups_per_step} x samples {settings.group_size} = {rollouts:,} rollouts"
         f" of {size:,} bytes"
     )
     if capacity.bytes > 0 and rollouts * size > FULL * capacity.bytes:

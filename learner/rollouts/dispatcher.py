@@ -30,13 +30,13 @@ def tasks_of_group(problem: TaskInput, number: int, settings: LearnerSettings) -
             agent=settings.agent,
             input=problem.input,
             sample_index=sample,
-            group_size=settings.samples,
-            deadline=settings.deadline,
+            group_size=settings.group_size,
+            deadline=settings.rollout_timeout_seconds,
             max_attempts=settings.max_attempts,
             model=settings.model,
-            sampling_params=settings.sampling,
+            sampling_params=settings.sampling_params,
         )
-        for sample in range(settings.samples)
+        for sample in range(settings.group_size)
     ]
 
 
@@ -85,7 +85,7 @@ class Dispatcher:
         if not self._problems:
             return
         settings = self._settings
-        wanted = settings.steps * settings.groups_per_step
+        wanted = settings.max_steps * settings.groups_per_step
         if "wait" in settings.off_policy:
             admitted = max_dispatched_groups(
                 step, settings.max_staleness, settings.groups_per_step, settings.weight_sync_interval
@@ -103,7 +103,7 @@ class Dispatcher:
         count = 0
         self._nonce = nonce
         for task, place in self._places.items():
-            samples = [one for one in range(self._settings.samples) if one not in ended.get(task, ())]
+            samples = [one for one in range(self._settings.group_size) if one not in ended.get(task, ())]
             if samples and task not in closed:
                 self._lost.append((place, samples, nonce))
                 count += len(samples)
@@ -137,7 +137,7 @@ def max_dispatched_groups(version: int, max_staleness: int, groups_per_step: int
     """How many groups may have been dispatched since the start while step ``version`` is the one to come.
 
     The bound of AReaL (arXiv:2505.24298, section 5.1) with a group as its unit: what is under way is never more than
-    the steps to come may use before it is ``max_staleness`` versions old. What is served is up to ``weight_sync_interval`` - 1
-    steps older than what is trained.
+    the steps to come may use before it is ``max_staleness`` versions old. The served version is
+    up to ``weight_sync_interval`` - 1 steps older than the trained one.
     """
     return (version + max_staleness - (weight_sync_interval - 1) + 1) * groups_per_step

@@ -37,7 +37,9 @@ class CreditSettings(BaseModel):
         description="identical, last, discounted, reward_to_go, air, anchor, or module:function of your own",
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount per call")
-    gigpo_step_weight: float = Field(1.0, ge=0, description="anchor: weight of the advantage among calls of the same state")
+    gigpo_step_weight: float = Field(
+        1.0, ge=0, description="anchor: weight of the advantage among calls of the same state"
+    )
     rules: list[AirRule] = Field(
         [AirRule(kind="tool", status="error", reward=-0.1)],
         description="air: rewards for spans",
@@ -174,22 +176,22 @@ class LearnerSettings(RoleSettings):
         None, description="JSONL of training tasks to dispatch; none: others publish them, with this run's name"
     )
     agent: str = Field("default", description="agent the tasks are for", pattern=NAME)
-    samples: int = Field(8, ge=2, description="rollouts per task: GRPO's group (verl: rollout.n)")
+    group_size: int = Field(8, ge=2, description="rollouts per task: GRPO's group (verl: rollout.n)")
     groups_per_step: int = Field(16, ge=1, description="groups per training step (verl: train_batch_size)")
-    steps: int = Field(100, ge=0, description="training steps; 0 publishes the first version and ends")
+    max_steps: int = Field(100, ge=0, description="training steps; 0 publishes the first version and ends")
     max_staleness: int = Field(2, ge=0, description="most versions a token may lag behind the one being trained")
-    deadline: float = Field(60.0, gt=0, description="seconds a rollout may take")
+    rollout_timeout_seconds: float = Field(60.0, gt=0, description="seconds a rollout may take")
     max_attempts: int = Field(3, ge=1, description="times a rollout is tried when something of ours fails")
     group_timeout_seconds: float = Field(
         120.0, gt=0, description="seconds a group waits for its last rollouts after the first one ended"
     )
-    sampling: dict[str, Any] = Field({"temperature": 1.0}, description="sampling settings of training rollouts")
+    sampling_params: dict[str, Any] = Field({"temperature": 1.0}, description="sampling settings of training rollouts")
     failed_rollouts: Literal["mask", "zero"] = Field(
         "mask", description="an agent that raised or ran out of time: left out, or reward 0"
     )
     train_roles: list[str] = Field([], description="roles to train (the part after ':' in the model name); none: all")
     credit: CreditSettings = CreditSettings()
-    rows: Literal["trajectory", "transition"] = Field(
+    sequence_mode: Literal["trajectory", "transition"] = Field(
         "trajectory", description="calls that extend each other share a row, or each call has its own"
     )
     seq_len: int = Field(8192, ge=16, description="longest prompt plus response that is trained on")
@@ -203,8 +205,8 @@ class LearnerSettings(RoleSettings):
     )
     seed: int = Field(0, description="order of the tasks, and what is random in training")
     id: str | None = Field(None, description="name of this learner; default: host-pid", pattern=NAME)
-    threads: int | None = Field(None, gt=0, description="CPU threads; default: torch's own choice")
-    checkpoints: Path = Field(Path("runs/checkpoints"), description="directory of checkpoints")
+    cpu_threads: int | None = Field(None, gt=0, description="CPU threads; default: torch's own choice")
+    checkpoint_dir: Path = Field(Path("runs/checkpoints"), description="directory of checkpoints")
     disk_free_mib: int = Field(
         1024, ge=0, description="MiB free on the checkpoints' disk below which there is an alarm"
     )
@@ -217,7 +219,9 @@ class LearnerSettings(RoleSettings):
         ge=1,
         description="bytes a rollout takes on the bus, to check its sizes; none: of seq_len",
     )
-    keep_last_checkpoints: int = Field(2, ge=1, description="checkpoints kept; a step is replayed from the one before it")
+    keep_last_checkpoints: int = Field(
+        2, ge=1, description="checkpoints kept; a step is replayed from the one before it"
+    )
     keep_weight_versions: int = Field(
         4, ge=1, description="weight versions kept for nodes to fetch, with those that the deltas among them build on"
     )
@@ -234,7 +238,7 @@ class LearnerSettings(RoleSettings):
 
     @model_validator(mode="after")
     def _temperature(self) -> Self:
-        temperature = self.sampling.get("temperature", 1.0)
+        temperature = self.sampling_params.get("temperature", 1.0)
         if not isinstance(temperature, int | float) or temperature <= 0:
             raise ValueError("sampling.temperature must be above 0: a greedy group has no advantage")
         return self
@@ -252,10 +256,13 @@ class LearnerSettings(RoleSettings):
     @model_validator(mode="after")
     def _intervals(self) -> Self:
         if self.checkpoint_interval is not None and self.checkpoint_interval % self.weight_sync_interval:
-            raise ValueError("checkpoint_interval must be a multiple of weight_sync_interval: a checkpoint publishes its version")
-        if "wait" in self.off_policy and self.max_staleness < self.weight_sync_interval - 1:
             raise ValueError(
-                f"max_staleness must be at least {self.weight_sync_interval - 1}: with weight_sync_interval {self.weight_sync_interval} "
-                "tokens are that many steps old when a version is followed by the next"
+                "checkpoint_interval must be a multiple of weight_sync_interval: a checkpoint publishes its version"
+            )
+        if "wait" in self.off_policy and self.max_staleness < self.weight_sync_interval - 1:
+            interval = self.weight_sync_interval
+            raise ValueError(
+                f"max_staleness must be at least {interval - 1}: with weight_sync_interval {interval} tokens are that "
+                "many steps old when a version is followed by the next"
             )
         return self

@@ -20,9 +20,7 @@ class CanarySettings(BaseModel):
         description="JSONL of up to 32 fixed prompts, each a string or a chat as a list of messages; 256 tokens of "
         "each are used"
     )
-    answer_tokens: int = Field(
-        64, ge=1, le=4096, description="longest answer that is sampled to each, at temperature 1"
-    )
+    max_tokens: int = Field(64, ge=1, le=4096, description="longest answer that is sampled to each, at temperature 1")
     max_kl: float = Field(
         0.1, gt=0, description="k3 estimate of the divergence of engine and learner on the prompts, in nats per token"
     )
@@ -51,7 +49,7 @@ class BroadcastSettings(BaseModel):
         pattern=r"^[A-Za-z0-9.-]{1,253}$",
     )
     port: int = Field(0, ge=0, le=65535, description="where nodes meet; 0: any free one")
-    seconds: float = Field(
+    rendezvous_timeout_seconds: float = Field(
         10.0,
         gt=0,
         le=60,
@@ -77,7 +75,7 @@ class WeightSettings(BaseModel):
         description="blob: over the bus; file: in a directory that learner and nodes see under the same path; s3: "
         "S3-compatible storage, where both take credentials, region and endpoint from AWS_* of their environment",
     )
-    place: str = Field("", description="file: the directory; s3: s3://bucket/prefix")
+    location: str = Field("", description="file: the directory; s3: s3://bucket/prefix")
     full_interval: int = Field(
         10,
         ge=1,
@@ -92,15 +90,15 @@ class WeightSettings(BaseModel):
 
     @model_validator(mode="after")
     def _place(self) -> Self:
-        if self.transport == "blob" and self.place:
+        if self.transport == "blob" and self.location:
             raise ValueError("place is for the transports file and s3: the bus has its own")
         if self.transport == "file":
-            if not self.place or "://" in self.place:
-                raise ValueError("transport file needs place: a directory that learner and nodes see")
-            self.place = str(Path(self.place).absolute())
-        if self.transport == "s3" and not S3_PLACE.fullmatch(self.place):
+            if not self.location or "://" in self.location:
+                raise ValueError("transport file needs location: a directory that learner and nodes see")
+            self.location = str(Path(self.location).absolute())
+        if self.transport == "s3" and not S3_PLACE.fullmatch(self.location):
             raise ValueError(
-                "transport s3 needs place: s3://bucket/prefix, and nothing else in it: credentials and endpoint "
+                "transport s3 needs location: s3://bucket/prefix, and nothing else in it: credentials and endpoint "
                 "are taken from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL of the environment"
             )
         return self

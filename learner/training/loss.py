@@ -119,7 +119,7 @@ def actor_config(settings: LearnerSettings, ranks: int = 1) -> Any:
         raise ValueError(f"policy_loss_options: {error}") from error
     config = FSDPActorConfig(
         strategy="fsdp2",
-        rollout_n=settings.samples,
+        rollout_n=settings.group_size,
         use_dynamic_bsz=True,
         clip_ratio_low=actor.clip_ratio_low,
         clip_ratio_high=actor.clip_ratio_high,

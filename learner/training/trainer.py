@@ -49,8 +49,8 @@ class Trainer:
         device = cpu_platform.select()
         import torch
 
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
+        if settings.cpu_threads is not None:
+            torch.set_num_threads(settings.cpu_threads)
         torch.manual_seed(settings.seed)
         actor_config(settings)
         self.ranks = Ranks(device)

@@ -84,23 +84,25 @@ async def _play(job: DemoConfig, directory: RunDirectory) -> tuple[dict[str, Any
 
 
 def _settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSettings, EvalSettings]:
-    node = InferenceSettings(model_path=work / "model", dtype="float32", max_model_len=128, max_num_seqs=32, threads=1)
+    node = InferenceSettings(
+        model_path=work / "model", dtype="float32", max_model_len=128, max_num_seqs=32, cpu_threads=1
+    )
     learner = LearnerSettings(
         run=RUN,
         model_path=work / "model",
         tasks=work / "train.jsonl",
-        samples=job.samples,
+        group_size=job.samples,
         groups_per_step=job.groups_per_step,
-        steps=job.steps,
+        max_steps=job.steps,
         max_staleness=1,
-        deadline=job.deadline,
-        sampling=train_job.SAMPLINGS["sampled"],
+        rollout_timeout_seconds=job.deadline,
+        sampling_params=train_job.SAMPLINGS["sampled"],
         seed=job.seed,
-        threads=1,
-        checkpoints=work.parent / "checkpoints",
+        cpu_threads=1,
+        checkpoint_dir=work.parent / "checkpoints",
         actor=ActorSettings(optim=OptimSettings(lr=job.lr, lr_scheduler_type="cosine", min_lr_ratio=0.1)),
     )
-    runners = [RunnerSettings(agent="agent:solve", path=EXAMPLE, concurrency=8)] * RUNNERS
+    runners = [RunnerSettings(entrypoint="agent:solve", working_dir=EXAMPLE, concurrency=8)] * RUNNERS
     settings = RunSettings(name=RUN, store=StoreSettings(http_port=0), inference=[node], runners=runners)
     return settings, learner, EvalSettings(tasks=work / "heldout.jsonl")
 

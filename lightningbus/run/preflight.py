@@ -49,7 +49,7 @@ def parse_job(settings: RunSettings, source: str) -> TrainJob:
 
 
 def _check_consistency(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings, source: str) -> None:
-    agents = {runner.name for runner in settings.runners}
+    agents = {runner.agent_name for runner in settings.runners}
     for field, agent in (("learner.agent", learner.agent), ("heldout.agent", heldout.agent)):
         if agent not in agents:
             raise UserError(f"{source}: {field}: no runner here takes tasks of {agent!r}")
@@ -62,7 +62,7 @@ def _check_consistency(settings: RunSettings, learner: LearnerSettings, heldout:
         raise UserError(f"{source}: inference.lora.rank: the learner's adapters are of rank {rank}")
     if learner.run != settings.name:
         raise UserError(f"{source}: learner.run: a job's run has its name, {settings.name!r}; leave it out")
-    if not learner.steps:
+    if not learner.max_steps:
         raise UserError(f"{source}: learner.steps: a training job trains for at least one")
 
 
@@ -117,7 +117,7 @@ def _check_model(path: Path, nodes: list[InferenceSettings]) -> str:
 
 
 def _check_parsers(node: InferenceSettings) -> None:
-    if node.command is not None or not (node.tool_parser or node.reasoning_parser):
+    if node.vllm_command is not None or not (node.tool_parser or node.reasoning_parser):
         return  # another interpreter's vLLM, or nothing to ask ours
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
@@ -145,4 +145,4 @@ async def _check_agent(runner: RunnerSettings) -> str:
             await host.stop()
     if runner.command is not None:
         return f"{runner.command[0]}: started for each rollout"
-    return f"{runner.agent}: imported by {runner.python or 'this interpreter'}"
+    return f"{runner.entrypoint}: imported by {runner.python_executable or 'this interpreter'}"

@@ -55,7 +55,7 @@ async def serve_role(at: BusEndpoint, name: str, role: Role[S], settings: S) -> 
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
     health = HealthServer(name)
-    async with health.serve(settings.health), Bus.connect(at.url, name, credentials=at.credentials) as bus:
+    async with health.serve(settings.health_address), Bus.connect(at.url, name, credentials=at.credentials) as bus:
         health.bus = bus
         try:
             await run_unless(bus.closed.wait(), role(bus, settings, stop), retry_after=None)

@@ -147,7 +147,7 @@ async def start_stack(directory: RunDirectory, settings: BusSettings, title: str
 
         async def prepare(child: ChildSpec) -> None:
             if isinstance(child.settings, RunnerSettings):  # who may take from a durable may not make it
-                for consumer in runner_consumers(child.settings.name, child.settings.ack_wait):
+                for consumer in runner_consumers(child.settings.agent_name, child.settings.ack_wait):
                     await bus.ensure_consumer(consumer)
                     durables.append(consumer)
 
@@ -203,11 +203,11 @@ def child_specs(settings: RunSettings, where: Path) -> list[ChildSpec]:
         made.append(ChildSpec("store", "store", placed_store))
     for number, node in enumerate(settings.inference):
         name = f"inference-{number}"
-        made.append(ChildSpec(name, "inference", _with_defaults(node, work=where / "work" / name, id=name)))
+        made.append(ChildSpec(name, "inference", _with_defaults(node, work_dir=where / "work" / name, id=name)))
     for number, runner in enumerate(settings.runners):
         made.append(ChildSpec(f"runner-{number}", "runner", _with_defaults(runner, id=f"runner-{number}")))
     if settings.learner is not None:
-        placed = _with_defaults(settings.learner, checkpoints=where / "checkpoints", run=settings.name)
+        placed = _with_defaults(settings.learner, checkpoint_dir=where / "checkpoints", run=settings.name)
         made.append(ChildSpec("learner", "learner", placed))
     return made
 

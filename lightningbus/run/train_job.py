@@ -75,7 +75,9 @@ async def train(
     await _publish_first(made, learner)
     before = await _evaluate(made, client, settings.name, heldout, problems, await _wait_for_version(made, learner))
     _write(made, _accuracies("before", before))
-    made.view.set_phase(f"training: {learner.steps} steps of {learner.groups_per_step} x {learner.samples} rollouts")
+    made.view.set_phase(
+        f"training: {learner.max_steps} steps of {learner.groups_per_step} x {learner.group_size} rollouts"
+    )
     await made.supervisor.start(ChildSpec("learner", "learner", learner))
     await made.or_child_failure(made.supervisor.wait_finished("learner"))
     after = await _evaluate(made, client, settings.name, heldout, problems, await _wait_for_version(made, learner))
@@ -138,7 +140,7 @@ async def _wait_until_serving(made: LocalStack, settings: RunSettings, ready: Aw
 async def _publish_first(made: LocalStack, learner: LearnerSettings) -> None:
     """A learner of no steps publishes the model, writes its checkpoint and ends."""
     made.view.set_phase("publishing version 0")
-    await made.supervisor.start(ChildSpec("learner-first", "learner", learner.model_copy(update={"steps": 0})))
+    await made.supervisor.start(ChildSpec("learner-first", "learner", learner.model_copy(update={"max_steps": 0})))
     await made.or_child_failure(made.supervisor.wait_finished("learner-first"))
     await made.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 120)
 

@@ -34,7 +34,7 @@ def paths_of(python: Path) -> dict[str, str]:
 
 def uses_socket(settings: RunnerSettings) -> bool:
     """Whether the sandbox hands on the gateway's socket, because the agent has no network."""
-    return any("{gateway}" in word for word in settings.sandbox)
+    return any("{gateway}" in word for word in settings.sandbox_command)
 
 
 def make_executors(
@@ -47,15 +47,15 @@ def make_executors(
 
     ``gateway``: the gateway's ``paths``, for the sandbox.
     """
-    python, agent = _found_from_here(settings.python or Path(sys.executable)), settings.agent or ""
+    python, agent = _found_from_here(settings.python_executable or Path(sys.executable)), settings.entrypoint or ""
     limits, paths = ResourceLimits.of(settings), {**paths_of(python), **gateway}
     environment = agent_environment(os.environ, settings.env)
 
     def place(slot: Callable[[], dict[str, str]]) -> AgentLauncher:
-        return AgentLauncher(settings.path, environment, slot, limits, settings.sandbox, paths, keeper)
+        return AgentLauncher(settings.working_dir, environment, slot, limits, settings.sandbox_command, paths, keeper)
 
     def reward() -> RewardFunction | None:
-        return RewardFunction(python, settings.reward, place(dict)) if settings.reward is not None else None
+        return RewardFunction(python, settings.reward_fn, place(dict)) if settings.reward_fn is not None else None
 
     if settings.command is not None:
         return [CommandExecutor(settings.command, place(slot)) for slot in slots]

@@ -27,17 +27,17 @@ class ResourceLimits:
     memory_limit_gib: float | None = None
     max_file_gib: float | None = None
     max_open_files: int | None = None
-    processes: int | None = None
+    max_processes: int | None = None
 
     @classmethod
     def of(cls, settings: RunnerSettings) -> "ResourceLimits":
         """As a runner is set."""
-        return cls(settings.memory_limit_gib, settings.max_file_gib, settings.max_open_files, settings.processes)
+        return cls(settings.memory_limit_gib, settings.max_file_gib, settings.max_open_files, settings.max_processes)
 
     @property
     def watched(self) -> bool:
         """Whether there is one that the kernel does not hold for all processes together."""
-        return self.memory_limit_gib is not None or self.processes is not None
+        return self.memory_limit_gib is not None or self.max_processes is not None
 
     def apply(self) -> None:
         """In the child, before the agent's program: what each process of its own is held to by the kernel."""
@@ -45,7 +45,10 @@ class ResourceLimits:
         for which, asked in (
             (resource.RLIMIT_FSIZE, self.max_file_gib and self.max_file_gib * GIB),
             (resource.RLIMIT_NOFILE, self.max_open_files),
-            (resource.RLIMIT_DATA, self.memory_limit_gib and self.memory_limit_gib * GIB),  # last: the others take memory too
+            (
+                resource.RLIMIT_DATA,
+                self.memory_limit_gib and self.memory_limit_gib * GIB,
+            ),  # last: the others take memory too
         ):
             if asked is not None:
                 hard = resource.getrlimit(which)[1]
@@ -55,8 +58,8 @@ class ResourceLimits:
     def find_violation(self, head: int) -> str:
         """Of all processes from the head on, together: a sentence if they take too much, else nothing."""
         tree = [pid for pid in (head, *procfs.descendants(head)) if procfs.is_alive(pid)]
-        if self.processes is not None and len(tree) > self.processes:
-            return f"the agent had {len(tree)} processes; {self._said('processes')}"
+        if self.max_processes is not None and len(tree) > self.max_processes:
+            return f"the agent had {len(tree)} processes; {self._said('max_processes')}"
         held = sum(map(procfs.rss_bytes, tree)) if self.memory_limit_gib is not None else 0
         if held > (self.memory_limit_gib or math.inf) * GIB:
             return f"the agent held {held / GIB:.2f} GiB in {len(tree)} processes; {self._said('memory_limit_gib')}"

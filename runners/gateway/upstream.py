@@ -74,9 +74,13 @@ class Upstream:
     """The inference nodes, as one: chooses a node, holds a call, asks again elsewhere."""
 
     def __init__(
-        self, fleet: Fleet, session: aiohttp.ClientSession, inference_api_key: str = "", sticky_weight_version: bool = False
+        self,
+        fleet: Fleet,
+        session: aiohttp.ClientSession,
+        inference_api_key: str = "",
+        sticky_weight_version: bool = False,
     ) -> None:
-        """``sticky_weight_version``: a rollout's calls go on with the version of the one before while some node has it."""
+        """``sticky_weight_version``: a rollout's calls keep the version of the call before while a node has it."""
         self._fleet, self._sticky_weight_version = fleet, sticky_weight_version
         self._session = session
         self._own = bearer_header(inference_api_key)

@@ -169,7 +169,10 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
 
         contents = tensorfiles.weights(0, 200_000)
         settings = LearnerSettings(
-            model_path=tmp_path, checkpoints=tmp_path, keep_weight_versions=2, weights=WeightSettings(full_interval=2)
+            model_path=tmp_path,
+            checkpoint_dir=tmp_path,
+            keep_weight_versions=2,
+            weights=WeightSettings(full_interval=2),
         )
         publisher = WeightPublisher(learner, settings)
         assert await publisher.refresh() is None

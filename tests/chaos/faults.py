@@ -222,7 +222,7 @@ NASTY: dict[str, tuple[Outcome, dict[str, Any]]] = {
 async def bad_agent(world: World, log: Log, name: str) -> None:
     """A bad agent, then a good rollout of the same runner."""
     outcome, settings = NASTY[name]
-    await world.runner(name, agent=f"hostile:{name}", **settings)
+    await world.runner(name, entrypoint=f"hostile:{name}", **settings)
     fields = {"run_id": RUN, "agent": name, "mode": "eval", "deadline": 15.0}
     bad = [Task(id=f"{name}-{n}", input={}, **fields) for n in range(2)]
     for task in bad:

@@ -35,7 +35,9 @@ async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyon
         try:
             # A node that takes three seconds for each version, while its requests stand still.
             slow = _node(place, "inference-slow", 0.03)
-            slow = slow.model_copy(update={"command": [*STAND_IN, "--token-seconds", "0.03", "--load-seconds", "3"]})
+            slow = slow.model_copy(
+                update={"vllm_command": [*STAND_IN, "--token-seconds", "0.03", "--load-seconds", "3"]}
+            )
             await late.start(ChildSpec("inference-slow", "inference", slow))
             await _step(made, 2)
             pid = made.signal("learner", signal.SIGSTOP)

@@ -152,7 +152,14 @@ class World:
     async def runner(self, name: str, **settings: Any) -> None:
         """One more runner, of an agent of its own; stopped with the world."""
         path = ROOT / "tests" / "agents"
-        fields = {"name": name, "id": name, "path": path, "ack_wait": LEASE_SECONDS, "concurrency": 2, **settings}
+        fields = {
+            "agent_name": name,
+            "id": name,
+            "working_dir": path,
+            "ack_wait": LEASE_SECONDS,
+            "concurrency": 2,
+            **settings,
+        }
         supervisor = self.others[name] = Supervisor(RunDirectory(self.directory / "run"), self.nats.url)
         await supervisor.start(ChildSpec(name, "runner", RunnerSettings.model_validate(fields)))
         async with asyncio.timeout(90):
@@ -269,7 +276,7 @@ async def _behind(made: World, exits: AsyncExitStack, settings: InferenceSetting
     port = free_port()
     proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", port)))
     made.proxies[f"{name}-gateway"] = proxy
-    return settings.model_copy(update={"port": port, "advertise": f"http://127.0.0.1:{proxy.port}"})
+    return settings.model_copy(update={"port": port, "advertise_url": f"http://127.0.0.1:{proxy.port}"})
 
 
 def children(
@@ -303,13 +310,13 @@ def store_settings(directory: Path, more: Mapping[str, Any] = MappingProxyType({
 def _node(directory: Path, name: str, token_seconds: float) -> InferenceSettings:
     command = [*STAND_IN, "--token-seconds", str(token_seconds)]
     return InferenceSettings(
-        model_path=directory / "model", id=name, command=command, max_model_len=256, work=directory / name
+        model_path=directory / "model", id=name, vllm_command=command, max_model_len=256, work_dir=directory / name
     )
 
 
 def _runner(name: str) -> RunnerSettings:
     return RunnerSettings(
-        agent="steady:solve", path=ROOT / "tests" / "agents", concurrency=4, id=name, ack_wait=LEASE_SECONDS
+        entrypoint="steady:solve", working_dir=ROOT / "tests" / "agents", concurrency=4, id=name, ack_wait=LEASE_SECONDS
     )
 
 
@@ -317,8 +324,8 @@ def _learner(directory: Path, steps: int, more: Mapping[str, Any]) -> LearnerSet
     return LearnerSettings.model_validate(
         {
             "id": "learner", "run": RUN, "model_path": directory / "model", "tasks": directory / "tasks.jsonl",
-            "samples": SAMPLES, "groups_per_step": GROUPS, "steps": steps, "max_staleness": 2, "threads": 1,
-            "deadline": 120.0, "max_attempts": 30, "checkpoints": directory / "checkpoints",
+            "group_size": SAMPLES, "groups_per_step": GROUPS, "max_steps": steps, "max_staleness": 2, "cpu_threads": 1,
+            "rollout_timeout_seconds": 120.0, "max_attempts": 30, "checkpoint_dir": directory / "checkpoints",
             "seq_len": 128, "actor": {"optim": {"lr": 1e-5}}, **more,
         }
     )  # fmt: skip

@@ -81,7 +81,7 @@ def test_a_services_command_is_one_of_ours_and_its_health_is_asked_where_it_answ
     commands: Commands, name: str
 ) -> None:
     settings = begun(commands, name)
-    host, port = parse_address(settings.health)
+    host, port = parse_address(settings.health_address)
     (question,) = (word for word in SERVICES[name]["healthcheck"]["test"] if "urlopen" in word)
     assert host == "0.0.0.0" and f"127.0.0.1:{port}/readyz" in question
     (scraping, vllm) = yaml.safe_load((DEPLOY / "otel.yaml").read_text())["receivers"]["prometheus"]["config"][
@@ -90,7 +90,7 @@ def test_a_services_command_is_one_of_ours_and_its_health_is_asked_where_it_answ
     (found,) = scraping["dns_sd_configs"]
     assert found["port"] == port and set(found["names"]) == ROLES
     if isinstance(settings, InferenceSettings):
-        assert settings.advertise == f"http://inference:{settings.port}"
+        assert settings.advertise_url == f"http://inference:{settings.port}"
         assert vllm["static_configs"] == [{"targets": [f"inference:{settings.port}"]}]
         assert vllm["authorization"]["credentials_file"] in secrets_of(SERVICES["otel"])
     if isinstance(settings, InferenceSettings | RunnerSettings):

@@ -117,7 +117,7 @@ def test_the_pages_install_torch_as_make_does() -> None:
 
 def test_the_readmes_run_file_is_a_training_job() -> None:
     (block,) = re.findall(r"```yaml\n(# run.yaml.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert parse_job(validate_settings(RunSettings, yaml.safe_load(block), "README.md"), "README.md").learner.steps
+    assert parse_job(validate_settings(RunSettings, yaml.safe_load(block), "README.md"), "README.md").learner.max_steps
 
 
 @pytest.mark.parametrize("page", [OPERATIONS, DEPLOYMENT], ids=["operations", "deployment"])

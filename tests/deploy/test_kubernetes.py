@@ -151,7 +151,7 @@ def test_a_roles_command_is_one_of_ours_and_its_probes_ask_where_it_answers(comm
     found, settings = container(role), begun(commands, role)
     if isinstance(settings, StoreSettings):
         assert settings.url == CLICKHOUSE
-    host, port = parse_address(settings.health)
+    host, port = parse_address(settings.health_address)
     assert (host, port) == ("0.0.0.0", ports(found)["health"])
     asked = {probe: found[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert {get["port"] for get in asked.values()} == {"health"}
@@ -183,7 +183,10 @@ def test_a_runner_has_the_time_it_says_it_needs_and_is_scaled_by_its_queue(comma
     for mode, trigger in zip(("train", "eval"), scaled["triggers"], strict=True):
         assert trigger["type"] == "nats-jetstream" and set(trigger["metadata"]) == KEDA["metadata"]
         asked = trigger["metadata"]
-        assert (asked["stream"], asked["consumer"]) == (subjects.TASKS, subjects.runner_durable(settings.name, mode))
+        assert (asked["stream"], asked["consumer"]) == (
+            subjects.TASKS,
+            subjects.runner_durable(settings.agent_name, mode),
+        )
         assert int(asked["lagThreshold"]) == settings.concurrency, "a runner for as many tasks as it has slots"
         assert asked["natsServerMonitoringEndpoint"] == f"nats.{KUSTOMIZATION['namespace']}.svc.cluster.local:{monitor}"
 

@@ -112,8 +112,8 @@ def loop(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iter
     directory = tmp_path_factory.mktemp("loop")
     make = [sys.executable, str(CALCULATOR / "model.py"), "--steps", "60", "--out", str(directory / "model")]
     subprocess.run(make, check=True, capture_output=True)
-    runner = {"agent": "agent:solve", "path": str(CALCULATOR), "concurrency": 2}
-    odd = {"path": str(ROOT / "tests" / "agents"), "concurrency": 1, "drain_timeout_seconds": 1}
+    runner = {"entrypoint": "agent:solve", "working_dir": str(CALCULATOR), "concurrency": 2}
+    odd = {"working_dir": str(ROOT / "tests" / "agents"), "concurrency": 1, "drain_timeout_seconds": 1}
     misbehaving = ("raises", "hangs", "says_nothing", "wants_another_model")
     agents = (*misbehaving, "streams", "completes", "rewarded_by_span", "speaks_every_dialect")
     settings = {
@@ -126,10 +126,10 @@ def loop(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iter
                 "dtype": "float32",
                 "max_model_len": 128,
                 "max_num_seqs": 16,
-                "threads": 1,
+                "cpu_threads": 1,
             }
         ],
-        "runners": [runner, *({**odd, "agent": f"odd:{name}", "name": name} for name in agents)],
+        "runners": [runner, *({**odd, "entrypoint": f"odd:{name}", "agent_name": name} for name in agents)],
     }
     (directory / "run.yaml").write_text(yaml.safe_dump(settings))
     process = subprocess.Popen(

@@ -47,12 +47,12 @@ def learner_settings(loop: Loop, **changes: object) -> Path:
         "run": "small",
         "model_path": str(loop.directory / "model"),
         "tasks": str(tasks),
-        "samples": SAMPLES,
+        "group_size": SAMPLES,
         "groups_per_step": GROUPS,
-        "steps": STEPS,
+        "max_steps": STEPS,
         "max_staleness": STALENESS,
-        "threads": 1,
-        "checkpoints": str(loop.directory / "checkpoints"),
+        "cpu_threads": 1,
+        "checkpoint_dir": str(loop.directory / "checkpoints"),
         "keep_last_checkpoints": 20,
         # Rewards of this model are mostly 0: something has to move the weights.
         "actor": {"optim": {"lr": 1e-3}, "entropy_coeff": 0.01, "use_kl_loss": True},
@@ -183,7 +183,7 @@ def test_learner_goes_on_from_its_checkpoint(loop: Loop) -> None:
 
 
 def test_learner_without_the_checkpoint_refuses(loop: Loop) -> None:
-    settings = learner_settings(loop, checkpoints=str(loop.directory / "elsewhere"))
+    settings = learner_settings(loop, checkpoint_dir=str(loop.directory / "elsewhere"))
     done = loop.run("learner", "--settings", settings, check=False)
     assert done.returncode == 2
     assert "has version 5 on this bus" in done.stderr
@@ -301,7 +301,7 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
     directory = loop.directory / "moved"
     shutil.copytree(loop.directory / "model", directory)
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
-    trainer = Trainer(LearnerSettings(model_path=directory, threads=1))
+    trainer = Trainer(LearnerSettings(model_path=directory, cpu_threads=1))
     chat = {"messages": [{"role": "user", "content": "compute 12 plus 30"}], "logprobs": True}
     text = {"prompt": list(range(10, 40)), "logprobs": 0}
     for asked in (text, chat):
@@ -458,17 +458,17 @@ async def test_agents_do_not_notice_that_vllm_was_killed(loop: Loop) -> None:
 
 
 def test_of_two_learners_the_older_one_stops(loop: Loop) -> None:
-    older = loop.start("learner", "--settings", learner_settings(loop, steps=200))
+    older = loop.start("learner", "--settings", learner_settings(loop, max_steps=200))
     assert older.stderr is not None
     next(line for line in older.stderr if ": reward" in line)
-    same = loop.run("learner", "--settings", learner_settings(loop, steps=200), check=False)
+    same = loop.run("learner", "--settings", learner_settings(loop, max_steps=200), check=False)
     assert same.returncode == 2 and "another learner is using" in same.stderr
     copy = loop.directory / "copied"
     found = (loop.directory / "checkpoints" / "latest").resolve()
     shutil.copytree(found, copy / found.name)
     (copy / "latest").symlink_to(found.name)
     shutil.copy(loop.directory / "checkpoints.key", loop.directory / "copied.key")
-    newer = loop.start("learner", "--settings", learner_settings(loop, steps=200, checkpoints=str(copy)))
+    newer = loop.start("learner", "--settings", learner_settings(loop, max_steps=200, checkpoint_dir=str(copy)))
     assert newer.stderr is not None
     _, said = older.communicate(timeout=120)
     assert older.returncode == 2 and "another learner has published model 'policy' since" in said, said[-2000:]

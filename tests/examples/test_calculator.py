@@ -89,5 +89,5 @@ def test_the_agent_runs_unchanged_against_any_openai_endpoint(endpoint: str, ans
 def test_the_run_file_is_valid_and_names_what_is_there() -> None:
     settings = validate_settings(RunSettings, yaml.safe_load((CALCULATOR / "run.yaml").read_text()), "run.yaml")
     assert settings.learner is not None and len(settings.runners) == 2
-    assert all((CALCULATOR.parents[1] / runner.path / "agent.py").exists() for runner in settings.runners)
+    assert all((CALCULATOR.parents[1] / runner.working_dir / "agent.py").exists() for runner in settings.runners)
     assert parse_job(settings, "run.yaml").eval.tasks == Path("runs/calculator/heldout.jsonl")

@@ -43,9 +43,9 @@ async def test_an_endpoint_that_refuses_is_an_error_of_the_agent(environment: Ca
 async def test_a_rollout_is_recorded_call_by_call(bus: Bus, environment: Callable[[str], Path]) -> None:
     folder = environment("math_crewai")
     agent = {
-        "python": folder / ".venv/bin/python",
-        "agent": "agent:solve",
-        "path": folder,
+        "python_executable": folder / ".venv/bin/python",
+        "entrypoint": "agent:solve",
+        "working_dir": folder,
         "env": {"MODEL": "policy:solver"},
     }
     async with Endpoint(scripted).as_node(bus) as node, running(bus, **agent):

@@ -211,7 +211,7 @@ class Stumbling:
 
 async def test_demonstrations_ask_what_the_agent_asks(environment: Callable[[str], Path], bus: Bus) -> None:
     folder = environment("math_tools")
-    agent = {"python": folder / ".venv/bin/python", "agent": "agent:solve", "path": folder}
+    agent = {"python_executable": folder / ".venv/bin/python", "entrypoint": "agent:solve", "working_dir": folder}
     node = Endpoint(Stumbling().answer)
     async with node.as_node(bus), running(bus, **agent):
         await TaskPublisher(bus).publish_task(task(input=problem("right"), deadline=60.0))
@@ -232,9 +232,9 @@ async def test_an_endpoint_that_refuses_is_an_error_of_the_agent(environment: Ca
 async def test_rollouts_are_recorded_with_their_tool_spans(bus: Bus, environment: Callable[[str], Path]) -> None:
     folder = environment("math_tools")
     agent = {
-        "python": folder / ".venv/bin/python",
-        "agent": "agent:solve",
-        "path": folder,
+        "python_executable": folder / ".venv/bin/python",
+        "entrypoint": "agent:solve",
+        "working_dir": folder,
         "env": {"MODEL": "policy:solver"},
     }
     async with Endpoint(scripted).as_node(bus), running(bus, **agent):

@@ -41,7 +41,7 @@ def test_a_workflow_is_trained_on_vllm(name: str, environment: Callable[[str], P
     heldout.write_text("".join(heldout.read_text().splitlines(keepends=True)[:HELDOUT]))
     job = yaml.safe_load((example / "small.yaml").read_text().replace("work/", f"{work}/"))
     job["runs"] = str(tmp_path / "runs")
-    job["learner"] |= {"steps": 1, "groups_per_step": GROUPS, "samples": SAMPLES}
+    job["learner"] |= {"max_steps": 1, "groups_per_step": GROUPS, "group_size": SAMPLES}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     figures = json.loads(python("-m", "lightningbus", "train", "-c", tmp_path / "job.yaml", cwd=example))
     assert figures["rollouts"] >= GROUPS * SAMPLES + 2 * HELDOUT * (1 + job["eval"]["samples"])

@@ -152,7 +152,7 @@ async def test_a_runner_records_calls_and_tools_in_one_tree(
 ) -> None:
     async with (
         Endpoint(policies.Policy(records).answer).as_node(bus) as engine,
-        running(bus, agent="agent:solve", python=python, path=RETRIEVAL),
+        running(bus, entrypoint="agent:solve", python_executable=python, working_dir=RETRIEVAL),
     ):
         await TaskPublisher(bus).publish_task(task(input=heldout[0], deadline=60.0))
         (batch,) = await ended(bus)

@@ -175,7 +175,7 @@ async def test_a_runner_records_every_role(
 ) -> None:
     async with (
         scripted(heldout, flaws).as_node(bus) as engine,
-        running(bus, agent="agent:solve", python=python, path=TEXT_TO_SQL),
+        running(bus, entrypoint="agent:solve", python_executable=python, working_dir=TEXT_TO_SQL),
     ):
         await TaskPublisher(bus).publish_task(task(input=heldout[0], deadline=60.0))
         (batch,) = await ended(bus)

@@ -52,8 +52,9 @@ async def trained(bus: Bus, processes: "list[asyncio.subprocess.Process]", logs:
 
 async def test_two_ranks_on_two_hosts_train_and_one_goes_on(tmp_path: Path) -> None:
     settings = {
-        "model_path": str(tiny_model(tmp_path / "model")), "samples": SAMPLES, "groups_per_step": 1, "max_staleness": 3,
-        "checkpoints": str(tmp_path / "checkpoints"), "seq_len": 64, "threads": 1,
+        "model_path": str(tiny_model(tmp_path / "model")), "group_size": SAMPLES, "groups_per_step": 1,
+        "max_staleness": 3,
+        "checkpoint_dir": str(tmp_path / "checkpoints"), "seq_len": 64, "cpu_threads": 1,
     }  # fmt: skip
     (tmp_path / "learner.json").write_text(json.dumps(settings))
     words = ["learner", "--settings", tmp_path / "learner.json", "--health", HEALTH]

@@ -33,8 +33,9 @@ TASKS, VOCABULARY = 24, 512
 def node(directory: Path, host: Host) -> ChildSpec:
     """A real node with a stand-in for vLLM."""
     settings = InferenceSettings(
-        model_path=directory / "model", id="node", command=[*STAND_IN, "--token-seconds", "0.05"], max_model_len=256,
-        work=directory / "node", host="0.0.0.0", port=GATEWAY, advertise=f"http://{host.address}:{GATEWAY}",
+        model_path=directory / "model", id="node", vllm_command=[*STAND_IN, "--token-seconds", "0.05"],
+        max_model_len=256,
+        work_dir=directory / "node", host="0.0.0.0", port=GATEWAY, advertise_url=f"http://{host.address}:{GATEWAY}",
     )  # fmt: skip
     return ChildSpec("node", "inference", settings)
 
@@ -42,7 +43,9 @@ def node(directory: Path, host: Host) -> ChildSpec:
 def runner(directory: Path, host: Host) -> ChildSpec:
     """Its work and its calls stay at the site."""
     agents = ROOT / "tests" / "agents"
-    settings = RunnerSettings(agent="steady:solve", path=agents, concurrency=4, id="runner", ack_wait=LEASE_SECONDS)
+    settings = RunnerSettings(
+        entrypoint="steady:solve", working_dir=agents, concurrency=4, id="runner", ack_wait=LEASE_SECONDS
+    )
     return ChildSpec("runner", "runner", settings)
 
 
@@ -84,7 +87,7 @@ async def test_runners_of_a_far_site_know_one_server(tmp_path: Path) -> None:
             for name, make in (("inference", node), ("runner", runner)):
                 host = far.host(name)
                 await role(host, tmp_path / "hosts" / name, make(tmp_path, host), tmp_path / "site", at)
-            settings = LearnerSettings(model_path=tmp_path / "model", run="site", checkpoints=tmp_path)
+            settings = LearnerSettings(model_path=tmp_path / "model", run="site", checkpoint_dir=tmp_path)
             weights = tensorfiles.write(tmp_path / "weights.safetensors", {"a": ("F32", (64,), bytes(256))})
             async with bus_as(secrets, "learner", urls) as learner:
                 await WeightPublisher(learner, settings).publish(weights, version=0, epoch=1, step=0)

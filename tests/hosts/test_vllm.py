@@ -25,8 +25,8 @@ async def test_vllm_itself_is_reached_from_no_other_host(tmp_path: Path) -> None
     async with Network() as network, cluster(network, place) as (secrets, urls, own):
         host = network.host("node")
         settings = InferenceSettings(
-            model_path=place / "model", id="node", dtype="float32", max_model_len=128, max_num_seqs=16, threads=1,
-            work=place / "node", host="0.0.0.0", port=GATEWAY, advertise=f"http://{host.address}:{GATEWAY}",
+            model_path=place / "model", id="node", dtype="float32", max_model_len=128, max_num_seqs=16, cpu_threads=1,
+            work_dir=place / "node", host="0.0.0.0", port=GATEWAY, advertise_url=f"http://{host.address}:{GATEWAY}",
         )  # fmt: skip
         process = await role(host, place / "hosts" / "node", ChildSpec("node", "inference", settings), secrets, urls)
         async with bus_as(secrets, "client", urls) as bus, bus.fleet("inference") as fleet, asyncio.timeout(200):

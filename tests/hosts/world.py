@@ -173,7 +173,7 @@ def _placed(child: ChildSpec, host: Host) -> ChildSpec:
     changes: Mapping[str, Any] = {}
     if isinstance(child.settings, InferenceSettings):
         advertise = f"http://{host.address}:{GATEWAY}"
-        changes = {"host": "0.0.0.0", "port": GATEWAY, "advertise": advertise}
+        changes = {"host": "0.0.0.0", "port": GATEWAY, "advertise_url": advertise}
     if isinstance(child.settings, RunnerSettings):
         changes = {"drain_timeout_seconds": 1.0, "concurrency": 2}
     if isinstance(child.settings, StoreSettings):

@@ -48,8 +48,8 @@ class Learner:
     """Publishes and broadcasts versions of a model of several tensors."""
 
     def __init__(self, bus: Bus, fleet: Fleet, directory: Path, seconds: float) -> None:
-        broadcast = {"backend": "gloo", "seconds": seconds}
-        settings = {"model_path": "-", "checkpoints": directory, "weights": {"broadcast": broadcast}}
+        broadcast = {"backend": "gloo", "rendezvous_timeout_seconds": seconds}
+        settings = {"model_path": "-", "checkpoint_dir": directory, "weights": {"broadcast": broadcast}}
         made = LearnerSettings.model_validate(settings)
         self.broadcaster = Broadcaster(made, fleet.members)
         self._publisher = WeightPublisher(bus, made, broadcaster=self.broadcaster)
@@ -91,10 +91,10 @@ async def serving(bus: Bus, directory: Path, id: str, *arguments: str) -> AsyncI
     settings = InferenceSettings(
         model_path=directory / "model",
         id=id,
-        command=[sys.executable, STAND_IN],
+        vllm_command=[sys.executable, STAND_IN],
         vllm_args=["--receives", *arguments],
         max_model_len=64,
-        work=directory / id,
+        work_dir=directory / id,
     )
     stop = asyncio.Event()
     running = asyncio.create_task(node.run(bus, settings, stop))
@@ -232,7 +232,7 @@ async def test_without_what_a_broadcast_needs_versions_are_fetched(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     settings = LearnerSettings.model_validate(
-        {"model_path": "-", "checkpoints": tmp_path, "weights": {"broadcast": {"backend": "nccl"}}}
+        {"model_path": "-", "checkpoint_dir": tmp_path, "weights": {"broadcast": {"backend": "nccl"}}}
     )
     async with Broadcaster(settings, list) as broadcaster:
         await broadcaster.wait_idle()

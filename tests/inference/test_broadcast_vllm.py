@@ -86,11 +86,11 @@ async def says_it_serves(bus: Bus, nodes: Fleet, version: int | None) -> None:
 @pytest.mark.timeout(300)
 async def test_what_is_broadcast_answers_as_what_is_fetched(bus: Bus, tmp_path: Path) -> None:
     paths = two_versions(tmp_path)
-    broadcast = {"broadcast": {"backend": "gloo", "seconds": 5}}
-    learner = LearnerSettings.model_validate({"model_path": "-", "checkpoints": tmp_path, "weights": broadcast})
+    broadcast = {"broadcast": {"backend": "gloo", "rendezvous_timeout_seconds": 5}}
+    learner = LearnerSettings.model_validate({"model_path": "-", "checkpoint_dir": tmp_path, "weights": broadcast})
     settings = InferenceSettings(
-        model_path=tmp_path / "model", id="n", dtype="float32", max_model_len=96, max_num_seqs=4, threads=1,
-        work=tmp_path / "work",
+        model_path=tmp_path / "model", id="n", dtype="float32", max_model_len=96, max_num_seqs=4, cpu_threads=1,
+        work_dir=tmp_path / "work",
     )  # fmt: skip
 
     def files(at: Heartbeat) -> list[Path]:

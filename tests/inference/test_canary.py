@@ -73,9 +73,9 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
     model = tiny_model(tmp_path / "model")
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in PROMPTS))
     canary = {"prompts": tmp_path / "prompts.jsonl", "max_entropy": 7.0}
-    learner = settings_for(model, checkpoints=tmp_path / "checkpoints", weights={"canary": canary})
+    learner = settings_for(model, checkpoint_dir=tmp_path / "checkpoints", weights={"canary": canary})
     trainer, publisher = Trainer(learner), WeightPublisher(bus, learner)
-    saver = StepCommitter(learner, trainer, publisher, Checkpoints(learner.checkpoints), asyncio.to_thread)
+    saver = StepCommitter(learner, trainer, publisher, Checkpoints(learner.checkpoint_dir), asyncio.to_thread)
     await publisher.refresh()
     state = LearnerState(run_id="run", model="policy")
     await saver.claim_epoch(await saver.write_initial_checkpoint(state), None, state)
@@ -93,7 +93,13 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
         await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
 
     settings = InferenceSettings(
-        model_path=model, id="n", dtype="float32", max_model_len=96, max_num_seqs=8, threads=1, work=tmp_path / "work"
+        model_path=model,
+        id="n",
+        dtype="float32",
+        max_model_len=96,
+        max_num_seqs=8,
+        cpu_threads=1,
+        work_dir=tmp_path / "work",
     )
     stop = asyncio.Event()
     running = asyncio.create_task(node.run(bus, settings, stop))

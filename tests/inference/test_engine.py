@@ -16,7 +16,9 @@ from inference.settings import AdapterSettings, InferenceSettings
 
 
 def test_vllm_listens_on_its_socket_alone_and_gives_the_probabilities_sampled_from(tmp_path: Path) -> None:
-    settings = InferenceSettings(model_path=tmp_path, host="0.0.0.0", max_model_len=64, threads=1, vllm_args=["--x"])
+    settings = InferenceSettings(
+        model_path=tmp_path, host="0.0.0.0", max_model_len=64, cpu_threads=1, vllm_args=["--x"]
+    )
     words = command(settings, tmp_path / "socket")
     options = dict(zip(words[4::2], words[5::2], strict=False))
     assert options["--uds"] == str(tmp_path / "socket") and not {"--host", "--port"} & set(words)
@@ -28,7 +30,7 @@ def test_vllm_listens_on_its_socket_alone_and_gives_the_probabilities_sampled_fr
     options = dict(zip(parsing[4::2], parsing[5::2], strict=False))
     assert (options["--tool-call-parser"], options["--reasoning-parser"]) == ("hermes", "qwen3")
     assert "--enable-auto-tool-choice" in parsing and "--enable-auto-tool-choice" not in words
-    adapted = settings.model_copy(update={"lora": AdapterSettings(rank=9, versions=2)})
+    adapted = settings.model_copy(update={"lora": AdapterSettings(rank=9, max_loaded_versions=2)})
     words_adapted = command(adapted, tmp_path)
     options = dict(zip(words_adapted[4::2], words_adapted[5::2], strict=False))
     assert (options["--max-loras"], options["--max-lora-rank"]) == ("3", "16") and "--enable-lora" not in words
@@ -45,7 +47,7 @@ async def test_a_directory_without_a_model_is_refused(bus: Bus, tmp_path: Path) 
 async def test_a_port_in_use_is_said_before_an_engine_is_started(bus: Bus, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = InferenceSettings(model_path=tmp_path, port=taken.getsockname()[1], work=tmp_path / "work")
+        settings = InferenceSettings(model_path=tmp_path, port=taken.getsockname()[1], work_dir=tmp_path / "work")
         with pytest.raises(
             AddressInUseError, match=r"port: cannot listen on 127\.0\.0\.1:\d+: .* set another port, or 0"
         ):
@@ -56,7 +58,7 @@ async def test_a_port_in_use_is_said_before_an_engine_is_started(bus: Bus, tmp_p
 @pytest.mark.integration
 async def test_an_engine_that_cannot_start_gives_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    settings = InferenceSettings(model_path=tmp_path, work=tmp_path / "work", vllm_args=["--no-such-option"])
+    settings = InferenceSettings(model_path=tmp_path, work_dir=tmp_path / "work", vllm_args=["--no-such-option"])
     async with VllmServer(settings) as engine:
         with pytest.raises(EngineError, match=r"vLLM ended with \d+: .* \(log: "):
             await engine.start()

@@ -217,8 +217,8 @@ async def world(tmp_path_factory: pytest.TempPathFactory, base: Tensors) -> Asyn
     base |= another(model, 1)
     settings = InferenceSettings.model_validate(
         {
-            "model_path": directory / "model", "id": "n", "dtype": "float32", "max_num_seqs": 8, "threads": 1,
-            "work": directory / "work", "lora": {"rank": RANK, "versions": KEPT},
+            "model_path": directory / "model", "id": "n", "dtype": "float32", "max_num_seqs": 8, "cpu_threads": 1,
+            "work_dir": directory / "work", "lora": {"rank": RANK, "max_loaded_versions": KEPT},
         }
     )  # fmt: skip
     stop = asyncio.Event()
@@ -344,7 +344,7 @@ async def test_a_rollout_ends_on_the_version_it_began_with_where_that_is_wished(
     between: asyncio.Queue[asyncio.Event] = asyncio.Queue()
     async with (
         gate(between) as url,
-        running(world.bus, agent="gated:asks_three_times", sticky_weight_version=sticky_weight_version),
+        running(world.bus, entrypoint="gated:asks_three_times", sticky_weight_version=sticky_weight_version),
     ):
         name = f"gated-{sticky_weight_version}"
         await TaskPublisher(world.bus).publish_tasks([task(id=name, input={"gate": url}, deadline=60.0)])
@@ -361,7 +361,7 @@ async def test_a_rollout_ends_on_the_version_it_began_with_where_that_is_wished(
 @pytest.mark.integration
 async def test_a_pinned_rollout_finds_its_version_while_it_is_held(world: World, base: Tensors) -> None:
     gone, held, _ = await world.serve(base, 1 + KEPT)
-    async with running(world.bus, agent="gated:asks_once"):
+    async with running(world.bus, entrypoint="gated:asks_once"):
         for version, seconds in ((held, 60.0), (gone, 1.0)):
             pinned = task(id=f"pinned-{version}", weight_version=version, deadline=seconds, max_attempts=1)
             await TaskPublisher(world.bus).publish_task(pinned)

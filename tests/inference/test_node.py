@@ -49,7 +49,7 @@ async def serving(
     manifest = WeightManifest(run_id="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_at_ns=1)
     await bus.publish(subjects.weights("policy"), manifest, msg_id="w0")
     stop = asyncio.Event()
-    given = {"model_path": directory / "model", "id": "n", "command": command, "work": directory / "work"}
+    given = {"model_path": directory / "model", "id": "n", "vllm_command": command, "work_dir": directory / "work"}
     checked = InferenceSettings.model_validate({**given, "max_model_len": 64, **settings})
     running = asyncio.create_task(node.run(bus, checked, stop))
     try:
@@ -109,7 +109,7 @@ async def publish_adapters(bus: Bus, directory: Path, version: int) -> None:
 
 async def test_an_engine_that_dies_is_given_again_the_adapters_it_held(bus: Bus, tmp_path: Path) -> None:
     async with (
-        serving(bus, tmp_path, [sys.executable, STAND_IN], lora={"rank": 1, "versions": 2}),
+        serving(bus, tmp_path, [sys.executable, STAND_IN], lora={"rank": 1, "max_loaded_versions": 2}),
         bus.fleet("inference") as fleet,
         aiohttp.ClientSession() as http,
     ):

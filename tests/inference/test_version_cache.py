@@ -28,7 +28,7 @@ from tests.tensorfiles import stepped, weights, write
 def by(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """The settings of each transport, with a server that speaks S3 where one is needed."""
     if request.param != "s3":
-        yield {"transport": request.param, "place": str(tmp_path / "shared") if request.param == "file" else ""}
+        yield {"transport": request.param, "location": str(tmp_path / "shared") if request.param == "file" else ""}
         return
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -44,7 +44,7 @@ def by(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monke
             monkeypatch.setenv(name, value)
         with urllib.request.urlopen(urllib.request.Request(f"{url}/storage", method="PUT")) as made:
             assert made.status == 200
-        yield {"transport": "s3", "place": f"s3://storage/{tmp_path.name}"}
+        yield {"transport": "s3", "location": f"s3://storage/{tmp_path.name}"}
     finally:
         server.stop()
 
@@ -56,13 +56,13 @@ class Learner:
         self.settings = LearnerSettings.model_validate(
             {
                 "model_path": "model",
-                "checkpoints": directory / "learner",
+                "checkpoint_dir": directory / "learner",
                 "weights": {**by, "full_interval": 4},
                 **changes,
             }
         )
-        self.settings.checkpoints.mkdir(exist_ok=True)
-        self.transport = open_transport(bus, self.settings.weights.transport, self.settings.weights.place)
+        self.settings.checkpoint_dir.mkdir(exist_ok=True)
+        self.transport = open_transport(bus, self.settings.weights.transport, self.settings.weights.location)
         self._bus, self._directory, self._weights, self.files = bus, directory, weights(0), list[Path]()
         self.sent = list[WeightManifest]()
         self.wanted = False
@@ -222,11 +222,11 @@ async def test_a_file_outside_the_bus_is_verified_and_stays_in_its_place(
 @pytest.mark.parametrize(
     ("weights", "sentence"),
     [
-        ({"transport": "file"}, "needs place: a directory"),
-        ({"transport": "file", "place": "s3://b/p"}, "needs place: a directory"),
-        ({"transport": "s3", "place": "somewhere"}, "needs place: s3://bucket/prefix"),
-        ({"transport": "s3", "place": "s3://key:secret@bucket/p"}, "AWS_ACCESS_KEY_ID"),
-        ({"place": "somewhere"}, "the bus has its own"),
+        ({"transport": "file"}, "needs location: a directory"),
+        ({"transport": "file", "location": "s3://b/p"}, "needs location: a directory"),
+        ({"transport": "s3", "location": "somewhere"}, "needs location: s3://bucket/prefix"),
+        ({"transport": "s3", "location": "s3://key:secret@bucket/p"}, "AWS_ACCESS_KEY_ID"),
+        ({"location": "somewhere"}, "the bus has its own"),
     ],
 )
 def test_a_transport_that_is_set_wrongly_is_one_sentence(weights: dict[str, str], sentence: str) -> None:

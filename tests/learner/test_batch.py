@@ -190,7 +190,7 @@ def test_groups_in_dispatch_order_wait_for_the_ones_before_them() -> None:
 
 def test_dispatch_covers_every_problem_once_per_pass() -> None:
     problems = [TaskInput(str(number), number) for number in range(5)]
-    asked = settings(samples=2, seed=3)
+    asked = settings(group_size=2, seed=3)
     first = [tasks_of_group(problems[index], number, asked) for number, index in map(TaskOrder(5, 3).at, range(10))]
     for number in (0, 1):
         one_pass = first[5 * number : 5 * number + 5]

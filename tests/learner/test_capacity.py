@@ -32,14 +32,14 @@ def settings(**changes: Any) -> LearnerSettings:
         ({}, SHIPPED, "", ""),
         ({"checkpoint_interval": 100}, SHIPPED, "", "the steps between two checkpoints need"),
         (
-            {"groups_per_step": 512, "samples": 16, "seq_len": 16384, "max_staleness": 0},
+            {"groups_per_step": 512, "group_size": 16, "seq_len": 16384, "max_staleness": 0},
             SHIPPED,
             "need 2,336 MiB (1 x groups_per_step 512 x samples 16 = 8,192 rollouts of 299,008 bytes), but half of "
             "stream TRAIN_ROLLOUTS is 1,024 MiB: set train_rollouts_mib to 4672 ",
             "need 2,336 MiB",
         ),
         (
-            {"groups_per_step": 512, "samples": 16, "seq_len": 16384, "max_staleness": 0},
+            {"groups_per_step": 512, "group_size": 16, "seq_len": 16384, "max_staleness": 0},
             Capacity(4672 * MIB, 2_000_000, 200_000),
             "",
             "",
@@ -76,7 +76,7 @@ async def test_sizes_are_settings_and_provisioning_again_leaves_them(bus: Bus) -
 
 async def test_a_learner_whose_step_does_not_fit_refuses_to_start(bus: Bus, model_path: Path, tmp_path: Path) -> None:
     await bus.provision(sizes=StreamSizes(train_rollouts_mib=1))
-    wanted = settings_for(model_path, checkpoints=tmp_path / "checkpoints", rollout_bytes=100_000)
+    wanted = settings_for(model_path, checkpoint_dir=tmp_path / "checkpoints", rollout_bytes=100_000)
     with pytest.raises(LearnerError, match="lightningbus provision --size train_rollouts_mib="):
         await run(bus, wanted, asyncio.Event())
 
@@ -86,7 +86,8 @@ async def test_a_checkpoint_is_forced_as_the_stream_fills(bus: Bus, model_path: 
     await bus.js.delete_consumer(STORE_TRAIN.stream, STORE_TRAIN.durable)  # no store is there to acknowledge
     await limit(bus, subjects.TRAIN_ROLLOUTS, 24)
     wanted = settings_for(
-        model_path, checkpoints=tmp_path / "checkpoints", samples=2, groups_per_step=1, steps=12, max_staleness=99,
+        model_path, checkpoint_dir=tmp_path / "checkpoints", group_size=2, groups_per_step=1, max_steps=12,
+        max_staleness=99,
         checkpoint_interval=100, off_policy=["drop"], rollout_bytes=1000,
     )  # fmt: skip
     async with asyncio.timeout(120):
@@ -100,7 +101,8 @@ async def test_groups_that_come_to_nothing_do_not_fill_the_stream(bus: Bus, mode
     await bus.js.delete_consumer(STORE_TRAIN.stream, STORE_TRAIN.durable)
     await limit(bus, subjects.TRAIN_ROLLOUTS, 24)
     wanted = settings_for(
-        model_path, checkpoints=tmp_path / "checkpoints", samples=2, groups_per_step=1, steps=1, rollout_bytes=1000,
+        model_path, checkpoint_dir=tmp_path / "checkpoints", group_size=2, groups_per_step=1, max_steps=1,
+        rollout_bytes=1000,
         max_staleness=99, off_policy=["drop"],
     )  # fmt: skip
     async with asyncio.timeout(120):

@@ -32,7 +32,7 @@ async def reading(
     mark: StreamMark | None = None,
 ) -> AsyncIterator[RolloutConsumer]:
     """An intake that runs while the block does."""
-    intake = RolloutConsumer(bus, LearnerSettings(model_path=Path("model"), samples=2), position, used, closed, mark)
+    intake = RolloutConsumer(bus, LearnerSettings(model_path=Path("model"), group_size=2), position, used, closed, mark)
     running = asyncio.create_task(intake.run())
     try:
         yield intake
@@ -151,7 +151,7 @@ async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
         async for delivery in thief:
             delivery.free_slot()
 
-    intake = RolloutConsumer(bus, LearnerSettings(model_path=Path("model"), samples=2))
+    intake = RolloutConsumer(bus, LearnerSettings(model_path=Path("model"), group_size=2))
     running = asyncio.create_task(intake.run())
     await until_read(intake, 61)
     async with bus.pull(LEARNER_ROLLOUTS, slots=1) as thief, asyncio.timeout(30):  # which always asks last
@@ -179,7 +179,7 @@ async def test_of_two_readers_that_stay_the_one_who_came_last_gives_up(
         await publish(bus, ("a", 0), ("b", 0))
         await until_read(older, 5)
         await asyncio.sleep(changes["GAP_WINDOW_SECONDS"])
-        newer = RolloutConsumer(other, LearnerSettings(model_path=Path("model"), samples=2))
+        newer = RolloutConsumer(other, LearnerSettings(model_path=Path("model"), group_size=2))
         with pytest.raises(LearnerError, match="one learner to a bus"):
             await newer.run()
         await publish(bus, ("a", 1), ("b", 1))
@@ -226,7 +226,7 @@ async def test_a_late_attempt_is_accounted_for_and_never_used(bus: Bus) -> None:
 
 async def test_the_same_batches_come_of_the_same_stream_position_to_the_bit(bus: Bus) -> None:
     """What a learner that starts again trains on is what it would have trained on."""
-    maker = BatchMaker(LearnerSettings(model_path=Path("model"), samples=2))
+    maker = BatchMaker(LearnerSettings(model_path=Path("model"), group_size=2))
     digests = []
     await publish(bus, ("a", 0), ("b", 0), ("c", 1), ("b", 1), ("c", 0), ("a", 1))
     for _ in range(2):

@@ -22,7 +22,8 @@ from schemas.tasks import Task
 
 def settings(**changes: Any) -> LearnerSettings:
     return LearnerSettings(
-        model_path=Path("model"), **{"samples": 2, "groups_per_step": 2, "max_staleness": 1, "steps": 1000, **changes}
+        model_path=Path("model"),
+        **{"group_size": 2, "groups_per_step": 2, "max_staleness": 1, "max_steps": 1000, **changes},
     )
 
 
@@ -89,7 +90,7 @@ async def test_groups_that_were_outstanding_at_a_restart_are_waited_for_in_their
 async def test_what_the_bus_lost_is_dispatched_again_and_what_has_ended_is_not(bus: Bus) -> None:
     """Under message ids of their own: the broker may still know those of the tasks it lost."""
     await bus.ensure_consumer(runner_consumer("default", "train"))
-    dispatcher = Dispatcher(bus, problems(5), settings(steps=3, groups_per_step=1, max_staleness=2), 0)
+    dispatcher = Dispatcher(bus, problems(5), settings(max_steps=3, groups_per_step=1, max_staleness=2), 0)
     dispatcher.update_limit(0, 0)
     dispatching = asyncio.create_task(dispatcher.run())
     try:

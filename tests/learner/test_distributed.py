@@ -21,11 +21,11 @@ STEPS, SAMPLES = 2, 4
 async def test_a_learner_of_two_ranks_trains_and_publishes(bus: Bus, model_path: Path, tmp_path: Path) -> None:
     settings = {
         "model_path": str(model_path),
-        "samples": SAMPLES,
+        "group_size": SAMPLES,
         "groups_per_step": 1,
-        "steps": STEPS,
+        "max_steps": STEPS,
         "max_staleness": STEPS,
-        "checkpoints": str(tmp_path / "checkpoints"),
+        "checkpoint_dir": str(tmp_path / "checkpoints"),
         "seq_len": 64,
         "weights": {"broadcast": {"backend": "gloo"}},  # with nobody to take part
     }

@@ -26,7 +26,7 @@ async def learning(bus: Bus, model_path: Path, tmp_path: Path) -> AsyncIterator[
     """A learner of one step of one group of two rollouts."""
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n{"id": "b", "input": 2}\n')
     settings = settings_for(
-        model_path, tasks=tmp_path / "tasks.jsonl", checkpoints=tmp_path / "checkpoints", samples=2, steps=1,
+        model_path, tasks=tmp_path / "tasks.jsonl", checkpoint_dir=tmp_path / "checkpoints", group_size=2, max_steps=1,
         groups_per_step=1, max_staleness=0,
     )  # fmt: skip
     await bus.ensure_consumer(AGENTS)

@@ -18,7 +18,7 @@ from tests import tensorfiles
 
 @pytest.fixture
 def settings(tmp_path: Path) -> LearnerSettings:
-    return LearnerSettings(model_path=tmp_path, run="run", checkpoints=tmp_path / "checkpoints")
+    return LearnerSettings(model_path=tmp_path, run="run", checkpoint_dir=tmp_path / "checkpoints")
 
 
 async def test_a_role_that_guesses_message_ids_suppresses_no_weight_version(

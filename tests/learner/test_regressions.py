@@ -163,6 +163,6 @@ def test_18_no_state_is_compared_with_a_name_that_does_not_exist() -> None:
     """Names are closed sets that are checked: a misspelt one is an error where it stands, not a branch never taken."""
     with pytest.raises(ValueError, match="is not known"):
         method("identicall")
-    for wrong in ({"off_policy": ["dropp"]}, {"rows": "transitions"}, {"failed_rollouts": "masked"}):
+    for wrong in ({"off_policy": ["dropp"]}, {"sequence_mode": "transitions"}, {"failed_rollouts": "masked"}):
         with pytest.raises(ValueError, match="Input should be"):
             settings(**wrong)

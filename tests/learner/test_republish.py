@@ -30,7 +30,7 @@ async def fetch(bus: Bus, manifest: WeightManifest, path: Path) -> bytes:
 @pytest.fixture
 def settings(tmp_path: Path) -> LearnerSettings:
     (tmp_path / "checkpoints").mkdir()
-    return LearnerSettings(model_path=tmp_path, run="run", checkpoints=tmp_path / "checkpoints")
+    return LearnerSettings(model_path=tmp_path, run="run", checkpoint_dir=tmp_path / "checkpoints")
 
 
 def write(path: Path, value: int) -> Path:

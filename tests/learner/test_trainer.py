@@ -124,9 +124,9 @@ def test_a_gradient_is_the_plain_references_however_the_work_is_cut(start: Start
     batch = batch_of(trainer, rollouts)
     expected_loss, expected = gradient(model_path, rollouts, batch.advantages, rule)
     for cut in (
-        {"rows": "trajectory"},
-        {"rows": "transition"},
-        {"rows": "trajectory", "actor": {**actor, "ppo_max_token_len_per_gpu": 64}},
+        {"sequence_mode": "trajectory"},
+        {"sequence_mode": "transition"},
+        {"sequence_mode": "trajectory", "actor": {**actor, "ppo_max_token_len_per_gpu": 64}},
     ):
         merged = {"actor": actor, "algorithm": {"rollout_correction": {"bypass_mode": rule.bypass}}, **cut}
         trainer._settings = settings_for(model_path, **merged)
@@ -249,7 +249,7 @@ def test_corrections_are_verls_by_its_own_names(start: Start, model_path: Path, 
     rollouts = sampled_by(trainer, conversations(), shift=0.4)
     found = []
     for rows in ("transition", "trajectory"):
-        trainer._settings = settings_for(model_path, rows=rows, algorithm={"rollout_correction": correction})
+        trainer._settings = settings_for(model_path, sequence_mode=rows, algorithm={"rollout_correction": correction})
         found.append(gradient_of(trainer, batch_of(trainer, rollouts)))
     (one, (first,)), (_, (second,)) = found
     close(first, second)

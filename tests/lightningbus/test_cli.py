@@ -70,9 +70,9 @@ def test_help_names_every_command() -> None:
     ("settings", "sentence"),
     [
         ("concurrency: 0", "runner.yaml: concurrency: Input should be greater than or equal to 1"),
-        ("agnet: a:b", "runner.yaml: agnet: no such setting; did you mean 'agent'?"),
-        ("reward: a b", "runner.yaml: reward: it is not of the form module:function"),
-        ("name: a b", "runner.yaml: name: it is no name: letters, digits, _ and -, at most 64"),
+        ("entrypont: a:b", "runner.yaml: entrypont: no such setting; did you mean 'entrypoint'?"),
+        ("reward_fn: a b", "runner.yaml: reward_fn: it is not of the form module:function"),
+        ("agent_name: a b", "runner.yaml: agent_name: it is no name: letters, digits, _ and -, at most 64"),
         ("command: [x]", "runner.yaml: give either an agent (module:function) or a command"),
         ("- a", "runner.yaml is not a settings file: it holds no fields"),
         ("{", "runner.yaml is not YAML"),
@@ -84,7 +84,7 @@ def test_a_wrong_setting_is_one_sentence_that_names_the_field(tmp_path: Path, se
 
 
 def test_a_run_file_that_is_wrong_names_the_place(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("runners:\n- agent: a:b\n  deadline: 3\n")
+    (tmp_path / "run.yaml").write_text("runners:\n- entrypoint: a:b\n  deadline: 3\n")
     assert says(run("up", "-c", "run.yaml", cwd=tmp_path)) == "run.yaml: runners.0.deadline: no such setting"
     assert says(run("learner", cwd=tmp_path)) == "settings: model_path: it is needed"
 
@@ -92,7 +92,10 @@ def test_a_run_file_that_is_wrong_names_the_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"learner": {"model_path": "m", "stesp": 1}}, "learner.stesp: no such setting; did you mean 'steps'?"),
+        (
+            {"learner": {"model_path": "m", "max_stesp": 1}},
+            "learner.max_stesp: no such setting; did you mean 'max_steps'?",
+        ),
         ({"learner": {"model_path": "m", "lora": {"lora_rnk": 1}}}, "learner.lora.lora_rnk: no such setting; did you"),
         (
             {"inference": [{"model_path": "m", "modle": "x"}]},
@@ -142,7 +145,7 @@ def test_a_model_path_that_holds_no_model_says_so(tmp_path: Path, missing: bool,
         "store": {},
         "inference": [{"model_path": "model"}],
         "learner": {"model_path": "model", "tasks": "tasks.jsonl"},
-        "runners": [{"agent": "agent:solve"}],
+        "runners": [{"entrypoint": "agent:solve"}],
         "eval": {"tasks": "tasks.jsonl"},
     }
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(job))
@@ -254,7 +257,7 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
         "store": {},
         "inference": [node],
         "learner": {"model_path": "model", "tasks": "tasks.jsonl"},
-        "runners": [{"agent": "agent:solve"}],
+        "runners": [{"entrypoint": "agent:solve"}],
     }
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(job))
     asked = ["train", "-c", "train.yaml", "--dry-run"]
@@ -272,7 +275,7 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
         f"model: qwen2, 3 layers, 1,015.6M parameters, {len(tokenizer)} tokens",
         "agent:solve: imported by this interpreter",
     ]
-    large = {"groups_per_step": 512, "samples": 16, "seq_len": 16384, "max_staleness": 0}
+    large = {"groups_per_step": 512, "group_size": 16, "seq_len": 16384, "max_staleness": 0}
     (tmp_path / "large.yaml").write_text(yaml.safe_dump({**job, "learner": {**job["learner"], **large}}))
     refused = says(run("train", "-c", "large.yaml", "--dry-run", cwd=tmp_path))
     assert "8,192 rollouts of 299,008 bytes), but half of stream TRAIN_ROLLOUTS is 1,024 MiB" in refused

@@ -104,7 +104,7 @@ async def start(nats_url: str, tmp_path: Path) -> AsyncIterator[Start]:
 
     async def start(name: str, **settings: Any) -> Role:
         file, log = tmp_path / f"{name}.json", tmp_path / f"{name}.log"
-        file.write_text(json.dumps({"id": name, "health": "0", **settings}, default=str))
+        file.write_text(json.dumps({"id": name, "health_address": "0", **settings}, default=str))
         command = [sys.executable, "-m", "lightningbus", name, "--bus", nats_url, "--settings", str(file)]
         with log.open("wb") as out:
             env = {**os.environ, logs.FORMAT_VARIABLE: "json"}
@@ -135,14 +135,16 @@ async def test_every_role_says_whether_it_can_work_and_what_it_has_done(
 ) -> None:
     model = tiny_model(tmp_path / "model")
     (tmp_path / "tasks.jsonl").write_text("".join(f'{{"id": "t{n}", "input": {n}}}\n' for n in range(8)))
-    node = await start("inference", model_path=model, command=STAND_IN, work=tmp_path / "work", max_model_len=128)
+    node = await start(
+        "inference", model_path=model, vllm_command=STAND_IN, work_dir=tmp_path / "work", max_model_len=128
+    )
     assert (await node.get("/healthz"))[0] == 200
     assert "inference is st" in await node.becomes(503), "nobody has published weights"
-    small = {"samples": 2, "groups_per_step": 1, "steps": 100_000, "threads": 1, "seq_len": 128}
+    small = {"group_size": 2, "groups_per_step": 1, "max_steps": 100_000, "cpu_threads": 1, "seq_len": 128}
     learner = await start("learner", model_path=model, tasks=tmp_path / "tasks.jsonl", **small)
     assert await learner.becomes(503) in ("learner is starting", "learner is starting: its trainer is not made yet")
     store = await start("store", data_dir=tmp_path / "store", http_port=0)
-    runner = await start("runner", agent="plain:asks", path=AGENTS, concurrency=2)
+    runner = await start("runner", entrypoint="plain:asks", working_dir=AGENTS, concurrency=2)
     roles = [node, learner, store, runner]
     for role in roles:
         assert await role.becomes(200) == "ok", role.name
@@ -204,7 +206,9 @@ async def test_a_runner_asked_to_stop_is_not_ready_and_finishes_what_it_has(
     bus: Bus, start: Start, tmp_path: Path
 ) -> None:
     program = "while [ ! -e go ]; do sleep 0.05; done; echo '{\"reward\": 1}'"
-    runner = await start("runner", command=["sh", "-c", program], path=tmp_path, concurrency=1, drain_timeout_seconds=50)
+    runner = await start(
+        "runner", command=["sh", "-c", program], working_dir=tmp_path, concurrency=1, drain_timeout_seconds=50
+    )
     await runner.becomes(200)
     await TaskPublisher(bus).publish_task(Task(id="t", run_id="run", agent="default", input=1, mode="eval"))
     await runner.moves("lightningbus_runner_slots_in_use")
@@ -233,7 +237,9 @@ async def test_a_node_asked_to_stop_answers_what_it_has_begun(bus: Bus, start: S
     model = tiny_model(tmp_path / "model")
     await served(bus, tmp_path)
     command = [*STAND_IN, "--token-seconds", "0.1"]
-    node = await start("inference", model_path=model, command=command, work=tmp_path / "work", max_model_len=128)
+    node = await start(
+        "inference", model_path=model, vllm_command=command, work_dir=tmp_path / "work", max_model_len=128
+    )
     await node.becomes(200)
     async with bus.fleet("inference") as fleet, aiohttp.ClientSession() as session:
         await fleet.wait_for_change()
@@ -269,7 +275,7 @@ async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str) ->
     ],
 )
 def test_where_probes_are_answered_is_a_port_or_an_address(given: object, expected: tuple[str, int]) -> None:
-    health = RunnerSettings.model_validate({"command": ["true"], "health": given}).health
+    health = RunnerSettings.model_validate({"command": ["true"], "health_address": given}).health_address
     assert health is not None and parse_address(health) == expected
 
 

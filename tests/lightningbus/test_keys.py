@@ -34,7 +34,7 @@ def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def runs(made: LocalStack) -> str:
     """Start a runner and wait until it takes tasks; its command line, environment and settings."""
-    settings = RunnerSettings(agent="plain:asks", path=AGENTS, concurrency=1, id="one")
+    settings = RunnerSettings(entrypoint="plain:asks", working_dir=AGENTS, concurrency=1, id="one")
     await made.supervisor.start(ChildSpec("runner-0", "runner", settings))
     await made.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 60)
     process = Path(f"/proc/{made.supervisor.pids()['runner-0']}")

@@ -40,7 +40,9 @@ async def test_the_bus_of_a_run_is_open_to_nobody_by_default() -> None:
             async with Bus.connect(made.url):
                 pass
         async with connect(None, "other terminal") as client, client.fleet("*") as fleet:
-            settings = RunnerSettings(agent="plain:asks", path=AGENTS, concurrency=1, id="one", name="calc", ack_wait=7)
+            settings = RunnerSettings(
+                entrypoint="plain:asks", working_dir=AGENTS, concurrency=1, id="one", agent_name="calc", ack_wait=7
+            )
             await made.supervisor.start(ChildSpec("runner-0", "runner", settings))
             await made.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 60)
             assert [beat.id for beat in fleet.members() if beat.role == "runner"] == ["one"]

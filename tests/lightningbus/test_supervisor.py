@@ -26,7 +26,7 @@ AGENTS = Path(__file__).resolve().parents[1] / "agents"
 
 
 def runner(**changes: object) -> ChildSpec:
-    fields = {"agent": "plain:asks", "path": AGENTS, "concurrency": 1, "id": "one", **changes}
+    fields = {"entrypoint": "plain:asks", "working_dir": AGENTS, "concurrency": 1, "id": "one", **changes}
     return ChildSpec("runner-0", "runner", RunnerSettings.model_validate(fields))
 
 
@@ -61,7 +61,7 @@ async def test_a_child_that_cannot_start_is_given_up_with_its_last_words(
     bus: Bus, nats_url: str, tmp_path: Path
 ) -> None:
     supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
-    await supervisor.start(runner(agent="plain:nothing"))
+    await supervisor.start(runner(entrypoint="plain:nothing"))
     async with asyncio.timeout(60):
         with pytest.raises(UserError, match=r"runner-0 ended with 2: .*has no attribute 'nothing'.*log: "):
             await supervisor.wait_for_failure()

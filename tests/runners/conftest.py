@@ -122,7 +122,9 @@ async def engine(bus: Bus) -> AsyncIterator[ScriptedEngine]:
 async def running(bus: Bus, **settings: Any) -> AsyncIterator[asyncio.Event]:
     """A runner in this process while the block runs; yields its stop event."""
     stop = asyncio.Event()
-    checked = RunnerSettings.model_validate({"concurrency": 1, "path": AGENTS, "drain_timeout_seconds": 5, **settings})
+    checked = RunnerSettings.model_validate(
+        {"concurrency": 1, "working_dir": AGENTS, "drain_timeout_seconds": 5, **settings}
+    )
     work = asyncio.create_task(runner.run(bus, checked, stop))
     try:
         yield stop

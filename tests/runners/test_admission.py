@@ -256,7 +256,7 @@ def resident_now() -> int:
 
 
 async def test_an_attack_on_the_gateway_is_its_own_rollouts_affair(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="hostile:attacks_the_gateway", concurrency=2, max_concurrent_requests=8):
+    async with running(bus, entrypoint="hostile:attacks_the_gateway", concurrency=2, max_concurrent_requests=8):
         await TaskPublisher(bus).publish_task(task(id="bad", input={"victim": "good.0"}))
         await TaskPublisher(bus).publish_task(task(id="good", input={"calm": True}))
         found = {batch.task_id: batch for batch in await ended(bus, 2)}

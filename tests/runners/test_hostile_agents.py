@@ -27,7 +27,7 @@ from tests.runners.conftest import ScriptedEngine, ended, running, task
 async def test_it_gets_away_with_nothing_and_the_runner_serves_the_next(
     bus: Bus, engine: ScriptedEngine, agent: str
 ) -> None:
-    async with running(bus, agent=f"hostile:{agent}", concurrency=2):
+    async with running(bus, entrypoint=f"hostile:{agent}", concurrency=2):
         for number in range(3):
             await TaskPublisher(bus).publish_task(task(id=f"t{number}"))
         batches = await ended(bus, 3)
@@ -41,7 +41,7 @@ async def test_it_gets_away_with_nothing_and_the_runner_serves_the_next(
 
 
 async def test_what_a_forked_child_answers_is_not_taken_for_the_next_rollouts(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="hostile:forks"):
+    async with running(bus, entrypoint="hostile:forks"):
         for number in range(4):
             await TaskPublisher(bus).publish_task(task(id=f"t{number}", input={"n": number}))
         batches = await ended(bus, 4)
@@ -51,7 +51,7 @@ async def test_what_a_forked_child_answers_is_not_taken_for_the_next_rollouts(bu
 
 
 async def test_memory_is_limited_and_the_next_rollout_starts_fresh(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="hostile:leaks", memory_limit_gib=0.5):
+    async with running(bus, entrypoint="hostile:leaks", memory_limit_gib=0.5):
         await TaskPublisher(bus).publish_task(task(id="a", input={}))
         await TaskPublisher(bus).publish_task(task(id="b", input={"calm": True}))
         leaked, after = await ended(bus, 2)
@@ -61,11 +61,11 @@ async def test_memory_is_limited_and_the_next_rollout_starts_fresh(bus: Bus, eng
 
 
 async def test_spans_without_end_are_dropped_and_counted(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="hostile:floods"):
+    async with running(bus, entrypoint="hostile:floods"):
         await TaskPublisher(bus).publish_task(task(deadline=60.0))
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.num_spans) == ("ok", 20_001)
-    async with running(bus, agent="plain:asks"):
+    async with running(bus, entrypoint="plain:asks"):
         await TaskPublisher(bus).publish_task(task(id="u"))
         (after,) = await ended(bus)
     assert after.end is not None and after.end.outcome == "ok"
@@ -73,7 +73,7 @@ async def test_spans_without_end_are_dropped_and_counted(bus: Bus, engine: Scrip
 
 async def test_nothing_of_an_agent_that_ignores_sigterm_is_left(bus: Bus, engine: ScriptedEngine) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    async with running(bus, agent="hostile:ignores_sigterm", drain_timeout_seconds=0):
+    async with running(bus, entrypoint="hostile:ignores_sigterm", drain_timeout_seconds=0):
         await TaskPublisher(bus).publish_task(task(deadline=1.0))
         (batch,) = await ended(bus)
         assert batch.end is not None and batch.end.outcome == "timeout"
@@ -88,7 +88,7 @@ async def test_a_program_that_prints_no_json_is_an_agent_error(
     bus: Bus, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", "import os, sys; sys.stdout.buffer.write(os.urandom(1000))"]
-    async with running(bus, command=command, path=tmp_path):
+    async with running(bus, command=command, working_dir=tmp_path):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "agent_error" and "no JSON result" in batch.end.error
@@ -97,7 +97,7 @@ async def test_a_program_that_prints_no_json_is_an_agent_error(
 async def test_an_exception_of_5_mb_is_logged_and_recorded_in_part(
     bus: Bus, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(bus, agent="hostile:raises_5_mb"):
+    async with running(bus, entrypoint="hostile:raises_5_mb"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.error.startswith("ValueError: xxx") and len(batch.end.error) < 3000

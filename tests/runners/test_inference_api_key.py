@@ -35,7 +35,11 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
     key = new_key()
     (tmp_path / "key").write_text(key if same else new_key())
     monkeypatch.setenv("LIGHTNINGBUS_INFERENCE_API_KEY_FILE", str(tmp_path / "key"))
-    given: dict[str, Any] = {"agent": "nosy:solve", "path": tmp_path, "inference_api_key_file": tmp_path / "key"}
+    given: dict[str, Any] = {
+        "entrypoint": "nosy:solve",
+        "working_dir": tmp_path,
+        "inference_api_key_file": tmp_path / "key",
+    }
     async with (
         ScriptedEngine().serving(bus) as engine,
         aiohttp.ClientSession() as http,
@@ -63,7 +67,7 @@ async def test_a_runner_whose_inference_api_key_is_refused_reports_it_at_once_in
     """While the rollout still waits, and once however often it asks."""
     (tmp_path / "nosy.py").write_text(NOSY)
     (tmp_path / "key").write_text(new_key())
-    given: dict[str, Any] = {"agent": "nosy:solve", "path": tmp_path, "drain_timeout_seconds": 0}
+    given: dict[str, Any] = {"entrypoint": "nosy:solve", "working_dir": tmp_path, "drain_timeout_seconds": 0}
     if has_key:
         given["inference_api_key_file"] = tmp_path / "key"
     sentence = (
@@ -91,7 +95,7 @@ async def test_a_node_that_refuses_the_key_does_not_keep_calls_from_one_that_tak
     """Whichever of them the runner would choose."""
     (tmp_path / "nosy.py").write_text(NOSY)
     (tmp_path / "key").write_text(key := new_key())
-    given = {"agent": "nosy:solve", "path": tmp_path, "inference_api_key_file": tmp_path / "key"}
+    given = {"entrypoint": "nosy:solve", "working_dir": tmp_path, "inference_api_key_file": tmp_path / "key"}
     async with (
         ScriptedEngine().serving(bus) as engine,
         serving_behind(bus, engine, "refuses"),

@@ -71,7 +71,7 @@ async def test_sampling_that_is_no_json_is_an_error_that_names_it(
 ) -> None:
     (tmp_path / "asks.py").write_text(ASKS)
     (name,) = sampling
-    async with running(bus, agent="asks:solve", path=tmp_path):
+    async with running(bus, entrypoint="asks:solve", working_dir=tmp_path):
         await TaskPublisher(bus).publish_task(task(sampling_params=sampling, max_attempts=1))
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "ok", batch.end

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 async def test_03_every_choice_of_a_call_is_recorded(bus: Bus, engine: ScriptedEngine) -> None:
     """``n=2``: two choices, two calls in the record."""
     engine.choices = 2
-    async with running(bus, agent="plain:asks_for_two"):
+    async with running(bus, entrypoint="plain:asks_for_two"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     calls = calls_of(batch)
@@ -36,7 +36,7 @@ async def test_03_every_choice_of_a_call_is_recorded(bus: Bus, engine: ScriptedE
 async def test_09_an_agent_never_sees_the_gap_while_a_version_is_registered(bus: Bus, engine: ScriptedEngine) -> None:
     """A node that serves nobody for a moment is waited for; a client without retries sees one answer."""
     engine.faults = ["503"] * 3
-    async with running(bus, agent="plain:asks"):
+    async with running(bus, entrypoint="plain:asks"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0)
@@ -53,7 +53,7 @@ async def test_11_more_than_fifty_rollouts_run_at_once_and_each_ends_at_its_dead
         assert len({delivery.sequence for delivery in held}) == 64
         for delivery in held:
             await delivery.ack()
-    async with running(bus, agent="plain:sleeps"):
+    async with running(bus, entrypoint="plain:sleeps"):
         await TaskPublisher(bus).publish_task(task(id="late", deadline=0.5))
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "timeout"

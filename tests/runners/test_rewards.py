@@ -14,12 +14,15 @@ from tests.runners.conftest import AGENTS, ended, running, task
 
 @pytest.mark.parametrize(
     "agent",
-    [{"agent": "plain:rewrites_its_reward"}, {"agent": "plain:rewrites_its_reward_beside_others", "max_concurrent_per_process": 2}],
+    [
+        {"entrypoint": "plain:rewrites_its_reward"},
+        {"entrypoint": "plain:rewrites_its_reward_beside_others", "max_concurrent_per_process": 2},
+    ],
 )
 async def test_an_agent_that_rewrites_its_reward_function_is_rewarded_by_the_original(
     bus: Bus, agent: dict[str, object]
 ) -> None:
-    async with running(bus, **agent, reward="plain:half", concurrency=2):
+    async with running(bus, **agent, reward_fn="plain:half", concurrency=2):
         for number in range(4):
             await TaskPublisher(bus).publish_task(task(id=f"t{number}", input={"n": 1}))
         batches = await ended(bus, 4)
@@ -27,7 +30,7 @@ async def test_an_agent_that_rewrites_its_reward_function_is_rewarded_by_the_ori
 
 
 async def test_a_reward_function_has_its_own_process_the_task_as_it_came_and_no_key_of_the_agents(bus: Bus) -> None:
-    async with running(bus, agent="plain:rewrites_its_task", reward="plain:reward_sees"):
+    async with running(bus, entrypoint="plain:rewrites_its_task", reward_fn="plain:reward_sees"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
@@ -39,11 +42,13 @@ async def test_a_reward_function_has_its_own_process_the_task_as_it_came_and_no_
 async def test_a_reward_function_that_cannot_be_loaded_is_said_at_start(bus: Bus, reward: str, why: str) -> None:
     with pytest.raises(AgentStartError, match=f"reward function {reward} cannot be loaded .*{why}"):
         async with asyncio.timeout(30):
-            await runner.run(bus, RunnerSettings(agent="plain:asks", reward=reward, path=AGENTS), asyncio.Event())
+            await runner.run(
+                bus, RunnerSettings(entrypoint="plain:asks", reward_fn=reward, working_dir=AGENTS), asyncio.Event()
+            )
 
 
 async def test_what_a_reward_function_fails_at_names_it(bus: Bus) -> None:
-    async with running(bus, agent="plain:answers", reward="plain:reward_that_raises"):
+    async with running(bus, entrypoint="plain:answers", reward_fn="plain:reward_that_raises"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "agent_error"
@@ -51,7 +56,7 @@ async def test_what_a_reward_function_fails_at_names_it(bus: Bus) -> None:
 
 
 async def test_a_reward_function_that_dies_is_not_the_agents_error(bus: Bus) -> None:
-    async with running(bus, agent="plain:answers", reward="plain:reward_that_dies"):
+    async with running(bus, entrypoint="plain:answers", reward_fn="plain:reward_that_dies"):
         await TaskPublisher(bus).publish_task(task(max_attempts=1))
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "infra_error"
@@ -59,7 +64,7 @@ async def test_a_reward_function_that_dies_is_not_the_agents_error(bus: Bus) -> 
 
 
 async def test_a_result_for_a_reward_function_is_json(bus: Bus) -> None:
-    async with running(bus, agent="plain:returns_an_object", reward="plain:half"):
+    async with running(bus, entrypoint="plain:returns_an_object", reward_fn="plain:half"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.error) == (

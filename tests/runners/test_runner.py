@@ -31,7 +31,7 @@ async def test_a_call_is_held_and_asked_again_and_the_agent_never_notices(
     bus: Bus, engine: ScriptedEngine, fault: str
 ) -> None:
     engine.faults = [fault, fault]
-    async with running(bus, agent="plain:asks"):
+    async with running(bus, entrypoint="plain:asks"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.error) == ("ok", "")
@@ -46,7 +46,7 @@ async def test_an_answer_that_breaks_off_goes_on_from_the_tokens_already_made(
     bus: Bus, engine: ScriptedEngine, agent: str
 ) -> None:
     engine.faults = ["break", "503"]
-    async with running(bus, agent=f"plain:{agent}"):
+    async with running(bus, entrypoint=f"plain:{agent}"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
@@ -62,7 +62,7 @@ async def test_an_answer_whose_stream_breaks_off_after_its_last_token_is_not_gon
     bus: Bus, engine: ScriptedEngine, agent: str
 ) -> None:
     engine.faults = ["break at the end"]
-    async with running(bus, agent=f"plain:{agent}"):
+    async with running(bus, entrypoint=f"plain:{agent}"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
@@ -73,7 +73,7 @@ async def test_an_answer_whose_stream_breaks_off_after_its_last_token_is_not_gon
 
 async def test_an_answer_that_only_the_whole_engine_can_make_begins_anew(bus: Bus, engine: ScriptedEngine) -> None:
     engine.faults = ["break"]
-    async with running(bus, agent="plain:streams_with_tools"):
+    async with running(bus, entrypoint="plain:streams_with_tools"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
@@ -84,7 +84,7 @@ async def test_an_answer_that_only_the_whole_engine_can_make_begins_anew(bus: Bu
 
 async def test_what_the_engine_refuses_the_agent_is_told(bus: Bus, engine: ScriptedEngine) -> None:
     engine.faults = ["400"]
-    async with running(bus, agent="plain:asks"):
+    async with running(bus, entrypoint="plain:asks"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "agent_error"
@@ -93,7 +93,7 @@ async def test_what_the_engine_refuses_the_agent_is_told(bus: Bus, engine: Scrip
 
 
 async def test_no_node_until_the_deadline_is_infra_and_tried_again(bus: Bus) -> None:
-    async with running(bus, agent="plain:asks"):
+    async with running(bus, entrypoint="plain:asks"):
         await TaskPublisher(bus).publish_task(task(deadline=3.0, max_attempts=2))
         first, batch = await ended(bus, 2, final=None)
     assert first.end is not None and (first.end.outcome, first.end.is_final) == ("infra_error", False), (
@@ -105,7 +105,7 @@ async def test_no_node_until_the_deadline_is_infra_and_tried_again(bus: Bus) -> 
 
 
 async def test_a_pin_nobody_serves_names_the_version_and_what_is_served(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="plain:asks"):
+    async with running(bus, entrypoint="plain:asks"):
         await TaskPublisher(bus).publish_task(task(deadline=3.0, max_attempts=1, weight_version=99))
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "infra_error"
@@ -114,7 +114,7 @@ async def test_a_pin_nobody_serves_names_the_version_and_what_is_served(bus: Bus
 
 
 async def test_the_sampling_of_a_task_wins_over_the_agents(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="plain:asks"):
+    async with running(bus, entrypoint="plain:asks"):
         await TaskPublisher(bus).publish_task(task(sampling_params={"temperature": 0.0, "seed": 7}))
         (batch,) = await ended(bus)
     assert engine.requests[0]["temperature"] == 0.0 and engine.requests[0]["seed"] == 7
@@ -126,7 +126,7 @@ async def test_an_agent_is_told_nothing_of_ours_and_keeps_its_client(
     bus: Bus, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LIGHTNINGBUS_BUS", "nats://user:secret@127.0.0.1:1")
-    async with running(bus, agent="plain:keeps_its_client"):
+    async with running(bus, entrypoint="plain:keeps_its_client"):
         for number in range(3):
             await TaskPublisher(bus).publish_task(task(id=f"t{number}"))
         batches = await ended(bus, 3)
@@ -134,11 +134,11 @@ async def test_an_agent_is_told_nothing_of_ours_and_keeps_its_client(
 
 
 async def test_an_async_agent_a_reward_function_and_a_command(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="plain:asks_async", reward="plain:half", name="one"):
+    async with running(bus, entrypoint="plain:asks_async", reward_fn="plain:half", agent_name="one"):
         await TaskPublisher(bus).publish_task(task(agent="one", input={"n": 1}))
         (batch,) = await ended(bus)
         assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 0.5), batch.end
-    async with running(bus, command=[sys.executable, "program.py"], name="two"):
+    async with running(bus, command=[sys.executable, "program.py"], agent_name="two"):
         await TaskPublisher(bus).publish_task(task(id="u", agent="two", input={"n": 3}))
         (batch,) = await ended(bus)
         assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 3.0), batch.end
@@ -148,7 +148,10 @@ async def test_a_relative_interpreter_is_found_from_here_and_not_from_the_agents
     bus: Bus, engine: ScriptedEngine
 ) -> None:
     async with running(
-        bus, agent="plain:asks_async", reward="plain:half", python=Path(os.path.relpath(sys.executable))
+        bus,
+        entrypoint="plain:asks_async",
+        reward_fn="plain:half",
+        python_executable=Path(os.path.relpath(sys.executable)),
     ):
         await TaskPublisher(bus).publish_task(task(input={"n": 1}))
         (batch,) = await ended(bus)
@@ -156,7 +159,7 @@ async def test_a_relative_interpreter_is_found_from_here_and_not_from_the_agents
 
 
 async def test_a_key_of_another_process_is_refused(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="plain:asks_with_a_wrong_key"):
+    async with running(bus, entrypoint="plain:asks_with_a_wrong_key"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and "AuthenticationError" in batch.end.error
@@ -166,7 +169,7 @@ async def test_a_key_of_another_process_is_refused(bus: Bus, engine: ScriptedEng
 async def test_an_agent_that_dies_is_an_agent_error_and_the_next_rollout_works(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
-    async with running(bus, agent="plain:dies_on_demand"):
+    async with running(bus, entrypoint="plain:dies_on_demand"):
         await TaskPublisher(bus).publish_task(task(id="a", input={"die": True}))
         await TaskPublisher(bus).publish_task(task(id="b", input={}))
         batches = await ended(bus, 2)
@@ -179,7 +182,7 @@ async def test_stopping_gives_back_what_is_not_finished_and_says_so(
 ) -> None:
     caplog.set_level(logging.INFO)
     await bus.ensure_consumer(runner_consumer("default", "eval"))
-    async with running(bus, agent="plain:sleeps", drain_timeout_seconds=0) as stop:
+    async with running(bus, entrypoint="plain:sleeps", drain_timeout_seconds=0) as stop:
         await TaskPublisher(bus).publish_task(task())
         info = bus.js.consumer_info
         async with asyncio.timeout(20):
@@ -187,7 +190,7 @@ async def test_stopping_gives_back_what_is_not_finished_and_says_so(
                 await asyncio.sleep(0.02)
         stop.set()
     assert "0 rollouts done, 1 given back" in caplog.text
-    async with running(bus, agent="plain:asks"):
+    async with running(bus, entrypoint="plain:asks"):
         first, batch = await ended(bus, 2, final=None)
     assert first.end is not None and (first.end.outcome, first.end.is_final) == ("preempted", False)
     assert batch.attempt == 2 and batch.end is not None and batch.end.outcome == "ok"
@@ -201,7 +204,7 @@ async def test_a_task_that_kills_every_runner_is_poisoned_a_dead_letter_and_its_
     async with bus.pull(runner_consumer("default", "eval"), slots=1) as dying:
         for _ in range(2):
             await (await asyncio.wait_for(anext(dying), 10)).nak()
-    async with running(bus, agent="plain:asks"):
+    async with running(bus, entrypoint="plain:asks"):
         (batch,) = await ended(bus)
         assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("poison", None)
         async with asyncio.timeout(10):
@@ -217,7 +220,7 @@ async def test_a_task_that_kills_every_runner_is_poisoned_a_dead_letter_and_its_
 async def test_the_group_of_an_unreadable_task_learns_of_it(bus: Bus, engine: ScriptedEngine) -> None:
     unreadable = msgpack.packb({"id": "t", "run_id": "run", "agent": "default", "sample_index": 3, "mode": "eval"})
     await bus.js.publish("lb.task.eval.default", unreadable, headers={"Lightningbus-Schema": schema_of(Task)})
-    async with running(bus, agent="plain:asks"):
+    async with running(bus, entrypoint="plain:asks"):
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "poison" and "`input`" in batch.end.error
     assert (batch.rollout_id, batch.sample_index) == ("t.3", 3)
@@ -229,7 +232,7 @@ async def test_a_task_of_another_schema_version_is_refused_and_its_dead_letter_s
     for number, schema in enumerate(("Task/1", "Heartbeat/2", "")):
         headers = {"Lightningbus-Schema": schema} if schema else {}
         await bus.js.publish("lb.task.eval.default", encode(task(id=f"t{number}")), headers=headers)
-    async with running(bus, agent="plain:asks"):
+    async with running(bus, entrypoint="plain:asks"):
         batches = await ended(bus, 3)
     assert {batch.end.outcome for batch in batches if batch.end} == {"poison"} and not engine.requests
     reasons = [letter.reason async for _, letter in DeadLetterQueue(bus).list_letters()]
@@ -247,7 +250,7 @@ async def test_a_task_of_another_publisher_is_recorded_once_and_its_trace_is_lin
     headers = {"Lightningbus-Schema": schema_of(Task), "traceparent": f"00-{trace}-{span}-01"}
     await bus.js.publish("lb.task.eval.default", encode(task(id="foreign")), headers=headers)
     await TaskPublisher(bus).publish_task(task(id="ours"))
-    async with running(bus, agent="plain:asks"):
+    async with running(bus, entrypoint="plain:asks"):
         await ended(bus, 2)
     records: list[TaskRecord] = []
     async with bus.pull(STORE_EVENTS, slots=4) as puller, asyncio.timeout(10):
@@ -267,7 +270,7 @@ async def test_a_flood_of_unreadable_tasks_stops_the_runner_and_leaves_them_in_t
         await bus.js.publish("lb.task.eval.default", b"\xc1")
     with pytest.raises(DlqLimitExceededError, match="could not be read"):
         async with asyncio.timeout(30):
-            await runner.run(bus, RunnerSettings(agent="plain:asks", path=AGENTS), asyncio.Event())
+            await runner.run(bus, RunnerSettings(entrypoint="plain:asks", working_dir=AGENTS), asyncio.Event())
     assert (await bus.js.stream_info("TASKS")).state.messages >= 60 - 22
 
 
@@ -277,7 +280,7 @@ async def test_a_finished_rollout_waits_for_room_and_meanwhile_no_other_is_begun
     for id in "abc":
         await TaskPublisher(bus).publish_task(task(id=id))
     await limit(bus, "EVAL_ROLLOUTS", 1)
-    async with running(bus, agent="plain:asks", ack_wait=2.0), bus.fleet("runner") as fleet:
+    async with running(bus, entrypoint="plain:asks", ack_wait=2.0), bus.fleet("runner") as fleet:
         async with asyncio.timeout(30):
             while not any(beat.status.get("waits_for_room") == "lb.rollout.eval" for beat in fleet.members()):
                 await fleet.wait_for_change()
@@ -293,16 +296,16 @@ async def test_a_finished_rollout_waits_for_room_and_meanwhile_no_other_is_begun
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"agent": "nothing:solve"}, "No module named 'nothing'"),
-        ({"agent": "plain:nothing"}, "has no attribute 'nothing'"),
-        ({"agent": "plain:asks", "python": "/no/python"}, "/no/python cannot be started"),
-        ({"agent": "plain:asks", "path": "/no/where"}, "cannot be started in /no/where"),
+        ({"entrypoint": "nothing:solve"}, "No module named 'nothing'"),
+        ({"entrypoint": "plain:nothing"}, "has no attribute 'nothing'"),
+        ({"entrypoint": "plain:asks", "python_executable": "/no/python"}, "/no/python cannot be started"),
+        ({"entrypoint": "plain:asks", "working_dir": "/no/where"}, "cannot be started in /no/where"),
     ],
 )
 async def test_an_agent_that_cannot_start_is_one_sentence(bus: Bus, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(AgentStartError, match=sentence):
         async with asyncio.timeout(30):
-            checked = RunnerSettings.model_validate({"path": AGENTS, **settings})
+            checked = RunnerSettings.model_validate({"working_dir": AGENTS, **settings})
             await runner.run(bus, checked, asyncio.Event())
 
 
@@ -321,7 +324,7 @@ async def test_a_mistyped_command_is_found_before_any_task_is_taken(
     await TaskPublisher(bus).publish_task(task())
     with pytest.raises(AgentStartError, match=sentence):
         async with asyncio.timeout(30):
-            await runner.run(bus, RunnerSettings(command=command, path=AGENTS), asyncio.Event())
+            await runner.run(bus, RunnerSettings(command=command, working_dir=AGENTS), asyncio.Event())
     assert await bus.delivered_count(runner_consumer("default", "eval")) == 0
 
 
@@ -330,7 +333,7 @@ async def test_an_agent_that_cannot_be_imported_is_found_before_any_task_is_take
     await TaskPublisher(bus).publish_task(task())
     with pytest.raises(AgentStartError, match="No module named 'agnet'"):
         async with asyncio.timeout(30):
-            await runner.run(bus, RunnerSettings(agent="agnet:solve", path=AGENTS), asyncio.Event())
+            await runner.run(bus, RunnerSettings(entrypoint="agnet:solve", working_dir=AGENTS), asyncio.Event())
     assert await bus.delivered_count(runner_consumer("default", "eval")) == 0
 
 
@@ -349,6 +352,6 @@ async def test_a_runner_killed_gives_its_task_to_another(bus: Bus, nats_url: str
             await asyncio.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     await process.wait()
-    async with running(bus, agent="plain:asks", ack_wait=1.0):
+    async with running(bus, entrypoint="plain:asks", ack_wait=1.0):
         (batch,) = await ended(bus)
     assert batch.attempt == 2 and batch.end is not None and batch.end.outcome == "ok"

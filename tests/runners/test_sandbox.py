@@ -52,7 +52,7 @@ def said(batch: SpanBatch) -> Any:
     ("agent", "settings", "sentence"),
     [
         ("leaks_in_children", {"memory_limit_gib": 0.4}, "processes; the limit is memory_limit_gib: 0.4"),
-        ("forks_without_end", {"processes": 8}, "processes; the limit is processes: 8"),
+        ("forks_without_end", {"max_processes": 8}, "processes; the limit is max_processes: 8"),
         ("writes_without_end", {"max_file_gib": 0.01}, "File too large; the limit is max_file_gib: 0.01"),
         ("opens_without_end", {"max_open_files": 64}, "the limit is max_open_files: 64"),
     ],
@@ -60,7 +60,7 @@ def said(batch: SpanBatch) -> Any:
 async def test_who_takes_more_than_it_may_is_an_agent_error_that_names_the_limit(
     bus: Bus, engine: ScriptedEngine, agent: str, settings: dict[str, Any], sentence: str
 ) -> None:
-    async with running(bus, agent=f"hostile:{agent}", **settings):
+    async with running(bus, entrypoint=f"hostile:{agent}", **settings):
         await TaskPublisher(bus).publish_task(task(id="a"))
         await TaskPublisher(bus).publish_task(task(id="b", input={"calm": True}))
         greedy, after = await ended(bus, 2)
@@ -72,7 +72,7 @@ async def test_who_takes_more_than_it_may_is_an_agent_error_that_names_the_limit
 async def test_each_process_has_a_directory_of_its_own_and_nothing_of_it_is_left(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
-    async with running(bus, agent="hostile:tells", max_tasks_per_child=1):
+    async with running(bus, entrypoint="hostile:tells", max_tasks_per_child=1):
         await TaskPublisher(bus).publish_task(task(id="a"))
         await TaskPublisher(bus).publish_task(task(id="b"))
         one, other = map(said, await ended(bus, 2))
@@ -82,7 +82,7 @@ async def test_each_process_has_a_directory_of_its_own_and_nothing_of_it_is_left
 
 
 async def test_a_daemon_ends_with_its_agent(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="hostile:leaves_a_daemon"):
+    async with running(bus, entrypoint="hostile:leaves_a_daemon"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
         daemon = said(batch)["daemon"]
@@ -104,7 +104,7 @@ async def test_whatever_hands_on_input_output_and_environment_may_stand_in_front
 ) -> None:
     if why := usable(*prefix):
         pytest.skip(why)
-    async with running(bus, agent="hostile:tells", sandbox=prefix):
+    async with running(bus, entrypoint="hostile:tells", sandbox_command=prefix):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     told = said(batch)
@@ -141,13 +141,13 @@ async def test_an_agent_finds_in_its_environment_what_is_on_the_list_and_nothing
 
 def test_an_entry_of_env_that_is_no_variable_is_refused() -> None:
     with pytest.raises(ValueError, match="'A B=1' is neither a variable's name nor NAME=VALUE"):
-        RunnerSettings(agent="plain:asks", env=["A B=1"])
+        RunnerSettings(entrypoint="plain:asks", env=["A B=1"])
 
 
 async def test_what_an_agent_prints_reaches_our_log_whole_lines_of_it_and_not_without_end(
     bus: Bus, engine: ScriptedEngine, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(bus, agent="hostile:prints_without_end", max_file_gib=0.001):
+    async with running(bus, entrypoint="hostile:prints_without_end", max_file_gib=0.001):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert (said(batch)["file"], said(batch)["shortened"]) == (False, False)
@@ -160,7 +160,7 @@ async def test_what_an_agent_prints_reaches_our_log_whole_lines_of_it_and_not_wi
 async def test_the_ended_are_not_counted_and_a_process_that_leaves_many_gives_way(
     bus: Bus, engine: ScriptedEngine
 ) -> None:
-    async with running(bus, agent="hostile:leaves_zombies"):
+    async with running(bus, entrypoint="hostile:leaves_zombies"):
         await TaskPublisher(bus).publish_task(task(id="a"))
         await TaskPublisher(bus).publish_task(task(id="b"))
         one, other = map(said, await ended(bus, 2))
@@ -170,7 +170,7 @@ async def test_the_ended_are_not_counted_and_a_process_that_leaves_many_gives_wa
     process = await spawn(sys.executable, "-c", leaves, stdout=asyncio.subprocess.PIPE, env=environment)
     assert process.stdout is not None
     await process.stdout.readline()
-    assert len(descendants(process.pid)) == 120 and ResourceLimits(processes=1).find_violation(process.pid) == ""
+    assert len(descendants(process.pid)) == 120 and ResourceLimits(max_processes=1).find_violation(process.pid) == ""
     await kill_group(process)
 
 
@@ -267,7 +267,9 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
     """Neither bus, ClickHouse, a node, vLLM nor another network; its model and its telemetry work as ever."""
     sandbox = documented()
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
-    settings = InferenceSettings(model_path=tmp_path, work=tmp_path / "work", command=[sys.executable, STAND_IN])
+    settings = InferenceSettings(
+        model_path=tmp_path, work_dir=tmp_path / "work", vllm_command=[sys.executable, STAND_IN]
+    )
     async with serve_readonly(tmp_path / "store") as store, VllmServer(settings) as vllm:
         await vllm.start()
         _, (steering,) = ports_and_sockets(child(STAND_IN))
@@ -278,7 +280,7 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
             assert reaches(socket.AF_INET, address), "from outside it is there"
         assert reaches(socket.AF_UNIX, sockets["vllm"])
         addresses["internet"] = ("192.0.2.1", 443)
-        agent: dict[str, Any] = {"agent": "hostile:knocks"}
+        agent: dict[str, Any] = {"entrypoint": "hostile:knocks"}
         if program:
             agent = {"command": [sys.executable, "-c", KNOCKS]}
         async with running(bus, **agent, **sandbox):
@@ -293,7 +295,7 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
 
 @pytest.mark.integration
 async def test_a_dry_run_starts_the_agent_in_its_sandbox() -> None:
-    settings = RunnerSettings.model_validate({"agent": "hostile:knocks", "path": AGENTS, **documented()})
+    settings = RunnerSettings.model_validate({"entrypoint": "hostile:knocks", "working_dir": AGENTS, **documented()})
     assert await preflight._check_agent(settings) == "hostile:knocks: imported by this interpreter"
 
 
@@ -303,7 +305,7 @@ async def test_a_directory_too_long_for_the_gateways_socket_is_one_sentence(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
     Path(tempfile.gettempdir()).mkdir()
     with pytest.raises(AgentStartError, match=r"TMPDIR: .* is too long for a Unix socket: set a shorter one"):
-        async with running(bus, agent="hostile:tells", sandbox=["env", "SOCKET={gateway}"]):
+        async with running(bus, entrypoint="hostile:tells", sandbox_command=["env", "SOCKET={gateway}"]):
             pass
     assert not list(Path(tempfile.gettempdir()).iterdir())
 
@@ -349,7 +351,7 @@ async def test_the_documented_bubblewrap_hides_secrets_other_rollouts_and_other_
     block = documented()
     (key := tmp_path / "inference-api.key").write_text("secret" * 8)
     paths = [str(key), f"/proc/{os.getpid()}", str(ROOT / "runners" / "host.py"), "/usr/bin/env"]
-    async with running(bus, agent="hostile:tells", concurrency=2, **block):
+    async with running(bus, entrypoint="hostile:tells", concurrency=2, **block):
         await TaskPublisher(bus).publish_task(task(id="a", input={"paths": paths}))
         (first,) = await ended(bus)
         other = said(first)["tmp"]

@@ -16,7 +16,7 @@ MANY = {"concurrency": 8, "max_concurrent_per_process": 8}
 
 
 async def test_rollouts_share_a_process_and_their_calls_are_their_own(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="many:asks", **MANY):
+    async with running(bus, entrypoint="many:asks", **MANY):
         for number in range(8):
             await TaskPublisher(bus).publish_task(task(id=f"t{number}", input={"name": f"name {number}"}))
         found = await ended(bus, 8)
@@ -28,7 +28,7 @@ async def test_rollouts_share_a_process_and_their_calls_are_their_own(bus: Bus, 
 
 
 async def test_they_run_at_the_same_time(bus: Bus) -> None:
-    async with running(bus, agent="many:meets", **MANY):
+    async with running(bus, entrypoint="many:meets", **MANY):
         for number in range(8):
             await TaskPublisher(bus).publish_task(task(id=f"t{number}", input={"name": str(number), "wanted": 8}))
         found = await ended(bus, 8)
@@ -36,7 +36,7 @@ async def test_they_run_at_the_same_time(bus: Bus) -> None:
 
 
 async def test_a_deadline_ends_one_and_not_the_others(bus: Bus) -> None:
-    async with running(bus, agent="many:sleeps", **MANY):
+    async with running(bus, entrypoint="many:sleeps", **MANY):
         await TaskPublisher(bus).publish_task(task(id="slow", input={"seconds": 60.0}, deadline=0.5, max_attempts=1))
         await TaskPublisher(bus).publish_task(task(id="long", input={"seconds": 1.5}))
         found = {batch.task_id: batch.end for batch in await ended(bus, 2)}
@@ -45,7 +45,7 @@ async def test_a_deadline_ends_one_and_not_the_others(bus: Bus) -> None:
 
 
 async def test_one_that_does_not_end_takes_its_process_with_it_and_the_others_are_tried_again(bus: Bus) -> None:
-    async with running(bus, agent="many:deaf", **MANY):
+    async with running(bus, entrypoint="many:deaf", **MANY):
         await TaskPublisher(bus).publish_task(task(id="other", input={"seconds": 8.0}))
         await TaskPublisher(bus).publish_task(task(id="deaf", input={"seconds": 60.0}, deadline=0.5, max_attempts=1))
         found = [(batch.task_id, batch.end.outcome) for batch in await ended(bus, 3, final=None) if batch.end]
@@ -54,6 +54,6 @@ async def test_one_that_does_not_end_takes_its_process_with_it_and_the_others_ar
 
 
 async def test_a_function_that_blocks_is_refused(bus: Bus) -> None:
-    settings = RunnerSettings(agent="many:blocks", path=AGENTS, concurrency=8, max_concurrent_per_process=8)
+    settings = RunnerSettings(entrypoint="many:blocks", working_dir=AGENTS, concurrency=8, max_concurrent_per_process=8)
     with pytest.raises(AgentStartError, match="many:blocks is no async function"):
         await runner.run(bus, settings, asyncio.Event())

@@ -60,7 +60,7 @@ async def queue_is_empty(bus: Bus) -> None:
 
 @pytest.mark.parametrize("kind", NO_JSON)
 async def test_a_task_whose_input_is_no_json_is_a_dead_letter_at_once_and_costs_no_slot(bus: Bus, kind: str) -> None:
-    async with running(bus, agent="plain:answers", concurrency=2):
+    async with running(bus, entrypoint="plain:answers", concurrency=2):
         for number in range(3):
             await publish_input(bus, f"bad{number}", NO_JSON[kind])
         await TaskPublisher(bus).publish_task(task(id="good"))
@@ -76,7 +76,7 @@ async def test_a_task_whose_input_is_no_json_is_a_dead_letter_at_once_and_costs_
 
 async def test_an_evaluation_is_not_held_up_by_a_full_training_stream(bus: Bus) -> None:
     """Each training rollout leaves its slot to wait, and as many wait as there are slots: no more are begun."""
-    async with running(bus, agent="plain:answers", concurrency=2, ack_wait=1.0), bus.fleet("runner") as fleet:
+    async with running(bus, entrypoint="plain:answers", concurrency=2, ack_wait=1.0), bus.fleet("runner") as fleet:
         await limit(bus, subjects.TRAIN_ROLLOUTS, 1)
         for number in range(5):
             await TaskPublisher(bus).publish_task(task(id=f"train{number}", mode="train"))
@@ -97,7 +97,7 @@ async def test_an_evaluation_is_not_held_up_by_a_full_training_stream(bus: Bus) 
 
 async def test_a_training_task_that_cannot_be_used_holds_up_no_evaluation_either(bus: Bus) -> None:
     await limit(bus, subjects.TRAIN_ROLLOUTS, 1)
-    async with running(bus, agent="plain:answers", concurrency=1):
+    async with running(bus, entrypoint="plain:answers", concurrency=1):
         for number in range(2):
             await publish_input(bus, f"bad{number}", b"no JSON", "train")
         async with asyncio.timeout(30):
@@ -167,7 +167,7 @@ async def test_whatever_is_thrown_at_any_await_of_a_rollout_frees_the_slot_and_s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskHandler, "serve", interrupted)
         patch.setattr(retry_policy, "FIRST_RETRY_SECONDS", 0.05)
-        async with running(bus, agent="plain:answers", concurrency=1, ack_wait=1.0, drain_timeout_seconds=0):
+        async with running(bus, entrypoint="plain:answers", concurrency=1, ack_wait=1.0, drain_timeout_seconds=0):
             await TaskPublisher(bus).publish_task(task(id="interrupted", max_attempts=2))
             await TaskPublisher(bus).publish_task(task(id="next"))
             await queue_is_empty(bus)
@@ -184,7 +184,7 @@ async def test_an_error_of_ours_is_counted_and_the_task_tried_again(bus: Bus, mo
         return await run(self, *which)
 
     monkeypatch.setattr(TaskHandler, "_run", fails_once)
-    async with running(bus, agent="plain:answers"):
+    async with running(bus, entrypoint="plain:answers"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.attempt == 2 and batch.end is not None and batch.end.outcome == "ok"
@@ -195,7 +195,7 @@ async def test_a_task_that_fails_its_runner_every_time_is_a_dead_letter_in_the_e
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry_policy, "LONGEST_RETRY_SECONDS", 0.05)
-    async with running(bus, agent="plain:answers"):
+    async with running(bus, entrypoint="plain:answers"):
         await publish_input(bus, "large", "x" * (MAX_BYTES - 200))  # with its publisher's span it is no record
         await TaskPublisher(bus).publish_task(task(id="next"))
         await queue_is_empty(bus)

@@ -202,7 +202,7 @@ def test_a_log_record_is_a_span_that_takes_no_time() -> None:
 
 
 async def test_an_attempts_spans_come_in_batches_and_its_end_counts_them(bus: Bus, engine: ScriptedEngine) -> None:
-    async with running(bus, agent="odd:rewarded_by_span"):
+    async with running(bus, entrypoint="odd:rewarded_by_span"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "ok", batch.end

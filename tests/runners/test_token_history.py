@@ -128,7 +128,7 @@ class Rendering(ScriptedEngine):
 @pytest.mark.parametrize("on", [True, False])
 async def test_an_agent_that_chats_gets_one_unbroken_context(bus: Bus, on: bool) -> None:
     engine = Rendering()
-    async with engine.serving(bus), running(bus, agent="plain:chats", token_in_token_out=on):
+    async with engine.serving(bus), running(bus, entrypoint="plain:chats", token_in_token_out=on):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
@@ -142,7 +142,7 @@ async def test_an_agent_that_chats_gets_one_unbroken_context(bus: Bus, on: bool)
 
 async def test_a_stream_in_tokens_looks_as_any_other(bus: Bus) -> None:
     engine = Rendering()
-    async with engine.serving(bus), running(bus, agent="plain:chats_streaming"):
+    async with engine.serving(bus), running(bus, entrypoint="plain:chats_streaming"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end

@@ -163,7 +163,7 @@ async def test_an_instrumented_agent_is_one_tree_on_the_page(bus: Bus, nats_url:
     async with ScriptedEngine().serving(bus) as engine:
         tool = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
         engine.script = [{"role": "assistant", "content": "", "tool_calls": [tool], "finish_reason": "tool_calls"}]
-        async with running(bus, agent="traced:graph"):
+        async with running(bus, entrypoint="traced:graph"):
             await TaskPublisher(bus).publish_task(task())
             await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 1)
     reader = Reader(await asyncio.to_thread(connect, store.url))

@@ -46,7 +46,7 @@ async def test_a_node_publisher_and_a_node_reader_need_no_package_of_ours(
     again = await run_node("publish.js", folder, "default", "from-node", stdin=lines, NATS_URL=nats_url)
     assert again.splitlines() == ["n1 was there already", "n2 was there already"]
 
-    async with running(bus, agent="halves:solve", path=tmp_path):
+    async with running(bus, entrypoint="halves:solve", working_dir=tmp_path):
         await asyncio.to_thread(store.until, "SELECT count() FROM rollouts WHERE run_id = 'from-node'", 2)
         await asyncio.to_thread(store.until, "SELECT count() FROM tasks WHERE run_id = 'from-node'", 2)
     address = store.url.split("@")[-1]

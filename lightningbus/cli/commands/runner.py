@@ -41,8 +41,14 @@ def runner(
     from runners.settings import RunnerSettings
 
     words = shlex.split(command) if command is not None else None
-    given = {"agent": agent, "python": python, "path": path, "concurrency": concurrency, "command": words}
-    checked = load_settings(RunnerSettings, settings, **given, reward=reward, name=name, health=health)
+    given = {
+        "entrypoint": agent,
+        "python_executable": python,
+        "working_dir": path,
+        "concurrency": concurrency,
+        "command": words,
+    }
+    checked = load_settings(RunnerSettings, settings, **given, reward_fn=reward, agent_name=name, health_address=health)
     at = exit_on_user_error(discover_bus, bus, "runner")
     ProcessGuard.enable()
     run_role(at, "runner", room.run, with_api_key(checked, at), AgentStartError)

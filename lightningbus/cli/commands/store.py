@@ -51,7 +51,7 @@ def store(
         from store.embedded import engine
         from store.settings import StoreSettings
 
-    given = {"data_dir": data_dir, "http_port": http_port, "health": health}
+    given = {"data_dir": data_dir, "http_port": http_port, "health_address": health}
     checked = load_settings(StoreSettings, settings, url=url, **given)
     if "url" not in checked.model_fields_set:
         checked = load_settings(StoreSettings, settings, url=os.environ.get(URL_VARIABLE), **given)
