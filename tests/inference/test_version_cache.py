@@ -198,7 +198,7 @@ async def test_of_a_broken_chain_nothing_is_served_and_a_whole_version_is_asked_
 async def test_a_file_outside_the_bus_is_verified_and_stays_in_its_place(
     bus: Bus, tmp_path: Path, by: dict[str, str]
 ) -> None:
-    via = open_transport(bus, by["transport"], by["place"])  # type: ignore[arg-type]
+    via = open_transport(bus, by["transport"], by["location"])  # type: ignore[arg-type]
     source = tmp_path / "source"
     source.write_bytes(bytes(range(256)) * 80_000)  # several parts of an upload
     blob = await via.put(BUCKET, "policy-1", source)
