@@ -104,7 +104,7 @@ class Report:
         for parameter in self.parameters:
             text = arguments.get(parameter.name, parameter.default)
             if text is None:
-                raise ValueError(f"report {self.name} needs {parameter.name}: --with {parameter.name}=...")
+                raise ValueError(f"report {self.name} needs {parameter.name}: --param {parameter.name}=...")
             values[parameter.name] = _parse_value(parameter, text)
         return values
 

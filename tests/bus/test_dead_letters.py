@@ -24,7 +24,7 @@ from schemas.tasks import Task
 async def dead(nats_url: str, *arguments: str, code: int = 0) -> str:
     """``lightningbus dlq …``; its output, or its error if it is to fail."""
     process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "lightningbus", "dead", *arguments, "--bus", nats_url],
+        *[sys.executable, "-m", "lightningbus", "dlq", *arguments, "--bus", nats_url],
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -71,10 +71,10 @@ async def test_a_letter_sent_again_is_a_task_that_goes_on_counting(bus: Bus, nat
 
 async def test_letters_are_dropped_and_a_wrong_number_is_one_sentence(bus: Bus, nats_url: str) -> None:
     await bury(bus, 2)
-    assert "2 dropped" in await dead(nats_url, "drop", "--stream", "TASKS")
+    assert "2 deleted" in await dead(nats_url, "delete", "--stream", "TASKS")
     assert [letter async for letter in DeadLetterQueue(bus).list_letters()] == []
     assert "there is no dead letter 9" in await dead(nats_url, "replay", "9", code=2)
-    assert "give the numbers" in await dead(nats_url, "drop", code=2)
+    assert "give the numbers" in await dead(nats_url, "delete", code=2)
 
 
 async def put_letter(bus: Bus, at: str = subjects.TASKS, **changes: Any) -> int:
@@ -138,7 +138,7 @@ async def test_a_letter_that_cannot_be_read_hides_no_other(bus: Bus, nats_url: s
     number = await put_letter(bus)
     assert [letter["number"] for letter in json.loads(await dead(nats_url, "list", "--json"))] == [number]
     assert "there is no dead letter 1 that can be read" in await dead(nats_url, "show", "1", code=2)
-    await dead(nats_url, "drop", "1")
+    await dead(nats_url, "delete", "1")
 
 
 def test_a_flood_stops_the_reader_and_a_trickle_does_not() -> None:

@@ -194,7 +194,7 @@ def test_a_step_is_made_again_to_the_bit(loop: Loop) -> None:
     asked = ["--run", "small", "--checkpoints", loop.directory / "checkpoints", "--json"]
     for step in (1, STEPS + 1, STEPS + 2):  # the second was trained by a learner that had started again
         (found,) = json.loads(loop.run("steps", "replay", "--step", step, *asked).stdout)
-        said = "digest, metrics['actor/loss'], metrics['actor/grad_norm']"
+        said = "batch_sha256, metrics['actor/loss'], metrics['actor/grad_norm']"
         recorded = loop.rows(f"SELECT {said} FROM training_steps WHERE step = {step}")
         assert [(found["digest"], found["loss"], found["grad_norm"])] == recorded
         assert found["same_batch"] and found["same_loss"] and found["tokens"] > 0
@@ -208,7 +208,7 @@ def test_a_run_is_trained_again_offline_and_its_best_rollouts_are_a_data_set(loo
     from safetensors.torch import load_file
 
     offline = loop.directory / "offline"
-    done = loop.run("replay", "--run", "small", "--step", 1, "--last", 2, "--train", offline, "--json")
+    done = loop.run("steps", "replay", "--run", "small", "--step", 1, "--last", 2, "--train", offline, "--json")
     losses = [loss for (loss,) in loop.rows("SELECT metrics['actor/loss'] FROM training_steps WHERE step <= 2")]
     assert [row["loss"] for row in json.loads(done.stdout)] == sorted(losses, key=losses.index)
     (checkpoint,) = (loop.directory / "checkpoints").glob("step-000002-*")

@@ -11,8 +11,10 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 from clickhouse_connect.driver.client import Client
+from msgspec.structs import replace
 
 from schemas.spans import Span, SpanBatch
+from schemas.training import TrainingStep
 from store.clickhouse import migrations
 from store.clickhouse.client import connect
 from store.ingest import arrow
@@ -192,3 +194,14 @@ def test_attributes_of_any_type_are_kept_as_text() -> None:
     kind = "Map(LowCardinality(String), String)"
     kept = arrow.column_to_arrow(kind, [{"a": "x"}, {"b": None, "c": b"\xff", "d": [1, "y"], "e": True}])
     assert kept.to_pylist() == [[("a", "x")], [("b", "null"), ("c", '"/w=="'), ("d", '[1,"y"]'), ("e", "true")]]
+
+
+def test_steps_that_a_later_epoch_undid_are_no_training_steps(sql: Client) -> None:
+    """The older of two learners may train a step or more before it sees the claim of the newer one."""
+    events = list(seed_store.run("undone", steps=3, groups=1))
+    (second,) = [event for event in events if isinstance(event, TrainingStep) and event.step == 2]
+    again = replace(second, epoch=second.epoch + 1)
+    seed_store.insert(sql, [*events, again], database=sql.database or "", first=900_000)
+    steps = sql.query("SELECT step, epoch FROM training_steps WHERE run_id = 'undone' ORDER BY step").result_rows
+    assert [tuple(row) for row in steps] == [(1, second.epoch), (2, again.epoch)]
+    assert not sql.query("SELECT * FROM check_duplicate_training WHERE run_id = 'undone'").result_rows

@@ -60,9 +60,17 @@ CREATE VIEW IF NOT EXISTS {database}.dead_letters{on_cluster} AS SELECT * FROM {
 CREATE VIEW IF NOT EXISTS {database}.rollouts{on_cluster} AS
 SELECT * FROM {database}.attempts WHERE resolution != 'retried' ORDER BY resolution, stream_sequence LIMIT 1 BY run_id, rollout_id;
 
--- A step that a learner undid by going back to its checkpoint is replaced by the same step of its next epoch.
+-- Without the steps that a learner undid by going back to its checkpoint: those from the first step of a later epoch on.
 CREATE VIEW IF NOT EXISTS {database}.training_steps{on_cluster} AS
-SELECT * FROM {database}.raw_training_steps FINAL ORDER BY epoch DESC LIMIT 1 BY run_id, model, step;
+SELECT * FROM {database}.raw_training_steps FINAL
+WHERE (run_id, model, epoch, step) NOT IN (
+    SELECT undone.run_id, undone.model, undone.epoch, undone.step
+    FROM (SELECT DISTINCT run_id, model, epoch, step FROM {database}.raw_training_steps) AS undone
+    INNER JOIN (
+        SELECT run_id, model, epoch, min(step) AS first_step FROM {database}.raw_training_steps GROUP BY run_id, model, epoch
+    ) AS later ON undone.run_id = later.run_id AND undone.model = later.model
+    WHERE later.epoch > undone.epoch AND undone.step >= later.first_step
+);
 
 CREATE VIEW IF NOT EXISTS {database}.training_rollouts{on_cluster} AS
 SELECT * FROM {database}.raw_training_rollouts FINAL
