@@ -31,6 +31,7 @@ check: $(READY) ## format, lint, types, the rules which package may import which
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.style.sentences
+	$(BIN)/python -m tests.style.identifiers
 
 test: $(READY) ## unit and integration tests, and the end-to-end tests of the main job
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and (not e2e or main_job)"

@@ -114,8 +114,8 @@ class Learner:
         """Start anew or go on from the checkpoint, under an epoch of our own."""
         settings = self._settings
         problems = load_tasks(settings.tasks) if settings.tasks is not None else []
-        last, found = await self._publisher.refresh(), self._checkpoints.latest()
-        self._state = state = initial_state(found, last, settings)
+        last, checkpoint = await self._publisher.refresh(), self._checkpoints.latest()
+        self._state = state = initial_state(checkpoint, last, settings)
         self._consumer = RolloutConsumer(
             self._bus,
             settings,
@@ -126,7 +126,7 @@ class Learner:
         )
         await self._check_capacity()
         try:
-            await self._in_thread(self._load_trainer, found[0] / TRAINER if found else None)
+            await self._in_thread(self._load_trainer, checkpoint[0] / TRAINER if checkpoint else None)
             self._committer = StepCommitter(
                 settings, self._trainer, self._publisher, self._checkpoints, self._in_thread
             )
@@ -137,15 +137,19 @@ class Learner:
         self._dispatcher = Dispatcher(self._bus, problems, settings, state.groups_dispatched)
         await self._dispatcher.restore(state.outstanding)
         self._recovery = LossRecovery(self._bus, self._consumer, self._dispatcher)
-        if found is None:
+        if checkpoint is None:
             await self._consumer.find_position()  # so that the first checkpoint, too, knows which stream it is of
-        path = found[0] if found else await self._committer.write_initial_checkpoint(self._checkpoint_state(state))
-        self._state = state = await self._committer.claim_epoch(path, found, state)
+        path = (
+            checkpoint[0]
+            if checkpoint
+            else await self._committer.write_initial_checkpoint(self._checkpoint_state(state))
+        )
+        self._state = state = await self._committer.claim_epoch(path, checkpoint, state)
         metrics.learner_weight_version.set(state.version)
         if state.last_step_event:
             self._event = decode(TrainingStep, state.last_step_event)
             await self._publish_step(self._event)
-        if found is not None:
+        if checkpoint is not None:
             log.info("goes on at step %d, version %d, epoch %d", state.step, state.version, state.epoch)
         self._dispatcher.update_limit(state.step, state.groups_dropped)
 
@@ -263,7 +267,7 @@ class Learner:
             self._replace_dropped_groups([group.task for group in groups])
             return
         with tracing.start_as_current_span("train"):
-            said = await self._in_thread(self._trainer.step, batch)
+            step_metrics = await self._in_thread(self._trainer.step, batch)
         step, version, nonce = self._state.step + 1, self._state.version + 1, secrets.token_hex(NONCE_BYTES)
         state = replace(self._state, step=step, version=version, nonce=nonce)
         event = TrainingStep(
@@ -275,7 +279,7 @@ class Learner:
             started_ns=started_ns,
             ended_ns=time.time_ns(),
             rollouts=(*batch.uses, *self._excluded.drain()),
-            metrics={**batch.metrics, **said, **self._recovery.figures(), "seconds/idle": idle},
+            metrics={**batch.metrics, **step_metrics, **self._recovery.figures(), "seconds/idle": idle},
             batch_sha256=await self._in_thread(batch.digest),
             settings=self._settings.model_dump_json(),
             spans=(),

@@ -135,12 +135,12 @@ class TaskHandler:
             await self._report_poisoned(stay, attempt, reason)
             await DeadLetterQueue(self._bus).add(delivery, f"poison: {reason}")
             return
-        said: tracing.Attributes = {
+        span_attributes: tracing.Attributes = {
             attributes.RUN: task.run_id,
             attributes.ROLLOUT: attempt.rollout,
             attributes.ATTEMPT: attempt.number,
         }
-        with tracing.start_as_current_span(f"attempt {task.agent}", said, parent, "consumer") as traced:
+        with tracing.start_as_current_span(f"attempt {task.agent}", span_attributes, parent, "consumer") as traced:
             attempt.traceparent = traced.traceparent
             outcome = await self._run(stay, delivery, lease, task, attempt)
             traced.set_attributes({attributes.OUTCOME: outcome})
@@ -194,8 +194,8 @@ class TaskHandler:
         """Publish how an attempt ended, then settle its task accordingly."""
         if end.outcome != "ok":
             self.problem = end.error
-            said = (attempt.rollout, attempt.number, end.outcome, end.error)
-            log.warning("rollout %s attempt %d: %s: %s", *said, extra=attempt.named)
+            values = (attempt.rollout, attempt.number, end.outcome, end.error)
+            log.warning("rollout %s attempt %d: %s: %s", *values, extra=attempt.named)
         final = decision.retry_after is None
         attempt.finish(end.outcome, end.reward, end.error, end.result, final, end.reward_span)
         await send(self._bus, attempt)

@@ -29,14 +29,16 @@ def estimator(settings: AlgorithmSettings) -> Estimate:
     options = {"norm_adv_by_std_in_grpo": settings.norm_adv_by_std_in_grpo}
     taken = inspect.signature(function).parameters
     missing = [
-        name for name, one in taken.items() if one.default is one.empty and name not in GIVEN and name not in options
+        name
+        for name, parameter in taken.items()
+        if parameter.default is parameter.empty and name not in GIVEN and name not in options
     ]
     if missing:
         needs = ", ".join(missing)
         raise ValueError(
             f"adv_estimator: {settings.adv_estimator!r} needs {needs}, which a rollout's reward does not give"
         )
-    given = {name: value for name, value in options.items() if name in taken}
+    arguments = {name: value for name, value in options.items() if name in taken}
     config = AlgoConfig(
         adv_estimator=settings.adv_estimator,
         gamma=settings.gamma,
@@ -50,13 +52,13 @@ def estimator(settings: AlgorithmSettings) -> Estimate:
         if not scores:
             return []
         numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
-        found, _ = function(
+        advantages, _ = function(
             token_level_rewards=torch.tensor(scores, dtype=torch.float32)[:, None],
             response_mask=torch.ones(len(scores), 1),
             **({"index": np.array([numbers[group] for group in groups])} if "index" in taken else {}),
             **({"config": config} if "config" in taken else {}),
-            **given,
+            **arguments,
         )
-        return [float(value) for value in found[:, 0]]
+        return [float(value) for value in advantages[:, 0]]
 
     return estimate

@@ -39,19 +39,19 @@ class Batch:
 
     def advantage_of_tokens(self, row: Row) -> NDArray[np.float32]:
         """``float32[N]``: the advantage of the call that sampled each trained token, 0 for context."""
-        found = np.zeros(len(row.ids), dtype=np.float32)
+        values = np.zeros(len(row.ids), dtype=np.float32)
         for call in np.unique(row.calls[row.trained]).tolist():
-            found[row.calls == call] = self.advantages[row.rollout, call]
-        return found
+            values[row.calls == call] = self.advantages[row.rollout, call]
+        return values
 
     def digest(self) -> str:
         """SHA-256 of rows and advantages, to the bit: equal digests are equal training steps."""
-        said = hashlib.sha256()
+        digest = hashlib.sha256()
         for row in self.rows:
-            said.update(f"{row.rollout}\0{row.temperature}\0{len(row.ids)}\0".encode())
+            digest.update(f"{row.rollout}\0{row.temperature}\0{len(row.ids)}\0".encode())
             for part in (row.ids, row.calls, row.logprobs, row.versions, self.advantage_of_tokens(row)):
-                said.update(np.ascontiguousarray(part).tobytes())
-        return said.hexdigest()
+                digest.update(np.ascontiguousarray(part).tobytes())
+        return digest.hexdigest()
 
 
 class BatchMaker:
@@ -83,21 +83,21 @@ class BatchMaker:
         uses: list[RolloutDisposition] = []
         advantages: dict[CallKey, float] = {}
         tally: Counter[str] = Counter()
-        for rollout, reward, transitions, given in zip(rollouts, rewards, calls, shared, strict=True):
-            own, left_out = rows_of(rollout.id, transitions, self._shape) if transitions is not None else ([], {})
-            lag, before = worst_lag(own, version), sum(row.tokens for row in own)
+        for rollout, reward, transitions, call_credit in zip(rollouts, rewards, calls, shared, strict=True):
+            sequences, left_out = rows_of(rollout.id, transitions, self._shape) if transitions is not None else ([], {})
+            lag, before = worst_lag(sequences, version), sum(row.tokens for row in sequences)
             if "mask_tokens" in settings.off_policy:
-                own = mask_tokens(own, version, settings.max_staleness)
-                lag = worst_lag(own, version) if own else lag
+                sequences = mask_tokens(sequences, version, settings.max_staleness)
+                lag = worst_lag(sequences, version) if sequences else lag
             beyond = lag > settings.max_staleness and {"drop", "mask_tokens"} & set(settings.off_policy)
-            reason = _reason(rollout, reward, transitions, own, left_out, bool(beyond), settings)
+            reason = _reason(rollout, reward, transitions, sequences, left_out, bool(beyond), settings)
             if not reason:
-                rows += own
+                rows += sequences
                 keys = [(rollout.id, call.index) for call in transitions or ()]
-                advantages |= dict(zip(keys, given, strict=True))
+                advantages |= dict(zip(keys, call_credit, strict=True))
                 self._count(tally, rollout, transitions or [], left_out)
-                tally["tokens/masked"] += before - sum(row.tokens for row in own)
-            uses.append(use_of(rollout, reward, given, reason, own, lag, len(uses)))
+                tally["tokens/masked"] += before - sum(row.tokens for row in sequences)
+            uses.append(use_of(rollout, reward, call_credit, reason, sequences, lag, len(uses)))
         return Batch(rows, advantages, uses, _metrics(rows, uses, version, tally))
 
     def _credit(self, rollouts: Sequence[Rollout], rewards: Sequence[float | None]) -> list[list[float]]:
@@ -106,7 +106,7 @@ class BatchMaker:
         verl would hand the reward of a rollout that is alone in its group through as its advantage.
         """
         valid = Counter(rollout.task for rollout, reward in zip(rollouts, rewards, strict=True) if reward is not None)
-        found = [[0.0] * len(rollout.calls) for rollout in rollouts]
+        credit = [[0.0] * len(rollout.calls) for rollout in rollouts]
         places: list[int] = []
         episodes: list[Episode] = []
         for place, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True)):
@@ -118,20 +118,20 @@ class BatchMaker:
         name = self._settings.credit.method
         if len(shared) != len(episodes):
             raise ValueError(f"credit: {name!r} gave {len(shared)} lists for {len(episodes)} rollouts")
-        for place, episode, given in zip(places, episodes, shared, strict=True):
-            if len(given) != episode.calls or not np.isfinite(given).all():
-                raise ValueError(f"credit: {name!r} gave {given} for a rollout of {episode.calls} calls")
-            found[place] = [float(one) for one in given]
-        return found
+        for place, episode, call_credit in zip(places, episodes, shared, strict=True):
+            if len(call_credit) != episode.calls or not np.isfinite(call_credit).all():
+                raise ValueError(f"credit: {name!r} gave {call_credit} for a rollout of {episode.calls} calls")
+            credit[place] = [float(value) for value in call_credit]
+        return credit
 
     def _transitions(self, rollout: Rollout) -> list[Transition] | None:
         """The calls of a rollout; None if one of them is malformed, or not of this model."""
         try:
-            found = transitions_of(rollout.calls)
+            transitions = transitions_of(rollout.calls)
         except (ValueError, LookupError, OverflowError):
             return None
-        ids = (ids for call in found for ids in (call.prompt_ids, call.response_ids))
-        return found if all(part.max(initial=0) < self._vocabulary for part in ids) else None
+        ids = (ids for call in transitions for ids in (call.prompt_ids, call.response_ids))
+        return transitions if all(part.max(initial=0) < self._vocabulary for part in ids) else None
 
     def _count(
         self, tally: "Counter[str]", rollout: Rollout, transitions: Sequence[Transition], left_out: dict[int, str]

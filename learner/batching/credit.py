@@ -34,12 +34,12 @@ class Episode:
 
     def returns(self, gamma: float) -> list[float]:
         """``G_t = r_t + gamma G_(t+1)`` for each call, the outcome being part of the last reward."""
-        found: list[float] = []
+        outcomes: list[float] = []
         ahead = self.reward
         for reward in reversed(self.rewards):
-            ahead = reward + (gamma * ahead if found else ahead)
-            found.append(ahead)
-        return found[::-1]
+            ahead = reward + (gamma * ahead if outcomes else ahead)
+            outcomes.append(ahead)
+        return outcomes[::-1]
 
 
 Credit = Callable[[Sequence[Episode], Estimate, CreditSettings], list[list[float]]]
@@ -48,13 +48,13 @@ Credit = Callable[[Sequence[Episode], Estimate, CreditSettings], list[list[float
 
 def identical(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
     """``A_t = A``: every call gets the rollout's advantage. Agent Lightning (arXiv:2508.03680), section 3.2."""
-    return [[one] * episode.calls for one, episode in zip(_outcome(episodes, estimate), episodes, strict=True)]
+    return [[outcome] * episode.calls for outcome, episode in zip(_outcome(episodes, estimate), episodes, strict=True)]
 
 
 def last(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
     """``A_t = A`` for the last call, 0 for those before it: single-turn training of the final answer."""
     shared = zip(_outcome(episodes, estimate), episodes, strict=True)
-    return [[0.0] * (episode.calls - 1) + [one] * min(episode.calls, 1) for one, episode in shared]
+    return [[0.0] * (episode.calls - 1) + [outcome] * min(episode.calls, 1) for outcome, episode in shared]
 
 
 def discounted(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
@@ -65,7 +65,8 @@ def discounted(episodes: Sequence[Episode], estimate: Estimate, settings: Credit
     """
     shared = zip(_outcome(episodes, estimate), episodes, strict=True)
     return [
-        [one * settings.gamma ** (episode.calls - 1 - at) for at in range(episode.calls)] for one, episode in shared
+        [outcome * settings.gamma ** (episode.calls - 1 - at) for at in range(episode.calls)]
+        for outcome, episode in shared
     ]
 
 
@@ -76,23 +77,23 @@ def reward_to_go(episodes: Sequence[Episode], estimate: Estimate, settings: Cred
     counting once, with the mean of its own returns; without intermediate rewards and at gamma 1 it is `identical`.
     """
     returns = [episode.returns(settings.gamma) for episode in episodes]
-    means = [float(np.mean(one or [episode.reward])) for one, episode in zip(returns, episodes, strict=True)]
+    means = [float(np.mean(values or [episode.reward])) for values, episode in zip(returns, episodes, strict=True)]
     members: dict[str, list[int]] = {}
     for place, episode in enumerate(episodes):
         members.setdefault(episode.task, []).append(place)
     scores: list[float] = []
     groups: list[Hashable] = []
-    asked: list[int] = []
+    positions: list[int] = []
     for place, episode in enumerate(episodes):
         for at, value in enumerate(returns[place]):
             for member in members[episode.task]:
                 if member == place:
-                    asked.append(len(scores))
+                    positions.append(len(scores))
                 scores.append(value if member == place else means[member])
                 groups.append((episode.task, place, at))
     estimated = estimate(scores, groups) if scores else []
-    found = iter([estimated[at] for at in asked])
-    return [[next(found) for _ in range(episode.calls)] for episode in episodes]
+    estimates = iter([estimated[at] for at in positions])
+    return [[next(estimates) for _ in range(episode.calls)] for episode in episodes]
 
 
 def air(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
@@ -119,11 +120,11 @@ def anchor(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSett
     scores = [returns[place][at] for _, who in compared for place, at in who]
     groups = [key for key, who in compared for _ in who]
     step = iter(estimate(scores, groups) if scores else [])
-    found = identical(episodes, estimate, settings)
+    credit = identical(episodes, estimate, settings)
     for _, who in compared:
         for place, at in who:
-            found[place][at] += settings.gigpo_step_weight * next(step)
-    return found
+            credit[place][at] += settings.gigpo_step_weight * next(step)
+    return credit
 
 
 METHODS: dict[str, Credit] = {
@@ -139,12 +140,12 @@ def method(name: str) -> Credit:
     if not function:
         raise ValueError(f"credit: {name!r} is not known; known: {', '.join(METHODS)}, or module:function")
     try:
-        found = getattr(importlib.import_module(module), function)
+        credit_fn = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"credit: {name!r} cannot be imported: {error}") from error
-    if not callable(found):
+    if not callable(credit_fn):
         raise ValueError(f"credit: {name!r} is not a function")
-    return found  # type: ignore[no-any-return]
+    return credit_fn  # type: ignore[no-any-return]
 
 
 def _outcome(episodes: Sequence[Episode], estimate: Estimate) -> list[float]:

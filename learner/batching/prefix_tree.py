@@ -22,11 +22,11 @@ def parents(calls: Sequence[Transition]) -> list[int | None]:
     """For each call the place of the one it extends, None if it extends none. Only an earlier call is extended."""
     prompts = [call.prompt_ids.tobytes() for call in calls]
     contexts = [prompt + call.response_ids.tobytes() for prompt, call in zip(prompts, calls, strict=True)]
-    found: list[int | None] = []
+    parents: list[int | None] = []
     for place, prompt in enumerate(prompts):
         fitting = [earlier for earlier in range(place) if prompt.startswith(contexts[earlier])]
-        found.append(max(fitting, key=lambda earlier: len(contexts[earlier]), default=None))
-    return found
+        parents.append(max(fitting, key=lambda earlier: len(contexts[earlier]), default=None))
+    return parents
 
 
 def cuts(calls: Sequence[ModelCall], extended: Sequence[int | None], decode: Decode) -> dict[int, Cut]:
@@ -38,32 +38,38 @@ def cuts(calls: Sequence[ModelCall], extended: Sequence[int | None], decode: Dec
     """
     messages = [_messages(call) for call in calls]
     answers = [_parsed(call.response) for call in calls]
-    found: dict[int, Cut] = {}
-    for place, said in enumerate(messages):
-        if extended[place] is not None or len(said) < 2:
+    breaks: dict[int, Cut] = {}
+    for place, call_messages in enumerate(messages):
+        if extended[place] is not None or len(call_messages) < 2:
             continue
         for earlier in reversed(range(place)):
             before = messages[earlier]
-            if before and extends(said, [*before, answers[earlier]]):
+            if before and extends(call_messages, [*before, answers[earlier]]):
                 text = decode(_ids(calls[earlier].prompt_ids) + _ids(calls[earlier].response_ids))
                 unchanged = decode(_ids(calls[place].prompt_ids)).startswith(text)
-                found[place] = "re-tokenised" if unchanged else "template"
+                breaks[place] = "re-tokenised" if unchanged else "template"
                 break
-            if calls[earlier].role == calls[place].role and said != before and _begins_alike(said, before):
-                found[place] = "edited history"  # unless an even earlier call is gone on with
+            if (
+                calls[earlier].role == calls[place].role
+                and call_messages != before
+                and _begins_alike(call_messages, before)
+            ):
+                breaks[place] = "edited history"  # unless an even earlier call is gone on with
         # A later sample of the same prompt, or a conversation of its own, is no cut.
-    return found
+    return breaks
 
 
-def _begins_alike(said: list[Any], before: list[Any]) -> bool:
+def _begins_alike(messages: list[Any], before: list[Any]) -> bool:
     """Whether both conversations share more than a system prompt."""
     shared = 0
-    for one, other in zip(said, before, strict=False):
-        if not same_message(one, other):
+    for message, other in zip(messages, before, strict=False):
+        if not same_message(message, other):
             break
         shared += 1
-    told = [message for message in said[:shared] if not (isinstance(message, dict) and message.get("role") == "system")]
-    return bool(told)
+    prompted = [
+        message for message in messages[:shared] if not (isinstance(message, dict) and message.get("role") == "system")
+    ]
+    return bool(prompted)
 
 
 def _messages(call: ModelCall) -> list[Any]:

@@ -25,7 +25,7 @@ def masked(rollout: Rollout, settings: LearnerSettings) -> str:
 def use_of(
     rollout: Rollout,
     reward: float | None,
-    given: Sequence[float],
+    call_credit: Sequence[float],
     reason: str,
     rows: Sequence[Row],
     lag: int,
@@ -39,13 +39,13 @@ def use_of(
         execution_id=rollout.execution,
         outcome=rollout.outcome,
         reward=reward,
-        advantage=float(np.mean(given)) if given else 0.0,
+        advantage=float(np.mean(call_credit)) if call_credit else 0.0,
         trained=not reason,
         exclusion_reason=reason,
         tokens=0 if reason else sum(row.tokens for row in rows),
         max_staleness=lag,
         batch_index=place,
-        call_advantages=tuple(given),
+        call_advantages=tuple(call_credit),
     )
 
 

@@ -72,9 +72,9 @@ def rows_of(rollout: str, calls: Sequence[Transition], shape: Shape) -> tuple[li
         path = [place]
         while (before := extended[path[-1]]) is not None:
             path.append(before)
-        own = [at for at in path if at in pending and calls[at].temperature == call.temperature]
-        pending.difference_update(own)
-        rows.append(_row(rollout, call, [calls[at] for at in own]))
+        members = [at for at in path if at in pending and calls[at].temperature == call.temperature]
+        pending.difference_update(members)
+        rows.append(_row(rollout, call, [calls[at] for at in members]))
     return rows[::-1], left_out
 
 
@@ -106,12 +106,12 @@ def _pieces(rollout: str, call: Transition, max_tokens: int) -> list[Row]:
     """A call that is too long, in windows: each token is trained once, behind at least half a window of context."""
     whole = _row(rollout, call, [call])
     step = max_tokens // 2
-    made = []
+    windows = []
     for start in range(len(call.prompt_ids), call.length, step):
         end = min(start + step, call.length)
         window = slice(max(0, end - max_tokens), end)
         calls = whole.calls.copy()
         calls[:start] = NOT_TRAINED
         logprobs, versions = whole.logprobs[window], whole.versions[window]
-        made.append(Row(rollout, call.temperature, whole.ids[window], calls[window], logprobs, versions))
-    return made
+        windows.append(Row(rollout, call.temperature, whole.ids[window], calls[window], logprobs, versions))
+    return windows

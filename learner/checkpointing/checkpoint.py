@@ -102,7 +102,7 @@ class Checkpoints:
         """Never that of a checkpoint that is there: ``latest`` may point to it."""
         taken = {path.name for path in self._directory.glob(f"{name}*")}
         names = chain([name], (f"{name}-{number:06d}" for number in count(1)))
-        return self._directory / next(one for one in names if one not in taken)
+        return self._directory / next(name for name in names if name not in taken)
 
     def latest(self) -> tuple[Path, LearnerState] | None:
         """The newest checkpoint that is whole, None if there is none at all.
@@ -136,14 +136,14 @@ class Checkpoints:
 
     def of_step(self, step: int) -> Path | None:
         """The newest checkpoint of a step, None if there is none; raises `CheckpointError` if it cannot be used."""
-        found = [path for path in self._by_age() if path.name.startswith(f"step-{step:06d}-")]
-        if not found:
+        paths = [path for path in self._by_age() if path.name.startswith(f"step-{step:06d}-")]
+        if not paths:
             return None
         try:
-            _read(found[-1], self._secret())
+            _read(paths[-1], self._secret())
         except _UNUSABLE as error:
-            raise CheckpointError(f"checkpoint {found[-1]} cannot be used: {error}") from error
-        return found[-1]
+            raise CheckpointError(f"checkpoint {paths[-1]} cannot be used: {error}") from error
+        return paths[-1]
 
     def _secret(self) -> bytes:
         try:
@@ -153,8 +153,8 @@ class Checkpoints:
 
     def _by_age(self) -> list[Path]:
         """All checkpoints, oldest first."""
-        found = self._directory.resolve().glob("step-*")
-        return sorted(found, key=lambda path: [int(part) for part in path.name.split("-")[1:] if part.isdecimal()])
+        paths = self._directory.resolve().glob("step-*")
+        return sorted(paths, key=lambda path: [int(part) for part in path.name.split("-")[1:] if part.isdecimal()])
 
 
 def _read(path: Path, key: bytes) -> LearnerState:

@@ -11,20 +11,20 @@ from schemas.weights.events import WeightManifest
 
 
 def initial_state(
-    found: tuple[Path, LearnerState] | None, last: WeightManifest | None, settings: LearnerSettings
+    checkpoint: tuple[Path, LearnerState] | None, last: WeightManifest | None, settings: LearnerSettings
 ) -> LearnerState:
     """The state to begin with, under an epoch of its own; ``last`` is the newest version on the bus.
 
     Raises `LearnerError` when the two do not belong together.
     """
-    if found is None:
+    if checkpoint is None:
         if last is not None:
             raise LearnerError(
                 f"model {settings.model!r} has version {last.version} on this bus, but {settings.checkpoint_dir} "
                 "holds no checkpoint to go on from: give the right checkpoints, or another model name"
             )
         return LearnerState(run_id=settings.run, model=settings.model)
-    path, state = found
+    path, state = checkpoint
     if (state.run_id, state.model) != (settings.run, settings.model):
         raise LearnerError(
             f"checkpoints: {path} is of run {state.run_id!r}, model {state.model!r}, "

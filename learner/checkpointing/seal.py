@@ -82,6 +82,6 @@ def _mac(files: dict[str, str], key: bytes) -> str:
 
 
 def _check_owner(path: Path, forbidden: int) -> None:
-    found = path.lstat()
-    if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & forbidden or path.is_symlink():
+    status = path.lstat()
+    if status.st_uid not in (0, os.geteuid()) or stat.S_IMODE(status.st_mode) & forbidden or path.is_symlink():
         raise InvalidSealError(f"{path.name} belongs to another user, or others may change it")

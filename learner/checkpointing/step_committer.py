@@ -46,16 +46,16 @@ class StepCommitter:
         return Path(await self._in_thread(self._checkpoints.commit, path, state))
 
     async def claim_epoch(
-        self, path: Path, found: tuple[Path, LearnerState] | None, state: LearnerState
+        self, path: Path, checkpoint: tuple[Path, LearnerState] | None, state: LearnerState
     ) -> LearnerState:
         """Publish the version to begin with; a learner that is still at work is overtaken. Returns what was claimed."""
         while True:
             try:
                 await self._publish(path, state)
             except FencedError as error:
-                if found is None:
+                if checkpoint is None:
                     raise fenced_error(state.model, state.epoch) from error
-                state = initial_state(found, await self._publisher.refresh(), self._settings)
+                state = initial_state(checkpoint, await self._publisher.refresh(), self._settings)
             else:
                 return state
 

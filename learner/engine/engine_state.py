@@ -25,18 +25,18 @@ def load(engine: Any, path: Path) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 
-    found = {name.partition(".")[0] for name in FileSystemReader(path).read_metadata().state_dict_metadata}
+    names = {name.partition(".")[0] for name in FileSystemReader(path).read_metadata().state_dict_metadata}
     state = {MODEL: _model(engine), SCHEDULE: engine.lr_scheduler.state_dict()}
-    if OPTIMIZER in found:
+    if OPTIMIZER in names:
         state[OPTIMIZER] = _optimizer(engine)
-    if _random() in found:
+    if _random() in names:
         state[_random()] = _generators()
     state_dict_loader.load(state, checkpoint_id=path)
     set_model_state_dict(engine.module, state[MODEL])
-    if OPTIMIZER in found:
+    if OPTIMIZER in names:
         set_optimizer_state_dict(engine.module, engine.optimizer, state[OPTIMIZER])
     engine.lr_scheduler.load_state_dict(state[SCHEDULE])
-    if _random() in found:
+    if _random() in names:
         _seed(state[_random()])
 
 
@@ -62,8 +62,8 @@ def _random() -> str:
 def _generators() -> dict[str, Any]:
     import torch
 
-    made = {"cpu": torch.get_rng_state()}
-    return made | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+    states = {"cpu": torch.get_rng_state()}
+    return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
 
 
 def _seed(generators: dict[str, Any]) -> None:

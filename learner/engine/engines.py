@@ -73,8 +73,8 @@ def weights_of(engine: Any) -> dict[str, Any]:
 def adapters_of(engine: Any) -> tuple[dict[str, Any], float]:
     """Every LoRA tensor under its PEFT name, on the CPU, and the factor of their product (alpha / rank)."""
     params, config = engine.get_per_tensor_param(base_sync_done=True)
-    found = {name: tensor.detach().to("cpu").clone().contiguous() for name, tensor in params}
-    return found, float(config["lora_alpha"]) / float(config["r"])
+    tensors = {name: tensor.detach().to("cpu").clone().contiguous() for name, tensor in params}
+    return tensors, float(config["lora_alpha"]) / float(config["r"])
 
 
 def _load_value_models_without_flash_attention() -> None:

@@ -43,9 +43,9 @@ def bytes_of(path: Path) -> tuple[bytes, Iterator[tuple[str, Any]]]:
 
     header, size = read_header(path), path.stat().st_size
     with path.open("rb") as file:
-        held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # of torch nothing can be had that is read-only
-    whole = torch.frombuffer(held, dtype=torch.uint8)[len(header) :]
-    return header, ((name, whole[slice(*one.data_offsets)]) for name, one in parse_tensors(header, size).items())
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # of torch nothing can be had that is read-only
+    whole = torch.frombuffer(content, dtype=torch.uint8)[len(header) :]
+    return header, ((name, whole[slice(*tensor.data_offsets)]) for name, tensor in parse_tensors(header, size).items())
 
 
 class Sender:

@@ -35,7 +35,7 @@ COOLDOWN_VERSIONS = 10
 
 
 def assign_ranks(
-    beats: Sequence[Heartbeat], model: str, backend: Backend, held: int, resting: Collection[str] = ()
+    beats: Sequence[Heartbeat], model: str, backend: Backend, base_version: int, resting: Collection[str] = ()
 ) -> tuple[RankAssignment, ...]:
     """Seats for the engines that serve version ``held`` and so are free for the next one, in the order of ``beats``.
 
@@ -48,7 +48,7 @@ def assign_ranks(
             reach = msgspec.convert(beat.status.get("reach"), BroadcastCapability)
         except msgspec.ValidationError:
             continue
-        ready = beat.model == model and beat.version == held and is_ready(beat.state)
+        ready = beat.model == model and beat.version == base_version and is_ready(beat.state)
         if ready and backend in reach.backends and reach.engine not in resting:
             seats.append(RankAssignment(node=beat.id, engine=reach.engine, rank=rank, ranks=reach.ranks))
             rank += reach.ranks
@@ -82,16 +82,16 @@ class SenderProcess:
             str(settings.port),
         ]
         pipe = asyncio.subprocess.PIPE
-        made = cls(await spawn(sys.executable, *command, stdin=pipe, stdout=pipe))
+        process = cls(await spawn(sys.executable, *command, stdin=pipe, stdout=pipe))
         try:
             async with asyncio.timeout(START_TIMEOUT_SECONDS):
-                made.port = (await made._answer()).port
+                process.port = (await process._answer()).port
         except TimeoutError as error:
             raise SenderFailed(f"the sender did not start within {START_TIMEOUT_SECONDS:g} s") from error
         finally:
-            if not made.port:
-                await made.end()
-        return made
+            if not process.port:
+                await process.end()
+        return process
 
     async def send(self, order: SendRequest) -> None:
         """Raises `SenderFailed`."""
@@ -155,13 +155,13 @@ class Broadcaster:
         if self._starting is not None:
             await asyncio.wait({self._starting})
 
-    async def plan(self, path: Path, version: int, epoch: int, held: int | None) -> BroadcastPlan | None:
+    async def plan(self, path: Path, version: int, epoch: int, base_version: int | None) -> BroadcastPlan | None:
         """Who can take a version straight from this machine's memory; None: nobody, or it cannot be sent now.
 
         ``held`` is the version before. The file at ``path`` may be replaced from now on.
         """
         backend = self._settings.backend
-        if backend == "off" or held is None or version < self._suspended_until:
+        if backend == "off" or base_version is None or version < self._suspended_until:
             return None
         if self._sending is not None:
             await asyncio.wait({self._sending})
@@ -169,7 +169,7 @@ class Broadcaster:
             self._start_again()
             return None
         self._cooldown = {engine: until for engine, until in self._cooldown.items() if version < until}
-        seats = assign_ranks(self._members(), self._model, backend, held, self._cooldown)
+        seats = assign_ranks(self._members(), self._model, backend, base_version, self._cooldown)
         if not seats:
             return None
         try:  # before it is offered: who is offered what does not come leaves the group

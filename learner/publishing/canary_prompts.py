@@ -25,12 +25,12 @@ class CanaryPrompts:
 
     def build_spec(self, trainer: Any) -> CanarySpec:
         """What a node has to show of the trainer's current weights; blocks for a forward pass."""
-        found = trainer.log_probs(self._rows)
+        log_probs = trainer.log_probs(self._rows)
         settings = self._settings
         return CanarySpec(
             prompts=tuple(
                 CanaryPrompt(ids=row.ids.astype("<u4").tobytes(), logprobs=values[1:].astype("<f4").tobytes())
-                for row, values in zip(self._rows, found, strict=True)
+                for row, values in zip(self._rows, log_probs, strict=True)
             ),
             max_tokens=settings.max_tokens,
             max_kl=settings.max_kl,
@@ -54,15 +54,15 @@ def read_prompts(file: Path, model_path: Path) -> list[list[int]]:
     if not 0 < len(lines) <= MAX_PROMPTS:
         raise ValueError(f"weights.canary.prompts: {file} has {len(lines)} prompts, not 1 to {MAX_PROMPTS}")
     tokenizer = AutoTokenizer.from_pretrained(model_path)
-    found = []
+    prompts = []
     for number, line in enumerate(lines, 1):
         try:
-            said = json.loads(line)
-            if isinstance(said, str):
-                ids = tokenizer(said)["input_ids"]
+            messages = json.loads(line)
+            if isinstance(messages, str):
+                ids = tokenizer(messages)["input_ids"]
             else:
-                made: Any = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)
-                ids = made["input_ids"]
+                tokenized: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+                ids = tokenized["input_ids"]
         except Exception as error:  # a template may raise anything
             raise ValueError(
                 f"weights.canary.prompts: {file}, line {number} is neither a JSON string nor a list of messages that "
@@ -70,8 +70,8 @@ def read_prompts(file: Path, model_path: Path) -> list[list[int]]:
             ) from error
         if len(ids) < 2:
             raise ValueError(f"weights.canary.prompts: {file}, line {number} has fewer than two tokens")
-        found.append([int(one) for one in ids[:MAX_PROMPT_TOKENS]])
-    return found
+        prompts.append([int(token) for token in ids[:MAX_PROMPT_TOKENS]])
+    return prompts
 
 
 def _row(number: int, ids: list[int]) -> Row:

@@ -72,8 +72,8 @@ def blob_name(model: str, version: int, epoch: int) -> str:
 
 def filter_model(model: str, names: Sequence[str]) -> list[str]:
     """Those that are versions of a model, oldest first."""
-    found = [(match, name) for name in names if (match := re.fullmatch(rf"{model}-(\d+)-(\d+)({SUFFIX})?", name))]
-    return [name for match, name in sorted(found, key=lambda one: (int(one[0][1]), int(one[0][2]), one[1]))]
+    matches = [(match, name) for name in names if (match := re.fullmatch(rf"{model}-(\d+)-(\d+)({SUFFIX})?", name))]
+    return [name for match, name in sorted(matches, key=lambda entry: (int(entry[0][1]), int(entry[0][2]), entry[1]))]
 
 
 def version_of(model: str, name: str) -> int:

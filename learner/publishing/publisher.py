@@ -76,32 +76,32 @@ class WeightPublisher:
     async def refresh(self) -> WeightManifest | None:
         """The newest version on the bus; what is published from now on replaces exactly that one."""
         last = await self._versions.get_last()
-        found = await anext(self._versions.newest_first(last), None)
-        self.last = found.event if found is not None else None
+        newest = await anext(self._versions.newest_first(last), None)
+        self.last = newest.event if newest is not None else None
         self._last_sequence = last.sequence if last is not None else 0
         self._blob_names = filter_model(self._settings.model, await self._transport.list_names(BUCKET))
         return self.last
 
     async def wait_until_fenced(self, epoch: int) -> None:
         """Wait until a learner of a newer epoch has published, then raise `LearnerError`: this one is not to go on."""
-        heard = asyncio.Event()
+        claimed = asyncio.Event()
 
         async def on_message(message: Msg) -> None:
-            heard.set()
+            claimed.set()
 
         watching = await self._bus.nc.subscribe(self._subject, cb=on_message)
         try:
             while True:
-                await heard.wait()
-                heard.clear()
+                await claimed.wait()
+                claimed.clear()
                 # What is heard may have been refused, by compare-and-set: the stream says what was not.
                 try:
-                    found = await anext(self._versions.newest_first(await self._versions.get_last()), None)
+                    newest = await anext(self._versions.newest_first(await self._versions.get_last()), None)
                 except (BusError, NatsError):
                     await asyncio.sleep(LOOK_AGAIN_SECONDS)
-                    heard.set()
+                    claimed.set()
                     continue
-                if found is not None and found.event.epoch > epoch:
+                if newest is not None and newest.event.epoch > epoch:
                     raise fenced_error(self._settings.model, epoch)
         finally:
             if self._bus.nc.is_connected:
@@ -239,8 +239,12 @@ class WeightPublisher:
         self._blob_names = [*(name for name in self._blob_names if name != newest), newest]
         model, release = self._settings.model, await self._releases.refresh()
         before = self.last.parent if self.last is not None else None
-        if before is not None and (said := latest_verdict(release, before)) is not None and said.action == "revoked":
-            log.warning("version %d was revoked: %s; training goes on from its weights", before, said.reason)
+        if (
+            before is not None
+            and (verdict := latest_verdict(release, before)) is not None
+            and verdict.action == "revoked"
+        ):
+            log.warning("version %d was revoked: %s; training goes on from its weights", before, verdict.reason)
         fallback = versions_to_retain(release, (version_of(model, name) for name in self._blob_names[:-1]))
         gone = versions_to_delete(
             self._blob_names,

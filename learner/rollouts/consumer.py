@@ -122,17 +122,17 @@ class RolloutConsumer:
             await self._bus.stream_state(LEARNER_ROLLOUTS.stream),
             await self._bus.stream_state(subjects.TASKS),
         )
-        found = resume_at(self.stream_mark, self.acked_up_to, stream)
-        gap = find_gap(found, self.stream_mark, tasks, stream.last_seq)
+        continuation = resume_at(self.stream_mark, self.acked_up_to, stream)
+        gap = find_gap(continuation, self.stream_mark, tasks, stream.last_seq)
         if gap is not None and self.gap is None:
             self.previous_stream_mark = self.stream_mark
-        self.stream_mark = replace(found.mark, tasks=tasks.created_at)
-        self.acked_up_to = self.stream_mark.offset + found.sequence
+        self.stream_mark = replace(continuation.mark, tasks=tasks.created_at)
+        self.acked_up_to = self.stream_mark.offset + continuation.sequence
         self.next_sequence = max(self.next_sequence, self.acked_up_to)
         if gap is not None:
             self.gap = gap
-            self._note_gap(found.sequence if stream.num_messages else stream.last_seq + 1)
-        return found.sequence
+            self._note_gap(continuation.sequence if stream.num_messages else stream.last_seq + 1)
+        return continuation.sequence
 
     def _note_gap(self, sequence: int) -> None:
         """Hand the gap on once everything before a stream sequence is read that the stream has kept."""
@@ -158,7 +158,7 @@ class RolloutConsumer:
 
     async def _poll_delivered_count(self) -> None:
         """Look until the broker has delivered to anybody what has not come here, though nothing comes later."""
-        given = 0
+        num_delivered = 0
         while True:
             await asyncio.sleep(POLL_SECONDS)
             come = self._next_delivery - 1
@@ -168,9 +168,9 @@ class RolloutConsumer:
                 continue
             # What was on its way at the look before came ahead of this answer; a count that falls was reset by another.
             now = backlog.num_delivered
-            if self._next_delivery <= given or now < come or stream.created_at != self.stream_mark.created:
+            if self._next_delivery <= num_delivered or now < come or stream.created_at != self.stream_mark.created:
                 return
-            given = now
+            num_delivered = now
             if self.fill.is_filling:
                 self.attempt_ended.set()
 

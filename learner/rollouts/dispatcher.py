@@ -103,7 +103,7 @@ class Dispatcher:
         count = 0
         self._nonce = nonce
         for task, place in self._places.items():
-            samples = [one for one in range(self._settings.group_size) if one not in ended.get(task, ())]
+            samples = [sample for sample in range(self._settings.group_size) if sample not in ended.get(task, ())]
             if samples and task not in closed:
                 self._lost.append((place, samples, nonce))
                 count += len(samples)

@@ -56,11 +56,13 @@ class GroupBuffer:
     def add(self, rollout: Rollout, now: float) -> None:
         """An attempt has ended."""
         if rollout.resolution == Resolution.RETRIED or any(
-            rollout.execution == one.execution for one in self.late_attempts
+            rollout.execution == late.execution for late in self.late_attempts
         ):
             return
         if rollout.task in self.closed:
-            if all(rollout.execution != one.execution for one in self.pending_rollouts()):  # else delivered twice
+            if all(
+                rollout.execution != pending.execution for pending in self.pending_rollouts()
+            ):  # else delivered twice
                 self.late_attempts.append(rollout)
             return
         group = self._open.setdefault(rollout.task, RolloutGroup(rollout.task, rollout.samples, now))
@@ -103,7 +105,7 @@ class GroupBuffer:
 
     def ended_rollouts(self) -> dict[str, set[int]]:
         """Samples that have ended, by the tasks of the groups that wait for more."""
-        return {group.task: {one.sample for one in group.members.values()} for group in self._open.values()}
+        return {group.task: {rollout.sample for rollout in group.members.values()} for group in self._open.values()}
 
     def released_tasks(self) -> list[str]:
         """Tasks whose group is closed and has been handed out, oldest first."""

@@ -44,12 +44,12 @@ class StreamGap:
     """Sequence of the last message that the stream has kept; what was lost is known once it is read."""
 
 
-def find_gap(found: Continuation, mark: StreamMark, tasks: StreamState, last: int) -> StreamGap | None:
+def find_gap(continuation: Continuation, mark: StreamMark, tasks: StreamState, last: int) -> StreamGap | None:
     """What is missing of rollouts or tasks; None: nothing. ``mark`` is what was known, ``last`` as in `StreamGap`."""
     renewed = mark.tasks and mark.tasks != tasks.created_at
     queue = f"stream {tasks.name} was made anew at {tasks.created_at}" if renewed else ""
-    reason = "; ".join(filter(None, [found.gap, queue]))
-    nonce = f":{found.mark.created}:{found.mark.offset}:{found.sequence}:{tasks.created_at}"
+    reason = "; ".join(filter(None, [continuation.gap, queue]))
+    nonce = f":{continuation.mark.created}:{continuation.mark.offset}:{continuation.sequence}:{tasks.created_at}"
     return StreamGap(reason, nonce, last) if reason else None
 
 
@@ -72,5 +72,5 @@ def resume_at(mark: StreamMark, position: int, stream: StreamState) -> Continuat
 def _begin_anew(mark: StreamMark, wanted: int, stream: StreamState, gap: str) -> Continuation:
     last = max(mark.last, wanted - 1)
     now = StreamMark(created=stream.created_at, offset=mark.offset + last, tasks=mark.tasks)
-    held = f"{stream.num_messages} are there now" if stream.num_messages else "it is empty now"
-    return Continuation(now, stream.first_seq, f"{gap} {last} messages, and {held}")
+    remainder = f"{stream.num_messages} are there now" if stream.num_messages else "it is empty now"
+    return Continuation(now, stream.first_seq, f"{gap} {last} messages, and {remainder}")

@@ -62,7 +62,7 @@ def corrected(
     return Corrected(
         old_log_probs=list(sampled if rule.bypass_mode else now),
         importance=[part * np.float32(factor) for part in importance],
-        segments=[np.where(left > 0, own, NOT_TRAINED) for left, own in zip(remaining, numbers, strict=True)],
+        segments=[np.where(left > 0, segment, NOT_TRAINED) for left, segment in zip(remaining, numbers, strict=True)],
         metrics={**{name: float(value) for name, value in metrics.items()}, "ess": share, "trust": factor},
     )
 
@@ -74,7 +74,7 @@ def effective_share(now: Sequence[Floats], sampled: Sequence[Floats], numbers: S
     hide what is measured.
     """
     parts = zip(now, sampled, numbers, strict=True)
-    moved = np.concatenate([(new - old)[own != NOT_TRAINED] for new, old, own in parts]).astype(np.float64)
+    moved = np.concatenate([(new - old)[segment != NOT_TRAINED] for new, old, segment in parts]).astype(np.float64)
     ratios = np.exp(np.clip(moved, -20.0, 20.0))
     return float(ratios.sum() ** 2 / (len(ratios) * (ratios**2).sum())) if len(ratios) else 1.0
 

@@ -39,26 +39,26 @@ class Ranks:
                     dist.init_process_group(backend=backend, init_method=where, rank=0, world_size=1)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
-    def told(self, what: T | None = None) -> T:
+    def broadcast(self, what: T | None = None) -> T:
         """What the first rank says, on every rank; the others pass nothing."""
         import torch
 
-        said = [what]
+        objects = [what]
         if self.size > 1:
-            self._dist.broadcast_object_list(said, src=0, device=torch.device("cpu"))
-        return said[0]  # type: ignore[return-value]
+            self._dist.broadcast_object_list(objects, src=0, device=torch.device("cpu"))
+        return objects[0]  # type: ignore[return-value]
 
-    def gathered(self, own: dict[int, Any]) -> dict[int, Any]:
+    def all_gather(self, part: dict[int, Any]) -> dict[int, Any]:
         """The union of what every rank has, by key, on every rank."""
         if self.size == 1:
-            return own
+            return part
         parts: list[Any] = [None] * self.size
-        self._dist.all_gather_object(parts, own)
+        self._dist.all_gather_object(parts, part)
         return {key: value for part in parts for key, value in part.items()}
 
     def mean(self, metrics: dict[str, float]) -> dict[str, float]:
         """The mean over ranks of each metric, on every rank."""
-        parts = self.gathered({self.rank: metrics}).values()
+        parts = self.all_gather({self.rank: metrics}).values()
         names = dict.fromkeys(name for part in parts for name in part)
         return {name: sum(part.get(name, 0.0) for part in parts) / self.size for name in names}
 
@@ -70,13 +70,13 @@ def is_follower() -> bool:
 
 def shares(rows: Sequence[Row], size: int) -> list[list[int]]:
     """Places of the rows for each rank: the longest first, each to the rank that has the fewest tokens."""
-    held: list[list[int]] = [[] for _ in range(size)]
+    shares_of_ranks: list[list[int]] = [[] for _ in range(size)]
     tokens = [0] * size
     for place in sorted(range(len(rows)), key=lambda place: (-len(rows[place].ids), place)):
-        rank = min(range(size), key=lambda one: (tokens[one], one))
-        held[rank].append(place)
+        rank = min(range(size), key=lambda index: (tokens[index], index))
+        shares_of_ranks[rank].append(place)
         tokens[rank] += len(rows[place].ids)
-    return [sorted(part) for part in held]
+    return [sorted(part) for part in shares_of_ranks]
 
 
 @contextmanager

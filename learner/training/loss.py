@@ -50,7 +50,7 @@ def policy_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_grou
         return model_output["log_probs"].values().sum() * 0.0, {}
     now = calls.predicted(model_output["log_probs"])
     weights = calls.field(data, "weights")
-    given = {
+    arguments = {
         "log_prob": now,
         "advantages": calls.field(data, "advantages"),
         "response_mask": calls.mask,
@@ -61,10 +61,10 @@ def policy_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_grou
     }
     old = calls.field(data, "old_log_probs")
     if is_reinforce(settings):
-        loss, said = compute_policy_loss_reinforce(rollout_log_prob=old, **given)
+        loss, loss_metrics = compute_policy_loss_reinforce(rollout_log_prob=old, **arguments)
     else:
-        loss, said = get_policy_loss_fn(actor.policy_loss)(old_log_prob=old, **given)
-    metrics = {**said, "actor/pg_loss": _summed(loss)}
+        loss, loss_metrics = get_policy_loss_fn(actor.policy_loss)(old_log_prob=old, **arguments)
+    metrics = {**loss_metrics, "actor/pg_loss": _summed(loss)}
     if "entropy" in model_output:
         entropy = (calls.predicted(model_output["entropy"]) * weights).sum() * ranks
         metrics["actor/entropy_loss"] = _summed(entropy)

@@ -59,24 +59,24 @@ def to_engine(rows: Sequence[Row], fields: Mapping[str, Sequence[NDArray[Any]]],
 
 def from_engine(output: Any, rows: Sequence[Row]) -> list[Floats]:
     """Per row ``float32[N]`` of a per-token output: a token is predicted at the place before it; 0 for the first."""
-    found = []
+    outputs = []
     for part, row in zip(output.unbind(), rows, strict=True):
         values = np.zeros(len(row.ids), dtype=np.float32)
         values[1:] = part[:-1].detach().float().cpu().numpy()
-        found.append(values)
-    return found
+        outputs.append(values)
+    return outputs
 
 
 def segments_of(rows: Sequence[Row]) -> list[NDArray[np.int64]]:
     """Per row ``int64[N]``: a number for each call in each row, counted over all rows; `NOT_TRAINED` for context."""
-    found, first = [], 0
+    segments, first = [], 0
     for row in rows:
         numbers = np.full(len(row.ids), NOT_TRAINED, dtype=np.int64)
-        names, own = np.unique(row.calls[row.trained], return_inverse=True)
-        numbers[row.trained] = first + own
-        found.append(numbers)
+        names, inverse = np.unique(row.calls[row.trained], return_inverse=True)
+        numbers[row.trained] = first + inverse
+        segments.append(numbers)
         first += len(names)
-    return found
+    return segments
 
 
 class Segments:
@@ -87,8 +87,8 @@ class Segments:
 
     def __init__(self, numbers: Sequence[NDArray[np.int64]]) -> None:
         """``numbers`` as of `segments_of`."""
-        self._trained = [np.not_equal(own, NOT_TRAINED) for own in numbers]
-        flat = np.concatenate([own[trained] for own, trained in zip(numbers, self._trained, strict=True)])
+        self._trained = [np.not_equal(number, NOT_TRAINED) for number in numbers]
+        flat = np.concatenate([number[trained] for number, trained in zip(numbers, self._trained, strict=True)])
         lengths = np.unique(flat, return_counts=True)[1]
         self.mask = np.arange(lengths.max(initial=0))[None] < lengths[:, None]
         """``bool[S, T]``"""
@@ -97,18 +97,18 @@ class Segments:
         """``float32[S, T]`` tensor, 0 where there is no token, of an array for each row."""
         import torch
 
-        made = np.zeros(self.mask.shape, dtype=np.float32)
-        made[self.mask] = np.concatenate([part[own] for part, own in zip(parts, self._trained, strict=True)])
-        return torch.from_numpy(made)
+        matrix = np.zeros(self.mask.shape, dtype=np.float32)
+        matrix[self.mask] = np.concatenate([part[trained] for part, trained in zip(parts, self._trained, strict=True)])
+        return torch.from_numpy(matrix)
 
     def rows(self, matrix: Any) -> list[Floats]:
         """The inverse of `matrix`: an array for each row, 0 for context."""
         flat = np.asarray(matrix, dtype=np.float32)[self.mask]
-        found, at = [], 0
-        for own in self._trained:
-            values = np.zeros(len(own), dtype=np.float32)
-            count = int(own.sum())
-            values[own] = flat[at : at + count]
-            found.append(values)
+        parts, at = [], 0
+        for trained in self._trained:
+            values = np.zeros(len(trained), dtype=np.float32)
+            count = int(trained.sum())
+            values[trained] = flat[at : at + count]
+            parts.append(values)
             at += count
-        return found
+        return parts

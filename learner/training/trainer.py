@@ -32,7 +32,7 @@ def _together(method: "Callable[Concatenate[Trainer, P], T]") -> "Callable[Conca
     @wraps(method)
     def call(self: "Trainer", *arguments: P.args, **named: P.kwargs) -> T:
         if self.ranks.rank == 0:
-            self.ranks.told((method.__name__, arguments, named))
+            self.ranks.broadcast((method.__name__, arguments, named))
         return method(self, *arguments, **named)
 
     return call  # type: ignore[return-value]
@@ -66,8 +66,8 @@ class Trainer:
     def follow(self) -> None:
         """Do what the first rank does, until it says that it is done."""
         while True:
-            said: tuple[str, Any, Any] = self.ranks.told()
-            name, arguments, named = said
+            request: tuple[str, Any, Any] = self.ranks.broadcast()
+            name, arguments, named = request
             if name == "done":
                 return
             getattr(self, name)(*arguments, **named)
@@ -75,7 +75,7 @@ class Trainer:
     def done(self) -> None:
         """The other ranks may end."""
         if self.ranks.rank == 0:
-            self.ranks.told(("done", (), {}))
+            self.ranks.broadcast(("done", (), {}))
 
     @_together
     def step(self, batch: Batch) -> dict[str, float]:
@@ -83,17 +83,17 @@ class Trainer:
         rows, actor = batch.rows, self._settings.actor
         now = self._infer(self._engine, rows, "log_probs")
         correction = corrected(now, [row.logprobs for row in rows], segments_of(rows), self._settings)
-        given = [batch.advantage_of_tokens(row) for row in rows]
+        advantages = [batch.advantage_of_tokens(row) for row in rows]
         per_token: dict[str, Arrays] = {
             "segments": correction.segments,
             "old_log_probs": correction.old_log_probs,
             "importance": correction.importance,
         }
         if self._critic is None:
-            per_token["advantages"] = given
+            per_token["advantages"] = advantages
         else:
             values = self._infer(self._critic.engine, rows, "values")
-            judgement = judged(rows, given, values, self._settings)
+            judgement = judged(rows, advantages, values, self._settings)
             per_token |= {"values": values, "advantages": judgement.advantages, "returns": judgement.returns}
         if actor.use_kl_loss:
             per_token["ref_log_prob"] = self._reference_log_probs(rows)
@@ -138,13 +138,13 @@ class Trainer:
         """One optimiser step on rows whose weights add up by themselves; metrics over all ranks."""
         weights = row_weights(rows, self._settings.actor.loss_agg_mode)
         weighted = [np.full(len(row.ids), weight, np.float32) for row, weight in zip(rows, weights, strict=True)]
-        _, share, own = self._own_share(rows, {**per_token, "weights": weighted})
-        batch = to_engine(share, own, self._train)
+        _, share, fields = self._own_share(rows, {**per_token, "weights": weighted})
+        batch = to_engine(share, fields, self._train)
         metrics: dict[str, Any] = {}
         if self._critic is not None:
             metrics |= self._critic.train(batch.copy())
-        made = self._engine.lr_scheduler.last_epoch  # steps, those before a restart included
-        if self._critic is None or made >= self._settings.critic.warmup:
+        num_steps = self._engine.lr_scheduler.last_epoch  # steps, those before a restart included
+        if self._critic is None or num_steps >= self._settings.critic.warmup:
             with self._engine.train_mode():
                 out = self._engine.train_batch(batch.copy(), partial(policy_loss, self._settings))
             metrics |= {"actor/grad_norm": out["metrics"].pop("grad_norm"), **out["metrics"]}
@@ -156,33 +156,33 @@ class Trainer:
         names = list(dict.fromkeys(tasks.get(row.rollout, row.rollout) for row in batch.rows))
         size = self._settings.actor.ppo_mini_batch_size or len(names)
         at = {name: number // size for number, name in enumerate(names)}
-        found: dict[int, list[int]] = {}
+        segments: dict[int, list[int]] = {}
         for place, row in enumerate(batch.rows):
-            found.setdefault(at[tasks.get(row.rollout, row.rollout)], []).append(place)
-        return list(found.values())
+            segments.setdefault(at[tasks.get(row.rollout, row.rollout)], []).append(place)
+        return list(segments.values())
 
     def _infer(self, engine: Any, rows: Sequence[Row], what: str) -> list[Floats]:
         """An output per token of all rows, on every rank."""
         places, share, _ = self._own_share(rows, {})
         with engine.eval_mode():
             out = engine.infer_batch(to_engine(share, {}, self._forward))["model_output"][what]
-        found = self.ranks.gathered(dict(zip(places, from_engine(out, share), strict=False)))
-        return [found[place] for place in range(len(rows))]
+        outputs = self.ranks.all_gather(dict(zip(places, from_engine(out, share), strict=False)))
+        return [outputs[place] for place in range(len(rows))]
 
     def _own_share(
         self, rows: Sequence[Row], fields: dict[str, Arrays]
     ) -> tuple[list[int], list[Row], dict[str, Arrays]]:
         """The places of this rank's rows; these with their fields, made up to as many as every rank has."""
-        held = shares(rows, self.ranks.size)
-        places = held[self.ranks.rank]
-        extra = max(map(len, held)) - len(places)
+        shares_of_ranks = shares(rows, self.ranks.size)
+        places = shares_of_ranks[self.ranks.rank]
+        extra = max(map(len, shares_of_ranks)) - len(places)
         blank = {name: np.zeros(len(EMPTY.ids), parts[0].dtype) for name, parts in fields.items()}
         if "segments" in blank:
             blank["segments"] = EMPTY.calls
-        own: dict[str, Arrays] = {
+        padded: dict[str, Arrays] = {
             name: [*parts, *[blank[name]] * extra] for name, parts in _picked(fields, places).items()
         }
-        return places, [*(rows[place] for place in places), *[EMPTY] * extra], own
+        return places, [*(rows[place] for place in places), *[EMPTY] * extra], padded
 
     def _reference_log_probs(self, rows: Sequence[Row]) -> list[Floats]:
         if self._reference is not None:
@@ -209,5 +209,5 @@ def _number(value: Any) -> float:
     if hasattr(value, "aggregate"):
         value = value.aggregate()
     if isinstance(value, list | tuple):
-        return float(np.mean([_number(one) for one in value])) if value else 0.0
+        return float(np.mean([_number(value_of) for value_of in value])) if value else 0.0
     return float(value)

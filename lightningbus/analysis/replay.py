@@ -27,7 +27,7 @@ def replay_step(client: Client, run: str | None, number: int, checkpoints: Path 
     history = RunHistory.open(client, run)
     (step,) = history.steps(number, number)
     batch = _batch(history, step, step.settings)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "step": number,
         "rollouts": len(batch.uses),
         "rows": len(batch.rows),
@@ -36,7 +36,7 @@ def replay_step(client: Client, run: str | None, number: int, checkpoints: Path 
         "same_batch": batch.digest() == step.digest,
     }
     if checkpoints is None:
-        return found
+        return result
     try:
         before = Checkpoints(checkpoints).of_step(number - 1)
     except CheckpointError as error:
@@ -49,7 +49,7 @@ def replay_step(client: Client, run: str | None, number: int, checkpoints: Path 
     trainer.load(before / TRAINER)
     metrics = trainer.step(batch)
     same = all(metrics[name] == step.metrics.get(name) for name in ("actor/loss", "actor/grad_norm"))
-    return {**found, "loss": metrics["actor/loss"], "grad_norm": metrics["actor/grad_norm"], "same_loss": same}
+    return {**result, "loss": metrics["actor/loss"], "grad_norm": metrics["actor/grad_norm"], "same_loss": same}
 
 
 def train_offline(
@@ -130,7 +130,7 @@ def _iter_conversations(rollout: Rollout) -> Iterator[dict[str, Any]]:
         if place in extended:
             continue  # an earlier turn of one that follows
         request, answer = json.loads(call.request), json.loads(call.response)
-        asked = request.get("messages", [{"role": "user", "content": request.get("prompt", "")}])
+        messages = request.get("messages", [{"role": "user", "content": request.get("prompt", "")}])
         answer = answer if isinstance(answer, dict) else {"role": "assistant", "content": answer}
-        said = {"messages": [*asked, answer], "rollout": rollout.id, "role": call.role, "reward": rollout.reward}
-        yield {**said, "tools": request["tools"]} if "tools" in request else said
+        line = {"messages": [*messages, answer], "rollout": rollout.id, "role": call.role, "reward": rollout.reward}
+        yield {**line, "tools": request["tools"]} if "tools" in request else line

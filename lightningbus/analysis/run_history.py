@@ -88,13 +88,13 @@ class RunHistory:
         if run in names and run is not None:
             return cls(sql, run)
         there = ", ".join(names) or "none"
-        asked = "say which" if run is None else f"there is no {run!r}"
-        raise UserError(f"--run: {asked}; runs with training steps: {there}")
+        advice = "say which" if run is None else f"there is no {run!r}"
+        raise UserError(f"--run: {advice}; runs with training steps: {there}")
 
     def steps(self, first: int, last: int) -> list[RecordedStep]:
         """Training steps in order; raises `UserError` if one of them is not on record."""
-        found = self._rows(STEPS, first=first, last=last)
-        missing = sorted(set(range(first, last + 1)) - {row["step"] for row in found})
+        rows = self._rows(STEPS, first=first, last=last)
+        missing = sorted(set(range(first, last + 1)) - {row["step"] for row in rows})
         if missing:
             raise UserError(f"step {missing[0]} of run {self._run!r} is not on record")
         return [
@@ -107,27 +107,30 @@ class RunHistory:
                 digest=row["batch_sha256"],
                 metrics=row["metrics"],
             )
-            for row in found
+            for row in rows
         ]
 
     def groups(self, step: RecordedStep) -> list[RolloutGroup]:
         """The groups a step was made of, in their order; raises `UserError` when rollouts are gone."""
         uses = self._rows(USES, step=step.number)
-        rollouts = {one.execution: one for one in self.rollouts([use["execution_id"] for use in uses], step.settings)}
+        rollouts = {
+            rollout.execution: rollout
+            for rollout in self.rollouts([use["execution_id"] for use in uses], step.settings)
+        }
         gone = [use["rollout_id"] for use in uses if use["execution_id"] not in rollouts]
         if gone:
             raise UserError(f"step {step.number}: {len(gone)} rollouts are not on record any more, e.g. {gone[0]}")
-        made = []
+        groups = []
         for task, members in groupby(uses, key=lambda use: str(use["task_id"])):
-            own = {one.id: one for one in (rollouts[use["execution_id"]] for use in members)}
-            made.append(RolloutGroup(task, len(own), 0.0, own))
-        return made
+            by_id = {rollout.id: rollout for rollout in (rollouts[use["execution_id"]] for use in members)}
+            groups.append(RolloutGroup(task, len(by_id), 0.0, by_id))
+        return groups
 
     def best_rollouts(self, per_task: int, least: float) -> list[Rollout]:
         """The best rollouts of each training task with at least a reward, best first."""
         executions = [row["execution_id"] for row in self._rows(BEST, most=per_task, least=least)]
-        found = {one.execution: one for one in self.rollouts(executions, None)}
-        return [found[execution] for execution in executions]
+        rollouts = {rollout.execution: rollout for rollout in self.rollouts(executions, None)}
+        return [rollouts[execution] for execution in executions]
 
     def rollouts(self, executions: Sequence[str], settings: LearnerSettings | None) -> Iterator[Rollout]:
         """Whole attempts; what their spans earn them is by the rules of ``settings``."""

@@ -19,14 +19,14 @@ from schemas.spans import SpanBatch
 COLOURS = {"ok": "green", "preempted": "dim"}
 
 
-async def tail_rollouts(given: str | None, run: str, outcome: str, as_json: bool, count: int | None) -> None:
+async def tail_rollouts(url: str | None, run: str, outcome: str, as_json: bool, count: int | None) -> None:
     """Print until asked to stop, or until ``count`` have been printed; ``given`` is where the bus is, if said."""
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
     console = output()
     seen: set[str] = set()  # a publisher that heard no acknowledgement sends again
 
-    async def heard(message: Msg) -> None:
+    async def on_message(message: Msg) -> None:
         try:
             batch = decode(SpanBatch, message.data)
         except DecodeError:
@@ -36,17 +36,17 @@ async def tail_rollouts(given: str | None, run: str, outcome: str, as_json: bool
         if (run and batch.run_id != run) or (outcome and batch.end.outcome != outcome):
             return
         seen.add(batch.execution_id)
-        said = summarize(batch)
+        summary = summarize(batch)
         if as_json:
-            print(printable_json(said), flush=True)
+            print(printable_json(summary), flush=True)
         else:
-            console.print(format_line(said))
+            console.print(format_line(summary))
         if count is not None and len(seen) >= count:
             stop.set()
 
-    async with connect(given, "tail") as bus:
+    async with connect(url, "tail") as bus:
         for mode in ("train", "eval"):
-            await bus.nc.subscribe(subjects.rollout(mode), cb=heard)
+            await bus.nc.subscribe(subjects.rollout(mode), cb=on_message)
         await bus.nc.flush()
         print("following; Ctrl-C stops", file=sys.stderr, flush=True)
         await stop.wait()
@@ -73,16 +73,16 @@ def summarize(batch: SpanBatch) -> dict[str, Any]:
     }
 
 
-def format_line(said: dict[str, Any]) -> Text:
+def format_line(summary: dict[str, Any]) -> Text:
     """One attempt in a line."""
-    reward = "" if said["reward"] is None else f"{said['reward']:.3g}"
-    low, high = said["versions"]
+    reward = "" if summary["reward"] is None else f"{summary['reward']:.3g}"
+    low, high = summary["versions"]
     versions = "" if high is None else f"v{high}" if low == high else f"v{low}–{high}"
-    again = f" attempt {said['attempt']}" if said["attempt"] > 1 else ""
-    shown = Text(f"{said['ended'][11:19]}  {said['run']}  {said['rollout']:<28}  ")
-    shown.append(f"{said['outcome']:<11}", COLOURS.get(said["outcome"], "red"))
-    shown.append(
-        f"  reward {reward:<5}  {said['seconds']:7.3f} s  {said['calls']:>3} calls  {said['tokens']:>6} tokens"
+    again = f" attempt {summary['attempt']}" if summary["attempt"] > 1 else ""
+    text = Text(f"{summary['ended'][11:19]}  {summary['run']}  {summary['rollout']:<28}  ")
+    text.append(f"{summary['outcome']:<11}", COLOURS.get(summary["outcome"], "red"))
+    text.append(
+        f"  reward {reward:<5}  {summary['seconds']:7.3f} s  {summary['calls']:>3} calls  {summary['tokens']:>6} tokens"
     )
-    shown.append(f"  {versions:<7}{again}  {said['error'][:120]}".rstrip())
-    return shown
+    text.append(f"  {versions:<7}{again}  {summary['error'][:120]}".rstrip())
+    return text

@@ -56,16 +56,16 @@ class Transcript:
     @classmethod
     def load(cls, client: Client, rollout: str, run: str) -> "Transcript":
         """Of the newest such rollout of a run (empty: of any); raises `UserError` when there is none. Blocks."""
-        found = _rows(client, ROLLOUT, run_id=run, rollout_id=rollout)
-        if not found:
+        rows = _rows(client, ROLLOUT, run_id=run, rollout_id=rollout)
+        if not rows:
             raise UserError(
                 f"no rollout is called {rollout!r}; `lightningbus report slowest_rollouts` has some that are"
             )
-        which = {name: found[-1][name] for name in ("run_id", "rollout_id", "execution_id")}
+        which = {name: rows[-1][name] for name in ("run_id", "rollout_id", "execution_id")}
         tokens: dict[int, list[Mapping[str, Any]]] = {}
         for row in _rows(client, TOKENS, **which):
             tokens.setdefault(row["call"], []).append(row)
-        return cls(found[-1], _rows(client, CALLS, **which), tokens, _rows(client, SPANS, **which))
+        return cls(rows[-1], _rows(client, CALLS, **which), tokens, _rows(client, SPANS, **which))
 
     def show_json(self) -> None:
         """One JSON object."""
@@ -75,27 +75,27 @@ class Transcript:
     def show(self, color: str) -> None:
         """As text; ``color`` is what the colour of a token shows."""
         console = Terminal(highlight=False)
-        said = self.rollout
-        reward = "none" if said["reward"] is None else f"{said['reward']:.4g}"
+        rollout = self.rollout
+        reward = "none" if rollout["reward"] is None else f"{rollout['reward']:.4g}"
         heading = (
-            f" of run {said['run_id']}: {said['outcome']}, reward {reward}, "
-            f"{said['num_calls']} calls, {said['response_tokens']} tokens, {said['seconds']:.3f} s, "
-            f"attempt {said['attempt']}"
+            f" of run {rollout['run_id']}: {rollout['outcome']}, reward {reward}, "
+            f"{rollout['num_calls']} calls, {rollout['response_tokens']} tokens, {rollout['seconds']:.3f} s, "
+            f"attempt {rollout['attempt']}"
         )
-        console.print(Text.assemble((said["rollout_id"], "bold"), heading))
-        if said["error"]:
-            console.print(Text(said["error"], "red"))
-        told = 0  # messages shown so far
+        console.print(Text.assemble((rollout["rollout_id"], "bold"), heading))
+        if rollout["error"]:
+            console.print(Text(rollout["error"], "red"))
+        num_shown = 0  # messages shown so far
         waiting = list(self.spans)
         for call in self.calls:
             while waiting and waiting[0]["started_at"] < call["started_at"]:
                 console.print(_span(waiting.pop(0)))
             tokens = self.tokens.get(call["call"], [])
             console.print(Rule(Text(_format_heading(call, tokens)), align="left", style="dim"))
-            asked = _messages(call["request"])
-            for role, text in asked[told if told < len(asked) else 0 :]:
+            messages = _messages(call["request"])
+            for role, text in messages[num_shown if num_shown < len(messages) else 0 :]:
                 console.print(Text.assemble((f"{role}: ", "bold cyan"), text))
-            told = len(asked) + 1
+            num_shown = len(messages) + 1
             console.print(Text.assemble(("assistant: ", "bold magenta"), _format_completion(call, tokens, color)))
         for span in waiting:
             console.print(_span(span))
@@ -124,7 +124,10 @@ def _messages(request: str) -> list[tuple[str, str]]:
         return [("request", request)]
     if "messages" not in body:
         return [("prompt", _plain(body.get("prompt")))]
-    return [(str(one.get("role")), _plain(one.get("content") or one.get("tool_calls"))) for one in body["messages"]]
+    return [
+        (str(message.get("role")), _plain(message.get("content") or message.get("tool_calls")))
+        for message in body["messages"]
+    ]
 
 
 def _plain(value: Any) -> str:
@@ -149,9 +152,9 @@ def _style(token: Mapping[str, Any], color: str) -> str:
 
 def _span(span: Mapping[str, Any]) -> Text:
     bad = span["status"] == "error"
-    name, said = span["name"], span["attributes"]
-    kind, own = kind_of(name, said), entity_name(name, said)
-    called = [kind if kind != "other" else "", name, own if own not in name else ""]
-    shown = Text(f"  [{' '.join(filter(None, called))} {span['seconds']:.3f} s", "red" if bad else "yellow")
-    shown.append(f": {span['status_message']}]" if bad else "]")
-    return shown.append(f" {summarize(name, said)}".rstrip(), "dim")
+    name, attributes = span["name"], span["attributes"]
+    kind, entity = kind_of(name, attributes), entity_name(name, attributes)
+    called = [kind if kind != "other" else "", name, entity if entity not in name else ""]
+    text = Text(f"  [{' '.join(filter(None, called))} {span['seconds']:.3f} s", "red" if bad else "yellow")
+    text.append(f": {span['status_message']}]" if bad else "]")
+    return text.append(f" {summarize(name, attributes)}".rstrip(), "dim")

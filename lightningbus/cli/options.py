@@ -53,17 +53,17 @@ SizeOption = Annotated[
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def load_settings(kind: type[S], file: Path | None, /, **given: Any) -> S:
+def load_settings(kind: type[S], file: Path | None, /, **options: Any) -> S:
     """Settings from a file and the options given, which win; ends with the sentence that names a wrong field."""
     fields = exit_on_user_error(load_fields, file) if file is not None else {}
-    fields |= {name: value for name, value in given.items() if value is not None}
+    fields |= {name: value for name, value in options.items() if value is not None}
     return exit_on_user_error(validate_settings, kind, fields, str(file) if file is not None else "settings")
 
 
 def with_api_key(settings: S, at: BusEndpoint) -> S:
     """Settings of a role, with the place's inference API key unless they name their own."""
-    given = getattr(settings, "inference_api_key_file", None) or at.inference_api_key
-    return settings.model_copy(update={"inference_api_key_file": given})
+    key_file = getattr(settings, "inference_api_key_file", None) or at.inference_api_key
+    return settings.model_copy(update={"inference_api_key_file": key_file})
 
 
 @contextmanager

@@ -38,9 +38,9 @@ def _section(name: str, kind: type[BaseModel]) -> Iterator[str]:
 def _rows(kind: type[BaseModel], prefix: str) -> Iterator[str]:
     for name, field in kind.model_fields.items():
         inner = _model_in(field.annotation)
-        said = (field.description or "").replace("|", "\\|")
-        if said or inner is None:
-            yield f"| `{prefix}{name}` | {_default(field, inner)} | {said} |"
+        description = (field.description or "").replace("|", "\\|")
+        if description or inner is None:
+            yield f"| `{prefix}{name}` | {_default(field, inner)} | {description} |"
         if inner is not None:
             yield from _rows(inner, f"{prefix}{name}.")
 
@@ -49,7 +49,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     """The settings that a field holds, if it holds some: one, a list of them, or perhaps none."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for part in get_args(annotation) if (found := _model_in(part)) is not None), None)
+    return next((model for part in get_args(annotation) if (model := _model_in(part)) is not None), None)
 
 
 def _default(field: FieldInfo, inner: type[BaseModel] | None) -> str:

@@ -68,16 +68,16 @@ async def _play(job: DemoConfig, directory: RunDirectory) -> tuple[dict[str, Any
     """The run's figures, and one of its rollouts."""
     work = directory.path / "work"
     settings, learner, heldout = _settings(job, work)
-    async with start_stack(directory, BusSettings(port=0), "lightningbus demo") as made:
+    async with start_stack(directory, BusSettings(port=0), "lightningbus demo") as stack:
         sizes = ["--train", job.train, "--heldout", job.heldout, "--seed", job.seed, "--out", work]
-        await made.or_child_failure(_python(made, "problems.py", sizes))
-        made.view.set_phase("making a small model that is mostly wrong; starting vLLM and runners beside")
+        await stack.or_child_failure(_python(stack, "problems.py", sizes))
+        stack.view.set_phase("making a small model that is mostly wrong; starting vLLM and runners beside")
         sizes = ["--out", work / "model", "--seed", job.seed, "--steps", job.warm_steps, "--threads", 1]
-        making = asyncio.create_task(_python(made, "model.py", sizes))
+        making = asyncio.create_task(_python(stack, "model.py", sizes))
         try:
             # vLLM takes its weights from the bus: a tokenizer and a configuration are all it needs to start.
             await _wait_for_model_config(work / "model", making)
-            figures = await train_job.train(made, settings, learner, heldout, making)
+            figures = await train_job.train(stack, settings, learner, heldout, making)
         finally:
             making.cancel()
         return figures, await asyncio.to_thread(_find_example_rollout, directory)
@@ -115,7 +115,7 @@ async def _wait_for_model_config(model: Path, making: asyncio.Task[None]) -> Non
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _python(made: LocalStack, script: str, arguments: list[Any]) -> None:
+async def _python(stack: LocalStack, script: str, arguments: list[Any]) -> None:
     process = await spawn(
         sys.executable,
         str(EXAMPLE / script),
@@ -128,11 +128,11 @@ async def _python(made: LocalStack, script: str, arguments: list[Any]) -> None:
     try:
         async for line in process.stderr:
             last = line.decode(errors="replace").strip() or last
-            made.view.note = last
+            stack.view.note = last
         code = await process.wait()
     finally:
         await kill_group(process)
-    made.view.note = ""
+    stack.view.note = ""
     if code:
         raise UserError(f"{script} failed: {last}")
 

@@ -123,8 +123,8 @@ class LiveView:
             self._remember()
             for alarm in firing_alerts(self._fleet.members()):
                 self._console.print(f"ALARM  {alarm}", highlight=False, soft_wrap=True, markup=False)
-            said = [_line(beat) for beat in self._fleet.members() if beat.role in ("learner", "inference")]
-            for line in said or [""]:
+            lines = [_line(beat) for beat in self._fleet.members() if beat.role in ("learner", "inference")]
+            for line in lines or [""]:
                 self._console.print(self._headline() + line, highlight=False, soft_wrap=True, markup=False)
 
 

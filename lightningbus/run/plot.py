@@ -29,10 +29,10 @@ def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Se
     axes.fill_between(versions, low, high, color="tab:blue", alpha=0.2, linewidth=0)
     axes.plot(versions, means, color="tab:blue", label="training rollouts, sampled (± standard error)")
     for label, mark, color in (("greedy", "D", "tab:orange"), ("sampled", "o", "tab:green")):
-        found = [one for one in held_out if one.label == label]
+        evaluations = [evaluation for evaluation in held_out if evaluation.label == label]
         axes.plot(
-            [one.version for one in found],
-            [one.accuracy for one in found],
+            [evaluation.version for evaluation in evaluations],
+            [evaluation.accuracy for evaluation in evaluations],
             mark,
             color=color,
             markersize=8,
@@ -56,16 +56,16 @@ def plot_report(path: Path, title: str, plot: Plot, answer: ResultTable) -> None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    columns, found = answer
-    rows = [dict(zip(columns, row, strict=True)) for row in found]
+    columns, records = answer
+    rows = [dict(zip(columns, row, strict=True)) for row in records]
     if not rows:
         raise UserError(f"{title}: nothing to draw yet")
     names = list(dict.fromkeys(str(row[plot.x]) for row in rows))
     height = 4.5 if plot.kind == "line" else 1.5 + 0.3 * len(names) * (1 if plot.stacked else len(plot.y))
     figure, axes = pyplot.subplots(figsize=(8, min(max(height, 3.0), 14.0)), layout="constrained")
-    for label, own in _series(rows, plot):
+    for label, points in _series(rows, plot):
         for place, y in enumerate(plot.y):
-            drawn = [row for row in own if row[y] is not None]
+            drawn = [row for row in points if row[y] is not None]
             named = " ".join(filter(None, [label, y.replace("_", " ") if len(plot.y) > 1 else ""]))
             if plot.kind == "line":
                 _line(axes, drawn, plot, y, named)
@@ -89,12 +89,12 @@ def plot_report(path: Path, title: str, plot: Plot, answer: ResultTable) -> None
 
 def _series(rows: list[dict[str, Any]], plot: Plot) -> list[tuple[str, list[dict[str, Any]]]]:
     """Rows by series; what is the same in all of them is not said."""
-    told = [name for name in plot.series if len({row[name] for row in rows}) > 1]
+    varying = [name for name in plot.series if len({row[name] for row in rows}) > 1]
 
     def label(row: dict[str, Any]) -> str:
-        return " ".join(str(row[name]) for name in told)
+        return " ".join(str(row[name]) for name in varying)
 
-    return [(name, list(own)) for name, own in groupby(sorted(rows, key=label), label)]
+    return [(name, list(members)) for name, members in groupby(sorted(rows, key=label), label)]
 
 
 def _line(axes: Any, rows: list[dict[str, Any]], plot: Plot, y: str, label: str) -> None:

@@ -108,12 +108,12 @@ class RunDirectory:
         """Where the servers are, if the run is up; raises `bus.BusError` when the file that says so is corrupt."""
         path = self.path / "endpoints.json"
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=Endpoints)
+            endpoints = msgspec.json.decode(path.read_bytes(), type=Endpoints)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
             raise BusError(f"{path} cannot be read ({error}): start the run again, or give --bus") from error
-        return found if _alive(found.pid) else None
+        return endpoints if _alive(endpoints.pid) else None
 
 
 def _alive(pid: int) -> bool:

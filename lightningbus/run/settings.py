@@ -138,5 +138,5 @@ def _settings_in(annotation: object) -> object:
     """The settings of ``list[Settings]`` or ``Settings | None``; None where there are none, or several."""
     if not get_args(annotation):
         return annotation
-    inner = [found for argument in get_args(annotation) if (found := _settings_in(argument)) not in (None, type(None))]
+    inner = [kind for argument in get_args(annotation) if (kind := _settings_in(argument)) not in (None, type(None))]
     return inner[0] if len(inner) == 1 else None

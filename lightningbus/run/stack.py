@@ -73,8 +73,8 @@ class KeyPaths:
 
     def environment(self) -> dict[str, str]:
         """What children are told of them."""
-        told = {CREDENTIALS_VARIABLE: self.credentials, API_KEY_VARIABLE: self.inference_api_key}
-        return {name: str(path) for name, path in told.items() if path is not None}
+        variables = {CREDENTIALS_VARIABLE: self.credentials, API_KEY_VARIABLE: self.inference_api_key}
+        return {name: str(path) for name, path in variables.items() if path is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class LocalStack:
     async def wait_for_member(self, fits: Callable[[Heartbeat], bool], what: str, seconds: float) -> Heartbeat:
         """Wait for a process that fits; raises `UserError` when a child fails or nobody comes in time."""
 
-        async def found() -> Heartbeat:
+        async def find_member() -> Heartbeat:
             while True:
                 for beat in self.fleet.members():
                     if fits(beat):
@@ -101,7 +101,7 @@ class LocalStack:
 
         try:
             async with asyncio.timeout(seconds):
-                return await self.or_child_failure(found())
+                return await self.or_child_failure(find_member())
         except TimeoutError:
             raise UserError(f"no {what} within {seconds:g} s: see {self.directory.path / 'logs'}") from None
 
@@ -164,9 +164,9 @@ async def start_stack(directory: RunDirectory, settings: BusSettings, title: str
         supervisor.watch(bus.keep_provisioned(settings.streams, durables))
         exits.push_async_callback(supervisor.stop_all)
         view = await exits.enter_async_context(LiveView(fleet, title, console()).showing())
-        made = LocalStack(directory, bus, url, fleet, supervisor, view, keys)
-        made.write_endpoints()
-        yield made
+        stack = LocalStack(directory, bus, url, fleet, supervisor, view, keys)
+        stack.write_endpoints()
+        yield stack
 
 
 async def up(settings: RunSettings) -> None:
@@ -175,43 +175,43 @@ async def up(settings: RunSettings) -> None:
     on_stop_signals(asyncio.get_running_loop(), stop)
     title = f"lightningbus up · {settings.name}"
     with RunDirectory(settings.runs / settings.name).lock() as directory:
-        async with start_stack(directory, settings.bus, title) as made:
-            await _run(made, settings, stop)
+        async with start_stack(directory, settings.bus, title) as stack:
+            await _run(stack, settings, stop)
 
 
-async def _run(made: LocalStack, settings: RunSettings, stop: asyncio.Event) -> None:
-    for child in child_specs(settings, made.directory.path):
-        await made.supervisor.start(child)
+async def _run(stack: LocalStack, settings: RunSettings, stop: asyncio.Event) -> None:
+    for child in child_specs(settings, stack.directory.path):
+        await stack.supervisor.start(child)
     if settings.store is not None:
-        store = await made.wait_for_member(lambda beat: beat.role == "store", "store", 60)
-        made.write_endpoints(store.address)
-    made.view.set_phase("running; Ctrl-C stops")
+        store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
+        stack.write_endpoints(store.address)
+    stack.view.set_phase("running; Ctrl-C stops")
     if settings.learner is not None:
-        finished = asyncio.create_task(made.supervisor.wait_finished("learner"))
+        finished = asyncio.create_task(stack.supervisor.wait_finished("learner"))
         finished.add_done_callback(lambda _: stop.set())
-    await made.or_child_failure(stop.wait())
-    made.view.set_phase("stopping")
+    await stack.or_child_failure(stop.wait())
+    stack.view.set_phase("stopping")
 
 
 def child_specs(settings: RunSettings, where: Path) -> list[ChildSpec]:
     """The processes of a run, in the order they start; what is left at its default lies in the run's directory."""
-    made: list[ChildSpec] = []
+    specs: list[ChildSpec] = []
     if settings.store is not None:
         placed_store = _with_defaults(settings.store, data_dir=where / "store")
         if placed_store.http_port == 0:  # chosen here, so that a store that is started again is found where it was
             placed_store = placed_store.model_copy(update={"http_port": free_port(placed_store.host)})
-        made.append(ChildSpec("store", "store", placed_store))
+        specs.append(ChildSpec("store", "store", placed_store))
     for number, node in enumerate(settings.inference):
         name = f"inference-{number}"
-        made.append(ChildSpec(name, "inference", _with_defaults(node, work_dir=where / "work" / name, id=name)))
+        specs.append(ChildSpec(name, "inference", _with_defaults(node, work_dir=where / "work" / name, id=name)))
     for number, runner in enumerate(settings.runners):
-        made.append(ChildSpec(f"runner-{number}", "runner", _with_defaults(runner, id=f"runner-{number}")))
+        specs.append(ChildSpec(f"runner-{number}", "runner", _with_defaults(runner, id=f"runner-{number}")))
     if settings.learner is not None:
         placed = _with_defaults(settings.learner, checkpoint_dir=where / "checkpoints", run=settings.name)
-        made.append(ChildSpec("learner", "learner", placed))
-    return made
+        specs.append(ChildSpec("learner", "learner", placed))
+    return specs
 
 
 def _with_defaults(settings: S, **defaults: object) -> S:
-    given = settings.model_fields_set
-    return settings.model_copy(update={name: value for name, value in defaults.items() if name not in given})
+    fields_set = settings.model_fields_set
+    return settings.model_copy(update={name: value for name, value in defaults.items() if name not in fields_set})

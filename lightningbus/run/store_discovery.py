@@ -22,9 +22,9 @@ LISTEN_SECONDS = 2.5
 
 
 @asynccontextmanager
-async def sql_client(given: str | None, database: str, limits: QueryLimits = INTERACTIVE) -> AsyncIterator[Client]:
+async def sql_client(url: str | None, database: str, limits: QueryLimits = INTERACTIVE) -> AsyncIterator[Client]:
     """A reader of whatever holds the latest data: a store that runs, else the latest run's files, opened here."""
-    url = given or os.environ.get(SQL_VARIABLE) or await _running_store()
+    url = url or os.environ.get(SQL_VARIABLE) or await _running_store()
     if url is not None:
         yield await asyncio.to_thread(connect_readonly, url, database, limits)
         return

@@ -52,13 +52,13 @@ CURVE = (
 async def run(settings: RunSettings, job: TrainJob) -> None:
     """A job by itself: its own bus, or the one its settings name, until its end."""
     with RunDirectory(settings.runs / settings.name).lock(fresh=True) as directory:
-        async with start_stack(directory, settings.bus, f"lightningbus train · {settings.name}") as made:
-            figures = await train(made, settings, job.learner, job.eval, None)
+        async with start_stack(directory, settings.bus, f"lightningbus train · {settings.name}") as stack:
+            figures = await train(stack, settings, job.learner, job.eval, None)
     report(figures, directory.path)
 
 
 async def train(
-    made: LocalStack,
+    stack: LocalStack,
     settings: RunSettings,
     learner: LearnerSettings,
     heldout: EvalSettings,
@@ -71,44 +71,44 @@ async def train(
     """
     started = time.monotonic()
     problems = load_tasks(heldout.tasks)
-    client = await _wait_until_serving(made, settings, ready)
-    await _publish_first(made, learner)
-    before = await _evaluate(made, client, settings.name, heldout, problems, await _wait_for_version(made, learner))
-    _write(made, _accuracies("before", before))
-    made.view.set_phase(
+    client = await _wait_until_serving(stack, settings, ready)
+    await _publish_first(stack, learner)
+    before = await _evaluate(stack, client, settings.name, heldout, problems, await _wait_for_version(stack, learner))
+    _write(stack, _accuracies("before", before))
+    stack.view.set_phase(
         f"training: {learner.max_steps} steps of {learner.groups_per_step} x {learner.group_size} rollouts"
     )
-    await made.supervisor.start(ChildSpec("learner", "learner", learner))
-    await made.or_child_failure(made.supervisor.wait_finished("learner"))
-    after = await _evaluate(made, client, settings.name, heldout, problems, await _wait_for_version(made, learner))
-    made.view.set_phase("counting")
-    await _wait_until_stored(made, client, settings.name)
+    await stack.supervisor.start(ChildSpec("learner", "learner", learner))
+    await stack.or_child_failure(stack.supervisor.wait_finished("learner"))
+    after = await _evaluate(stack, client, settings.name, heldout, problems, await _wait_for_version(stack, learner))
+    stack.view.set_phase("counting")
+    await _wait_until_stored(stack, client, settings.name)
     figures = await asyncio.to_thread(_figures, client, settings.name, before, after)
     figures |= {"max_reward": heldout.max_reward, "seconds": round(time.monotonic() - started, 1)}
     curve = await asyncio.to_thread(_curve, client, settings.name)
-    _write(made, figures)
+    _write(stack, figures)
     title = f"{settings.name}: reward over weight versions"
-    plot_rewards(made.directory.path / PICTURE, title, curve, [*before, *after])
+    plot_rewards(stack.directory.path / PICTURE, title, curve, [*before, *after])
     return figures
 
 
-def _write(made: LocalStack, figures: dict[str, Any]) -> None:
+def _write(stack: LocalStack, figures: dict[str, Any]) -> None:
     """What is known by now, in the run's directory."""
-    (made.directory.path / RESULTS).write_text(json.dumps(figures, indent=2) + "\n")
+    (stack.directory.path / RESULTS).write_text(json.dumps(figures, indent=2) + "\n")
 
 
-async def _wait_for_version(made: LocalStack, learner: LearnerSettings) -> int:
+async def _wait_for_version(stack: LocalStack, learner: LearnerSettings) -> int:
     """The newest weight version that nodes serve; one that is to be tried has been by then."""
-    releases = WeightRegistry(made.bus, learner.model)
+    releases = WeightRegistry(stack.bus, learner.model)
 
     async def tried() -> ServingTarget:
         while (choice := await releases.resolve_target()).canary is not None:
-            await made.fleet.wait_for_change()
+            await stack.fleet.wait_for_change()
         return choice
 
     try:
         async with asyncio.timeout(CANARY_TIMEOUT_SECONDS):
-            choice = await made.or_child_failure(tried())
+            choice = await stack.or_child_failure(tried())
     except TimeoutError:
         raise UserError(
             f"no node has tried the last version within {CANARY_TIMEOUT_SECONDS:g} s: see the nodes' logs"
@@ -118,58 +118,58 @@ async def _wait_for_version(made: LocalStack, learner: LearnerSettings) -> int:
     return choice.serve.version
 
 
-async def _wait_until_serving(made: LocalStack, settings: RunSettings, ready: Awaitable[object] | None) -> Client:
+async def _wait_until_serving(stack: LocalStack, settings: RunSettings, ready: Awaitable[object] | None) -> Client:
     """Every process of the job but the learner; a client on its store."""
-    for child in child_specs(settings.model_copy(update={"learner": None}), made.directory.path):
-        await made.supervisor.start(child)
+    for child in child_specs(settings.model_copy(update={"learner": None}), stack.directory.path):
+        await stack.supervisor.start(child)
     if ready is not None:
-        await made.or_child_failure(ready)
-    store = await made.wait_for_member(lambda beat: beat.role == "store", "store", 60)
-    made.write_endpoints(store.address)
+        await stack.or_child_failure(ready)
+    store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
+    stack.write_endpoints(store.address)
     assert settings.store is not None, "a training job has a store"
     try:
         client = await asyncio.to_thread(connect, settings.store.url or store.address, settings.store.database)
-        held = await asyncio.to_thread(query_row, client, STORED_TASKS, {"run_id": settings.name})
+        row = await asyncio.to_thread(query_row, client, STORED_TASKS, {"run_id": settings.name})
     except (StoreUnavailable, ClickHouseError) as error:
         raise UserError(f"the store cannot be asked: {' '.join(str(error).split())[:300]}") from error
-    if held[0]:
+    if row[0]:
         raise UserError(f"the store holds a run {settings.name!r} already: give this one another name")
     return client
 
 
-async def _publish_first(made: LocalStack, learner: LearnerSettings) -> None:
+async def _publish_first(stack: LocalStack, learner: LearnerSettings) -> None:
     """A learner of no steps publishes the model, writes its checkpoint and ends."""
-    made.view.set_phase("publishing version 0")
-    await made.supervisor.start(ChildSpec("learner-first", "learner", learner.model_copy(update={"max_steps": 0})))
-    await made.or_child_failure(made.supervisor.wait_finished("learner-first"))
-    await made.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 120)
+    stack.view.set_phase("publishing version 0")
+    await stack.supervisor.start(ChildSpec("learner-first", "learner", learner.model_copy(update={"max_steps": 0})))
+    await stack.or_child_failure(stack.supervisor.wait_finished("learner-first"))
+    await stack.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 120)
 
 
 async def _evaluate(
-    made: LocalStack, client: Client, run: str, heldout: EvalSettings, problems: list[TaskInput], version: int
+    stack: LocalStack, client: Client, run: str, heldout: EvalSettings, problems: list[TaskInput], version: int
 ) -> list[Evaluation]:
-    made.view.set_phase(f"held-out problems under version {version}: greedy, then sampled")
-    await made.wait_for_member(
+    stack.view.set_phase(f"held-out problems under version {version}: greedy, then sampled")
+    await stack.wait_for_member(
         lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 600
     )
     results = []
     for label, sampling in SAMPLINGS.items():
         samples = heldout.samples if label == "sampled" else 1
         work = evaluate(
-            made.bus, client, run, problems, label=label, version=version, samples=samples, sampling=sampling,
+            stack.bus, client, run, problems, label=label, version=version, samples=samples, sampling=sampling,
             deadline=heldout.deadline, agent=heldout.agent,
         )  # fmt: skip
-        results.append(await made.or_child_failure(work))
-        made.view.note = f"{label}, version {version}: {results[-1].accuracy:.2f}"
+        results.append(await stack.or_child_failure(work))
+        stack.view.note = f"{label}, version {version}: {results[-1].accuracy:.2f}"
     return results
 
 
-async def _wait_until_stored(made: LocalStack, client: Client, run: str) -> None:
+async def _wait_until_stored(stack: LocalStack, client: Client, run: str) -> None:
     """Wait until everything published has ended, as far as it will within half a minute; the count is the store's."""
     try:
         async with asyncio.timeout(30):
             while (await asyncio.to_thread(query_row, client, COUNTS["rollouts_lost"], {"run_id": run}))[0]:
-                await made.fleet.wait_for_change()
+                await stack.fleet.wait_for_change()
     except TimeoutError:
         return
 

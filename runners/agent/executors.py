@@ -81,17 +81,17 @@ class PythonExecutor:
         self._left = self._rollouts or 0
         try:
             async with asyncio.timeout(IMPORT_TIMEOUT_SECONDS):
-                said = await self._hear()
+                reply = await self._hear()
         except TimeoutError:
             await self.stop()
             raise AgentStartError(f"{self._target} was not imported within {IMPORT_TIMEOUT_SECONDS:g} s") from None
         except AgentError as error:
             await self.stop()
             raise AgentStartError(f"{self._target} cannot be loaded: {error}") from error
-        if "error" in said:
-            log.error("%s", shorten(str(said.get("traceback", "")), MAX_TRACEBACK))
+        if "error" in reply:
+            log.error("%s", shorten(str(reply.get("traceback", "")), MAX_TRACEBACK))
             await self.stop()
-            why = shorten(str(said["error"]), MAX_ERROR)
+            why = shorten(str(reply["error"]), MAX_ERROR)
             raise AgentStartError(f"{self._target} cannot be loaded from {self._place.directory}: {why}")
 
     async def run(self, task: Any) -> dict[str, Any]:

@@ -25,11 +25,11 @@ def _found_from_here(program: Path) -> Path:
 
 def paths_of(python: Path) -> dict[str, str]:
     """What a sandbox has to let in: our scripts, the interpreter, its environment, and the installation of that."""
-    found = Path(shutil.which(python) or sys.executable)
-    venv, base = found.parents[1], found.resolve().parents[1]
+    interpreter = Path(shutil.which(python) or sys.executable)
+    venv, base = interpreter.parents[1], interpreter.resolve().parents[1]
     if not (venv / "pyvenv.cfg").exists():  # an interpreter that stands anywhere, perhaps in somebody's home
         venv = base
-    return {"host": str(SCRIPT), "relay": str(RELAY), "python": str(found), "venv": str(venv), "base": str(base)}
+    return {"host": str(SCRIPT), "relay": str(RELAY), "python": str(interpreter), "venv": str(venv), "base": str(base)}
 
 
 def uses_socket(settings: RunnerSettings) -> bool:

@@ -43,10 +43,10 @@ class AgentLauncher:
         """Raises `AgentStartError` if there is no such program; a sandbox finds its own."""
         first = _filled([*self.sandbox, program][0], self.paths)
         if "/" in first:
-            found, where = shutil.which(self.directory / first), str(self.directory)
+            found_at, where = shutil.which(self.directory / first), str(self.directory)
         else:
-            found, where = shutil.which(first, path=self.environment.get("PATH", os.defpath)), "PATH"
-        if found is None:
+            found_at, where = shutil.which(first, path=self.environment.get("PATH", os.defpath)), "PATH"
+        if found_at is None:
             raise AgentStartError(f"{first} is no program in {where}")
 
     async def start(self, *command: str) -> AgentProcess:
@@ -55,7 +55,7 @@ class AgentLauncher:
             try:
                 scratch = Path(tempfile.mkdtemp(prefix="lightningbus-agent-"))
                 undo.callback(remove, scratch)
-                process, said, heard, printed = await self._spawned(scratch, command, undo)
+                process, requests, replies, printed = await self._spawned(scratch, command, undo)
             except OSError as error:
                 first = [*self.sandbox, *command][0]
                 raise AgentStartError(f"{first} cannot be started in {self.directory}: {error}") from error
@@ -63,7 +63,7 @@ class AgentLauncher:
         inmate = AgentProcess(process, scratch, self.limits, OutputForwarder(printed, self.share))
         self.keeper.keep(inmate)
         try:
-            await inmate.connect(said, heard)
+            await inmate.connect(requests, replies)
         except BaseException:  # cancelled before anybody holds it
             await inmate.stop()
             raise
@@ -84,7 +84,7 @@ class AgentLauncher:
 
         # Not asyncio's own pipes: the end of a process would not be heard while anything it left holds one.
         with contextlib.ExitStack() as theirs:
-            (said, stdin), (heard, stdout) = _pair(undo, theirs), _pair(undo, theirs)
+            (requests, stdin), (replies, stdout) = _pair(undo, theirs), _pair(undo, theirs)
             printed, stderr = os.pipe()  # no socket, which could not be opened as /dev/stderr
             undo.callback(os.close, printed)
             theirs.callback(os.close, stderr)
@@ -99,7 +99,7 @@ class AgentLauncher:
                 parent_dies=signal.SIGKILL,
                 prepare=prepare,
             )
-        return process, said, heard, printed
+        return process, requests, replies, printed
 
 
 def _filled(word: str, paths: dict[str, str]) -> str:
@@ -109,7 +109,7 @@ def _filled(word: str, paths: dict[str, str]) -> str:
 
 
 def _pair(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
-    one, other = socket.socketpair()
-    ours.callback(one.close)
-    theirs.callback(other.close)
-    return one, other
+    near, far = socket.socketpair()
+    ours.callback(near.close)
+    theirs.callback(far.close)
+    return near, far

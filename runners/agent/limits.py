@@ -42,7 +42,7 @@ class ResourceLimits:
     def apply(self) -> None:
         """In the child, before the agent's program: what each process of its own is held to by the kernel."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        for which, asked in (
+        for which, bound in (
             (resource.RLIMIT_FSIZE, self.max_file_gib and self.max_file_gib * GIB),
             (resource.RLIMIT_NOFILE, self.max_open_files),
             (
@@ -50,31 +50,31 @@ class ResourceLimits:
                 self.memory_limit_gib and self.memory_limit_gib * GIB,
             ),  # last: the others take memory too
         ):
-            if asked is not None:
+            if bound is not None:
                 hard = resource.getrlimit(which)[1]
-                most = int(asked) if hard == resource.RLIM_INFINITY else min(int(asked), hard)
+                most = int(bound) if hard == resource.RLIM_INFINITY else min(int(bound), hard)
                 resource.setrlimit(which, (most, most))
 
     def find_violation(self, head: int) -> str:
         """Of all processes from the head on, together: a sentence if they take too much, else nothing."""
         tree = [pid for pid in (head, *procfs.descendants(head)) if procfs.is_alive(pid)]
         if self.max_processes is not None and len(tree) > self.max_processes:
-            return f"the agent had {len(tree)} processes; {self._said('max_processes')}"
-        held = sum(map(procfs.rss_bytes, tree)) if self.memory_limit_gib is not None else 0
-        if held > (self.memory_limit_gib or math.inf) * GIB:
-            return f"the agent held {held / GIB:.2f} GiB in {len(tree)} processes; {self._said('memory_limit_gib')}"
+            return f"the agent had {len(tree)} processes; {self._describe('max_processes')}"
+        rss = sum(map(procfs.rss_bytes, tree)) if self.memory_limit_gib is not None else 0
+        if rss > (self.memory_limit_gib or math.inf) * GIB:
+            return f"the agent held {rss / GIB:.2f} GiB in {len(tree)} processes; {self._describe('memory_limit_gib')}"
         return ""
 
     def met(self, error: str) -> str:
         """The limit an agent's error is about, as a sentence; empty if none."""
-        return next((said for sign, name in SIGNS if sign.search(error) and (said := self._said(name))), "")
+        return next((sentence for sign, name in SIGNS if sign.search(error) and (sentence := self._describe(name))), "")
 
     def ended(self, code: int | None) -> str:
         """How a process ended, and which limit may be why."""
         number = 128 - code if code is not None and code > 128 else code  # as a sandbox hands a signal on
-        said = self._said(SIGNALS.get(number or 0, ""))
-        return f"its process ended with {code}" + (f"; {said}" if said else "")
+        sentence = self._describe(SIGNALS.get(number or 0, ""))
+        return f"its process ended with {code}" + (f"; {sentence}" if sentence else "")
 
-    def _said(self, name: str) -> str:
+    def _describe(self, name: str) -> str:
         most = getattr(self, name, None)
         return f"the limit is {name}: {most:g}" if most is not None else ""

@@ -83,10 +83,10 @@ class OutputForwarder:
 
     def _pass_on(self, data: bytes) -> bool:
         """Whether there was room for it."""
-        said = self._begun + data
-        end = said.rfind(b"\n") + 1 or (len(said) if len(said) > READ_BYTES else 0)
-        self._begun = said[end:]
-        return self._say(said[:end])
+        text = self._begun + data
+        end = text.rfind(b"\n") + 1 or (len(text) if len(text) > READ_BYTES else 0)
+        self._begun = text[end:]
+        return self._say(text[:end])
 
     def _say(self, lines: bytes) -> bool:
         if not self._share.take(len(lines)):

@@ -43,10 +43,10 @@ class AgentProcess:
         self._reader: asyncio.StreamReader
         self._writers: list[asyncio.StreamWriter] = []
 
-    async def connect(self, said: socket.socket, heard: socket.socket) -> None:
+    async def connect(self, requests: socket.socket, replies: socket.socket) -> None:
         """Our ends of its standard input and output."""
-        _, writer = await asyncio.open_connection(sock=said)
-        self._reader, other = await asyncio.open_connection(sock=heard, limit=MAX_LINE)
+        _, writer = await asyncio.open_connection(sock=requests)
+        self._reader, other = await asyncio.open_connection(sock=replies, limit=MAX_LINE)
         self._writers = [writer, other]
 
     @property
@@ -70,12 +70,12 @@ class AgentProcess:
 
     async def readline(self) -> bytes:
         """The next of its standard output, empty when there will be none; raises OSError, ValueError for a bad one."""
-        return await self._heard(self._reader.readline())
+        return await self._read_or_exit(self._reader.readline())
 
     async def read_all(self) -> bytes:
         """Its standard output to the end; raises ValueError when that does not come within `MAX_LINE`."""
         printed = bytearray()
-        while data := await self._heard(self._reader.read(READ_BYTES)):
+        while data := await self._read_or_exit(self._reader.read(READ_BYTES)):
             printed += data
             if len(printed) > MAX_LINE:
                 raise ValueError(f"more than {MAX_LINE} bytes")
@@ -94,7 +94,7 @@ class AgentProcess:
         self._printed.close()
         await asyncio.to_thread(remove, self._scratch)
 
-    async def _heard(self, reading: Coroutine[Any, Any, bytes]) -> bytes:
+    async def _read_or_exit(self, reading: Coroutine[Any, Any, bytes]) -> bytes:
         """What is read; nothing once the process has ended, though something it left may hold its output open."""
         read = asyncio.ensure_future(reading)
         try:
@@ -138,10 +138,12 @@ class ProcessWatchdog:
                 log.exception("what agents take could not be looked at")
 
     async def _look(self) -> None:
-        for inmate in [one for one in self._inmates if not one.is_running]:  # before another has its process id
+        for inmate in [
+            inmate for inmate in self._inmates if not inmate.is_running
+        ]:  # before another has its process id
             self._inmates.discard(inmate)
             await kill_group(inmate.process)
-        for inmate in [one for one in self._inmates if one.limits.watched and not one.kill_reason]:
+        for inmate in [inmate for inmate in self._inmates if inmate.limits.watched and not inmate.kill_reason]:
             why = await asyncio.to_thread(inmate.limits.find_violation, inmate.process.pid)
             if why and inmate.is_running:
                 inmate.kill_reason = why
@@ -153,8 +155,8 @@ class ProcessWatchdog:
         """End strays; whether there were any. Not ``at_once``: if seen twice, as a new one may yet be ours."""
         strays = ProcessGuard.orphans()
         for pid in strays if at_once else strays & self._seen:
-            for one in (pid, *procfs.descendants(pid)):
-                kill(one, signal.SIGKILL)
+            for child in (pid, *procfs.descendants(pid)):
+                kill(child, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         self._seen = strays

@@ -51,7 +51,7 @@ class SharedExecutor(PythonExecutor):
         answer = self._answers[job] = asyncio.get_running_loop().create_future()
         try:
             self._say({"job": job, "arguments": arguments, **more})
-            said: dict[str, Any] | str = await asyncio.shield(answer)
+            reply: dict[str, Any] | str = await asyncio.shield(answer)
         except asyncio.CancelledError:
             self._say({"cancel": job})
             await asyncio.wait([answer], timeout=CANCEL_SECONDS)
@@ -60,11 +60,11 @@ class SharedExecutor(PythonExecutor):
             raise
         finally:
             self._answers.pop(job, None)
-        if isinstance(said, str):
-            raise WorkerProcessDied(said)
-        if "error" in said:
-            raise AgentError(str(said["error"]), str(said.get("traceback", "")))
-        return said
+        if isinstance(reply, str):
+            raise WorkerProcessDied(reply)
+        if "error" in reply:
+            raise AgentError(str(reply["error"]), str(reply.get("traceback", "")))
+        return reply
 
     async def stop(self) -> None:
         """End the process group; whoever waits for an answer hears so."""
@@ -74,11 +74,11 @@ class SharedExecutor(PythonExecutor):
     async def _listen(self, inmate: AgentProcess | None) -> None:
         try:
             while self._inmate is inmate:
-                said = await self._hear()
-                job = said.get("job")
+                reply = await self._hear()
+                job = reply.get("job")
                 answer = self._answers.get(job) if isinstance(job, int) else None
                 if answer is not None and not answer.done():
-                    answer.set_result(said)
+                    answer.set_result(reply)
         except AgentError as fault:
             log.warning("%s", fault)
             if self._inmate in (None, inmate):  # else it is of a process whose rollouts know already
@@ -102,8 +102,8 @@ class SharedSlotExecutor:
 
     async def run(self, task: Any) -> dict[str, Any]:
         """One rollout, with a key of its own."""
-        given = self._slot()
-        endpoint = {name: given[variable] for name, variable in ENDPOINT.items()}
+        slot = self._slot()
+        endpoint = {name: slot[variable] for name, variable in ENDPOINT.items()}
         try:
             return await self._shared.serve(task, endpoint=endpoint)
         except WorkerProcessDied as error:

@@ -28,8 +28,8 @@ PR_SET_DUMPABLE = 4
 def main() -> None:
     mode, target = sys.argv[1], sys.argv[2]
     sys.path[0] = ""  # the working directory; it was this script's own, whose modules are not the agent's business
-    asked = os.fdopen(os.dup(0), "rb")  # a copy is closed in whatever program the agent starts
-    said = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
+    requests = os.fdopen(os.dup(0), "rb")  # a copy is closed in whatever program the agent starts
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what the agent prints goes where its errors go
     try:
@@ -39,21 +39,21 @@ def main() -> None:
         if mode == "many" and not inspect.iscoroutinefunction(function):
             raise TypeError(f"{target} is no async function, so it cannot run many rollouts in one process")
     except BaseException as error:
-        say(said, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+        say(replies, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
         return
-    say(said, {"ready": True})
+    say(replies, {"ready": True})
     if mode != "one":
-        asyncio.run(serve_many(asked, said, function))
+        asyncio.run(serve_many(requests, replies, function))
         return
     loop = asyncio.new_event_loop()  # one for all rollouts: a client made at import time keeps its connections
     asyncio.set_event_loop(loop)
     us = os.getpid()
-    for line in asked:
+    for line in requests:
         job = json.loads(line)
         answer = run(loop, function, job["arguments"])
         if os.getpid() != us:  # the agent forked, and this is its child: the answer is its parent's to give
             os._exit(0)
-        say(said, dict(answer, job=job["job"]))
+        say(replies, dict(answer, job=job["job"]))
 
 
 def shut_out() -> None:
@@ -71,27 +71,27 @@ async def serve_many(incoming: BinaryIO, outgoing: TextIO, function: Any) -> Non
     writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, outgoing)
     jobs: dict[int, asyncio.Task[None]] = {}
 
-    async def serve(asked: dict[str, Any]) -> None:
-        answer = await run_one(function, asked)
-        del jobs[asked["job"]]
-        writer.write(json.dumps(dict(answer, job=asked["job"]), default=plain_number).encode() + b"\n")
+    async def serve(request: dict[str, Any]) -> None:
+        answer = await run_one(function, request)
+        del jobs[request["job"]]
+        writer.write(json.dumps(dict(answer, job=request["job"]), default=plain_number).encode() + b"\n")
 
     while True:
         line = await reader.readline()
         if not line:
             return
-        asked = json.loads(line)
-        if "cancel" in asked:
-            if asked["cancel"] in jobs:
-                jobs[asked["cancel"]].cancel()
+        request = json.loads(line)
+        if "cancel" in request:
+            if request["cancel"] in jobs:
+                jobs[request["cancel"]].cancel()
         else:
-            jobs[asked["job"]] = asyncio.ensure_future(serve(asked))
+            jobs[request["job"]] = asyncio.ensure_future(serve(request))
 
 
-async def run_one(function: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    endpoint = [types.SimpleNamespace(**asked["endpoint"])] if "endpoint" in asked else []
+async def run_one(function: Any, request: dict[str, Any]) -> dict[str, Any]:
+    endpoint = [types.SimpleNamespace(**request["endpoint"])] if "endpoint" in request else []
     try:
-        value = function(*asked["arguments"], *endpoint)
+        value = function(*request["arguments"], *endpoint)
         answer = {"value": await value if inspect.isawaitable(value) else value}
         json.dumps(answer, default=plain_number)
         return answer
@@ -103,12 +103,12 @@ async def run_one(function: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 def load(target: str) -> Any:
     module, _, path = target.partition(":")
-    found = importlib.import_module(module)
+    function = importlib.import_module(module)
     for name in path.split("."):
-        found = getattr(found, name)
-    if not callable(found):
+        function = getattr(function, name)
+    if not callable(function):
         raise TypeError(f"{target} is not a function")
-    return found
+    return function
 
 
 def run(loop: asyncio.AbstractEventLoop, function: Any, arguments: list[Any]) -> dict[str, Any]:

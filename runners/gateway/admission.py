@@ -64,20 +64,20 @@ class Admission:
         """Around answering one of so many bytes, which may be put right when they are known; raises `RateLimited`."""
         if len(self.requests) >= self.allowance.at_once:
             raise RateLimited(f"an agent may make {self.allowance.at_once} requests at once", 1)
-        if sum(one.size for one in self.requests) + size > MAX_IN_FLIGHT_BYTES:
+        if sum(request.size for request in self.requests) + size > MAX_IN_FLIGHT_BYTES:
             raise RateLimited(f"an agent's requests may have {MAX_IN_FLIGHT_BYTES} bytes at once", 1)
         self._take()
-        held = InFlightRequest(size)
-        self.requests.append(held)
+        admitted = InFlightRequest(size)
+        self.requests.append(admitted)
         try:
-            yield held
+            yield admitted
         finally:
-            self.requests = [one for one in self.requests if one is not held]
+            self.requests = [request for request in self.requests if request is not admitted]
 
     def keeps(self, connection: Connection) -> bool:
         """Whether it may stay open for another request."""
-        if not any(one is connection for one in self._kept):
-            self._kept = [one for one in self._kept if one.transport is not None]
+        if not any(kept is connection for kept in self._kept):
+            self._kept = [connection for connection in self._kept if connection.transport is not None]
             if len(self._kept) >= CONNECTIONS * self.allowance.at_once:
                 return False
             self._kept.append(connection)

@@ -98,10 +98,10 @@ class ModelCallHandler:
         turn = context.attempt.history.longest_prefix(call) if call.chat and self._token_in_token_out else None
         if turn is None or not continuation.can_resume(call, sampling) or turn.has_reasoning:
             return None
-        new = await self._upstream.tokenize(context, call.to_tokenize_request(call.body["messages"], answered=False))
+        new = await self._upstream.tokenize(context, call.to_tokenize_request(call.body["messages"], is_answered=False))
         if new is None or new[: len(turn.tokens)] == turn.tokens:
             return None
-        old = await self._upstream.tokenize(context, call.to_tokenize_request(turn.messages, answered=True))
+        old = await self._upstream.tokenize(context, call.to_tokenize_request(turn.messages, is_answered=True))
         return token_history.splice_prompt(turn.tokens, old, new) if old is not None else None
 
 

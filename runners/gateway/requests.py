@@ -42,9 +42,9 @@ def most_bytes(request: web.Request) -> int:
     """Of a body that has not been read."""
     if not request.body_exists:
         return 0
-    said = request.content_length
+    length = request.content_length
     packed = "Content-Encoding" in request.headers
-    return limit(request) if said is None or packed else min(said, limit(request))
+    return limit(request) if length is None or packed else min(length, limit(request))
 
 
 async def read_limited_body(request: web.Request) -> bytes:
@@ -73,8 +73,8 @@ def well_formed() -> Iterator[None]:
     except (ValueError, RecursionError) as error:
         raise TurnedAway(400, "invalid_request_error", str(error)) from error
     except (TypeError, AttributeError, LookupError) as error:
-        said = f"the request has not the form this API asks for: {type(error).__name__}: {error}"
-        raise TurnedAway(400, "invalid_request_error", said) from error
+        sentence = f"the request has not the form this API asks for: {type(error).__name__}: {error}"
+        raise TurnedAway(400, "invalid_request_error", sentence) from error
 
 
 @web.middleware
@@ -83,16 +83,16 @@ async def in_its_words(request: web.Request, handler: Handler) -> web.StreamResp
     try:
         return await handler(request)
     except TurnedAway as away:
-        said = api_of(request.path).error(away.status, away.kind, str(away))
-        return web.json_response(said, status=away.status, headers=away.headers)
+        body = api_of(request.path).error(away.status, away.kind, str(away))
+        return web.json_response(body, status=away.status, headers=away.headers)
     except web.HTTPRequestTimeout as error:
         return web.json_response(api_of(request.path).error(408, "timeout", error.text or ""), status=408)
     except web.HTTPBadRequest as error:
-        said = api_of(request.path).error(400, "invalid_request_error", error.text or "")
-        return web.json_response(said, status=400)
+        body = api_of(request.path).error(400, "invalid_request_error", error.text or "")
+        return web.json_response(body, status=400)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
-        said = api_of(request.path).error(error.status, "unknown_url", f"{request.method} {request.path} is not served")
-        return web.json_response(said, status=error.status)
+        body = api_of(request.path).error(error.status, "unknown_url", f"{request.method} {request.path} is not served")
+        return web.json_response(body, status=error.status)
     except web.HTTPRequestEntityTooLarge:
-        said = api_of(request.path).error(413, "request_too_large", too_large(request))
-        return web.json_response(said, status=413)
+        body = api_of(request.path).error(413, "request_too_large", too_large(request))
+        return web.json_response(body, status=413)

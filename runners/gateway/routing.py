@@ -48,8 +48,8 @@ def missing_version(nodes: Iterable[Heartbeat], model: str, pinned: int | None) 
 
 
 def _load(node: Heartbeat, open_calls: Callable[[str], int]) -> tuple[int, int]:
-    said = node.status.get("inflight")
-    return open_calls(node.id), said if isinstance(said, int) else 0
+    num_in_flight = node.status.get("inflight")
+    return open_calls(node.id), num_in_flight if isinstance(num_in_flight, int) else 0
 
 
 def _rendezvous_hash(rollout: str, node: str) -> bytes:

@@ -171,7 +171,7 @@ class Gateway:
         errand = CallContext(running.attempt, call.model, task.model, task.weight_version, running.deadline)
         with _answerable(running):
             tokens = await self.upstream.tokenize(
-                errand, call.to_tokenize_request(call.body["messages"], answered=False)
+                errand, call.to_tokenize_request(call.body["messages"], is_answered=False)
             )
         if tokens is None:
             raise TurnedAway(400, "invalid_request_error", "the engine does not render this prompt")

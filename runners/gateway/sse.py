@@ -52,5 +52,5 @@ class SseResponse:
         if not self.has_begun:
             self.has_begun = True
             await self._response.prepare(self._request)
-        said, self._kept = b"".join(self._kept), []
-        await self._response.write(said)
+        data, self._kept = b"".join(self._kept), []
+        await self._response.write(data)

@@ -83,7 +83,7 @@ class Upstream:
         """``sticky_weight_version``: a rollout's calls keep the version of the call before while a node has it."""
         self._fleet, self._sticky_weight_version = fleet, sticky_weight_version
         self._session = session
-        self._own = bearer_header(inference_api_key)
+        self._auth_headers = bearer_header(inference_api_key)
         self._refusing = RejectingNodes(bool(inference_api_key))
         self._open: Counter[str] = Counter()
         self._served: set[str] = set()
@@ -105,7 +105,7 @@ class Upstream:
         Raises `EngineRejected`, `UnknownModel` or `NoNodeAvailable`.
         """
         attempt = context.attempt
-        headers = {"X-Lightningbus-Rollout": attempt.rollout, "Content-Type": "application/json", **self._own}
+        headers = {"X-Lightningbus-Rollout": attempt.rollout, "Content-Type": "application/json", **self._auth_headers}
         if context.pinned is not None:
             headers["X-Lightningbus-Version"] = str(context.pinned)
         problem = "no inference node is ready"
@@ -116,9 +116,11 @@ class Upstream:
             path, body = request(node)
             payload = json.dumps(body).encode()
             self._open[node.id] += 1
-            said = {attributes.NODE: node.id, attributes.REQUEST_MODEL: context.model}
+            span_attributes = {attributes.NODE: node.id, attributes.REQUEST_MODEL: context.model}
             try:
-                with tracing.start_span(f"chat {context.model}", said, attempt.traceparent, "client") as traced:
+                with tracing.start_span(
+                    f"chat {context.model}", span_attributes, attempt.traceparent, "client"
+                ) as traced:
                     async with self._session.post(
                         node.address + path, data=payload, headers=headers | traced.headers, allow_redirects=False
                     ) as response:
@@ -147,7 +149,7 @@ class Upstream:
         node = await self._node(context, "no inference node is ready")
         try:
             async with self._session.post(
-                f"{node.address}/tokenize", json=body, headers=self._own, allow_redirects=False
+                f"{node.address}/tokenize", json=body, headers=self._auth_headers, allow_redirects=False
             ) as response:
                 if response.status == 401:
                     self._refusing.add(node)

@@ -64,8 +64,8 @@ class StreamAccumulator:
         self._prompt = prompt
         self._pinned = pinned
         self._sampling_overrides = sampling
-        said = {**call.body, **sampling}
-        self._sampling = {key: said[key] for key in SAMPLING_KEYS if said.get(key) is not None}
+        settings = {**call.body, **sampling}
+        self._sampling = {key: settings[key] for key in SAMPLING_KEYS if settings.get(key) is not None}
         self.is_resumable = pinned is None and continuation.can_resume(call, sampling)
         """Whether an answer that breaks off is gone on with; one that is not is held back until it is whole."""
         self.is_resuming = False
@@ -115,8 +115,8 @@ class StreamAccumulator:
 
     def usage_chunk(self) -> dict[str, Any]:
         """The chunk with the counts of tokens, as the engine would end this try with."""
-        prompt, made = len(self._prompt_ids or ()), self.num_tokens - self._tokens_before_retry
-        usage = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+        prompt, num_made = len(self._prompt_ids or ()), self.num_tokens - self._tokens_before_retry
+        usage = {"prompt_tokens": prompt, "completion_tokens": num_made, "total_tokens": prompt + num_made}
         return {**self._head, "choices": [], "usage": usage}
 
     @property
@@ -139,12 +139,12 @@ class StreamAccumulator:
         self._head = self._head or {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
         self._usage = chunk.get("usage") or self._usage
         self._prompt_ids = chunk.get("prompt_token_ids") or self._prompt_ids
-        for said in chunk.get("choices", ()):
-            self._add_choice(self._choices.setdefault(said["index"], _Choice()), said, chunk.get("weight_version"))
+        for delta in chunk.get("choices", ()):
+            self._add_choice(self._choices.setdefault(delta["index"], _Choice()), delta, chunk.get("weight_version"))
 
-    def _add_choice(self, choice: _Choice, said: dict[str, Any], version: int | None) -> None:
-        choice.text += said.get("text") or ""
-        for key, value in (said.get("delta") or {}).items():
+    def _add_choice(self, choice: _Choice, delta: dict[str, Any], version: int | None) -> None:
+        choice.text += delta.get("text") or ""
+        for key, value in (delta.get("delta") or {}).items():
             if key == "tool_calls":
                 for piece in value or ():
                     _extend(choice.tool_calls.setdefault(piece.get("index", 0), {}), piece)
@@ -152,17 +152,17 @@ class StreamAccumulator:
                 choice.message[key] = value
             else:
                 choice.message[key] = (choice.message.get(key) or "") + value
-        choice.finish_reason = said.get("finish_reason") or choice.finish_reason
-        choice.stop_reason = said.get("stop_reason") or choice.stop_reason
-        choice.prompt_ids = said.get("prompt_token_ids") or choice.prompt_ids
-        ids = said.get("token_ids") or []
+        choice.finish_reason = delta.get("finish_reason") or choice.finish_reason
+        choice.stop_reason = delta.get("stop_reason") or choice.stop_reason
+        choice.prompt_ids = delta.get("prompt_token_ids") or choice.prompt_ids
+        ids = delta.get("token_ids") or []
         if not ids:
             return
         if version is None:
             raise InvalidEngineOutput("the node did not say which weight version made these tokens")
         choice.token_ids += ids
         choice.versions.append((version, len(ids)))
-        logprobs = said.get("logprobs") or {}
+        logprobs = delta.get("logprobs") or {}
         choice.logprobs_seen.append(logprobs)
         if self._call.chat:
             entries = logprobs.get("content") or ()
@@ -176,37 +176,37 @@ class StreamAccumulator:
         """The chunk as a streaming agent gets it: without what it did not ask for; None if nothing is left."""
         if not chunk.get("choices") and not self._call.wants_usage:
             return None
-        shown = {k: v for k, v in chunk.items() if k not in ("weight_version", "prompt_token_ids", "usage")}
+        visible = {k: v for k, v in chunk.items() if k not in ("weight_version", "prompt_token_ids", "usage")}
         if self._call.wants_usage:
-            shown["usage"] = chunk.get("usage")
+            visible["usage"] = chunk.get("usage")
         if self._call.wants_token_ids and "prompt_token_ids" in chunk:
-            shown["prompt_token_ids"] = chunk["prompt_token_ids"]
+            visible["prompt_token_ids"] = chunk["prompt_token_ids"]
         hidden = set() if self._call.wants_token_ids else {"token_ids", "prompt_token_ids"}
         if not self._call.wants_logprobs:
             hidden.add("logprobs")
-        shown["choices"] = [{k: v for k, v in said.items() if k not in hidden} for said in chunk.get("choices", ())]
+        visible["choices"] = [{k: v for k, v in delta.items() if k not in hidden} for delta in chunk.get("choices", ())]
         if self._call.hides_reasoning and self._call.chat:
-            for said in shown["choices"]:
-                said["delta"] = _without_thoughts(said.get("delta") or {})
-        return shown
+            for delta in visible["choices"]:
+                delta["delta"] = _without_thoughts(delta.get("delta") or {})
+        return visible
 
     def to_response(self) -> dict[str, Any]:
         """The whole answer for an agent that asked for no stream."""
         kind = "chat.completion" if self._call.chat else "text_completion"
-        shown: dict[str, Any] = {**self._head, "object": kind, "choices": [], "usage": self._usage}
+        response: dict[str, Any] = {**self._head, "object": kind, "choices": [], "usage": self._usage}
         if self._call.wants_token_ids and self._call.chat:
-            shown["prompt_token_ids"] = self._prompt_ids
+            response["prompt_token_ids"] = self._prompt_ids
         for index in sorted(self._choices):
             choice = self._choices[index]
-            said: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason or "stop"}
-            said |= {"stop_reason": choice.stop_reason, "logprobs": self._logprobs(choice)}
-            said |= {"message": self._shown_message(choice)} if self._call.chat else {"text": choice.text}
+            entry: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason or "stop"}
+            entry |= {"stop_reason": choice.stop_reason, "logprobs": self._logprobs(choice)}
+            entry |= {"message": self._shown_message(choice)} if self._call.chat else {"text": choice.text}
             if self._call.wants_token_ids:
-                said["token_ids"] = choice.token_ids
+                entry["token_ids"] = choice.token_ids
                 if not self._call.chat:
-                    said["prompt_token_ids"] = choice.prompt_ids
-            shown["choices"].append(said)
-        return shown
+                    entry["prompt_token_ids"] = choice.prompt_ids
+            response["choices"].append(entry)
+        return response
 
     def _shown_message(self, choice: _Choice) -> dict[str, Any]:
         message = _message(choice)

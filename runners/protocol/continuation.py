@@ -33,13 +33,15 @@ def can_resume(call: ChatRequest, sampling: dict[str, Any]) -> bool:
     )
 
 
-def remaining_tokens(call: ChatRequest, sampling: dict[str, Any], tokens: int, made: int, max_model_len: int) -> int:
+def remaining_tokens(
+    call: ChatRequest, sampling: dict[str, Any], tokens: int, num_made: int, max_model_len: int
+) -> int:
     """How many tokens the rest may have; ``tokens`` is the length of prompt and answer so far."""
     body = {**call.body, **sampling}
-    said = body.get("max_completion_tokens") or body.get("max_tokens") or (None if call.chat else 16)
-    asked = said if isinstance(said, int) else None
+    limit = body.get("max_completion_tokens") or body.get("max_tokens") or (None if call.chat else 16)
+    wanted = limit if isinstance(limit, int) else None
     left = max_model_len - tokens
-    return max(0, min(left, asked - made) if asked is not None else left)
+    return max(0, min(left, wanted - num_made) if wanted is not None else left)
 
 
 def resume_request(call: ChatRequest, sampling: dict[str, Any], tokens: list[int], room: int) -> dict[str, Any]:
@@ -51,30 +53,30 @@ def resume_request(call: ChatRequest, sampling: dict[str, Any], tokens: list[int
 
 
 def rebase_chunk(
-    chunk: dict[str, Any], call: ChatRequest, head: dict[str, Any], prompt: int, made: int
+    chunk: dict[str, Any], call: ChatRequest, head: dict[str, Any], prompt: int, num_made: int
 ) -> dict[str, Any]:
     """A chunk of the rest as one of the answer it goes on with: ``head``, ``prompt`` and ``made`` tokens are its."""
     if "error" in chunk:
         return chunk
-    said = {**chunk, **head, "prompt_token_ids": None}
+    rebased = {**chunk, **head, "prompt_token_ids": None}
     if usage := chunk.get("usage"):
-        completion = made + usage.get("completion_tokens", 0)
+        completion = num_made + usage.get("completion_tokens", 0)
         counted = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-        said["usage"] = {**usage, **counted}
+        rebased["usage"] = {**usage, **counted}
     choices = [{**choice, "prompt_token_ids": None} for choice in chunk.get("choices", ())]
-    said["choices"] = [_as_chat(choice, begins=not made) for choice in choices] if call.chat else choices
+    rebased["choices"] = [_as_chat(choice, begins=not num_made) for choice in choices] if call.chat else choices
     if call.chat:
-        said["object"] = "chat.completion.chunk"
-    return said
+        rebased["object"] = "chat.completion.chunk"
+    return rebased
 
 
 def _as_chat(choice: dict[str, Any], begins: bool) -> dict[str, Any]:
-    said = {key: value for key, value in choice.items() if key not in ("text", "logprobs")}
+    fields = {key: value for key, value in choice.items() if key not in ("text", "logprobs")}
     logprobs = choice.get("logprobs") or {}
-    told = logprobs.get("token_logprobs") or []
-    pieces = logprobs.get("tokens") or [""] * len(told)
-    said["delta"] = {**({"role": "assistant"} if begins else {}), "content": choice.get("text") or ""}
-    said["logprobs"] = {
-        "content": [{"token": piece, "logprob": value} for piece, value in zip(pieces, told, strict=False)]
+    values = logprobs.get("token_logprobs") or []
+    pieces = logprobs.get("tokens") or [""] * len(values)
+    fields["delta"] = {**({"role": "assistant"} if begins else {}), "content": choice.get("text") or ""}
+    fields["logprobs"] = {
+        "content": [{"token": piece, "logprob": value} for piece, value in zip(pieces, values, strict=False)]
     }
-    return said
+    return fields

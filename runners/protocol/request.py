@@ -48,8 +48,8 @@ class ChatRequest:
     @property
     def wants_logprobs(self) -> bool:
         """Whether the agent asked for log-probabilities itself."""
-        asked = self.body.get("logprobs")
-        return bool(asked) if self.chat else asked is not None
+        value = self.body.get("logprobs")
+        return bool(value) if self.chat else value is not None
 
     @property
     def wants_token_ids(self) -> bool:
@@ -67,10 +67,10 @@ class ChatRequest:
         body = {name: value for name, value in self.body.items() if name != last}
         return json.dumps({**body, last: self.body.get(last)}, ensure_ascii=False)
 
-    def to_tokenize_request(self, messages: list[Any], answered: bool) -> dict[str, Any]:
-        """Asks how the chat template renders messages: to be answered next, or with their answer at the end."""
+    def to_tokenize_request(self, messages: list[Any], is_answered: bool) -> dict[str, Any]:
+        """Asks how the chat template renders messages: to be is_answered next, or with their answer at the end."""
         same = {name: self.body[name] for name in TEMPLATE_FIELDS if self.body.get(name) is not None}
-        return {**same, "model": self.model, "messages": messages, "add_generation_prompt": not answered}
+        return {**same, "model": self.model, "messages": messages, "add_generation_prompt": not is_answered}
 
     def to_engine_request(self, sampling: dict[str, Any]) -> dict[str, Any]:
         """The request for the engine; ``sampling`` wins over what the agent set."""

@@ -25,8 +25,8 @@ class ChatTurn:
     @property
     def has_reasoning(self) -> bool:
         """Whether an engine's parser told thoughts from what was said: it does so on the chat route only."""
-        said = [message for message in self.messages if isinstance(message, dict)]
-        return any(message.get("reasoning") or message.get("reasoning_content") for message in said)
+        messages = [message for message in self.messages if isinstance(message, dict)]
+        return any(message.get("reasoning") or message.get("reasoning_content") for message in messages)
 
 
 @dataclass(slots=True)
@@ -43,22 +43,22 @@ class TokenHistory:
 
     def longest_prefix(self, call: ChatRequest) -> ChatTurn | None:
         """The longest conversation that this call goes on with; None: it begins one, or changes what was said."""
-        asked = call.body["messages"]
-        fitting = [turn for turn in self.turns if turn.model == call.model and extends(asked, turn.messages)]
+        messages = call.body["messages"]
+        fitting = [turn for turn in self.turns if turn.model == call.model and extends(messages, turn.messages)]
         return max(fitting, key=lambda turn: len(turn.tokens), default=None)
 
 
-def splice_prompt(held: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int] | None:
+def splice_prompt(sampled: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int] | None:
     """The prompt for a conversation that goes on: the tokens held, and of the rendering what comes after them.
 
     ``held`` are prompt and answer as sampled, the answer's end token being the last; ``old`` is how the template
     renders the same messages, ``new`` how it renders all, each as the tokenizer has it. None where the template does
     not keep what it rendered before, or does not end an answer as the model did: then only a new rendering is right.
     """
-    if list(new[: len(old)]) != list(old) or not held:
+    if list(new[: len(old)]) != list(old) or not sampled:
         return None
-    end = held[-1]
+    end = sampled[-1]
     after = next((place + 1 for place in reversed(range(len(old))) if old[place] == end), None)
-    if after is None or held.count(end) != old.count(end):
+    if after is None or sampled.count(end) != old.count(end):
         return None
-    return [*held, *new[after:]]
+    return [*sampled, *new[after:]]

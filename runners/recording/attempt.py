@@ -148,7 +148,7 @@ class AttemptRecorder:
             response=_kept(part.response),
         )
         prompt_tokens, response_tokens = len(part.prompt_ids) // 4, len(part.response_ids) // 4
-        said: dict[str, object] = {
+        span_attributes: dict[str, object] = {
             attributes.OPERATION: "chat",
             attributes.PROVIDER: "vllm",
             attributes.REQUEST_MODEL: part.model if not role else f"{part.model}:{role}",
@@ -159,7 +159,7 @@ class AttemptRecorder:
             attributes.OUTPUT_TOKENS: response_tokens,
         }
         if part.versions:
-            said[attributes.WEIGHT_VERSION] = max(run.version for run in part.versions)
+            span_attributes[attributes.WEIGHT_VERSION] = max(run.version for run in part.versions)
         span = Span(
             trace_id=self.trace_id,
             span_id=ids.span_id(self.rollout, self.execution, "call", index),
@@ -170,7 +170,7 @@ class AttemptRecorder:
             end_ns=ended_ns,
             status="ok",
             scope=SCOPE,
-            attributes=said,
+            attributes=span_attributes,
             call=call,
         )
         self._meter.add_call(call, prompt_tokens, span)
@@ -243,7 +243,7 @@ class AttemptRecorder:
         self._pending, self._pending_bytes = [], 0
 
     def _root(self, outcome: Outcome, reward: float | None, error: str, ended_ns: int) -> Span:
-        said: dict[str, object] = {
+        span_attributes: dict[str, object] = {
             attributes.OPERATION: "invoke_agent",
             attributes.AGENT_NAME: self.task.agent,
             attributes.RUN: self.task.run_id,
@@ -253,11 +253,11 @@ class AttemptRecorder:
             attributes.OUTCOME: outcome,
         }
         if reward is not None:
-            said[attributes.REWARD] = reward
+            span_attributes[attributes.REWARD] = reward
         if self.dropped:
-            said[attributes.DROPPED_SPANS] = self.dropped
+            span_attributes[attributes.DROPPED_SPANS] = self.dropped
         if outcome != "ok":
-            said[attributes.ERROR_TYPE] = outcome
+            span_attributes[attributes.ERROR_TYPE] = outcome
         return Span(
             trace_id=self.trace_id,
             span_id=self.root_id,
@@ -269,7 +269,7 @@ class AttemptRecorder:
             status="ok" if outcome == "ok" else "error",
             status_message=shorten(error, 500),
             scope=SCOPE,
-            attributes=said,
+            attributes=span_attributes,
         )
 
 

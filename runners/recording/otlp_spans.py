@@ -91,25 +91,25 @@ def _each(
             continue
         common = _attributes(resource.attributes, budget)
         for scope, records in scopes:
-            own = _attributes(scope.attributes, budget)
+            scope_attributes = _attributes(scope.attributes, budget)
             if scope.version:
-                own["otel.scope.version"] = scope.version
-            shared = _Shared(trace_id, root_span_id, scope.name, own, common, moved)
+                scope_attributes["otel.scope.version"] = scope.version
+            shared = _Shared(trace_id, root_span_id, scope.name, scope_attributes, common, moved)
             for record in records:
                 yield record, shared
 
 
 def _span(span: trace_pb2.Span, shared: _Shared, budget: Budget) -> Span:
-    own = _attributes(span.attributes, budget)
-    own.update(shared.attributes)
-    own[ORIGINAL_TRACE] = span.trace_id.hex()
+    span_attributes = _attributes(span.attributes, budget)
+    span_attributes.update(shared.attributes)
+    span_attributes[ORIGINAL_TRACE] = span.trace_id.hex()
     if span.trace_state:
-        own["otel.trace_state"] = span.trace_state
+        span_attributes["otel.trace_state"] = span.trace_state
     if span.dropped_attributes_count:
-        own["otel.dropped_attributes_count"] = span.dropped_attributes_count
+        span_attributes["otel.dropped_attributes_count"] = span.dropped_attributes_count
     for field in UnknownFieldSet(span):
         budget.spend()
-        own[f"{UNKNOWN}{field.field_number}"] = _plain(field.data)
+        span_attributes[f"{UNKNOWN}{field.field_number}"] = _plain(field.data)
     budget.spend(len(span.events) + len(span.links))
     return Span(
         trace_id=shared.trace_id,
@@ -122,7 +122,7 @@ def _span(span: trace_pb2.Span, shared: _Shared, budget: Budget) -> Span:
         status=STATUS.get(span.status.code, "unset"),
         status_message=span.status.message,
         scope=shared.scope,
-        attributes=own,
+        attributes=span_attributes,
         resource=shared.resource,
         events=tuple(
             {"name": e.name, "time_ns": e.time_unix_nano, "attributes": _attributes(e.attributes, budget)}
@@ -134,18 +134,22 @@ def _span(span: trace_pb2.Span, shared: _Shared, budget: Budget) -> Span:
 
 def _link(link: trace_pb2.Span.Link, shared: _Shared, budget: Budget) -> dict[str, Any]:
     """To a span of the agent's: in the rollout's trace, where that span is too. To any other: as it is."""
-    own = _attributes(link.attributes, budget)
+    link_attributes = _attributes(link.attributes, budget)
     is_remote = bool(link.flags & trace_pb2.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK)
     if is_remote and link.trace_id not in shared.moved:
-        return {"trace_id": link.trace_id.hex(), "span_id": link.span_id.hex(), "attributes": own}
-    own[ORIGINAL_TRACE] = link.trace_id.hex()
-    return {"trace_id": shared.trace_id, "span_id": link.span_id.hex(), "attributes": own}
+        return {"trace_id": link.trace_id.hex(), "span_id": link.span_id.hex(), "attributes": link_attributes}
+    link_attributes[ORIGINAL_TRACE] = link.trace_id.hex()
+    return {"trace_id": shared.trace_id, "span_id": link.span_id.hex(), "attributes": link_attributes}
 
 
 def _log(record: LogRecord, shared: _Shared, budget: Budget) -> Span:
     when = record.time_unix_nano or record.observed_time_unix_nano
-    own = {**_attributes(record.attributes, budget), **shared.attributes, "log.severity": record.severity_text}
-    own[attributes.LOG_BODY] = _value(record.body, budget)
+    log_attributes = {
+        **_attributes(record.attributes, budget),
+        **shared.attributes,
+        "log.severity": record.severity_text,
+    }
+    log_attributes[attributes.LOG_BODY] = _value(record.body, budget)
     # A record has no id of its own: its content names it, so that an exporter may send it twice.
     name = base64.b64encode(record.SerializeToString(deterministic=True)).decode()
     return Span(
@@ -156,7 +160,7 @@ def _log(record: LogRecord, shared: _Shared, budget: Budget) -> Span:
         start_ns=when,
         end_ns=when,
         scope=shared.scope,
-        attributes=own,
+        attributes=log_attributes,
         resource=shared.resource,
     )
 

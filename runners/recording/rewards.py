@@ -43,8 +43,10 @@ def resolve_reward(answer: Mapping[str, Any], spans: Iterable[Span]) -> tuple[fl
         return parse_reward(value["reward"]), ""
     if isinstance(value, int | float):
         return parse_reward(value), ""
-    found = [(said, span) for span in sorted(spans, key=lambda span: span.end_ns) for said in extract_rewards(span)]
-    if not found:
+    rewards = [
+        (reward, span) for span in sorted(spans, key=lambda span: span.end_ns) for reward in extract_rewards(span)
+    ]
+    if not rewards:
         raise InvalidReward(NO_REWARD)
-    said, span = found[-1]
-    return parse_reward(said), span.span_id
+    reward, span = rewards[-1]
+    return parse_reward(reward), span.span_id

@@ -57,13 +57,13 @@ def seconds(intervals: Iterable[Interval]) -> float:
 
 
 def _merged(intervals: Iterable[Interval]) -> Iterator[Interval]:
-    held: Interval | None = None
+    current: Interval | None = None
     for start, end in intervals:
-        if held is not None and start <= held[1]:
-            held = (held[0], max(held[1], end))
+        if current is not None and start <= current[1]:
+            current = (current[0], max(current[1], end))
             continue
-        if held is not None:
-            yield held
-        held = (start, end)
-    if held is not None:
-        yield held
+        if current is not None:
+            yield current
+        current = (start, end)
+    if current is not None:
+        yield current

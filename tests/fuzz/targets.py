@@ -154,7 +154,7 @@ def _asked(path: str, data: bytes) -> None:
     json.dumps(completion.request(MAX_MODEL_LEN))
     if call.chat:
         history.longest_prefix(call)
-        json.dumps(call.to_tokenize_request(call.body["messages"], answered=False))
+        json.dumps(call.to_tokenize_request(call.body["messages"], is_answered=False))
     _recorded(StreamAccumulator(call, {}), dialect, attempt, chunks)
 
 

@@ -28,7 +28,7 @@ def go_on(model: str, before: str, batch: str, after: str, found: str) -> None:
     given = pickle.loads(Path(batch).read_bytes())
 
     def look() -> dict[str, Any]:
-        trainer.ranks.told(("everything", (), {}))
+        trainer.ranks.broadcast(("everything", (), {}))
         return everything(trainer)
 
     trainer.load(Path(before))

@@ -39,9 +39,9 @@ def tokenizer() -> Qwen2Tokenizer:
     )
 
 
-def rendered(tokenizer: Qwen2Tokenizer, template: str, messages: list[Any], answered: bool) -> list[int]:
+def rendered(tokenizer: Qwen2Tokenizer, template: str, messages: list[Any], is_answered: bool) -> list[int]:
     text = tokenizer.apply_chat_template(
-        messages, chat_template=template, add_generation_prompt=not answered, tokenize=False
+        messages, chat_template=template, add_generation_prompt=not is_answered, tokenize=False
     )
     return list(tokenizer.encode(text, add_special_tokens=False))
 
@@ -56,12 +56,12 @@ GOES_ON = [*ASKED, {"role": "assistant", "content": ANSWER}, {"role": "user", "c
 def test_a_conversation_goes_on_from_the_very_tokens_that_were_sampled(
     tokenizer: Qwen2Tokenizer, template: str, canonical: bool
 ) -> None:
-    prompt = rendered(tokenizer, template, ASKED, answered=False)
+    prompt = rendered(tokenizer, template, ASKED, is_answered=False)
     letters = [token for letter in ANSWER for token in tokenizer.encode(letter, add_special_tokens=False)]
     said = tokenizer.encode(ANSWER, add_special_tokens=False) if canonical else letters
     held = [*prompt, *said, tokenizer.convert_tokens_to_ids(END)]
-    old = rendered(tokenizer, template, GOES_ON[:2], answered=True)
-    new = rendered(tokenizer, template, GOES_ON, answered=False)
+    old = rendered(tokenizer, template, GOES_ON[:2], is_answered=True)
+    new = rendered(tokenizer, template, GOES_ON, is_answered=False)
     found = splice_prompt(held, old, new)
     assert found is not None and found[: len(held)] == held
     decode = tokenizer.decode
@@ -75,10 +75,10 @@ def test_a_conversation_goes_on_from_the_very_tokens_that_were_sampled(
 
 def test_what_a_template_rewrites_is_rendered_anew(tokenizer: Qwen2Tokenizer) -> None:
     thought = [*ASKED, {"role": "assistant", "content": "the cat</think> on the mat"}]
-    prompt = rendered(tokenizer, FORGETS, ASKED, answered=False)
+    prompt = rendered(tokenizer, FORGETS, ASKED, is_answered=False)
     held = prompt + tokenizer.encode("the cat</think> on the mat" + END, add_special_tokens=False)
-    old = rendered(tokenizer, FORGETS, thought, answered=True)
-    new = rendered(tokenizer, FORGETS, [*thought, GOES_ON[2]], answered=False)
+    old = rendered(tokenizer, FORGETS, thought, is_answered=True)
+    new = rendered(tokenizer, FORGETS, [*thought, GOES_ON[2]], is_answered=False)
     assert splice_prompt(held, old, new) is None
 
 
@@ -114,7 +114,7 @@ def test_only_an_answer_the_model_ended_itself_is_gone_on_with(finish: str, stop
 
 
 class Rendering(ScriptedEngine):
-    """Renders a chat as other tokens than those it answered with: a model that speaks in pieces."""
+    """Renders a chat as other tokens than those it is_answered with: a model that speaks in pieces."""
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()

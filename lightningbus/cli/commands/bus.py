@@ -53,14 +53,14 @@ def bus(
         on_stop_signals(asyncio.get_running_loop(), stop)
         async with (
             nats_server(dir, host, port, sync_interval, users, insecure, sizes.more_mib) as server,
-            Bus.connect(server.url, name="provision", credentials=find_credentials("admin")) as own,
+            Bus.connect(server.url, name="provision", credentials=find_credentials("admin")) as admin,
         ):
             more = runner_consumers(DEFAULT_AGENT) if users is not None else ()
-            await own.provision(sizes=sizes, more=more)
+            await admin.provision(sizes=sizes, more=more)
             print(f"bus: {server.url}", flush=True)
             if users is None:
                 print(NO_USERS, file=sys.stderr)
-            await first_completed(server.supervise(), own.keep_provisioned(sizes, more), stop.wait())
+            await first_completed(server.supervise(), admin.keep_provisioned(sizes, more), stop.wait())
 
     run_async(serve())
 

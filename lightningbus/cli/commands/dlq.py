@@ -28,7 +28,7 @@ def list_(stream: StreamOption = None, as_json: JsonOption = False, bus: BusOpti
 
     async def look() -> list[tuple[int, DeadLetter]]:
         async with connect(bus, "dead") as at:
-            return [found async for found in DeadLetterQueue(at).list_letters() if stream in (None, found[1].stream)]
+            return [entry async for entry in DeadLetterQueue(at).list_letters() if stream in (None, entry[1].stream)]
 
     letters = run_async(look())
     columns = ["number", "dead_since", "stream", "subject", "sequence", "deliveries", "reason"]
@@ -45,12 +45,12 @@ def show_(number: Annotated[int, typer.Argument(help="as `list` shows it")], bus
             return await DeadLetterQueue(at).get(number)
 
     letter = run_async(look())
-    shown = {**_fields(number, letter), "headers": letter.headers}
+    fields = {**_fields(number, letter), "headers": letter.headers}
     try:
-        shown["message"] = msgpack.unpackb(letter.payload)
+        fields["message"] = msgpack.unpackb(letter.payload)
     except (ValueError, msgpack.UnpackException, RecursionError):
-        shown["payload"] = letter.payload.hex()
-    print(printable_json(shown, indent=2, default=lambda value: bytes(value).hex()))
+        fields["payload"] = letter.payload.hex()
+    print(printable_json(fields, indent=2, default=lambda value: bytes(value).hex()))
 
 
 @app.command()

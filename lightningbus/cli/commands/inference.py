@@ -34,7 +34,7 @@ def inference(
         from inference.engine import vllm_server
         from inference.settings import InferenceSettings
 
-    given = {"model_path": model_path, "model": model, "port": port, "host": host, "advertise_url": advertise}
-    checked = load_settings(InferenceSettings, settings, **given, health_address=health)
+    options = {"model_path": model_path, "model": model, "port": port, "host": host, "advertise_url": advertise}
+    checked = load_settings(InferenceSettings, settings, **options, health_address=health)
     at = exit_on_user_error(discover_bus, bus, "inference")
     run_role(at, "inference", node.run, with_api_key(checked, at), vllm_server.EngineError)

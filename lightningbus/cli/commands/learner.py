@@ -39,8 +39,8 @@ def learner(
         from learner.settings.learner import LearnerSettings
         from learner.training import distributed
 
-    given = {"model_path": model_path, "tasks": tasks, "max_steps": steps, "run": run, "checkpoint_dir": checkpoints}
-    checked = load_settings(LearnerSettings, settings, **given, health_address=health)
+    options = {"model_path": model_path, "tasks": tasks, "max_steps": steps, "run": run, "checkpoint_dir": checkpoints}
+    checked = load_settings(LearnerSettings, settings, **options, health_address=health)
     if distributed.is_follower():
         room.follow(checked)
         return

@@ -32,7 +32,7 @@ def report(
         str | None,
         typer.Option(help="as it was at a time (2026-11-21T10:00, UTC) or while a weight version was newest"),
     ] = None,
-    given: Annotated[
+    parameters: Annotated[
         list[str] | None, typer.Option("--param", help="NAME=VALUE of a report's own parameter, may be repeated")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="draw it into this PNG")] = None,
@@ -46,39 +46,42 @@ def report(
         from store.reports import REPORTS
     if name is None:
         rows: list[tuple[Any, ...]] = [
-            (one.name, one.title, " ".join(_told(one.parameters))) for one in REPORTS.values()
+            (entry.name, entry.title, " ".join(_format_parameters(entry.parameters))) for entry in REPORTS.values()
         ]
         print_result((["report", "what it says", "parameters"], rows), as_json, as_csv)
         return
     if name not in REPORTS:
         exit_with(f"there is no report {name!r}; there are: {', '.join(REPORTS)}")
-    asked = REPORTS[name]
-    if plot is not None and asked.plot is None:
+    definition = REPORTS[name]
+    if plot is not None and definition.plot is None:
         exit_with(
             f"report {name} has no picture; with one are: {', '.join(o.name for o in REPORTS.values() if o.plot)}"
         )
-    own = dict(_pair(text) for text in given or ())
+    arguments = dict(_pair(text) for text in parameters or ())
 
     def answer(client: Any) -> ResultTable:
         until = _moment(client, as_of, run) if as_of is not None else None
         try:
-            values = asked.values(own, run, until)
+            values = definition.values(arguments, run, until)
         except ValueError as error:
             raise UserError(str(error)) from error
-        return run_query(client, asked.query(database), **values)
+        return run_query(client, definition.query(database), **values)
 
-    found = with_sql_client(sql, database, answer)
-    if plot is not None and asked.plot is not None:
+    result = with_sql_client(sql, database, answer)
+    if plot is not None and definition.plot is not None:
         with require_extra("demo"):
             from lightningbus.run.plot import plot_report
-        exit_on_user_error(plot_report, plot, asked.title, asked.plot, found)
+        exit_on_user_error(plot_report, plot, definition.title, definition.plot, result)
         print(plot)
         return
-    print_result(found, as_json, as_csv, asked.title, none="nothing yet")
+    print_result(result, as_json, as_csv, definition.title, none="nothing yet")
 
 
-def _told(parameters: Any) -> list[str]:
-    return [one.name if one.default is None else f"{one.name}={one.default}" for one in parameters]
+def _format_parameters(parameters: Any) -> list[str]:
+    return [
+        parameter.name if parameter.default is None else f"{parameter.name}={parameter.default}"
+        for parameter in parameters
+    ]
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -91,8 +94,8 @@ def _pair(text: str) -> tuple[str, str]:
 def _moment(client: Any, text: str, run: str) -> datetime | None:
     """The end of a version's time, or a time; None: it is not over."""
     if text.isdecimal():
-        found = client.query(NEXT, parameters={"run_id": run, "version": int(text) + 1}).result_rows
-        return found[0][0] if found else None
+        rows = client.query(NEXT, parameters={"run_id": run, "version": int(text) + 1}).result_rows
+        return rows[0][0] if rows else None
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

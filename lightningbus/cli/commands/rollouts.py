@@ -34,8 +34,8 @@ def show(
         from lightningbus.analysis.transcript import Transcript
     if color not in ("none", "advantage", "staleness"):
         exit_with(f"--color: {color!r} is none of advantage, staleness and none")
-    found = with_sql_client(sql, database, lambda client: Transcript.load(client, rollout, run))
-    found.show_json() if as_json else found.show(color)
+    transcript = with_sql_client(sql, database, lambda client: Transcript.load(client, rollout, run))
+    transcript.show_json() if as_json else transcript.show(color)
 
 
 @app.command()

@@ -41,14 +41,16 @@ def runner(
     from runners.settings import RunnerSettings
 
     words = shlex.split(command) if command is not None else None
-    given = {
+    options = {
         "entrypoint": agent,
         "python_executable": python,
         "working_dir": path,
         "concurrency": concurrency,
         "command": words,
     }
-    checked = load_settings(RunnerSettings, settings, **given, reward_fn=reward, agent_name=name, health_address=health)
+    checked = load_settings(
+        RunnerSettings, settings, **options, reward_fn=reward, agent_name=name, health_address=health
+    )
     at = exit_on_user_error(discover_bus, bus, "runner")
     ProcessGuard.enable()
     run_role(at, "runner", room.run, with_api_key(checked, at), AgentStartError)

@@ -66,7 +66,7 @@ def replay(
             )
         print_result((["step", "reward", "tokens", "loss"], list(done)), as_json)
         return
-    found = with_sql_client_redirected(sql, database, lambda client: work.replay_step(client, run, step, checkpoints))
-    print_result((list(found), [tuple(found.values())]), as_json)
-    if not found["same_batch"] or not found.get("same_loss", True):
+    result = with_sql_client_redirected(sql, database, lambda client: work.replay_step(client, run, step, checkpoints))
+    print_result((list(result), [tuple(result.values())]), as_json)
+    if not result["same_batch"] or not result.get("same_loss", True):
         raise SystemExit(1)

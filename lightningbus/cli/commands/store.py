@@ -51,10 +51,10 @@ def store(
         from store.embedded import engine
         from store.settings import StoreSettings
 
-    given = {"data_dir": data_dir, "http_port": http_port, "health_address": health}
-    checked = load_settings(StoreSettings, settings, url=url, **given)
+    options = {"data_dir": data_dir, "http_port": http_port, "health_address": health}
+    checked = load_settings(StoreSettings, settings, url=url, **options)
     if "url" not in checked.model_fields_set:
-        checked = load_settings(StoreSettings, settings, url=os.environ.get(URL_VARIABLE), **given)
+        checked = load_settings(StoreSettings, settings, url=os.environ.get(URL_VARIABLE), **options)
     expected = (AddressInUseError, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
     run_role(exit_on_user_error(discover_bus, bus, "store"), "store", room.run, checked, *expected)
 
@@ -86,18 +86,18 @@ def create_users(
 
     check_names(database=database, **({"cluster": cluster} if cluster else {}))
     reader, writer = (os.environ.get(name, "") for name in (READER_VARIABLE, WRITER_VARIABLE))
-    made = users.create_statements(database, cluster, reader=reader, writer=writer)
-    if not made:
+    statements = users.create_statements(database, cluster, reader=reader, writer=writer)
+    if not statements:
         exit_with(f"put a password into ${READER_VARIABLE}, ${WRITER_VARIABLE}, or both: no user is made without one")
     if sql is None:
-        print(";\n".join(made) + ";")
+        print(";\n".join(statements) + ";")
         return
     try:
         client = connect(sql, None)
-        for statement in made:
+        for statement in statements:
             client.command(statement)
     except StoreUnreachable as error:
         exit_with(error)
     except ClickHouseError as error:
         exit_with(explain_error(error))
-    print(f"made: {', '.join(name for name, given in ((users.READER, reader), (users.WRITER, writer)) if given)}")
+    print(f"made: {', '.join(name for name, password in ((users.READER, reader), (users.WRITER, writer)) if password)}")

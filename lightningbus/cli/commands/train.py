@@ -28,8 +28,8 @@ def train(
     job = exit_on_user_error(preflight.parse_job, settings, str(config))
 
     def look() -> None:
-        for found in preflight.run_checks(settings, job):
-            print(found)
+        for line in preflight.run_checks(settings, job):
+            print(line)
 
     if dry_run:
         exit_on_user_error(look)

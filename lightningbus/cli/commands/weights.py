@@ -47,12 +47,12 @@ def list_(
     async def look() -> list[dict[str, object]]:
         async with connect(bus, "weights") as at:
             releases, nodes = WeightRegistry(at, model), await _nodes(at, model)
-            release, found = await releases.refresh(), dict[int, dict[str, object]]()
+            release, rows = await releases.refresh(), dict[int, dict[str, object]]()
             async for manifest, _ in releases.list_versions():
-                if len(found) == last and manifest.version not in found:
+                if len(rows) == last and manifest.version not in rows:
                     break
-                found.setdefault(manifest.version, _fields(manifest, release, nodes))
-            return list(found.values())
+                rows.setdefault(manifest.version, _fields(manifest, release, nodes))
+            return list(rows.values())
 
     rows = run_async(look())
     if not as_json:
@@ -71,14 +71,16 @@ def show_(version: VersionArgument, model: ModelOption = "policy", bus: BusOptio
     async def look() -> dict[str, object]:
         async with connect(bus, "weights") as at:
             releases, nodes = WeightRegistry(at, model), await _nodes(at, model)
-            release, found = await releases.refresh(), await releases.manifests_of(version)
-            manifest, first = found[0][0], found[-1][1]
+            release, manifests = await releases.refresh(), await releases.manifests_of(version)
+            manifest, first = manifests[0][0], manifests[-1][1]
             applied = await releases.activations_of(first, version)
             return {
                 **_fields(manifest, release, nodes),
                 "manifest": _readable(manifest),
-                "decisions": [msgspec.to_builtins(one) for one in release.decisions if one.version == version],
-                "applied": [msgspec.to_builtins(one) for one in applied],
+                "decisions": [
+                    msgspec.to_builtins(decision) for decision in release.decisions if decision.version == version
+                ],
+                "applied": [msgspec.to_builtins(activation) for activation in applied],
             }
 
     print(json.dumps(run_async(look()), indent=2, ensure_ascii=False))
@@ -171,7 +173,7 @@ async def _nodes(at: Bus, model: str) -> list[Heartbeat]:
 
 
 def _fields(manifest: WeightManifest, release: ReleaseState, nodes: Sequence[Heartbeat]) -> dict[str, object]:
-    said = latest_verdict(release, manifest.version)
+    verdict = latest_verdict(release, manifest.version)
     return {
         "version": manifest.version,
         "step": manifest.step,
@@ -179,7 +181,7 @@ def _fields(manifest: WeightManifest, release: ReleaseState, nodes: Sequence[Hea
         "bytes": sum(blob.size for blob in manifest.blobs),
         "published": datetime.fromtimestamp(manifest.created_at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         "state": _state(manifest, release),
-        "why": said.reason if said is not None else "",
+        "why": verdict.reason if verdict is not None else "",
         "nodes": [beat.id for beat in nodes if is_ready(beat.state) and serves_version(beat, manifest.version)],
     }
 
@@ -189,8 +191,8 @@ def _state(manifest: WeightManifest, release: ReleaseState) -> str:
         return "pinned"
     if is_pending_canary(release, manifest):
         return "awaits its trial"
-    said = latest_verdict(release, manifest.version)
-    return said.action if said is not None else "released"
+    verdict = latest_verdict(release, manifest.version)
+    return verdict.action if verdict is not None else "released"
 
 
 def _readable(manifest: WeightManifest) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from runners.protocol.dialects.anthropic_request import chat
-from runners.protocol.dialects.base import said
+from runners.protocol.dialects.base import sse_event
 from runners.protocol.request import ChatRequest
 
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -35,8 +35,8 @@ class Messages:
         """The message."""
         choice = response["choices"][0]
         message = choice["message"]
-        made = {**begun(response, str(self._model)), **ended(choice, bool(message.get("tool_calls")))}
-        return {**made, "usage": _usage(response.get("usage")), "content": list(_blocks(message))}
+        message_body = {**begun(response, str(self._model)), **ended(choice, bool(message.get("tool_calls")))}
+        return {**message_body, "usage": _usage(response.get("usage")), "content": list(_blocks(message))}
 
     def events(self) -> "MessageEvents":
         """A new stream."""
@@ -53,7 +53,7 @@ class MessageEvents:
         self._open: tuple[str, int | None] | None = None
         """What the block that grows is, and which of the calls."""
         self._arguments = ""  # of the call that is open: said when they are whole, for clients read them as JSON
-        self._said = self._called = False
+        self._has_content = self._called = False
         self._ending: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
 
@@ -71,7 +71,7 @@ class MessageEvents:
                 events += self._grow(("thinking", None), {"type": "thinking", "thinking": "", "signature": ""})
                 events += self._delta(type="thinking_delta", thinking=thought)
             if text := delta.get("content"):
-                self._said = True
+                self._has_content = True
                 events += self._grow(("text", None), {"type": "text", "text": ""})
                 events += self._delta(type="text_delta", text=text)
             for piece in delta.get("tool_calls") or ():
@@ -86,7 +86,7 @@ class MessageEvents:
 
     def finish(self) -> bytes:
         """The message is over; one that says nothing has an empty text."""
-        silent = not self._said and not self._called
+        silent = not self._has_content and not self._called
         empty = self._grow(("text", None), {"type": "text", "text": ""}) if silent else b""
         return (
             empty
@@ -97,7 +97,7 @@ class MessageEvents:
 
     def fail(self, reason: str) -> bytes:
         """An error ends the stream."""
-        return said(error(500, reason), "error")
+        return sse_event(error(500, reason), "error")
 
     def _grow(self, what: tuple[str, int | None], block: dict[str, Any]) -> bytes:
         if self._open == what:
@@ -154,22 +154,22 @@ def _blocks(message: dict[str, Any]) -> Any:
 
 def _input(arguments: str) -> Any:
     try:
-        found = json.loads(arguments or "{}")
+        parsed = json.loads(arguments or "{}")
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"arguments": arguments}
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {"arguments": arguments}
 
 
 def _usage(usage: dict[str, Any] | None) -> dict[str, Any]:
-    said = usage or {}
-    cached = min((said.get("prompt_tokens_details") or {}).get("cached_tokens") or 0, said.get("prompt_tokens", 0))
+    counts = usage or {}
+    cached = min((counts.get("prompt_tokens_details") or {}).get("cached_tokens") or 0, counts.get("prompt_tokens", 0))
     return {
-        "input_tokens": said.get("prompt_tokens", 0) - cached,
-        "output_tokens": said.get("completion_tokens", 0),
+        "input_tokens": counts.get("prompt_tokens", 0) - cached,
+        "output_tokens": counts.get("completion_tokens", 0),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
     }
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return said({"type": kind, **fields}, kind)
+    return sse_event({"type": kind, **fields}, kind)

@@ -18,9 +18,9 @@ def chat(body: dict[str, Any]) -> dict[str, Any]:
     """The chat that a request stands for; raises ValueError with a sentence for the agent."""
     if not isinstance(body.get("messages"), list):
         raise ValueError("the request has no list of messages")
-    asked = {name: value for name, value in body.items() if name not in THEIRS and value is not None}
-    asked |= {"messages": _messages(body), "stream": bool(body.get("stream"))}
-    asked["stream_options"] = {"include_usage": True}
+    request = {name: value for name, value in body.items() if name not in THEIRS and value is not None}
+    request |= {"messages": _messages(body), "stream": bool(body.get("stream"))}
+    request["stream_options"] = {"include_usage": True}
     choice = body.get("tool_choice") or {}
     schema = (body.get("output_format") or (body.get("output_config") or {}).get("format")) or {}
     mapped = {
@@ -30,17 +30,17 @@ def chat(body: dict[str, Any]) -> dict[str, Any]:
         "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
         "response_format": _format(schema) if schema.get("type") == "json_schema" else None,
     }
-    last = asked["messages"][-1] if asked["messages"] else {}
+    last = request["messages"][-1] if request["messages"] else {}
     if last.get("role") == "assistant" and "tool_calls" not in last:  # the answer goes on from these words
-        asked |= {"add_generation_prompt": False, "continue_final_message": True}
-    return {**asked, **{name: value for name, value in mapped.items() if value is not None}}
+        request |= {"add_generation_prompt": False, "continue_final_message": True}
+    return {**request, **{name: value for name, value in mapped.items() if value is not None}}
 
 
 def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if system := body.get("system"):
-        said = system if isinstance(system, str) else "\n\n".join(str(block.get("text") or "") for block in system)
-        messages.append({"role": "system", "content": said})
+        text = system if isinstance(system, str) else "\n\n".join(str(block.get("text") or "") for block in system)
+        messages.append({"role": "system", "content": text})
     for message in body["messages"]:
         if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
             raise ValueError("a message has the role user or assistant")
@@ -48,13 +48,17 @@ def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
         if isinstance(content, str):
             messages.append({"role": message["role"], "content": content})
         elif isinstance(content, list) and all(isinstance(block, dict) for block in content):
-            messages += _answered(content) if message["role"] == "assistant" else _asked(message["role"], content)
+            messages += (
+                _assistant_messages(content)
+                if message["role"] == "assistant"
+                else _user_messages(message["role"], content)
+            )
         else:
             raise ValueError("a message's content is text or a list of blocks")
     return messages
 
 
-def _answered(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _assistant_messages(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """What the model said before: thoughts, text and calls in one message."""
     message: dict[str, Any] = {"role": "assistant", "content": None}
     for block in blocks:
@@ -73,7 +77,7 @@ def _answered(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     yield message
 
 
-def _asked(role: str, blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _user_messages(role: str, blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Results of tools, a message each, then what else was said."""
     parts: list[dict[str, Any]] = []
     for block in blocks:
@@ -121,5 +125,5 @@ def _choice(choice: dict[str, Any]) -> Any:
     return {"any": "required", "none": "none"}.get(str(kind), "auto")
 
 
-def _format(given: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": given.get("schema")}}
+def _format(output_format: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": output_format.get("schema")}}

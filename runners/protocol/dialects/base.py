@@ -53,7 +53,7 @@ class PlainEvents:
 
     def on_chunk(self, chunk: dict[str, Any]) -> bytes:
         """The chunk."""
-        return said(chunk)
+        return sse_event(chunk)
 
     def finish(self) -> bytes:
         """The mark of the end."""
@@ -61,7 +61,7 @@ class PlainEvents:
 
     def fail(self, reason: str) -> bytes:
         """An error where a chunk would be."""
-        return said(error("server_error", reason))
+        return sse_event(error("server_error", reason))
 
 
 def error(kind: str, message: str, status: int = 500) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def error(kind: str, message: str, status: int = 500) -> dict[str, Any]:
     return {"error": {"message": message, "type": whose, "param": None, "code": kind}}
 
 
-def said(data: dict[str, Any], event: str = "") -> bytes:
+def sse_event(data: dict[str, Any], event: str = "") -> bytes:
     """A server-sent event."""
     name = f"event: {event}\n" if event else ""
     return f"{name}data: {json.dumps(data)}\n\n".encode()

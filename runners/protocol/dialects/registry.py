@@ -63,8 +63,8 @@ def passed_on(api: Api, status: int, body: bytes) -> bytes:
     if api.error is _openai:
         return body
     try:
-        said = json.loads(body)
-        message = str((said.get("error") or said).get("message"))
+        error = json.loads(body)
+        message = str((error.get("error") or error).get("message"))
     except (ValueError, AttributeError):
         message = body[:500].decode(errors="replace")
     return json.dumps(api.error(status, "", message)).encode()

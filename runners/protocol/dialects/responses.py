@@ -27,20 +27,22 @@ class Responses:
     def answer(self, response: dict[str, Any]) -> dict[str, Any]:
         """The response, which a later request may name as the one before it."""
         choice = response["choices"][0]
-        made = self.shown(response, choice["finish_reason"], list(items(choice["message"], str(response.get("id")))))
-        self.remember(made["id"], choice["message"])
-        return made
+        response_body = self.render(
+            response, choice["finish_reason"], list(items(choice["message"], str(response.get("id"))))
+        )
+        self.remember(response_body["id"], choice["message"])
+        return response_body
 
     def events(self) -> ResponseEvents:
         """A new stream."""
-        return ResponseEvents(self.shown, self.remember)
+        return ResponseEvents(self.render, self.remember)
 
     def remember(self, id: str, message: dict[str, Any]) -> None:
         """A later request may go on from here."""
-        asked = self.call.body["messages"]  # without instructions, which are those of one request
-        self._earlier[id] = [*(asked[1:] if self.body.get("instructions") else asked), message]
+        messages = self.call.body["messages"]  # without instructions, which are those of one request
+        self._earlier[id] = [*(messages[1:] if self.body.get("instructions") else messages), message]
 
-    def shown(self, head: dict[str, Any], finish_reason: str | None, output: list[Any]) -> dict[str, Any]:
+    def render(self, head: dict[str, Any], finish_reason: str | None, output: list[Any]) -> dict[str, Any]:
         """The response with what it holds so far; ``finish_reason`` None: it is not over."""
         cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(finish_reason or "")
         status = "in_progress" if finish_reason is None else "incomplete" if cut else "completed"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from runners.protocol.dialects.base import said
+from runners.protocol.dialects.base import sse_event
 from runners.protocol.dialects.responses_items import function_item, id_of, message_item, reasoning_item
 
 Shown = Callable[[dict[str, Any], str | None, list[Any]], dict[str, Any]]
@@ -15,8 +15,8 @@ Remember = Callable[[str, dict[str, Any]], None]
 class ResponseEvents:
     """Server-sent events of one response."""
 
-    def __init__(self, shown: Shown, remember: Remember) -> None:
-        self._shown, self._remember = shown, remember
+    def __init__(self, render: Shown, remember: Remember) -> None:
+        self._render, self._remember = render, remember
         self._head: dict[str, Any] = {}
         self._finish = "stop"
         self._number = 0
@@ -33,7 +33,7 @@ class ResponseEvents:
         if not self._head:
             self._head = {key: chunk[key] for key in ("id", "created") if key in chunk}
             for kind in ("response.created", "response.in_progress"):
-                events += self._event(kind, response=self._shown(self._head, None, []))
+                events += self._event(kind, response=self._render(self._head, None, []))
         if chunk.get("usage"):
             self._head["usage"] = chunk["usage"]
         for choice in chunk.get("choices", ()):
@@ -53,7 +53,7 @@ class ResponseEvents:
         if not self._open and not any(item["type"] in ("message", "function_call") for item in self._done):
             events += self._begin("message")
         events += self._close()
-        response = self._shown(self._head, self._finish, self._done)
+        response = self._render(self._head, self._finish, self._done)
         self._remember(response["id"], self._message())
         return events + self._event(f"response.{response['status']}", response=response)
 
@@ -63,7 +63,7 @@ class ResponseEvents:
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
-        return said({"type": kind, "sequence_number": self._number - 1, **fields}, kind)
+        return sse_event({"type": kind, "sequence_number": self._number - 1, **fields}, kind)
 
     def _grow(self, kind: str, text: str) -> bytes:
         events = b"" if self._open == kind else self._close() + self._begin(kind)

@@ -27,9 +27,9 @@ def chat(body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
     for field in ("background", "conversation", "prompt"):
         if body.get(field):
             raise ValueError(f"{field} needs a service that keeps state; send the whole input instead")
-    asked = {name: value for name, value in body.items() if name not in THEIRS and value is not None}
-    asked |= {"messages": _messages(body, earlier), "stream": bool(body.get("stream"))}
-    asked["stream_options"] = {"include_usage": True}
+    request = {name: value for name, value in body.items() if name not in THEIRS and value is not None}
+    request |= {"messages": _messages(body, earlier), "stream": bool(body.get("stream"))}
+    request["stream_options"] = {"include_usage": True}
     text = body.get("text") or {}
     reasoning = body.get("reasoning") or {}
     mapped = {
@@ -40,7 +40,7 @@ def chat(body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
         "tools": [_tool(tool) for tool in body.get("tools") or ()] or None,
         "tool_choice": _choice(body.get("tool_choice")) if body.get("tools") else None,
     }
-    return {**asked, **{name: value for name, value in mapped.items() if value is not None}}
+    return {**request, **{name: value for name, value in mapped.items() if value is not None}}
 
 
 def _messages(body: dict[str, Any], earlier: Earlier) -> list[dict[str, Any]]:
@@ -51,12 +51,12 @@ def _messages(body: dict[str, Any], earlier: Earlier) -> list[dict[str, Any]]:
         if before not in earlier:
             raise ValueError(f"previous_response_id {before!r} is of no response in this rollout")
         messages += copy.deepcopy(earlier[before])
-    given = body.get("input")
-    if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
-    if not isinstance(given, list):
+    value = body.get("input")
+    if isinstance(value, str):
+        return [*messages, {"role": "user", "content": value}]
+    if not isinstance(value, list):
         raise ValueError("the request has no input")
-    for item in given:
+    for item in value:
         if not isinstance(item, dict):
             raise ValueError("an input item is a JSON object")
         _add(messages, item)
@@ -71,13 +71,13 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
             raise ValueError(f"no message has the role {item.get('role')!r}")
         content = _content(item.get("content"))
         if role == "assistant":
-            _answered(messages)["content"] = content if isinstance(content, str) else text_of(content)
+            _assistant_message(messages)["content"] = content if isinstance(content, str) else text_of(content)
         else:
             messages.append({"role": role, "content": content})
     elif kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
-        calls = _answered(messages, goes_on=True).setdefault("tool_calls", [])
+        calls = _assistant_message(messages, goes_on=True).setdefault("tool_calls", [])
         if call["id"] not in [known["id"] for known in calls]:  # one that previous_response_id brought already
             calls.append(call)
     elif kind == "function_call_output":
@@ -94,11 +94,11 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
         raise ValueError(f"an input item of type {kind!r} is not known here; send messages and function calls")
 
 
-def _answered(messages: list[dict[str, Any]], goes_on: bool = False) -> dict[str, Any]:
+def _assistant_message(messages: list[dict[str, Any]], goes_on: bool = False) -> dict[str, Any]:
     """The assistant's message that an item belongs to: text follows what was thought, calls follow text."""
     last = messages[-1] if messages else {}
-    said = last.get("content") is not None or "tool_calls" in last
-    if last.get("role") != "assistant" or (said and not goes_on):
+    has_content = last.get("content") is not None or "tool_calls" in last
+    if last.get("role") != "assistant" or (has_content and not goes_on):
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
 
@@ -139,8 +139,12 @@ def _choice(choice: Any) -> Any:
     return choice
 
 
-def _format(given: dict[str, Any]) -> dict[str, Any] | None:
-    if given.get("type") == "json_schema":
-        schema = {key: given[key] for key in ("name", "description", "schema", "strict") if given.get(key) is not None}
+def _format(output_format: dict[str, Any]) -> dict[str, Any] | None:
+    if output_format.get("type") == "json_schema":
+        schema = {
+            key: output_format[key]
+            for key in ("name", "description", "schema", "strict")
+            if output_format.get(key) is not None
+        }
         return {"type": "json_schema", "json_schema": schema}
-    return {"type": "json_object"} if given.get("type") == "json_object" else None
+    return {"type": "json_object"} if output_format.get("type") == "json_object" else None
