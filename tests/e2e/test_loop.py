@@ -173,7 +173,7 @@ def test_every_role_exports_its_own_traces_and_a_rollout_is_one_of_them(loop: Lo
 
 
 def test_learner_goes_on_from_its_checkpoint(loop: Loop) -> None:
-    loop.run("learner", "--settings", learner_settings(loop, steps=STEPS + 2))
+    loop.run("learner", "--settings", learner_settings(loop, max_steps=STEPS + 2))
 
     loop.until("SELECT max(step) FROM training_steps WHERE run_id = 'small'", STEPS + 2)
     loop.until("SELECT count() FROM check_unfinished_rollouts WHERE run_id = 'small'", 0)
