@@ -209,8 +209,8 @@ def test_a_run_is_trained_again_offline_and_its_best_rollouts_are_a_data_set(loo
 
     offline = loop.directory / "offline"
     done = loop.run("steps", "replay", "--run", "small", "--step", 1, "--last", 2, "--train", offline, "--json")
-    losses = [loss for (loss,) in loop.rows("SELECT metrics['actor/loss'] FROM training_steps WHERE step <= 2")]
-    assert [row["loss"] for row in json.loads(done.stdout)] == sorted(losses, key=losses.index)
+    losses = loop.rows("SELECT metrics['actor/loss'] FROM training_steps WHERE step <= 2 ORDER BY step")
+    assert [(row["loss"],) for row in json.loads(done.stdout)] == losses
     (checkpoint,) = (loop.directory / "checkpoints").glob("step-000002-*")
     found, expected = (load_file(path / "weights.safetensors") for path in (offline, checkpoint))
     assert all(np.array_equal(found[name], expected[name]) for name in expected), "the run's own weights"

@@ -138,7 +138,8 @@ async def test_rows_that_clickhouse_does_not_count_as_written_are_not_acknowledg
     write, swallowed = insert_over_http(client(store.url)), [1, 2]
 
     def insert(database: str, table: str, columns: Any, how: dict[str, str]) -> int:
-        return write(database, table, columns.slice(swallowed.pop()) if swallowed else columns, how)
+        is_short = table != "raw_audit_log" and bool(swallowed)  # the audit log is written on its own time
+        return write(database, table, columns.slice(swallowed.pop()) if is_short else columns, how)
 
     async with ingesting(bus, store, insert) as (_, writer):
         await publish(bus, 0, 3)
