@@ -25,7 +25,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 async def longest_standstill(passes: TaskOrder) -> float:
     """Seconds that the event loop stood still at most while a pass was shuffled."""
-    shuffling = asyncio.ensure_future(passes.reach(0))
+    shuffling = asyncio.ensure_future(passes.seek(0))
     longest, before = 0.0, time.perf_counter()
     while not shuffling.done():
         await asyncio.sleep(TICK_SECONDS)

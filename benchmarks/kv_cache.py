@@ -22,8 +22,8 @@ import numpy as np
 from bus.client import Bus
 from bus.security.secrets import bearer_header, read_key
 from inference.settings import InferenceSettings
-from learner.batching.sequences import Row, Shape, rows_of
-from learner.batching.transitions import transitions_of
+from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
+from learner.batching.transitions import build_transitions
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import LocalStack, start_stack
@@ -130,25 +130,25 @@ def mismatch(model: Path, weights: list[dict[str, Any]], calls: list[ModelCall],
     from transformers import AutoModelForCausalLM
 
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    rows, _ = rows_of("r", transitions_of(calls), Shape(mode="transition"))
+    rows, _ = build_sequences("r", build_transitions(calls), SequenceConfig(mode="transition"))
     parts: dict[int, list[np.ndarray[Any, Any]]] = {version - 1: [], version: []}
     for number, found in parts.items():
         policy.load_state_dict(weights[number], strict=False)
         for row in rows:
-            chosen = row.trained & (row.versions == number)
+            chosen = row.trained & (row.weight_versions == number)
             found.append(_log_probs(policy, row)[chosen] - row.logprobs[chosen])
     before, after = (np.concatenate(parts[number]) for number in (version - 1, version))
     k3 = [float(np.mean(np.exp(d) - d - 1)) for d in (before, after)]
     return {"tokens_after": len(after), "k3_before": k3[0], "k3_after": k3[1], "largest_after": float(abs(after).max())}
 
 
-def _log_probs(policy: Any, row: Row) -> Any:
+def _log_probs(policy: Any, row: TrainSequence) -> Any:
     import torch
 
-    ids = torch.from_numpy(row.ids)
+    ids = torch.from_numpy(row.token_ids)
     with torch.no_grad():
         said = torch.log_softmax(policy(input_ids=ids[None]).logits[0, :-1].double(), -1)
-    found = np.zeros(len(row.ids))
+    found = np.zeros(len(row.token_ids))
     found[1:] = said.gather(1, ids[1:, None])[:, 0].numpy()
     return found
 

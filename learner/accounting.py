@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from learner.batching.rollout_uses import missing, unused
+from learner.batching.rollout_dispositions import excluded, not_finished
 from learner.rollouts.assembler import Rollout
 from learner.rollouts.consumer import RolloutConsumer
 from learner.settings.learner import LearnerSettings
@@ -13,34 +13,34 @@ class ExcludedRollouts:
     """Takes what leaves the groups unused; a replay from a later checkpoint passes it over."""
 
     def __init__(self, intake: RolloutConsumer, settings: LearnerSettings) -> None:
-        self._intake, self._settings = intake, settings
-        self._uses: list[RolloutDisposition] = []
+        self._consumer, self._settings = intake, settings
+        self._dispositions: list[RolloutDisposition] = []
 
     def collect(self) -> list[str]:
         """Note the groups and attempts that came to nothing since; returns the tasks of those groups."""
-        groups = self._intake.groups
-        dropped = [group.task for group in groups.rejected]
+        groups = self._consumer.groups
+        dropped = [group.task_id for group in groups.rejected]
         for group in groups.rejected:
             self._exclude(group.rollouts, "group of fewer than two")
         self._exclude(groups.late_attempts, "late")
-        self._uses += missing(groups.missing_samples)
+        self._dispositions += not_finished(groups.missing_samples)
         groups.rejected, groups.late_attempts, groups.missing_samples = [], [], []
         return dropped
 
     def collect_remaining(self) -> None:
         """Training is over: note whatever is still there."""
         self.collect()
-        self._exclude(list(self._intake.groups.pending_rollouts()), "training was over")
+        self._exclude(list(self._consumer.groups.pending_rollouts()), "training was over")
 
     def add(self, uses: Iterable[RolloutDisposition], rollouts: Iterable[Rollout]) -> None:
         """Note a batch that gave nothing to train on."""
-        self._uses += uses
-        self._intake.mark_consumed(rollouts)
+        self._dispositions += uses
+        self._consumer.mark_consumed(rollouts)
 
     def drain(self) -> list[RolloutDisposition]:
         """All that has been noted; from now on it is the taker's to tell."""
-        taken, self._uses = self._uses, []
+        taken, self._dispositions = self._dispositions, []
         return taken
 
     def _exclude(self, rollouts: list[Rollout], reason: str) -> None:
-        self.add(unused(rollouts, reason, self._settings), rollouts)
+        self.add(excluded(rollouts, reason, self._settings), rollouts)

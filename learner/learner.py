@@ -24,9 +24,9 @@ from common import disk_space
 from common.aio import first_completed
 from common.observability import metrics, tracing
 from learner.accounting import ExcludedRollouts
-from learner.batching.batch import STALE, BatchMaker
-from learner.batching.rollout_uses import spans_of
-from learner.batching.tokenizer import decoder, vocabulary
+from learner.batching.batch import STALE, BatchBuilder
+from learner.batching.rollout_dispositions import build_spans
+from learner.batching.tokenizer import find_vocabulary_size, load_detokenizer
 from learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
 from learner.checkpointing.resume import initial_state
 from learner.checkpointing.step_committer import StepCommitter
@@ -60,13 +60,13 @@ async def run(bus: Bus, settings: LearnerSettings, stop: asyncio.Event) -> None:
         await Learner(bus, settings).run(stop)
 
 
-def follow(settings: LearnerSettings) -> None:
+def run_worker(settings: LearnerSettings) -> None:
     """A rank beside the first, started by torchrun: does in the trainer what that one does, and nothing else."""
     from learner.training.trainer import Trainer
 
     for number in (signal.SIGTERM, signal.SIGINT):  # sent to all ranks; the first one finishes its step, then says so
         signal.signal(number, signal.SIG_IGN)
-    Trainer(settings).follow()
+    Trainer(settings).run_worker()
 
 
 class Learner:
@@ -105,7 +105,7 @@ class Learner:
                 )
                 self._state_name = "done"
                 await pulse.send_now()
-                await self._in_thread(self._trainer.done)
+                await self._in_thread(self._trainer.stop_workers)
             finally:
                 # A step that was running is thrown away: the checkpoint before it is what counts.
                 await asyncio.to_thread(self._thread.shutdown)
@@ -166,7 +166,7 @@ class Learner:
         )  # takes seconds to import: not before the settings are known to be right
 
         model = self._settings.model_path
-        self._maker = BatchMaker(self._settings, decoder(model), vocabulary(model))
+        self._maker = BatchBuilder(self._settings, load_detokenizer(model), find_vocabulary_size(model))
         self._trainer = Trainer(self._settings)
         if checkpoint is not None:
             self._trainer.load(checkpoint)
@@ -254,17 +254,19 @@ class Learner:
         rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
         try:
             with tracing.start_as_current_span("batch"):
-                batch = await self._in_thread(self._maker.make, groups, self._state.version)
+                batch = await self._in_thread(self._maker.build, groups, self._state.version)
         except ValueError as error:  # what a credit function of the user's own gave
             raise LearnerError(str(error)) from error
-        if not batch.rows:
+        if not batch.sequences:
             log.warning(
-                "%d groups gave nothing to train on: %s", len(groups), {use.exclusion_reason for use in batch.uses}
+                "%d groups gave nothing to train on: %s",
+                len(groups),
+                {use.exclusion_reason for use in batch.dispositions},
             )
-            self._excluded.add(batch.uses, rollouts.values())
-            if {use.exclusion_reason for use in batch.uses} == {STALE}:
+            self._excluded.add(batch.dispositions, rollouts.values())
+            if {use.exclusion_reason for use in batch.dispositions} == {STALE}:
                 await self._wait_for_fresh_node()  # else as many more would come from the same old weights, without end
-            self._replace_dropped_groups([group.task for group in groups])
+            self._replace_dropped_groups([group.task_id for group in groups])
             return
         with tracing.start_as_current_span("train"):
             step_metrics = await self._in_thread(self._trainer.step, batch)
@@ -278,16 +280,16 @@ class Learner:
             epoch=state.epoch,
             started_ns=started_ns,
             ended_ns=time.time_ns(),
-            rollouts=(*batch.uses, *self._excluded.drain()),
-            metrics={**batch.metrics, **step_metrics, **self._recovery.figures(), "seconds/idle": idle},
-            batch_sha256=await self._in_thread(batch.digest),
+            rollouts=(*batch.dispositions, *self._excluded.drain()),
+            metrics={**batch.metrics, **step_metrics, **self._recovery.status(), "seconds/idle": idle},
+            batch_sha256=await self._in_thread(batch.compute_sha256),
             settings=self._settings.model_dump_json(),
             spans=(),
         )
-        event = replace(event, spans=spans_of(event, rollouts))
+        event = replace(event, spans=build_spans(event, rollouts))
         self._metrics = event.metrics
         self._consumer.mark_consumed(rollouts.values())
-        self._dispatcher.release(group.task for group in groups)
+        self._dispatcher.release(group.task_id for group in groups)
         written = self._committer.is_checkpoint_due(state.step, await self._is_stream_filling())
         if written:
             state = self._checkpoint_state(replace(state, last_step_event=encode(event)))
@@ -304,7 +306,7 @@ class Learner:
 
     async def _is_stream_filling(self) -> bool:
         with contextlib.suppress(BusError, NatsError):  # as it was a second ago, then
-            await self._consumer.fill.look()
+            await self._consumer.fill.refresh()
         return self._consumer.fill.is_filling
 
     def _checkpoint_state(self, state: LearnerState) -> LearnerState:

@@ -49,11 +49,11 @@ def rollout(
         calls = (model_call(0, [5, 6, 7], [8, 9], version), second)
     return Rollout(
         id=f"{task}.{sample}",
-        task=task,
-        sample=sample,
-        samples=samples,
+        task_id=task,
+        sample_index=sample,
+        group_size=samples,
         attempt=1,
-        execution=f"{task}.{sample}-1",
+        execution_id=f"{task}.{sample}-1",
         outcome=outcome,
         resolution=resolution_of(AttemptResult(outcome=outcome, num_spans=0, started_ns=0, ended_ns=0)),
         reward=reward,

@@ -47,13 +47,13 @@ class Mode:
 
     name: str
     staleness: int
-    policies: tuple[str, ...]
+    order: str
 
 
 MODES = (
-    Mode("sync", 0, ("wait", "drop")),
-    Mode("one-step", 1, ("wait", "drop")),
-    *(Mode("async", bound, ("wait", "drop", "ready_first")) for bound in (1, 2, 4, 8)),
+    Mode("sync", 0, "dispatch"),
+    Mode("one-step", 1, "dispatch"),
+    *(Mode("async", bound, "ready_first") for bound in (1, 2, 4, 8)),
 )
 
 
@@ -175,7 +175,7 @@ def _learner(
             "groups_per_step": GROUPS,
             "max_steps": steps,
             "max_staleness": mode.staleness,
-            "off_policy": list(mode.policies),
+            "staleness": {"order": mode.order},
             "seed": seed,
             "cpu_threads": 1,
             "checkpoint_dir": checkpoints,

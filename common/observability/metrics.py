@@ -172,7 +172,7 @@ reward_mean = register(
 )  # fmt: skip
 staleness = register(
     Gauge, "learner", "learner_staleness_mean", "Mean lag, in versions, of the tokens of the last step.",
-    "Near `max_staleness`: rollouts are longer than steps; see `off_policy`.",
+    "Near `max_staleness`: rollouts are longer than steps; see `staleness`.",
 )  # fmt: skip
 trained_tokens = register(
     Counter, "learner", "learner_trained_tokens_total", "Tokens trained on.",

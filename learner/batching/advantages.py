@@ -11,14 +11,14 @@ from learner.settings.learner import AlgorithmSettings
 
 GAE = "gae"
 """The estimator that needs a critic: scores are its rewards, and `critic.Critic` turns them into advantages."""
-GIVEN = {"token_level_rewards", "response_mask", "index", "config", "epsilon", "kwargs"}
+SUPPLIED_ARGS = {"token_level_rewards", "response_mask", "index", "config", "epsilon", "kwargs"}
 
 
-def estimator(settings: AlgorithmSettings) -> Estimate:
+def make_estimator(settings: AlgorithmSettings) -> Estimate:
     """verl's registered estimator as a function of scores and their groups; raises ValueError with a sentence."""
     if settings.adv_estimator == GAE:
         return lambda scores, groups: [float(score) for score in scores]
-    cpu_platform.select()
+    cpu_platform.select_platform()
     from verl.trainer.config.algorithm import AlgoConfig
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
 
@@ -31,7 +31,7 @@ def estimator(settings: AlgorithmSettings) -> Estimate:
     missing = [
         name
         for name, parameter in taken.items()
-        if parameter.default is parameter.empty and name not in GIVEN and name not in options
+        if parameter.default is parameter.empty and name not in SUPPLIED_ARGS and name not in options
     ]
     if missing:
         needs = ", ".join(missing)

@@ -1,4 +1,4 @@
-"""What one training step is made of: groups in; rows, advantages, and an account of every rollout out. Pure."""
+"""The batch of one training step: groups in; sequences, advantages and the disposition of every rollout out. Pure."""
 
 import hashlib
 from collections import Counter
@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.batching import credit
-from learner.batching.advantages import estimator
-from learner.batching.credit import Episode
-from learner.batching.prefix_tree import Decode, cuts, parents
-from learner.batching.rollout_uses import masked, use_of
-from learner.batching.sequences import Row, Shape, rows_of
-from learner.batching.staleness import lags, mask_tokens, worst_lag
-from learner.batching.transitions import Transition, transitions_of
+from learner.batching.advantages import make_estimator
+from learner.batching.credit import Episode, resolve_credit_fn
+from learner.batching.prefix_tree import Detokenize, find_parents, find_prefix_breaks
+from learner.batching.rollout_dispositions import disposition_of, failure_reason
+from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
+from learner.batching.staleness import mask_stale_tokens, max_staleness_of, token_staleness
+from learner.batching.transitions import Transition, build_transitions
 from learner.rollouts.assembler import Rollout, training_reward
 from learner.rollouts.groups import MIN_GROUP_SIZE, RolloutGroup
 from learner.settings.learner import LearnerSettings
@@ -25,163 +24,170 @@ CallKey = tuple[str, int]
 """A call: its rollout, and its index there."""
 
 STALE = "stale"
-"""Why a rollout is not trained on whose tokens are of versions too old."""
+"""Why a rollout is excluded whose tokens are of versions too old."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows with the advantage of each call trained in them; ``uses`` has one entry per rollout, trained or not."""
+    """Sequences with the advantage of each call trained in them, and one disposition per rollout, trained or not."""
 
-    rows: list[Row]
+    sequences: list[TrainSequence]
     advantages: dict[CallKey, float]
-    uses: list[RolloutDisposition] = field(default_factory=list)
+    dispositions: list[RolloutDisposition] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
 
-    def advantage_of_tokens(self, row: Row) -> NDArray[np.float32]:
+    def token_advantages(self, sequence: TrainSequence) -> NDArray[np.float32]:
         """``float32[N]``: the advantage of the call that sampled each trained token, 0 for context."""
-        values = np.zeros(len(row.ids), dtype=np.float32)
-        for call in np.unique(row.calls[row.trained]).tolist():
-            values[row.calls == call] = self.advantages[row.rollout, call]
-        return values
+        advantages = np.zeros(len(sequence.token_ids), dtype=np.float32)
+        for call in np.unique(sequence.call_index[sequence.trained]).tolist():
+            advantages[sequence.call_index == call] = self.advantages[sequence.rollout_id, call]
+        return advantages
 
-    def digest(self) -> str:
-        """SHA-256 of rows and advantages, to the bit: equal digests are equal training steps."""
+    def compute_sha256(self) -> str:
+        """SHA-256 of sequences and advantages, to the bit: equal digests are equal training steps."""
         digest = hashlib.sha256()
-        for row in self.rows:
-            digest.update(f"{row.rollout}\0{row.temperature}\0{len(row.ids)}\0".encode())
-            for part in (row.ids, row.calls, row.logprobs, row.versions, self.advantage_of_tokens(row)):
-                digest.update(np.ascontiguousarray(part).tobytes())
+        for sequence in self.sequences:
+            header = f"{sequence.rollout_id}\0{sequence.temperature}\0{len(sequence.token_ids)}\0"
+            digest.update(header.encode())
+            arrays = (sequence.token_ids, sequence.call_index, sequence.logprobs, sequence.weight_versions)
+            for array in (*arrays, self.token_advantages(sequence)):
+                digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
 
-class BatchMaker:
-    """The rules of a run: how groups become rows and advantages. Raises ValueError for a name that is not known."""
+class BatchBuilder:
+    """Turns groups into batches by the rules of a run. Raises ValueError for a name that is not known."""
 
-    def __init__(self, settings: LearnerSettings, decode: Decode | None = None, vocabulary: int | None = None) -> None:
-        """``decode`` turns token ids into text, to tell why a conversation is no single path.
+    def __init__(
+        self, settings: LearnerSettings, detokenize: Detokenize | None = None, vocabulary_size: int | None = None
+    ) -> None:
+        """``detokenize`` tells why a conversation is no single path; None: that is not counted.
 
-        ``vocabulary`` is the number of tokens the model has; None: whatever comes is taken to be one.
+        ``vocabulary_size`` is the number of tokens the model has; None: every token id is taken to be valid.
         """
-        self._vocabulary = vocabulary or 2**32
+        self._vocabulary_size = vocabulary_size or 2**32
         self._settings = settings
-        self._decode = decode
-        self._share = credit.method(settings.credit.method)
-        self._estimate = estimator(settings.algorithm)
-        self._shape = Shape(settings.train_roles, settings.sequence_mode, settings.seq_len, settings.overlong)
+        self._detokenize = detokenize
+        self._credit_fn = resolve_credit_fn(settings.credit.method)
+        self._estimate = make_estimator(settings.algorithm)
+        self._sequence_config = SequenceConfig(
+            settings.train_roles, settings.sequence_mode, settings.seq_len, settings.overlong
+        )
 
-    def make(self, groups: Sequence[RolloutGroup], version: int) -> Batch:
-        """Advantages first, over whole groups; only then are rollouts left out, each with its reason.
+    def build(self, groups: Sequence[RolloutGroup], version: int) -> Batch:
+        """Compute advantages over whole groups first; only then exclude rollouts, each with its reason.
 
         ``version`` is the one the step starts from: a token's staleness is counted against it.
         """
-        settings = self._settings
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        rewards = [training_reward(rollout, settings.failed_rollouts) for rollout in rollouts]
-        calls = [self._transitions(rollout) for rollout in rollouts]
-        shared = self._credit(rollouts, rewards)
-        rows: list[Row] = []
-        uses: list[RolloutDisposition] = []
-        advantages: dict[CallKey, float] = {}
-        tally: Counter[str] = Counter()
-        for rollout, reward, transitions, call_credit in zip(rollouts, rewards, calls, shared, strict=True):
-            sequences, left_out = rows_of(rollout.id, transitions, self._shape) if transitions is not None else ([], {})
-            lag, before = worst_lag(sequences, version), sum(row.tokens for row in sequences)
-            if "mask_tokens" in settings.off_policy:
-                sequences = mask_tokens(sequences, version, settings.max_staleness)
-                lag = worst_lag(sequences, version) if sequences else lag
-            beyond = lag > settings.max_staleness and {"drop", "mask_tokens"} & set(settings.off_policy)
-            reason = _reason(rollout, reward, transitions, sequences, left_out, bool(beyond), settings)
+        rewards = [training_reward(rollout, self._settings.failed_rollouts) for rollout in rollouts]
+        batch = Batch([], {})
+        counters: Counter[str] = Counter()
+        for rollout, reward, advantages in zip(rollouts, rewards, self._assign_credit(rollouts, rewards), strict=True):
+            calls = self._build_transitions(rollout)
+            sequences, excluded_calls = build_sequences(rollout.id, calls or [], self._sequence_config)
+            num_sampled = sum(sequence.num_tokens for sequence in sequences)
+            staleness = max_staleness_of(sequences, version)
+            if self._settings.staleness.on_exceed == "mask":
+                sequences = mask_stale_tokens(sequences, version, self._settings.max_staleness)
+                staleness = max_staleness_of(sequences, version) if sequences else staleness
+            reason = self._exclusion_reason(rollout, reward, calls, sequences, excluded_calls, staleness)
             if not reason:
-                rows += sequences
-                keys = [(rollout.id, call.index) for call in transitions or ()]
-                advantages |= dict(zip(keys, call_credit, strict=True))
-                self._count(tally, rollout, transitions or [], left_out)
-                tally["tokens/masked"] += before - sum(row.tokens for row in sequences)
-            uses.append(use_of(rollout, reward, call_credit, reason, sequences, lag, len(uses)))
-        return Batch(rows, advantages, uses, _metrics(rows, uses, version, tally))
+                batch.sequences.extend(sequences)
+                batch.advantages.update(
+                    {(rollout.id, call.index): value for call, value in zip(calls or (), advantages, strict=True)}
+                )
+                self._count(counters, rollout, calls or [], excluded_calls)
+                counters["tokens/masked"] += num_sampled - sum(sequence.num_tokens for sequence in sequences)
+            batch.dispositions.append(
+                disposition_of(rollout, reward, advantages, reason, sequences, staleness, len(batch.dispositions))
+            )
+        batch.metrics.update(_metrics(batch, version, counters))
+        return batch
 
-    def _credit(self, rollouts: Sequence[Rollout], rewards: Sequence[float | None]) -> list[list[float]]:
+    def _assign_credit(self, rollouts: Sequence[Rollout], rewards: Sequence[float | None]) -> list[list[float]]:
         """The advantage of each call; 0 where the rollout is masked or its group has fewer than two valid ones.
 
         verl would hand the reward of a rollout that is alone in its group through as its advantage.
         """
-        valid = Counter(rollout.task for rollout, reward in zip(rollouts, rewards, strict=True) if reward is not None)
-        credit = [[0.0] * len(rollout.calls) for rollout in rollouts]
-        places: list[int] = []
-        episodes: list[Episode] = []
-        for place, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True)):
-            if reward is not None and valid[rollout.task] >= MIN_GROUP_SIZE:
-                places.append(place)
-                states = tuple(call.prompt_ids for call in rollout.calls)
-                episodes.append(Episode(rollout.task, reward, rollout.rewards, states))
-        shared = self._share(episodes, self._estimate, self._settings.credit)
+        num_valid = Counter(
+            rollout.task_id for rollout, reward in zip(rollouts, rewards, strict=True) if reward is not None
+        )
+        episodes = {
+            index: Episode(rollout.task_id, reward, rollout.rewards, tuple(call.prompt_ids for call in rollout.calls))
+            for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True))
+            if reward is not None and num_valid[rollout.task_id] >= MIN_GROUP_SIZE
+        }
+        credited = self._credit_fn(list(episodes.values()), self._estimate, self._settings.credit)
         name = self._settings.credit.method
-        if len(shared) != len(episodes):
-            raise ValueError(f"credit: {name!r} gave {len(shared)} lists for {len(episodes)} rollouts")
-        for place, episode, call_credit in zip(places, episodes, shared, strict=True):
-            if len(call_credit) != episode.calls or not np.isfinite(call_credit).all():
-                raise ValueError(f"credit: {name!r} gave {call_credit} for a rollout of {episode.calls} calls")
-            credit[place] = [float(value) for value in call_credit]
-        return credit
+        if len(credited) != len(episodes):
+            raise ValueError(f"credit: {name!r} gave {len(credited)} lists for {len(episodes)} rollouts")
+        advantages = [[0.0] * len(rollout.calls) for rollout in rollouts]
+        for (index, episode), values in zip(episodes.items(), credited, strict=True):
+            if len(values) != episode.num_calls or not np.isfinite(values).all():
+                raise ValueError(f"credit: {name!r} gave {values} for a rollout of {episode.num_calls} calls")
+            advantages[index] = [float(value) for value in values]
+        return advantages
 
-    def _transitions(self, rollout: Rollout) -> list[Transition] | None:
+    def _build_transitions(self, rollout: Rollout) -> list[Transition] | None:
         """The calls of a rollout; None if one of them is malformed, or not of this model."""
         try:
-            transitions = transitions_of(rollout.calls)
+            transitions = build_transitions(rollout.calls)
         except (ValueError, LookupError, OverflowError):
             return None
-        ids = (ids for call in transitions for ids in (call.prompt_ids, call.response_ids))
-        return transitions if all(part.max(initial=0) < self._vocabulary for part in ids) else None
+        token_ids = (ids for call in transitions for ids in (call.prompt_ids, call.response_ids))
+        return transitions if all(ids.max(initial=0) < self._vocabulary_size for ids in token_ids) else None
+
+    def _exclusion_reason(
+        self,
+        rollout: Rollout,
+        reward: float | None,
+        calls: Sequence[Transition] | None,
+        sequences: Sequence[TrainSequence],
+        excluded_calls: dict[int, str],
+        staleness: int,
+    ) -> str:
+        if reward is None:
+            return failure_reason(rollout, self._settings) or "no reward"
+        if calls is None:
+            return "no sequence: malformed"
+        if staleness > self._settings.max_staleness and self._settings.staleness.on_exceed != "keep":
+            return STALE
+        if not sequences:
+            reasons = sorted(Counter(excluded_calls.values()).items())
+            return f"no sequence: {', '.join(f'{count} {reason}' for reason, count in reasons) or 'no model call'}"
+        return ""
 
     def _count(
-        self, tally: "Counter[str]", rollout: Rollout, transitions: Sequence[Transition], left_out: dict[int, str]
+        self,
+        counters: "Counter[str]",
+        rollout: Rollout,
+        calls: Sequence[Transition],
+        excluded_calls: dict[int, str],
     ) -> None:
-        tally["calls"] += len(transitions)
-        tally["tokens/sampled"] += sum(call.tokens for call in transitions)
-        for place, why in left_out.items():
-            tally[f"left_out/{why}"] += 1
-            tally["tokens/left_out"] += transitions[place].tokens
-        if self._settings.sequence_mode == "trajectory" and self._decode is not None:
-            for why in cuts(rollout.calls, parents(transitions), self._decode).values():
-                tally[f"cuts/{why}"] += 1
+        counters["calls"] += len(calls)
+        counters["tokens/sampled"] += sum(call.num_tokens for call in calls)
+        for index, reason in excluded_calls.items():
+            counters[f"excluded/{reason}"] += 1
+            counters["tokens/excluded"] += calls[index].num_tokens
+        if self._settings.sequence_mode == "trajectory" and self._detokenize is not None:
+            for reason in find_prefix_breaks(rollout.calls, find_parents(calls), self._detokenize).values():
+                counters[f"prefix_breaks/{reason}"] += 1
 
 
-def _reason(
-    rollout: Rollout,
-    reward: float | None,
-    transitions: Sequence[Transition] | None,
-    rows: Sequence[Row],
-    left_out: dict[int, str],
-    beyond: bool,
-    settings: LearnerSettings,
-) -> str:
-    if reward is None:
-        return masked(rollout, settings) or "no reward"
-    if transitions is None:
-        return "no row: malformed"
-    if beyond:
-        return STALE
-    if not rows:
-        counted = ", ".join(f"{count} {why}" for why, count in sorted(Counter(left_out.values()).items()))
-        return f"no row: {counted or 'no model call'}"
-    return ""
-
-
-def _metrics(
-    rows: Sequence[Row], uses: Sequence[RolloutDisposition], version: int, tally: "Counter[str]"
-) -> dict[str, float]:
-    rewards = [use.reward for use in uses if use.reward is not None]
-    lag = lags(rows, version)
-    fit = tally["tokens/sampled"] - tally["tokens/left_out"] - tally["tokens/masked"]
+def _metrics(batch: Batch, version: int, counters: "Counter[str]") -> dict[str, float]:
+    rewards = [disposition.reward for disposition in batch.dispositions if disposition.reward is not None]
+    staleness = token_staleness(batch.sequences, version)
+    trainable = counters["tokens/sampled"] - counters["tokens/excluded"] - counters["tokens/masked"]
     return {
-        **{name: float(count) for name, count in tally.items()},
+        **{name: float(count) for name, count in counters.items()},
         "reward/mean": float(np.mean(rewards)) if rewards else 0.0,
         "reward/std": float(np.std(rewards)) if rewards else 0.0,
-        "rollouts": float(len(uses)),
-        "rollouts/trained": float(sum(use.trained for use in uses)),
-        "rows": float(len(rows)),
-        "tokens": float(len(lag)),
-        "coverage": len(lag) / fit if fit else 1.0,
-        "staleness/mean": float(lag.mean()) if len(lag) else 0.0,
-        "staleness/max": float(lag.max()) if len(lag) else 0.0,
+        "rollouts": float(len(batch.dispositions)),
+        "rollouts/trained": float(sum(disposition.trained for disposition in batch.dispositions)),
+        "sequences": float(len(batch.sequences)),
+        "tokens": float(len(staleness)),
+        "coverage": len(staleness) / trainable if trainable else 1.0,
+        "staleness/mean": float(staleness.mean()) if len(staleness) else 0.0,
+        "staleness/max": float(staleness.max()) if len(staleness) else 0.0,
     }

@@ -19,7 +19,7 @@ Estimate = Callable[[Sequence[float], Sequence[Hashable]], list[float]]
 class Episode:
     """What credit may depend on: one valid rollout of ``n`` calls."""
 
-    task: str
+    task_id: str
     reward: float
     """The outcome."""
     rewards: tuple[float, ...]
@@ -28,7 +28,7 @@ class Episode:
     """``n`` keys: two calls of equal key were asked with exactly the same tokens."""
 
     @property
-    def calls(self) -> int:
+    def num_calls(self) -> int:
         """How many calls it has."""
         return len(self.rewards)
 
@@ -48,13 +48,15 @@ Credit = Callable[[Sequence[Episode], Estimate, CreditSettings], list[list[float
 
 def identical(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
     """``A_t = A``: every call gets the rollout's advantage. Agent Lightning (arXiv:2508.03680), section 3.2."""
-    return [[outcome] * episode.calls for outcome, episode in zip(_outcome(episodes, estimate), episodes, strict=True)]
+    return [
+        [outcome] * episode.num_calls for outcome, episode in zip(_outcome(episodes, estimate), episodes, strict=True)
+    ]
 
 
-def last(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
+def last_call(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
     """``A_t = A`` for the last call, 0 for those before it: single-turn training of the final answer."""
     shared = zip(_outcome(episodes, estimate), episodes, strict=True)
-    return [[0.0] * (episode.calls - 1) + [outcome] * min(episode.calls, 1) for outcome, episode in shared]
+    return [[0.0] * (episode.num_calls - 1) + [outcome] * min(episode.num_calls, 1) for outcome, episode in shared]
 
 
 def discounted(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
@@ -65,7 +67,7 @@ def discounted(episodes: Sequence[Episode], estimate: Estimate, settings: Credit
     """
     shared = zip(_outcome(episodes, estimate), episodes, strict=True)
     return [
-        [outcome * settings.gamma ** (episode.calls - 1 - at) for at in range(episode.calls)]
+        [outcome * settings.gamma ** (episode.num_calls - 1 - at) for at in range(episode.num_calls)]
         for outcome, episode in shared
     ]
 
@@ -80,20 +82,20 @@ def reward_to_go(episodes: Sequence[Episode], estimate: Estimate, settings: Cred
     means = [float(np.mean(values or [episode.reward])) for values, episode in zip(returns, episodes, strict=True)]
     members: dict[str, list[int]] = {}
     for place, episode in enumerate(episodes):
-        members.setdefault(episode.task, []).append(place)
+        members.setdefault(episode.task_id, []).append(place)
     scores: list[float] = []
     groups: list[Hashable] = []
     positions: list[int] = []
     for place, episode in enumerate(episodes):
         for at, value in enumerate(returns[place]):
-            for member in members[episode.task]:
+            for member in members[episode.task_id]:
                 if member == place:
                     positions.append(len(scores))
                 scores.append(value if member == place else means[member])
-                groups.append((episode.task, place, at))
+                groups.append((episode.task_id, place, at))
     estimated = estimate(scores, groups) if scores else []
     estimates = iter([estimated[at] for at in positions])
-    return [[next(estimates) for _ in range(episode.calls)] for episode in episodes]
+    return [[next(estimates) for _ in range(episode.num_calls)] for episode in episodes]
 
 
 def air(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
@@ -105,7 +107,7 @@ def air(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSetting
     return reward_to_go(episodes, estimate, settings)
 
 
-def anchor(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
+def gigpo(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
     """``A_t = A + gigpo_step_weight * S_t``: ``S_t`` compares ``G_t`` with other rollouts' calls from the same state.
 
     GiGPO (arXiv:2505.10978), equations 6 to 9: calls of a task that were asked with the same tokens are a group of
@@ -115,7 +117,7 @@ def anchor(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSett
     visits: dict[Hashable, list[tuple[int, int]]] = {}
     for place, episode in enumerate(episodes):
         for at, state in enumerate(episode.states):
-            visits.setdefault((episode.task, state), []).append((place, at))
+            visits.setdefault((episode.task_id, state), []).append((place, at))
     compared = [(key, who) for key, who in visits.items() if len({place for place, _ in who}) > 1]
     scores = [returns[place][at] for _, who in compared for place, at in who]
     groups = [key for key, who in compared for _ in who]
@@ -127,18 +129,18 @@ def anchor(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSett
     return credit
 
 
-METHODS: dict[str, Credit] = {
-    function.__name__: function for function in (identical, last, discounted, reward_to_go, air, anchor)
+CREDIT_FUNCTIONS: dict[str, Credit] = {
+    function.__name__: function for function in (identical, last_call, discounted, reward_to_go, air, gigpo)
 }
 
 
-def method(name: str) -> Credit:
+def resolve_credit_fn(name: str) -> Credit:
     """The credit function of a name, or of an import path ``module:function``; raises ValueError with a sentence."""
-    if name in METHODS:
-        return METHODS[name]
+    if name in CREDIT_FUNCTIONS:
+        return CREDIT_FUNCTIONS[name]
     module, _, function = name.partition(":")
     if not function:
-        raise ValueError(f"credit: {name!r} is not known; known: {', '.join(METHODS)}, or module:function")
+        raise ValueError(f"credit: {name!r} is not known; known: {', '.join(CREDIT_FUNCTIONS)}, or module:function")
     try:
         credit_fn = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
@@ -149,4 +151,4 @@ def method(name: str) -> Credit:
 
 
 def _outcome(episodes: Sequence[Episode], estimate: Estimate) -> list[float]:
-    return estimate([episode.reward for episode in episodes], [episode.task for episode in episodes])
+    return estimate([episode.reward for episode in episodes], [episode.task_id for episode in episodes])

@@ -13,53 +13,55 @@ from learner.batching.transitions import Transition
 from schemas.spans import ModelCall
 from schemas.trajectory.chat_messages import extends, same_message
 
-Decode = Callable[[Sequence[int]], str]
+Detokenize = Callable[[Sequence[int]], str]
 """Token ids to text."""
-Cut = Literal["re-tokenised", "template", "edited history"]
+BreakReason = Literal["re-tokenised", "template", "edited history"]
 
 
-def parents(calls: Sequence[Transition]) -> list[int | None]:
-    """For each call the place of the one it extends, None if it extends none. Only an earlier call is extended."""
+def find_parents(calls: Sequence[Transition]) -> list[int | None]:
+    """The index of the call that each call extends; None if it extends none. Only an earlier call is extended."""
     prompts = [call.prompt_ids.tobytes() for call in calls]
     contexts = [prompt + call.response_ids.tobytes() for prompt, call in zip(prompts, calls, strict=True)]
     parents: list[int | None] = []
-    for place, prompt in enumerate(prompts):
-        fitting = [earlier for earlier in range(place) if prompt.startswith(contexts[earlier])]
+    for index, prompt in enumerate(prompts):
+        fitting = [earlier for earlier in range(index) if prompt.startswith(contexts[earlier])]
         parents.append(max(fitting, key=lambda earlier: len(contexts[earlier]), default=None))
     return parents
 
 
-def cuts(calls: Sequence[ModelCall], extended: Sequence[int | None], decode: Decode) -> dict[int, Cut]:
-    """Why a call that goes on with a conversation does not extend its tokens, by place; others have no entry.
+def find_prefix_breaks(
+    calls: Sequence[ModelCall], parents: Sequence[int | None], detokenize: Detokenize
+) -> dict[int, BreakReason]:
+    """Why a call that goes on with a conversation does not extend its tokens, by index; others have no entry.
 
     ``re-tokenised``: history and text are unchanged, but the text became other tokens. ``template``: the messages are
     unchanged, but the chat template writes them otherwise once they are history. ``edited history``: the messages
     begin as an earlier call's did and then differ.
     """
     messages = [_messages(call) for call in calls]
-    answers = [_parsed(call.response) for call in calls]
-    breaks: dict[int, Cut] = {}
-    for place, call_messages in enumerate(messages):
-        if extended[place] is not None or len(call_messages) < 2:
+    responses = [_parsed(call.response) for call in calls]
+    breaks: dict[int, BreakReason] = {}
+    for index, call_messages in enumerate(messages):
+        if parents[index] is not None or len(call_messages) < 2:
             continue
-        for earlier in reversed(range(place)):
+        for earlier in reversed(range(index)):
             before = messages[earlier]
-            if before and extends(call_messages, [*before, answers[earlier]]):
-                text = decode(_ids(calls[earlier].prompt_ids) + _ids(calls[earlier].response_ids))
-                unchanged = decode(_ids(calls[place].prompt_ids)).startswith(text)
-                breaks[place] = "re-tokenised" if unchanged else "template"
+            if before and extends(call_messages, [*before, responses[earlier]]):
+                text = detokenize(_ids(calls[earlier].prompt_ids) + _ids(calls[earlier].response_ids))
+                unchanged = detokenize(_ids(calls[index].prompt_ids)).startswith(text)
+                breaks[index] = "re-tokenised" if unchanged else "template"
                 break
             if (
-                calls[earlier].role == calls[place].role
+                calls[earlier].role == calls[index].role
                 and call_messages != before
-                and _begins_alike(call_messages, before)
+                and _shares_a_message(call_messages, before)
             ):
-                breaks[place] = "edited history"  # unless an even earlier call is gone on with
-        # A later sample of the same prompt, or a conversation of its own, is no cut.
+                breaks[index] = "edited history"  # unless an even earlier call is gone on with
+        # A later sample of the same prompt, or a conversation of its own, is no break.
     return breaks
 
 
-def _begins_alike(messages: list[Any], before: list[Any]) -> bool:
+def _shares_a_message(messages: list[Any], before: list[Any]) -> bool:
     """Whether both conversations share more than a system prompt."""
     shared = 0
     for message, other in zip(messages, before, strict=False):

@@ -1,4 +1,4 @@
-"""Rows: sequences of tokens with those marked that are trained. Every sampled token is trained in one row. Pure."""
+"""Token sequences that are trained on: every sampled token is trained in exactly one of them. Pure."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -7,111 +7,122 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.batching.prefix_tree import parents
+from learner.batching.prefix_tree import find_parents
 from learner.batching.transitions import Ids, Transition
 
-NOT_TRAINED = -1
-RowMode = Literal["transition", "trajectory"]
-LongRows = Literal["mask", "split"]
+CONTEXT = -1
+"""The call index of a token that is not trained."""
+SequenceMode = Literal["transition", "trajectory"]
+Overlong = Literal["mask", "split"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
-    """``N`` tokens of a rollout, all of one temperature where they are trained.
+class TrainSequence:
+    """``N`` tokens of a rollout; all trained ones were sampled at the same temperature.
 
-    ``ids`` is ``int64[N]``; ``calls`` ``int64[N]`` says which call sampled a token that is trained here, and is
-    `NOT_TRAINED` for context. ``logprobs`` (``float32[N]``) and ``versions`` (``int64[N]``) mean nothing there.
+    ``token_ids`` is ``int64[N]``. ``call_index`` (``int64[N]``) is the call that sampled a trained token, `CONTEXT` for
+    the others. ``logprobs`` (``float32[N]``) and ``weight_versions`` (``int64[N]``) have no meaning for context.
     """
 
-    rollout: str
+    rollout_id: str
     temperature: float
-    ids: Ids
-    calls: Ids
+    token_ids: Ids
+    call_index: Ids
     logprobs: NDArray[np.float32]
-    versions: Ids
+    weight_versions: Ids
 
     @property
     def trained(self) -> NDArray[np.bool_]:
         """``bool[N]``: the tokens that are trained."""
-        return np.not_equal(self.calls, NOT_TRAINED)
+        return np.not_equal(self.call_index, CONTEXT)
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         """How many tokens are trained."""
         return int(self.trained.sum())
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How calls become rows: the settings of the same names."""
+class SequenceConfig:
+    """How calls become sequences: the settings of the same names."""
 
     roles: Collection[str] = ()
-    mode: RowMode = "trajectory"
+    mode: SequenceMode = "trajectory"
     max_tokens: int = 8192
-    overlong: LongRows = "mask"
+    overlong: Overlong = "mask"
 
 
-def rows_of(rollout: str, calls: Sequence[Transition], shape: Shape) -> tuple[list[Row], dict[int, str]]:
-    """Rows in call order, and the reason of each call left out, by its place.
+def build_sequences(
+    rollout_id: str, calls: Sequence[Transition], config: SequenceConfig
+) -> tuple[list[TrainSequence], dict[int, str]]:
+    """Return the sequences in call order, and by index the reason why a call was excluded.
 
-    ``transition``: a row per call. ``trajectory``: calls that extend each other share a row, and a prefix that several
-    share is trained in one of them and context in the others.
+    ``transition``: a sequence per call. ``trajectory``: calls that extend each other share a sequence; a prefix that
+    several share is trained in one of them and is context in the others.
     """
-    left_out = {place: why for place, call in enumerate(calls) if (why := _unfit(call, shape))}
-    extended = parents(calls) if shape.mode == "trajectory" else [None] * len(calls)
-    pending = set(range(len(calls))) - left_out.keys()
-    rows: list[Row] = []
-    for place in reversed(range(len(calls))):  # what extends a call comes after it, so each path starts at its end
-        if place not in pending:
+    excluded = {index: reason for index, call in enumerate(calls) if (reason := _exclusion_reason(call, config))}
+    parents = find_parents(calls) if config.mode == "trajectory" else [None] * len(calls)
+    pending = set(range(len(calls))) - excluded.keys()
+    sequences: list[TrainSequence] = []
+    for index in reversed(range(len(calls))):  # what extends a call comes after it, so each path starts at its end
+        if index not in pending:
             continue
-        call = calls[place]
-        if call.length > shape.max_tokens:
-            pending.discard(place)
-            rows += reversed(_pieces(rollout, call, shape.max_tokens))
+        call = calls[index]
+        if call.length > config.max_tokens:
+            pending.discard(index)
+            sequences += reversed(_sliding_windows(rollout_id, call, config.max_tokens))
             continue
-        path = [place]
-        while (before := extended[path[-1]]) is not None:
-            path.append(before)
-        members = [at for at in path if at in pending and calls[at].temperature == call.temperature]
+        path = [index]
+        while (parent := parents[path[-1]]) is not None:
+            path.append(parent)
+        members = [member for member in path if member in pending and calls[member].temperature == call.temperature]
         pending.difference_update(members)
-        rows.append(_row(rollout, call, [calls[at] for at in members]))
-    return rows[::-1], left_out
+        sequences.append(_build_sequence(rollout_id, call, [calls[member] for member in members]))
+    return sequences[::-1], excluded
 
 
-def _unfit(call: Transition, shape: Shape) -> str:
-    if shape.roles and call.role not in shape.roles:
+def _exclusion_reason(call: Transition, config: SequenceConfig) -> str:
+    if config.roles and call.role not in config.roles:
         return "role"
-    if call.tokens == 0 or len(call.prompt_ids) == 0:
+    if call.num_tokens == 0 or len(call.prompt_ids) == 0:
         return "empty"
     if call.temperature <= 0:
         return "greedy"
-    if call.length > shape.max_tokens and shape.overlong == "mask":
+    if call.length > config.max_tokens and config.overlong == "mask":
         return "too long"
     return ""
 
 
-def _row(rollout: str, last: Transition, trained: Sequence[Transition]) -> Row:
+def _build_sequence(rollout_id: str, last: Transition, trained: Sequence[Transition]) -> TrainSequence:
     """The whole context of the last call of a path, with the responses of the calls that are trained in it."""
-    ids = np.concatenate([last.prompt_ids, last.response_ids])
-    calls = np.full(len(ids), NOT_TRAINED, dtype=np.int64)
-    logprobs = np.zeros(len(ids), dtype=np.float32)
-    versions = np.full(len(ids), NOT_TRAINED, dtype=np.int64)
+    token_ids = np.concatenate([last.prompt_ids, last.response_ids])
+    call_index = np.full(len(token_ids), CONTEXT, dtype=np.int64)
+    logprobs = np.zeros(len(token_ids), dtype=np.float32)
+    versions = np.full(len(token_ids), CONTEXT, dtype=np.int64)
     for call in trained:
-        where = slice(len(call.prompt_ids), call.length)
-        calls[where], logprobs[where], versions[where] = call.index, call.logprobs, call.versions
-    return Row(rollout, last.temperature, ids, calls, logprobs, versions)
+        response = slice(len(call.prompt_ids), call.length)
+        call_index[response], logprobs[response], versions[response] = call.index, call.logprobs, call.versions
+    return TrainSequence(rollout_id, last.temperature, token_ids, call_index, logprobs, versions)
 
 
-def _pieces(rollout: str, call: Transition, max_tokens: int) -> list[Row]:
-    """A call that is too long, in windows: each token is trained once, behind at least half a window of context."""
-    whole = _row(rollout, call, [call])
+def _sliding_windows(rollout_id: str, call: Transition, max_tokens: int) -> list[TrainSequence]:
+    """Cut a call that is too long: each token is trained once, behind at least half a window of context."""
+    whole = _build_sequence(rollout_id, call, [call])
     step = max_tokens // 2
     windows = []
     for start in range(len(call.prompt_ids), call.length, step):
         end = min(start + step, call.length)
         window = slice(max(0, end - max_tokens), end)
-        calls = whole.calls.copy()
-        calls[:start] = NOT_TRAINED
-        logprobs, versions = whole.logprobs[window], whole.versions[window]
-        windows.append(Row(rollout, call.temperature, whole.ids[window], calls[window], logprobs, versions))
+        call_index = whole.call_index.copy()
+        call_index[:start] = CONTEXT
+        windows.append(
+            TrainSequence(
+                rollout_id,
+                call.temperature,
+                whole.token_ids[window],
+                call_index[window],
+                whole.logprobs[window],
+                whole.weight_versions[window],
+            )
+        )
     return windows

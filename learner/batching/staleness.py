@@ -1,8 +1,4 @@
-"""How far behind a token may be, and what is left out. Pure.
-
-Every policy has a name in the setting ``off_policy``: ``wait`` acts when tasks are dispatched, ``ready_first`` when
-groups are taken, ``drop`` and ``mask_tokens`` when a batch is made.
-"""
+"""How many versions behind a token is, and which tokens are beyond the bound. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -10,24 +6,24 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.batching.sequences import NOT_TRAINED, Row
+from learner.batching.sequences import CONTEXT, TrainSequence
 
 
-def lags(rows: Iterable[Row], version: int) -> NDArray[np.int64]:
-    """Per trained token, in row order: the version being trained less the version that made the token."""
-    versions = [row.versions[row.trained] for row in rows]
+def token_staleness(sequences: Iterable[TrainSequence], version: int) -> NDArray[np.int64]:
+    """``int64[T]`` over all trained tokens, in order: the version being trained minus the version that sampled it."""
+    versions = [sequence.weight_versions[sequence.trained] for sequence in sequences]
     return version - np.concatenate(versions) if versions else np.zeros(0, dtype=np.int64)
 
 
-def worst_lag(rows: Sequence[Row], version: int) -> int:
-    """Lag of the oldest trained token; 0 if there is none."""
-    return int(lags(rows, version).max(initial=0))
+def max_staleness_of(sequences: Sequence[TrainSequence], version: int) -> int:
+    """Staleness of the oldest trained token; 0 if there is none."""
+    return int(token_staleness(sequences, version).max(initial=0))
 
 
-def mask_tokens(rows: Iterable[Row], version: int, max_staleness: int) -> list[Row]:
-    """The rows with every token beyond the bound as context; rows of which nothing is left are left out."""
+def mask_stale_tokens(sequences: Iterable[TrainSequence], version: int, max_staleness: int) -> list[TrainSequence]:
+    """Make every token beyond the bound context; a sequence without a trained token is dropped."""
     masked = []
-    for row in rows:
-        calls = np.where(version - row.versions > max_staleness, NOT_TRAINED, row.calls)
-        masked.append(replace(row, calls=calls))
-    return [row for row in masked if row.tokens]
+    for sequence in sequences:
+        call_index = np.where(version - sequence.weight_versions > max_staleness, CONTEXT, sequence.call_index)
+        masked.append(replace(sequence, call_index=call_index))
+    return [sequence for sequence in masked if sequence.num_tokens]

@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner.batching.prefix_tree import Decode
+from learner.batching.prefix_tree import Detokenize
 
 
-def decoder(model_path: Path) -> Decode | None:
+def load_detokenizer(model_path: Path) -> Detokenize | None:
     """Token ids to text, special tokens included; None for a model without a ``tokenizer.json``."""
     file = model_path / "tokenizer.json"
     if not file.exists():
@@ -22,7 +22,7 @@ def decoder(model_path: Path) -> Decode | None:
     return decode
 
 
-def vocabulary(model_path: Path) -> int | None:
+def find_vocabulary_size(model_path: Path) -> int | None:
     """How many tokens the model has; None if its ``config.json`` does not say."""
     config = json.loads((model_path / "config.json").read_text())
     count = config.get("text_config", config).get("vocab_size")

@@ -27,17 +27,17 @@ class Transition:
     """``int64[T]``: the weight version that made each token."""
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         """Response tokens: those that are trained."""
         return len(self.response_ids)
 
     @property
     def length(self) -> int:
-        """Prompt and response together: how long a row has to be to train it."""
+        """Prompt and response together: how long a sequence has to be to train it."""
         return len(self.prompt_ids) + len(self.response_ids)
 
 
-def transitions_of(calls: Sequence[ModelCall]) -> list[Transition]:
+def build_transitions(calls: Sequence[ModelCall]) -> list[Transition]:
     """Every call, in order; raises ValueError for one that is malformed: a rollout is not trained on in part."""
     return [_transition(call) for call in expand_calls(calls)]
 

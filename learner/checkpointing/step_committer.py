@@ -30,7 +30,7 @@ class StepCommitter:
         """Raises ValueError for prompts of a canary that cannot be used."""
         self._settings, self._trainer = settings, trainer
         canary = settings.weights.canary
-        self._cases = CanaryPrompts(canary, settings.model_path) if canary is not None else None
+        self._canary_prompts = CanaryPrompts(canary, settings.model_path) if canary is not None else None
         self._publisher, self._checkpoints, self._in_thread = publisher, checkpoints, in_thread
 
     async def publish_base(self) -> None:
@@ -93,7 +93,11 @@ class StepCommitter:
             raise fenced_error(state.model, state.epoch) from error
 
     async def _publish(self, path: Path, state: LearnerState) -> None:
-        trial = await self._in_thread(self._cases.build_spec, self._trainer) if self._cases is not None else None
+        trial = (
+            await self._in_thread(self._canary_prompts.build_spec, self._trainer)
+            if self._canary_prompts is not None
+            else None
+        )
         await self._publisher.publish(
             path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step, trial=trial
         )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def select() -> str:
+def select_platform() -> str:
     """Make verl use CUDA where there is some, else this platform; returns the device's name."""
     import torch
 
@@ -41,7 +41,7 @@ def _make_platform(cpu: ModuleType, base: type) -> type:
 
         device_name = "cpu"
         vendor_name = "cpu"
-        device_module = _completed(cpu)
+        device_module = _extend_torch_cpu(cpu)
 
         def is_available(self) -> bool:
             return True
@@ -96,7 +96,7 @@ def _make_platform(cpu: ModuleType, base: type) -> type:
     return PlatformCPU
 
 
-def _completed(cpu: ModuleType) -> ModuleType:
+def _extend_torch_cpu(cpu: ModuleType) -> ModuleType:
     """``torch.cpu`` plus what verl asks of a device: a random state, and memory figures, of which there are none."""
     import torch
 

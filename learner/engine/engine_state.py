@@ -13,7 +13,7 @@ def save(engine: Any, path: Path) -> None:
     """Weights, optimiser, schedule and random state into a directory that every rank can reach; every rank must ask."""
     from torch.distributed.checkpoint import state_dict_saver
 
-    state = {MODEL: _model(engine), SCHEDULE: engine.lr_scheduler.state_dict(), _random(): _generators()}
+    state = {MODEL: _model(engine), SCHEDULE: engine.lr_scheduler.state_dict(), _random(): _rng_states()}
     if engine.optimizer.state:  # torch would make some by a step, which counts as one
         state[OPTIMIZER] = _optimizer(engine)
     state_dict_saver.save(state, checkpoint_id=path)
@@ -30,14 +30,14 @@ def load(engine: Any, path: Path) -> None:
     if OPTIMIZER in names:
         state[OPTIMIZER] = _optimizer(engine)
     if _random() in names:
-        state[_random()] = _generators()
+        state[_random()] = _rng_states()
     state_dict_loader.load(state, checkpoint_id=path)
     set_model_state_dict(engine.module, state[MODEL])
     if OPTIMIZER in names:
         set_optimizer_state_dict(engine.module, engine.optimizer, state[OPTIMIZER])
     engine.lr_scheduler.load_state_dict(state[SCHEDULE])
     if _random() in names:
-        _seed(state[_random()])
+        _restore_rng(state[_random()])
 
 
 def _model(engine: Any) -> dict[str, Any]:
@@ -59,14 +59,14 @@ def _random() -> str:
     return f"{RANDOM}{dist.get_rank()}"
 
 
-def _generators() -> dict[str, Any]:
+def _rng_states() -> dict[str, Any]:
     import torch
 
     states = {"cpu": torch.get_rng_state()}
     return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
 
 
-def _seed(generators: dict[str, Any]) -> None:
+def _restore_rng(generators: dict[str, Any]) -> None:
     import torch
 
     torch.set_rng_state(generators["cpu"])

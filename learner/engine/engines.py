@@ -5,11 +5,15 @@ from typing import Any, Literal
 
 from learner.settings.learner import LearnerSettings, OptimSettings
 
-Kind = Literal["language_model", "value_model"]
+EngineKind = Literal["language_model", "value_model"]
 
 
 def make_engine(
-    settings: LearnerSettings, device: str, optim: OptimSettings, kind: Kind = "language_model", frozen: bool = False
+    settings: LearnerSettings,
+    device: str,
+    optim: OptimSettings,
+    kind: EngineKind = "language_model",
+    frozen: bool = False,
 ) -> Any:
     """An initialised engine that starts from the model at ``model_path``; ``frozen`` ones are never trained.
 
@@ -59,7 +63,7 @@ def make_engine(
     return engine
 
 
-def weights_of(engine: Any) -> dict[str, Any]:
+def full_state_dict(engine: Any) -> dict[str, Any]:
     """Every tensor by its Hugging Face name, on the CPU, without adapters; tied weights once. Every rank must ask."""
     tied = bool(getattr(engine.model_config.hf_config, "tie_word_embeddings", False))
     params, _ = engine.get_per_tensor_param()
@@ -70,7 +74,7 @@ def weights_of(engine: Any) -> dict[str, Any]:
     }
 
 
-def adapters_of(engine: Any) -> tuple[dict[str, Any], float]:
+def lora_state_dict(engine: Any) -> tuple[dict[str, Any], float]:
     """Every LoRA tensor under its PEFT name, on the CPU, and the factor of their product (alpha / rank)."""
     params, config = engine.get_per_tensor_param(base_sync_done=True)
     tensors = {name: tensor.detach().to("cpu").clone().contiguous() for name, tensor in params}

@@ -22,9 +22,9 @@ class SendRequest(msgspec.Struct, frozen=True):
     """Send a file to a group; the file must stay as it is until the answer."""
 
     group: str
-    meeting: str
-    world: int
-    seconds: float
+    rendezvous_key: str
+    world_size: int
+    timeout_seconds: float
     path: str
 
 
@@ -32,8 +32,8 @@ class SendReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """What came of an order; the first answer is to none, and says where the store is."""
 
     port: int = 0
-    failed: str = ""
-    absent: tuple[int, ...] = ()
+    error: str = ""
+    missing_ranks: tuple[int, ...] = ()
     """Ranks that did not come."""
 
 
@@ -71,20 +71,20 @@ class Sender:
         header, tensors = bytes_of(Path(order.path))
         if self._header:
             self.store.delete_key(self._header)  # not before: who is slow reads it when all has been sent
-        self._header = f"{order.meeting}/header"
+        self._header = f"{order.rendezvous_key}/header"
         self.store.set(self._header, header)  # type: ignore[arg-type]
-        self._collective.run_rendezvous(self.store, order.meeting, 0, order.world, order.seconds)
+        self._collective.run_rendezvous(self.store, order.rendezvous_key, 0, order.world_size, order.timeout_seconds)
         if order.group != self._name:
             self._group = None  # before the next one is made: it may hold what that needs
             self._group = self._collective.init_group(
-                self._backend, self.store, order.group, 0, order.world, self._host, order.seconds
+                self._backend, self.store, order.group, 0, order.world_size, self._host, order.timeout_seconds
             )
             self._name = order.group
         self._group.send(tensors)
 
     def missing_nodes(self, order: SendRequest) -> tuple[int, ...]:
         """Ranks that did not come to a meeting."""
-        return tuple(self._collective.missing_ranks(self.store, order.meeting, order.world))
+        return tuple(self._collective.missing_ranks(self.store, order.rendezvous_key, order.world_size))
 
 
 def main(backend: Backend, host: str, port: int) -> None:
@@ -98,7 +98,7 @@ def main(backend: Backend, host: str, port: int) -> None:
     try:
         sender = Sender(backend, host, port)
     except (OSError, RuntimeError, ImportError) as error:
-        say(SendReply(failed=str(error)))
+        say(SendReply(error=str(error)))
         return
     say(SendReply(port=sender.store.port))
     for line in sys.stdin.buffer:
@@ -109,7 +109,7 @@ def main(backend: Backend, host: str, port: int) -> None:
             say(SendReply())
         except Exception as error:  # whatever it is, the learner ends this process then
             why = f"{error or type(error).__name__} (after {time.monotonic() - started:.1f} s)"
-            say(SendReply(failed=why, absent=sender.missing_nodes(order)))
+            say(SendReply(error=why, missing_ranks=sender.missing_nodes(order)))
 
 
 if __name__ == "__main__":

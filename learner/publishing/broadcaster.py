@@ -60,7 +60,7 @@ class SenderFailed(Exception):
 
     def __init__(self, why: str, absent: Sequence[int] = ()) -> None:
         super().__init__(why)
-        self.absent = absent
+        self.missing_ranks = absent
 
 
 class SenderProcess:
@@ -107,11 +107,11 @@ class SenderProcess:
         assert self._process.stdout is not None
         try:
             line = await self._process.stdout.readline()
-            answer = msgspec.json.decode(line, type=SendReply) if line else SendReply(failed="the sender ended")
+            answer = msgspec.json.decode(line, type=SendReply) if line else SendReply(error="the sender ended")
         except (ValueError, msgspec.DecodeError) as error:  # a line without end, or of something else
             raise SenderFailed(f"the sender says what is not understood: {error}") from error
-        if answer.failed:
-            raise SenderFailed(answer.failed, answer.absent)
+        if answer.error:
+            raise SenderFailed(answer.error, answer.missing_ranks)
         return answer
 
 

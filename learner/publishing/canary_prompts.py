@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from learner.batching.sequences import NOT_TRAINED, Row
+from learner.batching.sequences import CONTEXT, TrainSequence
 from learner.settings.weights import CanarySettings
 from schemas.weights.events import CanaryPrompt, CanarySpec
 
@@ -21,16 +21,20 @@ class CanaryPrompts:
     def __init__(self, settings: CanarySettings, model_path: Path) -> None:
         """Raises ValueError with a sentence that names the line that is wrong."""
         self._settings = settings
-        self._rows = [_row(number, ids) for number, ids in enumerate(read_prompts(settings.prompts, model_path))]
+        self._prompts = [
+            _read_prompt(number, ids) for number, ids in enumerate(read_prompts(settings.prompts, model_path))
+        ]
 
     def build_spec(self, trainer: Any) -> CanarySpec:
         """What a node has to show of the trainer's current weights; blocks for a forward pass."""
-        log_probs = trainer.log_probs(self._rows)
+        log_probs = trainer.log_probs(self._prompts)
         settings = self._settings
         return CanarySpec(
             prompts=tuple(
-                CanaryPrompt(ids=row.ids.astype("<u4").tobytes(), logprobs=values[1:].astype("<f4").tobytes())
-                for row, values in zip(self._rows, log_probs, strict=True)
+                CanaryPrompt(
+                    ids=sequence.token_ids.astype("<u4").tobytes(), logprobs=values[1:].astype("<f4").tobytes()
+                )
+                for sequence, values in zip(self._prompts, log_probs, strict=True)
             ),
             max_tokens=settings.max_tokens,
             max_kl=settings.max_kl,
@@ -74,8 +78,8 @@ def read_prompts(file: Path, model_path: Path) -> list[list[int]]:
     return prompts
 
 
-def _row(number: int, ids: list[int]) -> Row:
+def _read_prompt(number: int, ids: list[int]) -> TrainSequence:
     calls = np.zeros(len(ids), np.int64)
-    calls[0] = NOT_TRAINED
+    calls[0] = CONTEXT
     zeros = np.zeros(len(ids), np.float32)
-    return Row(f"canary-{number}", 1.0, np.array(ids, np.int64), calls, zeros, np.zeros(len(ids), np.int64))
+    return TrainSequence(f"canary-{number}", 1.0, np.array(ids, np.int64), calls, zeros, np.zeros(len(ids), np.int64))

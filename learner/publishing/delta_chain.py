@@ -76,7 +76,7 @@ def filter_model(model: str, names: Sequence[str]) -> list[str]:
     return [name for match, name in sorted(matches, key=lambda entry: (int(entry[0][1]), int(entry[0][2]), entry[1]))]
 
 
-def version_of(model: str, name: str) -> int:
+def parse_version(model: str, name: str) -> int:
     """The inverse of `blob_name`, for one of the names of `filter_model`."""
     return int(name.removeprefix(f"{model}-").split("-")[0])
 

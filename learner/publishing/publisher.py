@@ -24,7 +24,7 @@ from learner.publishing.delta_chain import (
     blob_name,
     filter_model,
     link_or_copy,
-    version_of,
+    parse_version,
     versions_to_delete,
 )
 from learner.settings.learner import LearnerSettings
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 BUCKET = subjects.WEIGHT_BUCKET
 NONCE_BYTES = 16
 """Of a message id that nobody can know before the message is out."""
-LOOK_AGAIN_SECONDS = 1.0
+REPLICA_POLL_SECONDS = 1.0
 """How long a stream that did not answer is left alone."""
 PUBLISHED = ".published.safetensors"
 """The newest version's file, beside the checkpoints: what is published again if the bus loses it."""
@@ -56,7 +56,12 @@ class WeightPublisher:
         broadcaster: Broadcaster | None = None,
     ) -> None:
         """``whole_wanted``: whether some node waits for a version that it can fetch by itself."""
-        self._bus, self._settings, self._whole_wanted, self._broadcaster = bus, settings, whole_wanted, broadcaster
+        self._bus, self._settings, self._full_weights_requested, self._broadcaster = (
+            bus,
+            settings,
+            whole_wanted,
+            broadcaster,
+        )
         self._subject = subjects.weights(settings.model)
         self._versions = SignedLog(bus, self._subject, settings.model, WeightManifest)
         self._last_sequence = 0
@@ -98,7 +103,7 @@ class WeightPublisher:
                 try:
                     newest = await anext(self._versions.newest_first(await self._versions.get_last()), None)
                 except (BusError, NatsError):
-                    await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                    await asyncio.sleep(REPLICA_POLL_SECONDS)
                     claimed.set()
                     continue
                 if newest is not None and newest.event.epoch > epoch:
@@ -141,7 +146,7 @@ class WeightPublisher:
                 log.warning(
                     "whether the bus has the newest version is not known yet: %s", error or type(error).__name__
                 )
-                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                await asyncio.sleep(REPLICA_POLL_SECONDS)
                 was_reset.set()
 
     async def _is_on_bus(self, version: WeightManifest) -> bool:
@@ -173,7 +178,7 @@ class WeightPublisher:
 
     async def _publish(self, path: Path, version: int, epoch: int, step: int, trial: CanarySpec | None) -> None:
         model, weights = self._settings.model, self._settings.weights
-        delta = None if self._base or self._whole_wanted() else await self._chain.delta_to(path)
+        delta = None if self._base or self._full_weights_requested() else await self._chain.delta_to(path)
         name = blob_name(model, version, epoch) + (SUFFIX if delta else "")
         blob = await self._transport.put(BUCKET, name, delta or path)
         content = "" if self._base else await asyncio.to_thread(fingerprint, path)
@@ -245,11 +250,11 @@ class WeightPublisher:
             and verdict.action == "revoked"
         ):
             log.warning("version %d was revoked: %s; training goes on from its weights", before, verdict.reason)
-        fallback = versions_to_retain(release, (version_of(model, name) for name in self._blob_names[:-1]))
+        fallback = versions_to_retain(release, (parse_version(model, name) for name in self._blob_names[:-1]))
         gone = versions_to_delete(
             self._blob_names,
             self._settings.keep_weight_versions,
-            [name for name in self._blob_names if version_of(model, name) in fallback],
+            [name for name in self._blob_names if parse_version(model, name) in fallback],
         )
         for name in gone:
             await self._transport.delete(BUCKET, name)

@@ -17,11 +17,11 @@ class Rollout:
     """One whole attempt of a rollout, ready to be grouped."""
 
     id: str
-    task: str
-    sample: int
-    samples: int
+    task_id: str
+    sample_index: int
+    group_size: int
     attempt: int
-    execution: str
+    execution_id: str
     outcome: Outcome
     resolution: Resolution
     reward: float | None
@@ -35,7 +35,7 @@ class Rollout:
     @property
     def root_span_id(self) -> str:
         """Parent of whatever training says about it."""
-        return ids.root_span_id(self.id, self.execution)
+        return ids.root_span_id(self.id, self.execution_id)
 
 
 @dataclass(slots=True)
@@ -52,11 +52,11 @@ class Assembler:
 
     def __init__(self, rules: Sequence[AirRule] = ()) -> None:
         self._rules = rules
-        self._parts: dict[str, _PartialAttempt] = {}
+        self._partial: dict[str, _PartialAttempt] = {}
 
     def add(self, batch: SpanBatch, sequence: int) -> Rollout | None:
         """Take a batch at its stream sequence; the attempt if this makes it whole."""
-        parts = self._parts.setdefault(batch.execution_id, _PartialAttempt(batch.task_id, first_sequence=sequence))
+        parts = self._partial.setdefault(batch.execution_id, _PartialAttempt(batch.task_id, first_sequence=sequence))
         parts.batches[batch.sequence] = batch
         parts.first_sequence = min(parts.first_sequence, sequence)
         parts.last_sequence = max(parts.last_sequence, sequence)
@@ -64,17 +64,17 @@ class Assembler:
             parts.last = batch.sequence
         if parts.last is None or len(parts.batches) <= parts.last:
             return None
-        whole = self._parts.pop(batch.execution_id)
+        whole = self._partial.pop(batch.execution_id)
         ordered = [whole.batches[number] for number in range(parts.last + 1)]
         return build_rollout(ordered, whole.first_sequence, whole.last_sequence, self._rules)
 
     def discard(self, tasks: Container[str]) -> None:
         """These tasks are settled: what their attempts have not finished yet is waited for no longer."""
-        self._parts = {execution: parts for execution, parts in self._parts.items() if parts.task not in tasks}
+        self._partial = {execution: parts for execution, parts in self._partial.items() if parts.task not in tasks}
 
     def oldest_pending_sequence(self) -> int | None:
         """First stream sequence of anything not yet whole; None if nothing is waiting."""
-        return min((parts.first_sequence for parts in self._parts.values()), default=None)
+        return min((parts.first_sequence for parts in self._partial.values()), default=None)
 
 
 def build_rollout(
@@ -87,11 +87,11 @@ def build_rollout(
     calls = [span.call for span in spans if span.call is not None]
     return Rollout(
         id=batch.rollout_id,
-        task=batch.task_id,
-        sample=batch.sample_index,
-        samples=batch.group_size,
+        task_id=batch.task_id,
+        sample_index=batch.sample_index,
+        group_size=batch.group_size,
         attempt=batch.attempt,
-        execution=batch.execution_id,
+        execution_id=batch.execution_id,
         outcome=end.outcome,
         resolution=resolution_of(end),
         reward=end.reward if end.reward is not None and math.isfinite(end.reward) else None,

@@ -33,7 +33,7 @@ class Shortage:
 
 def find_shortage(settings: LearnerSettings, capacity: Capacity) -> Shortage:
     """Whether the steps under way, and all steps of a checkpoint interval, fit the share that is there for them."""
-    under_way = 1 + (settings.max_staleness if "wait" in settings.off_policy else 0)
+    under_way = 1 + (settings.max_staleness if settings.staleness.admission == "bounded" else 0)
     interval = settings.checkpoint_interval or settings.weight_sync_interval
     return Shortage(
         _too_much(settings, capacity, under_way, "the steps under way"),

@@ -163,7 +163,7 @@ class RolloutConsumer:
             await asyncio.sleep(POLL_SECONDS)
             come = self._next_delivery - 1
             try:
-                stream, backlog = await self.fill.look()
+                stream, backlog = await self.fill.refresh()
             except (NatsError, BusError):
                 continue
             # What was on its way at the look before came ahead of this answer; a count that falls was reset by another.
@@ -192,7 +192,7 @@ class RolloutConsumer:
 
     def mark_consumed(self, rollouts: Iterable[Rollout]) -> None:
         """These are trained on, or known not to be: a replay must pass them over."""
-        self._consumed |= {rollout.execution: rollout.last_sequence for rollout in rollouts}
+        self._consumed |= {rollout.execution_id: rollout.last_sequence for rollout in rollouts}
 
     def consumed_since(self, position: int) -> dict[str, int]:
         """What has been handed out and would come again in a replay from a position; the rest is forgotten."""
@@ -236,8 +236,8 @@ class RolloutConsumer:
             rollout = self._assembler.add(batch, position)
         if rollout is not None:
             self.groups.add(rollout, time.monotonic())
-            if rollout.task in self.groups.closed:
-                self._assembler.discard([rollout.task])
+            if rollout.task_id in self.groups.closed:
+                self._assembler.discard([rollout.task_id])
             self.attempt_ended.set()
 
     def _is_valid(self, rollout: Rollout) -> bool:

@@ -46,7 +46,7 @@ class Dispatcher:
     def __init__(self, bus: Bus, problems: Sequence[TaskInput], settings: LearnerSettings, dispatched: int) -> None:
         self._bus, self._problems, self._settings = bus, problems, settings
         self._task_order = TaskOrder(len(problems), settings.seed)
-        self._places: dict[str, int] = {}
+        self._group_places: dict[str, int] = {}
         self._lost: deque[tuple[int, Collection[int], str]] = deque()
         self._limit = dispatched
         self._nonce = ""  # of the last loss: the broker may still know ids of tasks that nobody has any more
@@ -57,13 +57,13 @@ class Dispatcher:
     async def restore(self, places: Iterable[int]) -> None:
         """The places of the groups that were dispatched before and are not settled."""
         for place in places:
-            number, index = await self._task_order.reach(place)
-            self._places[task_id(self._problems[index], number, self._settings)] = place
+            number, index = await self._task_order.seek(place)
+            self._group_places[task_id(self._problems[index], number, self._settings)] = place
 
     @property
     def outstanding(self) -> list[int]:
         """The places of the groups that are dispatched and not settled, in that order."""
-        return sorted(self._places.values())
+        return sorted(self._group_places.values())
 
     @property
     def is_behind(self) -> bool:
@@ -73,12 +73,12 @@ class Dispatcher:
     @property
     def dispatch_order(self) -> Collection[str]:
         """The tasks of those groups, where groups are taken in the order in which they were dispatched; else none."""
-        return self._places.keys() if "ready_first" not in self._settings.off_policy else ()
+        return self._group_places.keys() if self._settings.staleness.order == "dispatch" else ()
 
     def release(self, tasks: Iterable[str]) -> None:
         """These groups are trained on, or came to nothing."""
         for task in tasks:
-            self._places.pop(task, None)
+            self._group_places.pop(task, None)
 
     def update_limit(self, step: int, dropped: int) -> None:
         """``step`` optimiser steps are made and ``dropped`` groups came to nothing; without problems, nothing to do."""
@@ -86,7 +86,7 @@ class Dispatcher:
             return
         settings = self._settings
         wanted = settings.max_steps * settings.groups_per_step
-        if "wait" in settings.off_policy:
+        if settings.staleness.admission == "bounded":
             admitted = max_dispatched_groups(
                 step, settings.max_staleness, settings.groups_per_step, settings.weight_sync_interval
             )
@@ -102,7 +102,7 @@ class Dispatcher:
         """
         count = 0
         self._nonce = nonce
-        for task, place in self._places.items():
+        for task, place in self._group_places.items():
             samples = [sample for sample in range(self._settings.group_size) if sample not in ended.get(task, ())]
             if samples and task not in closed:
                 self._lost.append((place, samples, nonce))
@@ -122,14 +122,14 @@ class Dispatcher:
                 self._lost.popleft()
             elif self.dispatched < self._limit:
                 tasks = await self._group(self.dispatched)
-                self._places[tasks[0].id] = self.dispatched  # before: what is lost on its way is outstanding too
+                self._group_places[tasks[0].id] = self.dispatched  # before: what is lost on its way is outstanding too
                 await TaskPublisher(self._bus).publish_tasks(tasks, timeout=math.inf, nonce=self._nonce)
                 self.dispatched += 1
             else:
                 await self._limit_changed.wait()
 
     async def _group(self, place: int) -> list[Task]:
-        number, index = await self._task_order.reach(place)
+        number, index = await self._task_order.seek(place)
         return tasks_of_group(self._problems[index], number, self._settings)
 
 

@@ -16,8 +16,8 @@ MAX_CLOSED_GROUPS = 20_000
 class RolloutGroup:
     """The rollouts of one task that have ended so far, by id."""
 
-    task: str
-    samples: int
+    task_id: str
+    group_size: int
     since: float
     """When its first rollout ended, in the caller's clock."""
     members: dict[str, Rollout] = field(default_factory=dict)
@@ -25,12 +25,12 @@ class RolloutGroup:
     @property
     def rollouts(self) -> list[Rollout]:
         """Its rollouts, in the order of their samples."""
-        return sorted(self.members.values(), key=lambda rollout: rollout.sample)
+        return sorted(self.members.values(), key=lambda rollout: rollout.sample_index)
 
     @property
     def complete(self) -> bool:
         """Whether every sample has ended."""
-        return len(self.members) >= self.samples
+        return len(self.members) >= self.group_size
 
 
 class GroupBuffer:
@@ -56,18 +56,18 @@ class GroupBuffer:
     def add(self, rollout: Rollout, now: float) -> None:
         """An attempt has ended."""
         if rollout.resolution == Resolution.RETRIED or any(
-            rollout.execution == late.execution for late in self.late_attempts
+            rollout.execution_id == late.execution_id for late in self.late_attempts
         ):
             return
-        if rollout.task in self.closed:
+        if rollout.task_id in self.closed:
             if all(
-                rollout.execution != pending.execution for pending in self.pending_rollouts()
+                rollout.execution_id != pending.execution_id for pending in self.pending_rollouts()
             ):  # else delivered twice
                 self.late_attempts.append(rollout)
             return
-        group = self._open.setdefault(rollout.task, RolloutGroup(rollout.task, rollout.samples, now))
+        group = self._open.setdefault(rollout.task_id, RolloutGroup(rollout.task_id, rollout.group_size, now))
         before = group.members.get(rollout.id)
-        if before is not None and before.execution == rollout.execution:
+        if before is not None and before.execution_id == rollout.execution_id:
             return  # delivered twice
         if supersedes(rollout.resolution, before.resolution if before else None):
             group.members[rollout.id] = rollout
@@ -105,11 +105,13 @@ class GroupBuffer:
 
     def ended_rollouts(self) -> dict[str, set[int]]:
         """Samples that have ended, by the tasks of the groups that wait for more."""
-        return {group.task: {rollout.sample for rollout in group.members.values()} for group in self._open.values()}
+        return {
+            group.task_id: {rollout.sample_index for rollout in group.members.values()} for group in self._open.values()
+        }
 
     def released_tasks(self) -> list[str]:
         """Tasks whose group is closed and has been handed out, oldest first."""
-        pending = {group.task for group in (*self.ready, *self.rejected)}
+        pending = {group.task_id for group in (*self.ready, *self.rejected)}
         return [task for task in self.closed if task not in pending]
 
     @property
@@ -118,12 +120,12 @@ class GroupBuffer:
         return len(self._open)
 
     def _close(self, group: RolloutGroup) -> None:
-        del self._open[group.task]
-        self.closed[group.task] = None
+        del self._open[group.task_id]
+        self.closed[group.task_id] = None
         while len(self.closed) > MAX_CLOSED_GROUPS:
             del self.closed[next(iter(self.closed))]
-        ended = {rollout.sample for rollout in group.members.values()}
-        self.missing_samples += [(group.task, sample) for sample in range(group.samples) if sample not in ended]
+        ended = {rollout.sample_index for rollout in group.members.values()}
+        self.missing_samples += [(group.task_id, sample) for sample in range(group.group_size) if sample not in ended]
         usable = sum(map(self._is_valid, group.members.values())) >= MIN_GROUP_SIZE
         (self.ready if usable else self.rejected).append(group)
 
@@ -135,7 +137,7 @@ def in_dispatch_order(
 
     ``dispatched`` are tasks in their order, ``closed`` those whose group has ended one way or the other.
     """
-    at = {group.task: group for group in ready}
+    at = {group.task_id: group for group in ready}
     order: list[RolloutGroup] = []
     for task in dispatched:
         if task not in closed:

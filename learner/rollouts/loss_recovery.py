@@ -21,15 +21,15 @@ class LossRecovery:
     """Works on the gaps that the intake finds."""
 
     def __init__(self, bus: Bus, intake: RolloutConsumer, dispatcher: Dispatcher) -> None:
-        self._bus, self._intake, self._dispatcher = bus, intake, dispatcher
+        self._bus, self._consumer, self._dispatcher = bus, intake, dispatcher
         self._gaps = self._tasks = 0
         self._alert: Alert | None = None
 
     async def run(self) -> None:
         """Mend for ever."""
         while True:
-            gap = await self._intake.gaps.get()
-            groups = self._intake.groups
+            gap = await self._consumer.gaps.get()
+            groups = self._consumer.groups
             tasks = self._dispatcher.dispatch_again(groups.ended_rollouts(), groups.closed, gap.nonce)
             self._gaps += 1
             self._tasks += tasks
@@ -42,10 +42,10 @@ class LossRecovery:
     @property
     def mark(self) -> StreamMark:
         """The stream for a checkpoint: as it was before a loss, until the tasks are on the bus again."""
-        is_done = self._intake.gap is None and self._intake.gaps.empty() and not self._dispatcher.is_behind
-        return self._intake.stream_mark if is_done else self._intake.previous_stream_mark
+        is_done = self._consumer.gap is None and self._consumer.gaps.empty() and not self._dispatcher.is_behind
+        return self._consumer.stream_mark if is_done else self._consumer.previous_stream_mark
 
-    def figures(self) -> dict[str, float]:
+    def status(self) -> dict[str, float]:
         """What was lost since the last training step, for its record; nothing if nothing was."""
         gaps, tasks, self._gaps, self._tasks = self._gaps, self._tasks, 0, 0
         return {"bus/gaps": gaps, "bus/tasks_dispatched_again": tasks} if gaps else {}

@@ -20,18 +20,18 @@ class StreamFill:
 
     async def capacity(self) -> Capacity:
         """What the bus holds for the learner; raises `BusError` without streams, and nats' errors."""
-        return _capacity(*await self._ask())
+        return _capacity(*await self._fetch())
 
-    async def look(self) -> tuple[StreamState, Backlog]:
+    async def refresh(self) -> tuple[StreamState, Backlog]:
         """Look at the stream and what the learner has to do yet; raises as `capacity`."""
-        stream, backlog = await self._ask()
+        stream, backlog = await self._fetch()
         capacity = _capacity(stream, backlog)
         self.share = filled_share(
             backlog.num_ack_pending, backlog.num_pending, stream.num_messages, stream.num_bytes, capacity
         )
         return stream, backlog
 
-    async def _ask(self) -> tuple[StreamState, Backlog]:
+    async def _fetch(self) -> tuple[StreamState, Backlog]:
         return await self._bus.stream_state(LEARNER_ROLLOUTS.stream), await self._bus.backlog(LEARNER_ROLLOUTS)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 from array import array
 
-KEPT = 2
+MAX_KEPT_ORDERS = 2
 """Passes whose order is kept: at the end of one, groups of the next are dispatched too."""
 
 
@@ -15,7 +15,7 @@ class TaskOrder:
         self._problems, self._seed = problems, seed
         self._orders: dict[int, array[int]] = {}
 
-    async def reach(self, place: int) -> tuple[int, int]:
+    async def seek(self, place: int) -> tuple[int, int]:
         """`at`, with a pass that is not known yet shuffled in a thread: 400,000 problems take up to seconds."""
         number = place // self._problems
         if number not in self._orders:
@@ -31,7 +31,7 @@ class TaskOrder:
 
     def _keep(self, number: int, order: "array[int]") -> None:
         self._orders[number] = order
-        while len(self._orders) > KEPT:
+        while len(self._orders) > MAX_KEPT_ORDERS:
             del self._orders[next(iter(self._orders))]
 
 

@@ -10,7 +10,6 @@ from learner.settings.weights import WeightSettings
 from schemas.semconv.span_kinds import SpanKind
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
-OffPolicy = Literal["wait", "drop", "mask_tokens", "ready_first"]
 
 
 class AirRule(BaseModel):
@@ -34,11 +33,11 @@ class CreditSettings(BaseModel):
 
     method: str = Field(
         "identical",
-        description="identical, last, discounted, reward_to_go, air, anchor, or module:function of your own",
+        description="identical, last_call, discounted, reward_to_go, air, gigpo, or module:function of your own",
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount per call")
     gigpo_step_weight: float = Field(
-        1.0, ge=0, description="anchor: weight of the advantage among calls of the same state"
+        1.0, ge=0, description="gigpo: weight of the advantage among calls of the same state"
     )
     rules: list[AirRule] = Field(
         [AirRule(kind="tool", status="error", reward=-0.1)],
@@ -166,6 +165,22 @@ class LoraSettings(BaseModel):
     target_modules: str | list[str] = Field("all-linear", description="modules that get adapters")
 
 
+class StalenessSettings(BaseModel):
+    """What is done about `max_staleness`: before a task goes out, when a group is taken, and in the batch."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    admission: Literal["bounded", "unbounded"] = Field(
+        "bounded", description="bounded: dispatch no more tasks than max_staleness allows"
+    )
+    order: Literal["ready_first", "dispatch"] = Field(
+        "ready_first", description="train groups as they end, or in the order of dispatch, which waits for the slowest"
+    )
+    on_exceed: Literal["drop", "mask", "keep"] = Field(
+        "drop", description="a rollout with tokens beyond max_staleness: drop it, mask those tokens, or train on it"
+    )
+
+
 class LearnerSettings(RoleSettings):
     """One learner: which model it trains, on which tasks, how, and how far behind a rollout may be."""
 
@@ -192,17 +207,13 @@ class LearnerSettings(RoleSettings):
     train_roles: list[str] = Field([], description="roles to train (the part after ':' in the model name); none: all")
     credit: CreditSettings = CreditSettings()
     sequence_mode: Literal["trajectory", "transition"] = Field(
-        "trajectory", description="calls that extend each other share a row, or each call has its own"
+        "trajectory", description="calls that extend each other share a sequence, or each call has its own"
     )
     seq_len: int = Field(8192, ge=16, description="longest prompt plus response that is trained on")
     overlong: Literal["mask", "split"] = Field(
         "mask", description="a longer call is left out, or trained in windows with less context"
     )
-    off_policy: list[OffPolicy] = Field(
-        ["wait", "drop", "ready_first"],
-        description="wait: no more tasks than the bound allows; drop: no rollout with a token beyond it; mask_tokens: "
-        "only such tokens; ready_first: groups as they end, not as they were dispatched",
-    )
+    staleness: StalenessSettings = StalenessSettings()
     seed: int = Field(0, description="order of the tasks, and what is random in training")
     id: str | None = Field(None, description="name of this learner; default: host-pid", pattern=NAME)
     cpu_threads: int | None = Field(None, gt=0, description="CPU threads; default: torch's own choice")
@@ -259,7 +270,7 @@ class LearnerSettings(RoleSettings):
             raise ValueError(
                 "checkpoint_interval must be a multiple of weight_sync_interval: a checkpoint publishes its version"
             )
-        if "wait" in self.off_policy and self.max_staleness < self.weight_sync_interval - 1:
+        if self.staleness.admission == "bounded" and self.max_staleness < self.weight_sync_interval - 1:
             interval = self.weight_sync_interval
             raise ValueError(
                 f"max_staleness must be at least {interval - 1}: with weight_sync_interval {interval} tokens are that "

@@ -7,54 +7,61 @@ from typing import Any
 
 import numpy as np
 
-from learner.batching.sequences import Row
+from learner.batching.sequences import TrainSequence
 from learner.engine.engines import make_engine
 from learner.settings.learner import LearnerSettings
 from learner.training.loss import value_loss
-from learner.training.tensors import Floats, Segments, segments_of
+from learner.training.tensors import Floats, Segments
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """Per row, as in `tensors`."""
+class ValueTargets:
+    """One ``float32[N]`` per sequence."""
 
     advantages: list[Floats]
     returns: list[Floats]
 
 
-def judged(
-    rows: Sequence[Row], rewards: Sequence[Floats], values: Sequence[Floats], settings: LearnerSettings
-) -> Judged:
+def compute_gae(
+    sequences: Sequence[TrainSequence],
+    segments: Segments,
+    advantages: Sequence[Floats],
+    values: Sequence[Floats],
+    settings: LearnerSettings,
+) -> ValueTargets:
     """Generalised advantage estimation (arXiv:1506.02438) within each call, whitened over the tokens of the batch.
 
-    ``rewards`` says for each token the credit of its call, which the call's last token is given as its reward: a call
-    is an episode of its own, as LightningRL has it.
+    A call is an episode of its own, as LightningRL has it: its last token gets the call's advantage as its reward.
+    ``advantages`` and ``values`` are one ``float32[N]`` per sequence.
     """
     import torch
     from verl.trainer.ppo.core_algos import compute_gae_advantage_return
 
-    segments = Segments(segments_of(rows))
     mask = torch.from_numpy(segments.mask).float()
-    credit = segments.matrix(rewards)
+    rewards = segments.to_matrix(advantages)
     ends = torch.zeros_like(mask)
     ends[torch.arange(len(ends)), (mask.sum(-1) - 1).long()] = 1.0
-    advantages, returns = compute_gae_advantage_return(
-        token_level_rewards=credit * ends * _last_piece(rows)[:, None],
-        values=segments.matrix(values),
+    whitened, returns = compute_gae_advantage_return(
+        token_level_rewards=rewards * ends * _is_last_segment(sequences)[:, None],
+        values=segments.to_matrix(values),
         response_mask=mask,
         gamma=settings.algorithm.gamma,
         lam=settings.algorithm.lam,
     )
-    return Judged(segments.rows(advantages), segments.rows(returns))
+    return ValueTargets(segments.from_matrix(whitened), segments.from_matrix(returns))
 
 
-def _last_piece(rows: Sequence[Row]) -> Any:
-    """``float32[S]``: 1 for the segment a call ends in; a call in windows has its reward once."""
+def _is_last_segment(sequences: Sequence[TrainSequence]) -> Any:
+    """``float32[S]``: 1 for the segment in which a call ends; a call in windows gets its reward once."""
     import torch
 
-    whose = [(row.rollout, call) for row in rows for call in np.unique(row.calls[row.trained]).tolist()]
-    final = {call: place for place, call in enumerate(whose)}
-    return torch.tensor([float(final[call] == place) for place, call in enumerate(whose)])
+    calls = [
+        (sequence.rollout_id, call)
+        for sequence in sequences
+        for call in np.unique(sequence.call_index[sequence.trained]).tolist()
+    ]
+    last = {call: index for index, call in enumerate(calls)}
+    return torch.tensor([float(last[call] == index) for index, call in enumerate(calls)])
 
 
 class Critic:

@@ -1,7 +1,7 @@
 """Several processes as one trainer: started by torchrun, joined by gloo on CPUs and NCCL on GPUs.
 
-The first rank decides; the others do, in the same order, what it is about to do. All that is exchanged here is small
-and goes over gloo; weights and gradients are the engine's.
+Rank 0 broadcasts each call, and the workers make the same calls in the same order. What is exchanged here is small and
+goes over gloo; the engine exchanges weights and gradients itself.
 """
 
 import os
@@ -12,38 +12,38 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from learner.batching.sequences import Row
+from learner.batching.sequences import TrainSequence
 
 T = TypeVar("T")
-PATIENCE = timedelta(days=365)
-"""How long a rank waits for the first one, which waits for rollouts; torchrun ends all when one dies."""
+COLLECTIVE_TIMEOUT = timedelta(days=365)
+"""How long a worker waits for rank 0, which waits for rollouts; torchrun ends all ranks when one dies."""
 
 LOOPBACK = "lo"
 
 
-class Ranks:
+class ProcessGroup:
     """The process group; a single process is a group of one."""
 
     def __init__(self, device: str) -> None:
-        """Join, or be alone unless a launcher such as torchrun has said otherwise."""
+        """Join the group that a launcher such as torchrun describes; without one, make a group of one."""
         import torch.distributed as dist
 
         self._dist = dist
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
             if "RANK" in os.environ:
-                dist.init_process_group(backend=backend, timeout=PATIENCE)
+                dist.init_process_group(backend=backend, timeout=COLLECTIVE_TIMEOUT)
             else:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # it would listen for ranks there are none of
-                with _rendezvous() as where:
-                    dist.init_process_group(backend=backend, init_method=where, rank=0, world_size=1)
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # gloo listens even for a group of one
+                with _rendezvous() as url:
+                    dist.init_process_group(backend=backend, init_method=url, rank=0, world_size=1)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
-    def broadcast(self, what: T | None = None) -> T:
-        """What the first rank says, on every rank; the others pass nothing."""
+    def broadcast(self, value: T | None = None) -> T:
+        """Return the value of rank 0 on every rank; the workers pass nothing."""
         import torch
 
-        objects = [what]
+        objects = [value]
         if self.size > 1:
             self._dist.broadcast_object_list(objects, src=0, device=torch.device("cpu"))
         return objects[0]  # type: ignore[return-value]
@@ -63,20 +63,20 @@ class Ranks:
         return {name: sum(part.get(name, 0.0) for part in parts) / self.size for name in names}
 
 
-def is_follower() -> bool:
-    """Whether a launcher started this process to follow the first rank."""
+def is_worker_rank() -> bool:
+    """Whether a launcher started this process as another rank than 0."""
     return int(os.environ.get("RANK", "0")) > 0
 
 
-def shares(rows: Sequence[Row], size: int) -> list[list[int]]:
-    """Places of the rows for each rank: the longest first, each to the rank that has the fewest tokens."""
-    shares_of_ranks: list[list[int]] = [[] for _ in range(size)]
+def balance_by_tokens(sequences: Sequence[TrainSequence], size: int) -> list[list[int]]:
+    """Indices of the sequences of each rank: the longest first, each to the rank that has the fewest tokens."""
+    shards: list[list[int]] = [[] for _ in range(size)]
     tokens = [0] * size
-    for place in sorted(range(len(rows)), key=lambda place: (-len(rows[place].ids), place)):
-        rank = min(range(size), key=lambda index: (tokens[index], index))
-        shares_of_ranks[rank].append(place)
-        tokens[rank] += len(rows[place].ids)
-    return [sorted(part) for part in shares_of_ranks]
+    for index in sorted(range(len(sequences)), key=lambda index: (-len(sequences[index].token_ids), index)):
+        rank = min(range(size), key=lambda rank: (tokens[rank], rank))
+        shards[rank].append(index)
+        tokens[rank] += len(sequences[index].token_ids)
+    return [sorted(shard) for shard in shards]
 
 
 @contextmanager

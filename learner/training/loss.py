@@ -1,39 +1,39 @@
 """Losses over calls: verl's policy losses, KL and value loss, each token with a weight of its own.
 
-verl averages over the rows of a micro-batch; here every token's weight is settled beforehand (`weighting`), losses are
-sums, and the sequence of a loss is a call. So rows, micro-batches and ranks may be cut in any way.
+verl averages over the sequences of a micro-batch. Here `token_weights` fixes the weight of every token beforehand, a
+loss is a sum, and its sequence is a call. So sequences, micro-batches and ranks may be cut in any way.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from learner.batching.sequences import NOT_TRAINED
+from learner.batching.sequences import CONTEXT
 from learner.settings.learner import LearnerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class _Calls:
-    """The trained tokens of a micro-batch, one segment a line."""
+class _PackedSegments:
+    """The trained tokens of a micro-batch: ``n`` tokens, ``S`` segments of at most ``T``."""
 
-    places: Any
-    """``int64[n]``: where they stand in the micro-batch."""
+    positions: Any
+    """``int64[n]``: their positions in the micro-batch."""
     lengths: list[int]
     mask: Any
     """``bool[S, T]``"""
 
-    def matrix(self, flat: Any) -> Any:
-        """``[S, T]`` of values that stand at `places`."""
+    def to_matrix(self, flat: Any) -> Any:
+        """``[S, T]`` of ``n`` values, one segment a line."""
         import torch
 
         return torch.nn.utils.rnn.pad_sequence(list(flat.split(self.lengths)), batch_first=True)
 
     def field(self, data: Any, name: str) -> Any:
         """``[S, T]`` of a field of the micro-batch."""
-        return self.matrix(data[name].values()[self.places])
+        return self.to_matrix(data[name].values()[self.positions])
 
-    def predicted(self, output: Any) -> Any:
-        """``[S, T]`` of what the model says of each token: it says so at the place before it."""
-        return self.matrix(output.values()[self.places - 1])
+    def gather_predictions(self, output: Any) -> Any:
+        """``[S, T]`` of what the model predicts for each token, at the position before it."""
+        return self.to_matrix(output.values()[self.positions - 1])
 
 
 def policy_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, Any]:
@@ -45,36 +45,38 @@ def policy_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_grou
     from verl.trainer.ppo.core_algos import compute_policy_loss_reinforce, get_policy_loss_fn, kl_penalty
 
     actor, ranks = settings.actor, data["dp_size"]
-    calls = _calls(data)
-    if calls is None:
+    segments = _pack_segments(data)
+    if segments is None:
         return model_output["log_probs"].values().sum() * 0.0, {}
-    now = calls.predicted(model_output["log_probs"])
-    weights = calls.field(data, "weights")
+    log_probs = segments.gather_predictions(model_output["log_probs"])
+    weights = segments.field(data, "weights")
     arguments = {
-        "log_prob": now,
-        "advantages": calls.field(data, "advantages"),
-        "response_mask": calls.mask,
+        "log_prob": log_probs,
+        "advantages": segments.field(data, "advantages"),
+        "response_mask": segments.mask,
         "loss_agg_mode": "token-sum",
         "config": actor_config(settings, ranks),
         # verl multiplies each token's loss by these last of all: the one place where a weight is exact for every loss.
-        "rollout_is_weights": weights * calls.field(data, "importance") * _undone(actor.policy_loss, calls, ranks),
+        "rollout_is_weights": weights
+        * segments.field(data, "importance")
+        * _undo_builtin_mean(actor.policy_loss, segments, ranks),
     }
-    old = calls.field(data, "old_log_probs")
+    old = segments.field(data, "old_log_probs")
     if is_reinforce(settings):
         loss, loss_metrics = compute_policy_loss_reinforce(rollout_log_prob=old, **arguments)
     else:
         loss, loss_metrics = get_policy_loss_fn(actor.policy_loss)(old_log_prob=old, **arguments)
-    metrics = {**loss_metrics, "actor/pg_loss": _summed(loss)}
+    metrics = {**loss_metrics, "actor/pg_loss": _sum_metric(loss)}
     if "entropy" in model_output:
-        entropy = (calls.predicted(model_output["entropy"]) * weights).sum() * ranks
-        metrics["actor/entropy_loss"] = _summed(entropy)
+        entropy = (segments.gather_predictions(model_output["entropy"]) * weights).sum() * ranks
+        metrics["actor/entropy_loss"] = _sum_metric(entropy)
         loss = loss - actor.entropy_coeff * entropy
     if actor.use_kl_loss:
-        divergence = kl_penalty(now, calls.field(data, "ref_log_prob"), actor.kl_loss_type)
+        divergence = kl_penalty(log_probs, segments.field(data, "ref_log_prob"), actor.kl_loss_type)
         kl = (divergence * weights).sum() * ranks
-        metrics["actor/kl_loss"] = _summed(kl)
+        metrics["actor/kl_loss"] = _sum_metric(kl)
         loss = loss + actor.kl_loss_coef * kl
-    metrics["actor/loss"] = _summed(loss)
+    metrics["actor/loss"] = _sum_metric(loss)
     return loss, metrics
 
 
@@ -82,19 +84,19 @@ def value_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group
     """verl's clipped value loss on one micro-batch: ``data`` has ``segments``, ``values``, ``returns``, ``weights``."""
     from verl.trainer.ppo.core_algos import compute_value_loss
 
-    calls = _calls(data)
-    if calls is None:
+    segments = _pack_segments(data)
+    if segments is None:
         return model_output["values"].values().sum() * 0.0, {}
     loss, clipped = compute_value_loss(
-        vpreds=calls.predicted(model_output["values"]),
-        returns=calls.field(data, "returns"),
-        values=calls.field(data, "values"),
-        response_mask=calls.field(data, "weights"),
+        vpreds=segments.gather_predictions(model_output["values"]),
+        returns=segments.field(data, "returns"),
+        values=segments.field(data, "values"),
+        response_mask=segments.field(data, "weights"),
         cliprange_value=settings.critic.cliprange_value,
         loss_agg_mode="token-sum",
         dp_size=data["dp_size"],
     )
-    return loss, {"critic/vf_loss": _summed(loss), "critic/vf_clipfrac": clipped.item()}
+    return loss, {"critic/vf_loss": _sum_metric(loss), "critic/vf_clipfrac": clipped.item()}
 
 
 def is_reinforce(settings: LearnerSettings) -> bool:
@@ -133,29 +135,32 @@ def actor_config(settings: LearnerSettings, ranks: int = 1) -> Any:
     return config
 
 
-def _undone(policy_loss: str, calls: _Calls, ranks: int) -> Any:
-    """What the losses that average for themselves, whatever they are asked for, divide by."""
-    tokens = calls.mask.sum(-1, keepdim=True)
-    if policy_loss == "sapo":  # mean over the tokens of a sequence
+def _undo_builtin_mean(policy_loss: str, segments: _PackedSegments, ranks: int) -> Any:
+    """The factor that undoes the mean some of verl's losses take whatever ``loss_agg_mode`` says.
+
+    ``sapo`` divides by T_s, the tokens of the segment; ``geo_mean`` has one loss per segment and takes their mean.
+    """
+    tokens = segments.mask.sum(-1, keepdim=True)
+    if policy_loss == "sapo":
         return tokens
-    if policy_loss == "geo_mean":  # one loss per sequence, and their mean
+    if policy_loss == "geo_mean":
         return tokens * len(tokens) * ranks
     return 1.0
 
 
-def _calls(data: Any) -> _Calls | None:
+def _pack_segments(data: Any) -> _PackedSegments | None:
     import torch
 
-    segments = data["segments"].values()
-    (places,) = torch.nonzero(segments != NOT_TRAINED, as_tuple=True)
-    if len(places) == 0:
+    ids = data["segments"].values()
+    (positions,) = torch.nonzero(ids != CONTEXT, as_tuple=True)
+    if len(positions) == 0:
         return None
-    lengths = torch.unique_consecutive(segments[places], return_counts=True)[1]
+    lengths = torch.unique_consecutive(ids[positions], return_counts=True)[1]
     mask = torch.arange(int(lengths.max()), device=lengths.device)[None] < lengths[:, None]
-    return _Calls(places, lengths.tolist(), mask)
+    return _PackedSegments(positions, lengths.tolist(), mask)
 
 
-def _summed(value: Any) -> Any:
+def _sum_metric(value: Any) -> Any:
     from verl.utils.metric import AggregationType, Metric
 
     return Metric(value=value.detach(), aggregation=AggregationType.SUM)

@@ -1,114 +1,141 @@
-"""Rows as verl's engine takes them, and what it gives per token back as arrays.
+"""Sequences and values per token as verl takes them, and its outputs back as arrays.
 
-A *segment* is what one call has in one row: the sequence of every rule and loss that speaks of sequences, so that it
-does not matter how calls were put into rows.
+A *segment* is the trained tokens of one call in one sequence. Every rule and loss that speaks of sequences means
+segments, so it does not matter how calls were put into sequences.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.batching.sequences import NOT_TRAINED, Row
+from learner.batching.sequences import CONTEXT, TrainSequence
 
 Floats = NDArray[np.float32]
-EMPTY = Row("", 1.0, np.zeros(2, np.int64), np.full(2, NOT_TRAINED), np.zeros(2, np.float32), np.full(2, NOT_TRAINED))
-"""Two tokens that nothing is learned from: what a rank gets that has fewer rows than another."""
+PADDING = TrainSequence(
+    "", 1.0, np.zeros(2, np.int64), np.full(2, CONTEXT), np.zeros(2, np.float32), np.full(2, CONTEXT)
+)
+"""Two tokens of context: what a rank gets that has fewer sequences than another."""
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class ForwardConfig:
     """Fixed settings of a forward pass."""
 
     max_tokens: int
     entropy: bool = False
 
 
-def to_engine(rows: Sequence[Row], fields: Mapping[str, Sequence[NDArray[Any]]], settings: Engine) -> Any:
-    """verl's TensorDict of ``rows``, each of the ``fields`` being an array of a row's length for each of them."""
-    import torch
-    from verl.utils import tensordict_utils as tu
-    from verl.utils.dataset.dataset_utils import DatasetPadMode
+@dataclass(frozen=True, slots=True)
+class TokenInputs:
+    """``S`` sequences, and for each field ``S`` arrays with one value per token."""
 
-    def nested(parts: Sequence[NDArray[Any]]) -> Any:
-        return torch.nested.as_nested_tensor(
-            [torch.from_numpy(np.ascontiguousarray(part)) for part in parts], layout=torch.jagged
+    sequences: Sequence[TrainSequence]
+    fields: Mapping[str, Sequence[NDArray[Any]]]
+
+    def select(self, indices: Sequence[int]) -> Self:
+        """Only the sequences at these indices."""
+        fields = {name: [arrays[index] for index in indices] for name, arrays in self.fields.items()}
+        return type(self)([self.sequences[index] for index in indices], fields)
+
+    def pad(self, count: int) -> Self:
+        """The same with ``count`` times `PADDING` at the end."""
+        blank = {name: np.zeros(len(PADDING.token_ids), arrays[0].dtype) for name, arrays in self.fields.items()}
+        if "segments" in blank:
+            blank["segments"] = PADDING.call_index
+        fields = {name: [*arrays, *[blank[name]] * count] for name, arrays in self.fields.items()}
+        return type(self)([*self.sequences, *[PADDING] * count], fields)
+
+    def to_tensordict(self, config: ForwardConfig) -> Any:
+        """verl's TensorDict: jagged tensors of the token ids, positions and fields."""
+        import torch
+        from verl.utils import tensordict_utils as tu
+        from verl.utils.dataset.dataset_utils import DatasetPadMode
+
+        def nest(arrays: Sequence[NDArray[Any]]) -> Any:
+            tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+            return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
+
+        sequences = self.sequences
+        longest = max(len(sequence.token_ids) for sequence in sequences)
+        return tu.get_tensordict(
+            {
+                "input_ids": nest([sequence.token_ids for sequence in sequences]),
+                "position_ids": nest([np.arange(len(sequence.token_ids)) for sequence in sequences]),
+                "loss_mask": nest([sequence.trained.astype(np.float32) for sequence in sequences]),
+                "temperature": torch.tensor([sequence.temperature for sequence in sequences], dtype=torch.float32),
+                **{name: nest(arrays) for name, arrays in self.fields.items()},
+            },
+            {
+                "use_remove_padding": False,
+                "pad_mode": DatasetPadMode.NO_PADDING,
+                "use_dynamic_bsz": True,
+                "max_token_len_per_gpu": max(config.max_tokens, longest),
+                "global_batch_size": len(sequences),
+                "calculate_entropy": config.entropy,
+            },
         )
 
-    longest = max(len(row.ids) for row in rows)
-    return tu.get_tensordict(
-        {
-            "input_ids": nested([row.ids for row in rows]),
-            "position_ids": nested([np.arange(len(row.ids)) for row in rows]),
-            "loss_mask": nested([row.trained.astype(np.float32) for row in rows]),
-            "temperature": torch.tensor([row.temperature for row in rows], dtype=torch.float32),
-            **{name: nested(parts) for name, parts in fields.items()},
-        },
-        {
-            "use_remove_padding": False,
-            "pad_mode": DatasetPadMode.NO_PADDING,
-            "use_dynamic_bsz": True,
-            "max_token_len_per_gpu": max(settings.max_tokens, longest),
-            "global_batch_size": len(rows),
-            "calculate_entropy": settings.entropy,
-        },
-    )
 
+def from_output(output: Any, sequences: Sequence[TrainSequence]) -> list[Floats]:
+    """Per sequence ``float32[N]`` of a per-token output, 0 for the first token.
 
-def from_engine(output: Any, rows: Sequence[Row]) -> list[Floats]:
-    """Per row ``float32[N]`` of a per-token output: a token is predicted at the place before it; 0 for the first."""
+    The model predicts a token at the position before it.
+    """
     outputs = []
-    for part, row in zip(output.unbind(), rows, strict=True):
-        values = np.zeros(len(row.ids), dtype=np.float32)
-        values[1:] = part[:-1].detach().float().cpu().numpy()
+    for tensor, sequence in zip(output.unbind(), sequences, strict=True):
+        values = np.zeros(len(sequence.token_ids), dtype=np.float32)
+        values[1:] = tensor[:-1].detach().float().cpu().numpy()
         outputs.append(values)
     return outputs
 
 
-def segments_of(rows: Sequence[Row]) -> list[NDArray[np.int64]]:
-    """Per row ``int64[N]``: a number for each call in each row, counted over all rows; `NOT_TRAINED` for context."""
-    segments, first = [], 0
-    for row in rows:
-        numbers = np.full(len(row.ids), NOT_TRAINED, dtype=np.int64)
-        names, inverse = np.unique(row.calls[row.trained], return_inverse=True)
-        numbers[row.trained] = first + inverse
-        segments.append(numbers)
-        first += len(names)
-    return segments
-
-
 class Segments:
-    """Values of trained tokens as a matrix of one segment a line, and back.
+    """Values of trained tokens as a matrix of one segment a line, and back: ``S`` segments of at most ``T`` tokens.
 
-    A call comes after those it extends, so numbers never fall from one token to the next and nothing is put in order.
+    A call comes after those it extends, so the tokens of a segment are already in order.
     """
 
-    def __init__(self, numbers: Sequence[NDArray[np.int64]]) -> None:
-        """``numbers`` as of `segments_of`."""
-        self._trained = [np.not_equal(number, NOT_TRAINED) for number in numbers]
-        flat = np.concatenate([number[trained] for number, trained in zip(numbers, self._trained, strict=True)])
+    def __init__(self, sequences: Sequence[TrainSequence]) -> None:
+        self.ids = number_segments(sequences)
+        """Per sequence ``int64[N]``, as of `number_segments`."""
+        self._trained = [sequence.trained for sequence in sequences]
+        flat = np.concatenate([ids[trained] for ids, trained in zip(self.ids, self._trained, strict=True)])
         lengths = np.unique(flat, return_counts=True)[1]
         self.mask = np.arange(lengths.max(initial=0))[None] < lengths[:, None]
         """``bool[S, T]``"""
 
-    def matrix(self, parts: Sequence[NDArray[Any]]) -> Any:
-        """``float32[S, T]`` tensor, 0 where there is no token, of an array for each row."""
+    def to_matrix(self, arrays: Sequence[NDArray[Any]]) -> Any:
+        """``float32[S, T]`` tensor of one array per sequence, 0 where there is no token."""
         import torch
 
         matrix = np.zeros(self.mask.shape, dtype=np.float32)
-        matrix[self.mask] = np.concatenate([part[trained] for part, trained in zip(parts, self._trained, strict=True)])
+        trained = [array[trained] for array, trained in zip(arrays, self._trained, strict=True)]
+        matrix[self.mask] = np.concatenate(trained)
         return torch.from_numpy(matrix)
 
-    def rows(self, matrix: Any) -> list[Floats]:
-        """The inverse of `matrix`: an array for each row, 0 for context."""
+    def from_matrix(self, matrix: Any) -> list[Floats]:
+        """The inverse of `to_matrix`: one array per sequence, 0 for context."""
         flat = np.asarray(matrix, dtype=np.float32)[self.mask]
-        parts, at = [], 0
+        arrays, start = [], 0
         for trained in self._trained:
             values = np.zeros(len(trained), dtype=np.float32)
             count = int(trained.sum())
-            values[trained] = flat[at : at + count]
-            parts.append(values)
-            at += count
-        return parts
+            values[trained] = flat[start : start + count]
+            arrays.append(values)
+            start += count
+        return arrays
+
+
+def number_segments(sequences: Sequence[TrainSequence]) -> list[NDArray[np.int64]]:
+    """Per sequence ``int64[N]``: the segment of each token, counted over all sequences; `CONTEXT` for context."""
+    numbered, num_segments = [], 0
+    for sequence in sequences:
+        ids = np.full(len(sequence.token_ids), CONTEXT, dtype=np.int64)
+        calls, inverse = np.unique(sequence.call_index[sequence.trained], return_inverse=True)
+        ids[sequence.trained] = num_segments + inverse
+        numbered.append(ids)
+        num_segments += len(calls)
+    return numbered

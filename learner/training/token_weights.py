@@ -1,23 +1,23 @@
-"""The weight of each row's tokens in the loss: a rollout counts the same however many rows it became. Pure."""
+"""The weight of each token in the loss: a rollout counts the same however many sequences it became. Pure."""
 
 from collections.abc import Sequence
 
-from learner.batching.sequences import Row
+from learner.batching.sequences import TrainSequence
 
 
-def row_weights(rows: Sequence[Row], loss_agg_mode: str) -> list[float]:
-    """Factor for each row's token losses; verl's modes, with a *rollout* as the sequence.
+def loss_weights(sequences: Sequence[TrainSequence], loss_agg_mode: str) -> list[float]:
+    """Factor for each sequence's token losses; verl's modes, with a *rollout* as the sequence.
 
-    With R rollouts, T tokens in all and T_r in the row's rollout: ``seq-mean-token-mean`` 1/(R T_r),
+    With R rollouts, T tokens in all and T_r in the sequence's rollout: ``seq-mean-token-mean`` 1/(R T_r),
     ``seq-mean-token-sum`` 1/R, ``token-mean`` 1/T.
     """
     tokens: dict[str, int] = {}
-    for row in rows:
-        tokens[row.rollout] = tokens.get(row.rollout, 0) + row.tokens
+    for sequence in sequences:
+        tokens[sequence.rollout_id] = tokens.get(sequence.rollout_id, 0) + sequence.num_tokens
     if loss_agg_mode == "token-mean":
-        return [1.0 / sum(tokens.values())] * len(rows)
+        return [1.0 / sum(tokens.values())] * len(sequences)
     if loss_agg_mode == "seq-mean-token-sum":
-        return [1.0 / len(tokens)] * len(rows)
+        return [1.0 / len(tokens)] * len(sequences)
     if loss_agg_mode == "seq-mean-token-mean":
-        return [1.0 / (len(tokens) * tokens[row.rollout]) for row in rows]
+        return [1.0 / (len(tokens) * tokens[sequence.rollout_id]) for sequence in sequences]
     raise ValueError(f"loss_agg_mode {loss_agg_mode!r} is not known")

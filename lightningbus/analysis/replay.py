@@ -7,10 +7,10 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
-from learner.batching.batch import Batch, BatchMaker
-from learner.batching.prefix_tree import parents
-from learner.batching.tokenizer import decoder, vocabulary
-from learner.batching.transitions import transitions_of
+from learner.batching.batch import Batch, BatchBuilder
+from learner.batching.prefix_tree import find_parents
+from learner.batching.tokenizer import find_vocabulary_size, load_detokenizer
+from learner.batching.transitions import build_transitions
 from learner.checkpointing.checkpoint import TRAINER, CheckpointError, Checkpoints
 from learner.publishing.weight_files import WEIGHTS, write_weights
 from learner.rollouts.assembler import Rollout
@@ -27,13 +27,14 @@ def replay_step(client: Client, run: str | None, number: int, checkpoints: Path 
     history = RunHistory.open(client, run)
     (step,) = history.steps(number, number)
     batch = _batch(history, step, step.settings)
+    batch_sha256 = batch.compute_sha256()
     result: dict[str, Any] = {
         "step": number,
-        "rollouts": len(batch.uses),
-        "rows": len(batch.rows),
+        "rollouts": len(batch.dispositions),
+        "sequences": len(batch.sequences),
         "tokens": int(batch.metrics["tokens"]),
-        "digest": batch.digest(),
-        "same_batch": batch.digest() == step.digest,
+        "batch_sha256": batch_sha256,
+        "same_batch": batch_sha256 == step.batch_sha256,
     }
     if checkpoints is None:
         return result
@@ -71,7 +72,7 @@ def train_offline(
     done = []
     for step in recorded:
         batch = _batch(history, step, settings)
-        loss = trainer.step(batch)["actor/loss"] if batch.rows else 0.0
+        loss = trainer.step(batch)["actor/loss"] if batch.sequences else 0.0
         done.append((step.number, batch.metrics["reward/mean"], int(batch.metrics["tokens"]), loss))
         on_step()
     out.mkdir(parents=True, exist_ok=True)
@@ -107,10 +108,10 @@ def write_parquet(out: Path, rollouts: Sequence[Rollout]) -> int:
         }
     )
     lines = [
-        {"rollout": rollout.id, "task": rollout.task, "reward": rollout.reward, "call": call.index}
+        {"rollout": rollout.id, "task": rollout.task_id, "reward": rollout.reward, "call": call.index}
         | {name: getattr(call, name) for name in schema.names[4:]}
         for rollout in rollouts
-        for call in transitions_of(rollout.calls)
+        for call in build_transitions(rollout.calls)
     ]
     parquet.write_table(pa.Table.from_pylist(lines, schema), out)
     return len(lines)
@@ -118,14 +119,14 @@ def write_parquet(out: Path, rollouts: Sequence[Rollout]) -> int:
 
 def _batch(history: RunHistory, step: RecordedStep, settings: LearnerSettings) -> Batch:
     try:
-        maker = BatchMaker(settings, decoder(settings.model_path), vocabulary(settings.model_path))
+        maker = BatchBuilder(settings, load_detokenizer(settings.model_path), find_vocabulary_size(settings.model_path))
     except ValueError as error:
         raise UserError(str(error)) from error
-    return maker.make(history.groups(step), step.version - 1)
+    return maker.build(history.groups(step), step.version - 1)
 
 
 def _iter_conversations(rollout: Rollout) -> Iterator[dict[str, Any]]:
-    extended = set(parents(transitions_of(rollout.calls)))
+    extended = set(find_parents(build_transitions(rollout.calls)))
     for place, call in enumerate(expand_calls(rollout.calls)):
         if place in extended:
             continue  # an earlier turn of one that follows

@@ -69,7 +69,7 @@ class RecordedStep:
     version: int
     """The weight version it made."""
     settings: LearnerSettings
-    digest: str
+    batch_sha256: str
     metrics: dict[str, float]
 
 
@@ -104,7 +104,7 @@ class RunHistory:
                 settings=validate_settings(
                     LearnerSettings, json.loads(row["settings"] or "{}"), f"settings of step {row['step']}"
                 ),
-                digest=row["batch_sha256"],
+                batch_sha256=row["batch_sha256"],
                 metrics=row["metrics"],
             )
             for row in rows
@@ -114,7 +114,7 @@ class RunHistory:
         """The groups a step was made of, in their order; raises `UserError` when rollouts are gone."""
         uses = self._rows(USES, step=step.number)
         rollouts = {
-            rollout.execution: rollout
+            rollout.execution_id: rollout
             for rollout in self.rollouts([use["execution_id"] for use in uses], step.settings)
         }
         gone = [use["rollout_id"] for use in uses if use["execution_id"] not in rollouts]
@@ -129,7 +129,7 @@ class RunHistory:
     def best_rollouts(self, per_task: int, least: float) -> list[Rollout]:
         """The best rollouts of each training task with at least a reward, best first."""
         executions = [row["execution_id"] for row in self._rows(BEST, most=per_task, least=least)]
-        rollouts = {rollout.execution: rollout for rollout in self.rollouts(executions, None)}
+        rollouts = {rollout.execution_id: rollout for rollout in self.rollouts(executions, None)}
         return [rollouts[execution] for execution in executions]
 
     def rollouts(self, executions: Sequence[str], settings: LearnerSettings | None) -> Iterator[Rollout]:
@@ -151,11 +151,11 @@ def _rollout(row: QueryRow, spans: Sequence[Span], rules: Sequence[AirRule]) -> 
     calls = sorted((span.call for span in spans if span.call is not None), key=lambda call: call.index)
     return Rollout(
         id=row["rollout_id"],
-        task=row["task_id"],
-        sample=row["sample_index"],
-        samples=row["group_size"],
+        task_id=row["task_id"],
+        sample_index=row["sample_index"],
+        group_size=row["group_size"],
         attempt=row["attempt"],
-        execution=row["execution_id"],
+        execution_id=row["execution_id"],
         outcome=row["outcome"],
         resolution=Resolution[row["resolution"].upper()],
         reward=row["reward"],

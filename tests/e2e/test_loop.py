@@ -196,7 +196,7 @@ def test_a_step_is_made_again_to_the_bit(loop: Loop) -> None:
         (found,) = json.loads(loop.run("steps", "replay", "--step", step, *asked).stdout)
         said = "batch_sha256, metrics['actor/loss'], metrics['actor/grad_norm']"
         recorded = loop.rows(f"SELECT {said} FROM training_steps WHERE step = {step}")
-        assert [(found["digest"], found["loss"], found["grad_norm"])] == recorded
+        assert [(found["batch_sha256"], found["loss"], found["grad_norm"])] == recorded
         assert found["same_batch"] and found["same_loss"] and found["tokens"] > 0
     assert loop.one("SELECT max(metrics['actor/grad_norm']) FROM training_steps WHERE run_id = 'small'") > 0
     missing = loop.run("steps", "replay", "--step", 99, *asked, check=False)
@@ -290,8 +290,8 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
     from msgspec.structs import replace
     from safetensors.torch import save_file
 
-    from learner.batching.sequences import Shape, rows_of
-    from learner.batching.transitions import transitions_of
+    from learner.batching.sequences import SequenceConfig, build_sequences
+    from learner.batching.transitions import build_transitions
     from learner.settings.learner import LearnerSettings
     from learner.training.trainer import Trainer
     from tests.factories import model_call
@@ -315,7 +315,7 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
             call = replace(
                 model_call(0, prompt, ids, sampling_params={"temperature": warm}), logprobs=array("f", told).tobytes()
             )
-            (row,), _ = rows_of("r", transitions_of([call]), Shape())
+            (row,), _ = build_sequences("r", build_transitions([call]), SequenceConfig())
             (found,) = trainer.log_probs([row])
             difference = np.array(told) - found[row.trained]
             largest = -np.log(sampling.get("top_p", 1.0))

@@ -35,11 +35,11 @@ def step(model_path: Path) -> dict[str, Any] | None:
     assert trainer._critic is not None
     for name, engine in (("gradient", trainer._engine), ("critic", trainer._critic.engine)):
         engine.optimizer_step = partial(look, name, engine)
-    if trainer.ranks.rank > 0:
-        trainer.follow()
+    if trainer.group.rank > 0:
+        trainer.run_worker()
         return None
     seen["metrics"] = trainer.step(batch_of(trainer, sampled_by(trainer, conversations(count=7), shift=0.5)))
-    trainer.done()
+    trainer.stop_workers()
     return seen
 
 

@@ -22,13 +22,13 @@ def go_on(model: str, before: str, batch: str, after: str, found: str) -> None:
     """Load, look, step, save, look, step, look."""
     trainer = Trainer(settings_for(Path(model), **CHANGES))
     trainer.everything = lambda: everything(trainer)  # type: ignore[attr-defined] - which every rank must ask for
-    if trainer.ranks.rank > 0:
-        trainer.follow()
+    if trainer.group.rank > 0:
+        trainer.run_worker()
         return
     given = pickle.loads(Path(batch).read_bytes())
 
     def look() -> dict[str, Any]:
-        trainer.ranks.broadcast(("everything", (), {}))
+        trainer.group.broadcast(("everything", (), {}))
         return everything(trainer)
 
     trainer.load(Path(before))
@@ -38,7 +38,7 @@ def go_on(model: str, before: str, batch: str, after: str, found: str) -> None:
     seen.append(look())
     trainer.step(given)
     seen.append(look())
-    trainer.done()
+    trainer.stop_workers()
     torch.save(seen, found)
 
 

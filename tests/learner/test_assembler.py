@@ -40,7 +40,7 @@ def test_the_first_result_is_the_rollout_and_whatever_else_ends_is_late() -> Non
     groups = GroupBuffer(10.0, valid)
     given_up = rollout("a", 0, None, outcome="infra_error", samples=2)
     first, second = (
-        replace(rollout("a", 0, reward, samples=2), attempt=number, execution=f"e{number}")
+        replace(rollout("a", 0, reward, samples=2), attempt=number, execution_id=f"e{number}")
         for number, reward in ((2, 1.0), (3, 0.0))
     )
     for one in (given_up, given_up, first, second):
@@ -70,7 +70,7 @@ def test_a_group_is_ready_when_every_sample_has_ended() -> None:
         assert groups.pop_ready(1) == []
         groups.add(rollout("a", sample, 1.0), 0.0)
     (group,) = groups.pop_ready(1)
-    assert [one.sample for one in group.rollouts] == [0, 1, 2, 3]
+    assert [one.sample_index for one in group.rollouts] == [0, 1, 2, 3]
     assert list(groups.pending_rollouts()) == []
 
 
@@ -84,7 +84,7 @@ def test_a_group_whose_last_rollouts_do_not_come_is_trained_on_without_them() ->
     assert len(groups.pop_ready(1)[0].rollouts) == 2
     assert groups.missing_samples == [("a", 2), ("a", 3)]
     groups.add(rollout("a", 2, 1.0), 111.0)
-    assert [one.sample for one in groups.late_attempts] == [2]
+    assert [one.sample_index for one in groups.late_attempts] == [2]
 
 
 def test_a_group_of_fewer_than_two_valid_rollouts_is_put_aside() -> None:

@@ -9,18 +9,18 @@ import pytest
 from msgspec.structs import replace
 
 from bus.task_file import TaskInput
-from learner.batching.advantages import estimator
-from learner.batching.batch import Batch, BatchMaker
-from learner.batching.rollout_uses import spans_of, unused
-from learner.batching.sequences import Row, Shape, rows_of
-from learner.batching.staleness import lags, mask_tokens, worst_lag
-from learner.batching.transitions import token_versions, transitions_of
+from learner.batching.advantages import make_estimator
+from learner.batching.batch import Batch, BatchBuilder
+from learner.batching.rollout_dispositions import build_spans, excluded
+from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
+from learner.batching.staleness import mask_stale_tokens, max_staleness_of, token_staleness
+from learner.batching.transitions import build_transitions, token_versions
 from learner.rollouts.assembler import build_rollout
 from learner.rollouts.dispatcher import max_dispatched_groups, tasks_of_group
 from learner.rollouts.groups import RolloutGroup, in_dispatch_order
 from learner.rollouts.task_order import TaskOrder
 from learner.settings.learner import AlgorithmSettings, LearnerSettings
-from learner.training.token_weights import row_weights
+from learner.training.token_weights import loss_weights
 from schemas import ids as identity
 from schemas.spans import ModelCall, VersionSpan
 from schemas.training import TrainingStep
@@ -42,16 +42,16 @@ def rewarded(task: str, *rewards: float | None, version: int = 0) -> RolloutGrou
 
 
 def make_batch(groups: list[RolloutGroup], version: int, asked: LearnerSettings) -> Batch:
-    return BatchMaker(asked).make(groups, version)
+    return BatchBuilder(asked).build(groups, version)
 
 
-def rows(*calls: ModelCall, limit: int = 100) -> list[Row]:
-    return rows_of("r", transitions_of(calls), Shape(max_tokens=limit))[0]
+def rows(*calls: ModelCall, limit: int = 100) -> list[TrainSequence]:
+    return build_sequences("r", build_transitions(calls), SequenceConfig(max_tokens=limit))[0]
 
 
 def test_advantages_are_grpos() -> None:
     rewards = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
-    found = estimator(AlgorithmSettings())(rewards, ["a"] * 4 + ["b"] * 2)
+    found = make_estimator(AlgorithmSettings())(rewards, ["a"] * 4 + ["b"] * 2)
     for part in (slice(0, 4), slice(4, 6)):
         values = np.array(rewards[part])
         expected = (values - values.mean()) / (values.std(ddof=1) + 1e-6)
@@ -61,18 +61,18 @@ def test_advantages_are_grpos() -> None:
 @pytest.mark.parametrize("others", [[None, None], []])
 def test_a_group_of_one_valid_rollout_has_no_advantage(others: list[None]) -> None:
     batch = make_batch([rewarded("a", 1.0, *others)], 0, settings())
-    assert [use.advantage for use in batch.uses] == [0.0] * (1 + len(others))
+    assert [use.advantage for use in batch.dispositions] == [0.0] * (1 + len(others))
 
 
 def test_every_rollout_is_accounted_for_and_stale_ones_are_left_out() -> None:
     groups = [rewarded("a", 1.0, 0.0, None, 0.0, version=5), rewarded("b", 1.0, 0.0, version=2)]
     batch = make_batch(groups, 5, settings(max_staleness=2))
-    reasons = {use.rollout_id: use.exclusion_reason for use in batch.uses}
+    reasons = {use.rollout_id: use.exclusion_reason for use in batch.dispositions}
     assert reasons == {"a.0": "", "a.1": "", "a.2": "infra_error", "a.3": "", "b.0": "stale", "b.1": "stale"}
-    assert {row.rollout for row in batch.rows} == {"a.0", "a.1", "a.3"}
-    assert len(batch.rows) == 3 and len(batch.advantages) == 6, "two calls in one row"
+    assert {row.rollout_id for row in batch.sequences} == {"a.0", "a.1", "a.3"}
+    assert len(batch.sequences) == 3 and len(batch.advantages) == 6, "two calls in one row"
     # The masked rollout is no part of its group: the advantage is that of 1, 0, 0.
-    assert batch.uses[0].advantage == pytest.approx((1 - 1 / 3) / np.std([1, 0, 0], ddof=1), rel=1e-4)
+    assert batch.dispositions[0].advantage == pytest.approx((1 - 1 / 3) / np.std([1, 0, 0], ddof=1), rel=1e-4)
     assert batch.metrics["staleness/max"] == 0 and batch.metrics["tokens"] == 15
 
 
@@ -82,29 +82,28 @@ def test_a_token_is_as_stale_as_the_version_that_made_it() -> None:
         call, weight_versions=(VersionSpan(version=3, start=0, end=1), VersionSpan(version=4, start=1, end=4))
     )
     assert token_versions(mixed).tolist() == [3, 4, 4, 4]
-    assert lags(rows(mixed), 5).tolist() == [2, 1, 1, 1]
-    assert worst_lag(rows(mixed), 5) == 2
-    (masked,) = mask_tokens(rows(mixed), 5, 1)
-    assert masked.ids[masked.trained].tolist() == [3, 4, 5] and mask_tokens(rows(mixed), 5, 0) == []
+    assert token_staleness(rows(mixed), 5).tolist() == [2, 1, 1, 1]
+    assert max_staleness_of(rows(mixed), 5) == 2
+    (masked,) = mask_stale_tokens(rows(mixed), 5, 1)
+    assert masked.token_ids[masked.trained].tolist() == [3, 4, 5] and mask_stale_tokens(rows(mixed), 5, 0) == []
 
 
 @pytest.mark.parametrize(
-    ("policies", "reasons", "tokens"),
+    ("on_exceed", "reasons", "tokens"),
     [
-        (["drop"], ["stale", ""], 5),
-        (["mask_tokens"], ["", ""], 8),
-        (["drop", "mask_tokens"], ["", ""], 8),
-        ([], ["", ""], 10),
+        ("drop", ["stale", ""], 5),
+        ("mask", ["", ""], 8),
+        ("keep", ["", ""], 10),
     ],
 )
 def test_staleness_policies_leave_out_rollouts_or_tokens_or_nothing(
-    policies: list[str], reasons: list[str], tokens: int
+    on_exceed: str, reasons: list[str], tokens: int
 ) -> None:
     first, second = (rollout("a", sample, 1.0 - sample, version=4) for sample in (0, 1))
     old = replace(first.calls[0], weight_versions=(VersionSpan(version=1, start=0, end=2),))
     groups = [group("a", dataclasses.replace(first, calls=(old, first.calls[1])), second)]
-    batch = make_batch(groups, 5, settings(max_staleness=2, off_policy=policies))
-    assert [use.exclusion_reason for use in batch.uses] == reasons and batch.metrics["tokens"] == tokens
+    batch = make_batch(groups, 5, settings(max_staleness=2, staleness={"on_exceed": on_exceed}))
+    assert [use.exclusion_reason for use in batch.dispositions] == reasons and batch.metrics["tokens"] == tokens
     assert batch.metrics["coverage"] == 1.0
 
 
@@ -121,29 +120,29 @@ def test_a_malformed_call_leaves_its_rollout_out_and_the_batch_goes_on(change: d
     good, bad = rollout("a", 0, 1.0), rollout("a", 1, 0.0)
     bad = dataclasses.replace(bad, calls=(bad.calls[0], replace(bad.calls[1], **change)))
     batch = make_batch([RolloutGroup("a", 2, 0.0, {good.id: good, bad.id: bad})], 0, settings())
-    assert {row.rollout for row in batch.rows} == {good.id}
-    assert [use.exclusion_reason for use in batch.uses] == ["", "no row: malformed"]
+    assert {row.rollout_id for row in batch.sequences} == {good.id}
+    assert [use.exclusion_reason for use in batch.dispositions] == ["", "no sequence: malformed"]
 
 
 def test_over_long_calls_and_other_roles_are_left_out_and_counted() -> None:
     groups = [group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))]
     batch = make_batch(groups, 0, settings(train_roles=["writer"]))
-    assert [use.exclusion_reason for use in batch.uses] == ["no row: 2 role"] * 2
+    assert [use.exclusion_reason for use in batch.dispositions] == ["no sequence: 2 role"] * 2
     batch = make_batch(groups, 0, settings(seq_len=16))
     assert batch.metrics["calls"] == 4 and batch.metrics["coverage"] == 1.0
     long = model_call(2, list(range(1, 20)), [3])
     groups = [group("a", rollout("a", 0, 1.0, calls=[*rollout("a", 0, 1.0).calls, long]), rollout("a", 1, 0.0))]
     batch = make_batch(groups, 0, settings(seq_len=16))
-    assert batch.metrics["left_out/too long"] == 1 and batch.metrics["tokens/left_out"] == 1
+    assert batch.metrics["excluded/too long"] == 1 and batch.metrics["tokens/excluded"] == 1
 
 
 @pytest.mark.parametrize("cut", ["transition", "trajectory"])
 @pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"])
 def test_row_weights_do_not_depend_on_how_a_rollout_is_cut(mode: str, cut: Any) -> None:
     one, two = rollout("a", 0, 1.0), rollout("a", 1, 0.0)
-    shape = Shape(mode=cut, max_tokens=100)
-    made = [row for part in (one, two) for row in rows_of(part.id, transitions_of(part.calls), shape)[0]]
-    total = sum(weight * row.tokens for weight, row in zip(row_weights(made, mode), made, strict=True))
+    shape = SequenceConfig(mode=cut, max_tokens=100)
+    made = [row for part in (one, two) for row in build_sequences(part.id, build_transitions(part.calls), shape)[0]]
+    total = sum(weight * row.num_tokens for weight, row in zip(loss_weights(made, mode), made, strict=True))
     expected = {"seq-mean-token-mean": 1.0, "token-mean": 1.0, "seq-mean-token-sum": 5.0}
     assert total == pytest.approx(expected[mode])
 
@@ -159,17 +158,17 @@ def test_spans_of_a_step_belong_to_the_rollouts_traces() -> None:
         epoch=1,
         started_ns=1,
         ended_ns=2,
-        rollouts=tuple(batch.uses),
+        rollouts=tuple(batch.dispositions),
         metrics={},
         spans=(),
     )
-    spans = spans_of(step, {one.id: one for one in groups[0].rollouts})
+    spans = build_spans(step, {one.id: one for one in groups[0].rollouts})
     assert [span.trace_id for span in spans] == [identity.trace_id("a.0"), identity.trace_id("a.1")]
     assert spans[0].parent_span_id == identity.root_span_id("a.0", "a.0-1")
 
 
 def test_what_never_came_into_a_batch_keeps_its_own_reason() -> None:
-    uses = unused([rollout("a", 0, 1.0), rollout("a", 1, None, outcome="timeout")], "late", settings())
+    uses = excluded([rollout("a", 0, 1.0), rollout("a", 1, None, outcome="timeout")], "late", settings())
     assert [use.exclusion_reason for use in uses] == ["late", "timeout"]
     assert not any(use.trained for use in uses)
 
@@ -213,8 +212,8 @@ def test_a_rollout_that_would_break_the_trainer_is_left_out(changes: dict[str, A
     said = {"temperature": 1.0, "prompt": [5], "response": [6], **changes}
     odd = model_call(0, said["prompt"], said["response"], sampling_params={"temperature": said["temperature"]})
     members = [rollout("a", 0, 1.0, calls=[odd]), rollout("a", 1, 0.0), rollout("a", 2, 1.0)]
-    batch = BatchMaker(settings(), vocabulary=64).make([group("a", *members)], 0)
-    assert [use.exclusion_reason for use in batch.uses] == ["no row: malformed", "", ""]
+    batch = BatchBuilder(settings(), vocabulary_size=64).build([group("a", *members)], 0)
+    assert [use.exclusion_reason for use in batch.dispositions] == ["no sequence: malformed", "", ""]
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])

@@ -88,7 +88,7 @@ async def test_a_checkpoint_is_forced_as_the_stream_fills(bus: Bus, model_path: 
     wanted = settings_for(
         model_path, checkpoint_dir=tmp_path / "checkpoints", group_size=2, groups_per_step=1, max_steps=12,
         max_staleness=99,
-        checkpoint_interval=100, off_policy=["drop"], rollout_bytes=1000,
+        checkpoint_interval=100, staleness={"admission": "unbounded"}, rollout_bytes=1000,
     )  # fmt: skip
     async with asyncio.timeout(120):
         running = asyncio.create_task(run(bus, wanted, asyncio.Event()))
@@ -103,7 +103,7 @@ async def test_groups_that_come_to_nothing_do_not_fill_the_stream(bus: Bus, mode
     wanted = settings_for(
         model_path, checkpoint_dir=tmp_path / "checkpoints", group_size=2, groups_per_step=1, max_steps=1,
         rollout_bytes=1000,
-        max_staleness=99, off_policy=["drop"],
+        max_staleness=99, staleness={"admission": "unbounded"},
     )  # fmt: skip
     async with asyncio.timeout(120):
         running = asyncio.create_task(run(bus, wanted, asyncio.Event()))
@@ -121,11 +121,11 @@ async def test_the_intake_says_how_full_its_share_is(bus: Bus) -> None:
     async with reading(bus) as intake, asyncio.timeout(30):
         await publish(bus, ("a", 0))
         await until_read(intake, 3)
-        await intake.fill.look()
+        await intake.fill.refresh()
         assert intake.fill.share == pytest.approx(0.25) and not intake.fill.is_filling
         await publish(bus, ("a", 1))
         await until_read(intake, 5)
-        await intake.fill.look()
+        await intake.fill.refresh()
         assert intake.fill.share == pytest.approx(0.5) and intake.fill.is_filling
         intake.mark_consumed(intake.groups.pop_ready(1)[0].rollouts)
         await intake.acknowledge(intake.replay_position())

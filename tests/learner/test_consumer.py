@@ -12,7 +12,7 @@ from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
 from bus.streams import LEARNER_ROLLOUTS
 from common.aio import cancel_and_wait
-from learner.batching.batch import BatchMaker
+from learner.batching.batch import BatchBuilder
 from learner.errors import LearnerError
 from learner.rollouts.consumer import RolloutConsumer
 from learner.rollouts.stream_position import StreamMark
@@ -60,7 +60,7 @@ async def test_the_position_stays_before_what_is_not_used_and_acknowledgement_fo
         assert intake.replay_position() == 1 and intake.consumed_since(1) == {}
         (group,) = intake.groups.pop_ready(1)
         intake.mark_consumed(group.rollouts)
-        assert group.task == "a"
+        assert group.task_id == "a"
         assert intake.replay_position() == 3 and intake.consumed_since(3) == {"a.1-1": 6}, "a.0 ends before position 3"
         await intake.acknowledge(intake.replay_position())
         async with asyncio.timeout(10):
@@ -79,7 +79,7 @@ async def test_a_replay_gives_what_was_left_and_nothing_that_was_used(bus: Bus) 
         await publish(bus, ("b", 1))
         await until_read(again, 9)
         (group,) = again.groups.pop_ready(1)
-        assert (group.task, len(group.rollouts)) == ("b", 2)
+        assert (group.task_id, len(group.rollouts)) == ("b", 2)
         assert again.groups.pop_ready(1) == [] and list(again.groups.pending_rollouts()) == []
 
 
@@ -90,7 +90,7 @@ async def test_what_cannot_be_read_and_what_is_of_another_run_is_passed_over(bus
             await bus.publish(subjects.rollout("train"), part, msg_id=f"other:{part.sequence}")
         await publish(bus, ("a", 0), ("a", 1))
         await until_read(intake, 8)
-        assert [group.task for group in intake.groups.pop_ready(1)] == ["a"]
+        assert [group.task_id for group in intake.groups.pop_ready(1)] == ["a"]
         assert intake.replay_position() == 8
 
 
@@ -104,7 +104,7 @@ async def test_what_another_reader_took_is_read_again(bus: Bus) -> None:
             await asyncio.wait_for(anext(thief), 10)
         await publish(bus, ("a", 1), ("b", 1), ("c", 1), ("d", 1), ("e", 1))
         await until_read(intake, 21)
-        assert sorted(group.task for group in intake.groups.pop_ready(5)) == ["a", "b", "c", "d", "e"]
+        assert sorted(group.task_id for group in intake.groups.pop_ready(5)) == ["a", "b", "c", "d", "e"]
 
 
 async def test_the_first_delivery_after_a_reset_is_missed_though_nothing_comes_later(bus: Bus) -> None:
@@ -184,7 +184,7 @@ async def test_of_two_readers_that_stay_the_one_who_came_last_gives_up(
             await newer.run()
         await publish(bus, ("a", 1), ("b", 1))
         await until_read(older, 9)
-        assert sorted(group.task for group in older.groups.pop_ready(2)) == ["a", "b"]
+        assert sorted(group.task_id for group in older.groups.pop_ready(2)) == ["a", "b"]
 
 
 async def test_what_comes_again_is_not_acknowledged_in_place_of_what_is_newer(bus: Bus) -> None:
@@ -226,15 +226,17 @@ async def test_a_late_attempt_is_accounted_for_and_never_used(bus: Bus) -> None:
 
 async def test_the_same_batches_come_of_the_same_stream_position_to_the_bit(bus: Bus) -> None:
     """What a learner that starts again trains on is what it would have trained on."""
-    maker = BatchMaker(LearnerSettings(model_path=Path("model"), group_size=2))
+    maker = BatchBuilder(LearnerSettings(model_path=Path("model"), group_size=2))
     digests = []
     await publish(bus, ("a", 0), ("b", 0), ("c", 1), ("b", 1), ("c", 0), ("a", 1))
     for _ in range(2):
         async with reading(bus) as intake:
             await until_read(intake, 13)
-            batches_of = [maker.make(intake.groups.pop_ready(1), 0) for _ in range(3)]
-            digests.append([batch.digest() for batch in batches_of])
-            assert [batch.uses[0].task_id for batch in batches_of] == ["b", "c", "a"], "in the order they became whole"
+            batches_of = [maker.build(intake.groups.pop_ready(1), 0) for _ in range(3)]
+            digests.append([batch.compute_sha256() for batch in batches_of])
+            assert [batch.dispositions[0].task_id for batch in batches_of] == ["b", "c", "a"], (
+                "in the order they became whole"
+            )
     assert digests[0] == digests[1] and len(set(digests[0])) == 3
 
 
@@ -249,5 +251,5 @@ async def test_no_message_ends_the_reading_of_the_others(bus: Bus) -> None:
             await bus.publish(subjects.TRAIN_ROLLOUT, batch, msg_id=f"odd:{number}")
         await publish(bus, ("a", 0), ("a", 1))
         await until_read(intake, 9)
-        assert [group.task for group in intake.groups.pop_ready(1)] == ["a"]
+        assert [group.task_id for group in intake.groups.pop_ready(1)] == ["a"]
         assert intake.groups.ended_rollouts() == {} and intake.replay_position() == 9

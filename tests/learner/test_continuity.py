@@ -74,7 +74,7 @@ async def test_a_learner_goes_on_when_the_bus_comes_back_empty(bus: Bus, nats: N
         assert intake.groups.ended_rollouts() == {"a": {0}, "c": {0}}, "what was read is not lost"
         await publish(bus, ("a", 1))
         await until_read(intake, 11)
-        assert [group.task for group in intake.groups.pop_ready(1)] == ["a"]
+        assert [group.task_id for group in intake.groups.pop_ready(1)] == ["a"]
         assert intake.replay_position() == 7, "c.0 was read of the stream that is gone"
         state = intake.replay_position(), intake.consumed_since(7), intake.groups.released_tasks(), intake.stream_mark
     async with reading(bus, *state) as again, asyncio.timeout(30):
@@ -93,7 +93,7 @@ async def test_a_learner_goes_on_when_the_bus_is_rolled_back_to_an_older_copy(
         await nats.start()
         await publish(bus, ("b", 1), ("c", 0))
         await until_read(intake, 9)
-        assert [group.task for group in intake.groups.ready] == ["b"]
+        assert [group.task_id for group in intake.groups.ready] == ["b"]
         await nats.kill()
         shutil.rmtree(nats.directory / "jetstream")
         shutil.move(tmp_path / "copy", nats.directory / "jetstream")
@@ -102,7 +102,7 @@ async def test_a_learner_goes_on_when_the_bus_is_rolled_back_to_an_older_copy(
         assert "ends at message 4 again" in gap.reason and "TASKS" not in gap.reason
         await publish(bus, ("a", 1))
         await until_read(intake, 8 + 6 + 1)
-        assert sorted(group.task for group in intake.groups.pop_ready(2)) == ["a", "b"]
+        assert sorted(group.task_id for group in intake.groups.pop_ready(2)) == ["a", "b"]
         assert intake.groups.late_attempts == [] and intake.groups.ended_rollouts() == {"c": {0}}
 
 
@@ -115,7 +115,7 @@ async def test_a_checkpoint_ahead_of_the_streams_end_is_gone_on_from(bus: Bus) -
         assert "ends at message 2 again" in gap.reason
         await publish(bus, ("a", 1))
         await until_read(intake, 950 + 5)
-        assert [group.task for group in intake.groups.pop_ready(1)] == ["a"]
+        assert [group.task_id for group in intake.groups.pop_ready(1)] == ["a"]
 
 
 async def test_a_stream_made_anew_behind_a_connection_that_held_is_noticed(bus: Bus) -> None:
@@ -127,7 +127,7 @@ async def test_a_stream_made_anew_behind_a_connection_that_held_is_noticed(bus: 
         assert "made anew" in (await intake.gaps.get()).reason
         await publish(bus, ("a", 1))
         await until_read(intake, 7)
-        assert [group.task for group in intake.groups.pop_ready(1)] == ["a"]
+        assert [group.task_id for group in intake.groups.pop_ready(1)] == ["a"]
 
 
 async def test_the_same_loss_has_the_same_name_whenever_it_is_noticed(bus: Bus) -> None:

@@ -10,15 +10,15 @@ import pytest
 from msgspec.structs import replace
 
 from learner.batching import credit
-from learner.batching.advantages import estimator
-from learner.batching.batch import BatchMaker
+from learner.batching.advantages import make_estimator
+from learner.batching.batch import BatchBuilder
 from learner.batching.credit import Episode
 from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.learner import AirRule, AlgorithmSettings, CreditSettings, LearnerSettings
 from schemas.spans import Span
 from tests.factories import group, model_call, rollout
 
-GRPO = estimator(AlgorithmSettings())
+GRPO = make_estimator(AlgorithmSettings())
 EPSILON = 1e-6
 
 
@@ -27,7 +27,7 @@ def episode(reward: float, *rewards: float, task: str = "a", states: str = "") -
 
 
 def by(method: str, *episodes: Episode, estimate: credit.Estimate = GRPO, **options: Any) -> list[list[float]]:
-    return credit.method(method)(episodes, estimate, CreditSettings(method=method, **options))
+    return credit.resolve_credit_fn(method)(episodes, estimate, CreditSettings(method=method, **options))
 
 
 WON, LOST = episode(1.0, 0.0, 0.0), episode(0.0, 0.0, 0.0, 0.0)
@@ -38,14 +38,14 @@ A = 0.5 / (np.std([1, 0], ddof=1) + EPSILON)  # of the winner; the loser's is it
     ("method", "options", "expected"),
     [
         ("identical", {}, [[A, A], [-A, -A, -A]]),
-        ("last", {}, [[0, A], [0, 0, -A]]),
+        ("last_call", {}, [[0, A], [0, 0, -A]]),
         ("discounted", {"gamma": 0.5}, [[A / 2, A], [-A / 4, -A / 2, -A]]),
         ("reward_to_go", {}, [[A, A], [-A, -A, -A]]),
         ("air", {}, [[A, A], [-A, -A, -A]]),
-        ("anchor", {"gigpo_step_weight": 0.0}, [[A, A], [-A, -A, -A]]),
-        ("anchor", {}, [[2 * A, 2 * A], [-2 * A, -2 * A, -A]]),  # the third state was one rollout's alone
+        ("gigpo", {"gigpo_step_weight": 0.0}, [[A, A], [-A, -A, -A]]),
+        ("gigpo", {}, [[2 * A, 2 * A], [-2 * A, -2 * A, -A]]),  # the third state was one rollout's alone
     ],
-    ids=["identical", "last", "discounted", "reward_to_go", "air", "anchor off", "anchor"],
+    ids=["identical", "last_call", "discounted", "reward_to_go", "air", "gigpo off", "gigpo"],
 )
 def test_credit_is_its_formula(method: str, options: dict[str, Any], expected: list[list[float]]) -> None:
     for found, wanted in zip(by(method, WON, LOST, **options), expected, strict=True):
@@ -66,10 +66,10 @@ def test_reward_to_go_judges_a_call_by_what_came_after_it() -> None:
     assert raw == [plain], "with a critic it is the return itself"
 
 
-def test_anchor_compares_calls_from_the_same_state_only() -> None:
+def test_gigpo_compares_calls_from_the_same_state_only() -> None:
     """States x of both rollouts, y of the first, z of the second, twice x in the second."""
     one, two = episode(1.0, 0.0, 0.0, states="xy"), episode(0.0, 0.25, 0.0, 0.0, states="xzx")
-    found = by("anchor", one, two, gamma=1.0, gigpo_step_weight=2.0)
+    found = by("gigpo", one, two, gamma=1.0, gigpo_step_weight=2.0)
     outcome = by("identical", one, two)
     returns = np.array([1.0, 0.25, 0.0])  # in state x
     step = (returns - returns.mean()) / (returns.std(ddof=1) + EPSILON)
@@ -77,10 +77,10 @@ def test_anchor_compares_calls_from_the_same_state_only() -> None:
     np.testing.assert_allclose(found[1], np.add(outcome[1], [2 * step[1], 0, 2 * step[2]]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["identical", "last", "discounted", "reward_to_go", "air", "anchor"])
+@pytest.mark.parametrize("method", ["identical", "last_call", "discounted", "reward_to_go", "air", "gigpo"])
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "grpo_passk"])
 def test_credit_of_a_group_does_not_depend_on_the_others_or_their_order(method: str, name: str) -> None:
-    estimate = estimator(AlgorithmSettings(adv_estimator=name))
+    estimate = make_estimator(AlgorithmSettings(adv_estimator=name))
     other = [episode(3.0, 1.0, task="b"), episode(0.0, 0.0, 2.0, task="b")]
     alone = by(method, WON, LOST, estimate=estimate)
     among = by(method, other[0], LOST, other[1], WON, estimate=estimate)
@@ -91,9 +91,9 @@ def test_credit_of_a_group_does_not_depend_on_the_others_or_their_order(method: 
 
 
 def test_rloo_and_reinforce_plus_plus_are_verls() -> None:
-    rloo = estimator(AlgorithmSettings(adv_estimator="rloo"))([1.0, 0.0, 0.0], ["a"] * 3)
+    rloo = make_estimator(AlgorithmSettings(adv_estimator="rloo"))([1.0, 0.0, 0.0], ["a"] * 3)
     np.testing.assert_allclose(rloo, [1.0, -0.5, -0.5], rtol=1e-6)  # against the mean of the others
-    plus = estimator(AlgorithmSettings(adv_estimator="reinforce_plus_plus"))([1.0, 0.0, 0.0, 1.0], list("aabb"))
+    plus = make_estimator(AlgorithmSettings(adv_estimator="reinforce_plus_plus"))([1.0, 0.0, 0.0, 1.0], list("aabb"))
     assert np.mean(plus) == pytest.approx(0, abs=1e-6) and plus[0] == plus[3] > 0 > plus[1] == plus[2]
 
 
@@ -106,23 +106,23 @@ def test_rloo_and_reinforce_plus_plus_are_verls() -> None:
 )
 def test_an_estimator_that_cannot_be_used_is_refused_with_a_sentence(name: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        estimator(AlgorithmSettings(adv_estimator=name))
+        make_estimator(AlgorithmSettings(adv_estimator=name))
 
 
 def test_a_users_own_credit_is_found_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("mine")
-    module.first = lambda episodes, estimate, settings: [[1.0] + [0.0] * (one.calls - 1) for one in episodes]
+    module.first = lambda episodes, estimate, settings: [[1.0] + [0.0] * (episode.num_calls - 1) for episode in episodes]
     module.wrong = lambda episodes, estimate, settings: [[float("nan")] for _ in episodes]
     monkeypatch.setitem(sys.modules, "mine", module)
     settings = LearnerSettings.model_validate({"model_path": Path("m"), "credit": "mine:first"})
-    batch = BatchMaker(settings).make([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
-    assert batch.uses[0].call_advantages == (1.0, 0.0)
+    batch = BatchBuilder(settings).build([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
+    assert batch.dispositions[0].call_advantages == (1.0, 0.0)
     wrong = LearnerSettings.model_validate({"model_path": Path("m"), "credit": "mine:wrong"})
     with pytest.raises(ValueError, match=r"'mine:wrong' gave .* for a rollout of 2 calls"):
-        BatchMaker(wrong).make([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
+        BatchBuilder(wrong).build([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
     for name, sentence in (("guess", "known: identical, last"), ("mine:no", "cannot be imported")):
         with pytest.raises(ValueError, match=sentence):
-            credit.method(name)
+            credit.resolve_credit_fn(name)
 
 
 def span(name: str, start: int, end: int, **fields: Any) -> Span:

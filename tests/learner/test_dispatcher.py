@@ -52,7 +52,7 @@ async def test_a_pass_is_shuffled_once_and_off_the_event_loop(bus: Bus, monkeypa
 
     monkeypatch.setattr(random.Random, "shuffle", counted)
     await bus.ensure_consumer(runner_consumer("default", "train"))
-    dispatcher = Dispatcher(bus, problems(1_000), settings(off_policy=["wait", "drop"]), 800)
+    dispatcher = Dispatcher(bus, problems(1_000), settings(staleness={"order": "dispatch"}), 800)
     dispatcher.update_limit(398, 8)
     dispatching = asyncio.create_task(dispatcher.run())
     try:
@@ -76,11 +76,11 @@ def test_a_restart_at_any_place_goes_on_in_the_same_order(count: int, seed: int,
 
 async def test_groups_that_were_outstanding_at_a_restart_are_waited_for_in_their_order(bus: Bus) -> None:
     """Also where more groups have been closed since the start than the learner remembers."""
-    before = Dispatcher(bus, problems(5), settings(off_policy=["wait", "drop"]), 100_000)
+    before = Dispatcher(bus, problems(5), settings(staleness={"order": "dispatch"}), 100_000)
     await before.restore([50_003, 99_998])
     before.release(["nobody"])
     assert before.outstanding == [50_003, 99_998] and len(before.dispatch_order) == 2
-    again = Dispatcher(bus, problems(5), settings(off_policy=["wait", "drop"]), 100_000)
+    again = Dispatcher(bus, problems(5), settings(staleness={"order": "dispatch"}), 100_000)
     await again.restore(before.outstanding)
     assert [*again.dispatch_order] == [*before.dispatch_order]
     before.release([next(iter(before.dispatch_order))])

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from learner.batching.batch import Batch, BatchMaker
+from learner.batching.batch import Batch, BatchBuilder
 from learner.engine import cpu_platform
 from learner.settings.learner import LearnerSettings
-from learner.training.correction import corrected
+from learner.training.correction import apply_rollout_correction
 from learner.training.loss import policy_loss
-from learner.training.tensors import Engine, segments_of, to_engine
-from learner.training.token_weights import row_weights
+from learner.training.tensors import ForwardConfig, Segments, TokenInputs
+from learner.training.token_weights import loss_weights
 from tests.factories import group, model_call, rollout
 
 A = 0.5 / math.sqrt(0.5)
@@ -26,13 +26,13 @@ def example(settings: LearnerSettings = SETTINGS) -> Batch:
     won = [model_call(0, [5, 6, 7], [8, 9]), model_call(1, [5, 6, 7, 8, 9, 4], [10, 11, 12])]
     lost = [model_call(0, [5, 6, 7], [13])]
     groups = group("a", rollout("a", 0, 1.0, calls=won), rollout("a", 1, 0.0, calls=lost))
-    return BatchMaker(settings).make([groups], 0)
+    return BatchBuilder(settings).build([groups], 0)
 
 
 def test_rows() -> None:
-    one, two = example().rows
-    assert one.ids.tolist() == [5, 6, 7, 8, 9, 4, 10, 11, 12] and two.ids.tolist() == [5, 6, 7, 13]
-    assert one.calls.tolist() == [-1, -1, -1, 0, 0, -1, 1, 1, 1] and two.calls.tolist() == [-1, -1, -1, 0]
+    one, two = example().sequences
+    assert one.token_ids.tolist() == [5, 6, 7, 8, 9, 4, 10, 11, 12] and two.token_ids.tolist() == [5, 6, 7, 13]
+    assert one.call_index.tolist() == [-1, -1, -1, 0, 0, -1, 1, 1, 1] and two.call_index.tolist() == [-1, -1, -1, 0]
     assert one.logprobs.tolist() == [0, 0, 0, -1, -1, 0, -1, -1, -1]
 
 
@@ -41,10 +41,10 @@ def test_rows() -> None:
     [
         ({"method": "identical"}, [A, A, -A]),
         ({"method": "discounted", "gamma": 0.5}, [A / 2, A, -A]),
-        ({"method": "last"}, [0, A, -A]),
-        ({"method": "anchor"}, [2 * A, A, -2 * A]),
+        ({"method": "last_call"}, [0, A, -A]),
+        ({"method": "gigpo"}, [2 * A, A, -2 * A]),
     ],
-    ids=["identical", "discounted", "last", "anchor"],
+    ids=["identical", "discounted", "last_call", "gigpo"],
 )
 def test_advantages(credit: dict[str, Any], expected: list[float]) -> None:
     found = example(LearnerSettings.model_validate({"model_path": "model", "credit": credit})).advantages
@@ -53,28 +53,31 @@ def test_advantages(credit: dict[str, Any], expected: list[float]) -> None:
 
 
 def test_weights_loss_and_gradient() -> None:
-    cpu_platform.select()
+    cpu_platform.select_platform()
     from verl.utils.tensordict_utils import assign_non_tensor
 
     batch = example()
-    weights = row_weights(batch.rows, "seq-mean-token-mean")
+    weights = loss_weights(batch.sequences, "seq-mean-token-mean")
     assert weights == pytest.approx([0.1, 0.5])
-    now = [np.where(row.trained, -1.0, 0.0).astype(np.float32) for row in batch.rows]
+    now = [np.where(row.trained, -1.0, 0.0).astype(np.float32) for row in batch.sequences]
     now[0][6] = -0.6  # token 10
-    correction = corrected(now, [row.logprobs for row in batch.rows], segments_of(batch.rows), SETTINGS)
+    correction = apply_rollout_correction(
+        now, [row.logprobs for row in batch.sequences], Segments(batch.sequences), SETTINGS
+    )
     moved = math.exp(0.4)
     assert correction.metrics["ess"] == pytest.approx((5 + moved) ** 2 / (6 * (5 + moved**2)), rel=1e-6)
-    data = to_engine(
-        batch.rows,
+    data = TokenInputs(
+        batch.sequences,
         {
-            "segments": correction.segments,
+            "segments": correction.segment_ids,
             "old_log_probs": correction.old_log_probs,
             "importance": correction.importance,
-            "advantages": [batch.advantage_of_tokens(row) for row in batch.rows],
-            "weights": [np.full(len(row.ids), w, np.float32) for row, w in zip(batch.rows, weights, strict=True)],
+            "advantages": [batch.token_advantages(row) for row in batch.sequences],
+            "weights": [
+                np.full(len(row.token_ids), w, np.float32) for row, w in zip(batch.sequences, weights, strict=True)
+            ],
         },
-        Engine(64),
-    )
+    ).to_tensordict(ForwardConfig(64))
     assign_non_tensor(data, dp_size=1)
     # The engine says each token's log-probability at the place before it.
     said = torch.cat([torch.from_numpy(np.roll(part, -1)) for part in now]).requires_grad_()

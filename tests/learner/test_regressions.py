@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from learner.batching.batch import Batch, BatchMaker
-from learner.batching.credit import method
-from learner.batching.sequences import Shape, rows_of
-from learner.batching.transitions import transitions_of
+from learner.batching.batch import Batch, BatchBuilder
+from learner.batching.credit import resolve_credit_fn
+from learner.batching.sequences import SequenceConfig, build_sequences
+from learner.batching.transitions import build_transitions
 from learner.rollouts import groups as groups_module
 from learner.rollouts.groups import GroupBuffer, RolloutGroup
 from learner.rollouts.task_order import TaskOrder
 from learner.settings.learner import LearnerSettings
-from learner.training.token_weights import row_weights
+from learner.training.token_weights import loss_weights
 from schemas.spans import VersionSpan
 from tests.factories import group, model_call, rollout
 from tests.learner.test_trainer import Start, batch_of, conversations, gradient_of, sampled_by
@@ -30,7 +30,7 @@ def settings(**changes: Any) -> LearnerSettings:
 
 
 def made(*groups: RolloutGroup, version: int = 0, **changes: Any) -> Batch:
-    return BatchMaker(settings(**changes)).make(list(groups), version)
+    return BatchBuilder(settings(**changes)).build(list(groups), version)
 
 
 def test_01_advantages_are_taken_over_whole_groups_before_anything_is_dropped() -> None:
@@ -38,12 +38,12 @@ def test_01_advantages_are_taken_over_whole_groups_before_anything_is_dropped() 
     stale = rollout("a", 0, 0.0, version=0)
     fresh = [rollout("a", sample, float(sample == 1), version=9) for sample in (1, 2)]
     batch = made(group("a", stale, *fresh), version=9, max_staleness=1)
-    assert [use.exclusion_reason for use in batch.uses] == ["stale", "", ""]
-    assert batch.uses[1].advantage == pytest.approx((1 - 1 / 3) / np.std([0, 1, 0], ddof=1), rel=1e-4)
+    assert [use.exclusion_reason for use in batch.dispositions] == ["stale", "", ""]
+    assert batch.dispositions[1].advantage == pytest.approx((1 - 1 / 3) / np.std([0, 1, 0], ddof=1), rel=1e-4)
     pair = made(group("a", stale, dataclasses.replace(fresh[0], reward=5.0)), version=9, max_staleness=1)
-    assert pair.uses[1].advantage == pytest.approx(2.5 / np.std([0, 5], ddof=1), rel=1e-4)
+    assert pair.dispositions[1].advantage == pytest.approx(2.5 / np.std([0, 5], ddof=1), rel=1e-4)
     alone = made(group("a", fresh[0], rollout("a", 3, None, outcome="infra_error")), version=9)
-    assert alone.uses[0].advantage == 0.0, "and not its raw reward"
+    assert alone.dispositions[0].advantage == 0.0, "and not its raw reward"
 
 
 def test_02_the_loss_is_a_mean_over_rollouts_not_rows() -> None:
@@ -51,8 +51,8 @@ def test_02_the_loss_is_a_mean_over_rollouts_not_rows() -> None:
     broken = [model_call(0, [1], [2]), model_call(1, [3], [4]), model_call(2, [5], [6])]
     for calls in (None, broken):
         batch = made(group("a", rollout("a", 0, 1.0, calls=calls), rollout("a", 1, 0.0)))
-        weights = row_weights(batch.rows, "seq-mean-token-mean")
-        total = sum(weight * row.tokens for weight, row in zip(weights, batch.rows, strict=True))
+        weights = loss_weights(batch.sequences, "seq-mean-token-mean")
+        total = sum(weight * row.num_tokens for weight, row in zip(weights, batch.sequences, strict=True))
         assert total == pytest.approx(1.0)
 
 
@@ -61,7 +61,7 @@ def test_03_calls_with_the_same_prompt_are_all_trained() -> None:
     votes = [model_call(index, [1, 2], [3 + index]) for index in range(3)]
     batch = made(group("a", rollout("a", 0, 1.0, calls=votes), rollout("a", 1, 0.0, calls=votes)))
     assert batch.metrics["coverage"] == 1.0
-    assert sorted(row.ids[row.trained].tolist() for row in batch.rows[:3]) == [[3], [4], [5]]
+    assert sorted(row.token_ids[row.trained].tolist() for row in batch.sequences[:3]) == [[3], [4], [5]]
 
 
 def test_04_interleaved_agents_merge_into_a_row_each() -> None:
@@ -72,33 +72,33 @@ def test_04_interleaved_agents_merge_into_a_row_each() -> None:
         model_call(3, [11, 12, 13], [14]),
     ]
     batch = made(group("a", rollout("a", 0, 1.0, calls=calls), rollout("a", 1, 0.0)))
-    own = [row for row in batch.rows if row.rollout == "a.0"]
-    assert [row.ids.tolist() for row in own] == [[1, 2, 3, 4], [11, 12, 13, 14]]
+    own = [row for row in batch.sequences if row.rollout_id == "a.0"]
+    assert [row.token_ids.tolist() for row in own] == [[1, 2, 3, 4], [11, 12, 13, 14]]
 
 
 def test_05_what_is_too_long_after_a_break_is_counted_and_never_silently_dropped() -> None:
     long = [*rollout("a", 0, 1.0).calls, model_call(2, list(range(20, 40)), [41, 42])]
     groups = group("a", rollout("a", 0, 1.0, calls=long), rollout("a", 1, 0.0))
     masked = made(groups, seq_len=16)
-    assert masked.metrics["left_out/too long"] == 1 and masked.metrics["tokens/left_out"] == 2
-    assert masked.uses[0].trained, "the rest of it is trained"
+    assert masked.metrics["excluded/too long"] == 1 and masked.metrics["tokens/excluded"] == 2
+    assert masked.dispositions[0].trained, "the rest of it is trained"
     split = made(groups, seq_len=16, overlong="split")
     assert split.metrics["coverage"] == 1.0 and split.metrics["tokens"] == masked.metrics["tokens"] + 2
 
 
 def test_06_making_a_batch_twice_gives_the_same_batch() -> None:
     groups = group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))
-    maker = BatchMaker(settings())
-    first = maker.make([groups], 0).digest()
-    assert maker.make([groups], 0).digest() == first == made(groups).digest()
+    maker = BatchBuilder(settings())
+    first = maker.build([groups], 0).compute_sha256()
+    assert maker.build([groups], 0).compute_sha256() == first == made(groups).compute_sha256()
 
 
 def test_07_a_call_without_log_probabilities_takes_only_its_own_rollout_out() -> None:
     bad = rollout("a", 1, 0.0)
     bad = dataclasses.replace(bad, calls=(replace(bad.calls[0], logprobs=b""), bad.calls[1]))
     batch = made(group("a", rollout("a", 0, 1.0), bad, rollout("a", 2, 0.0)))
-    assert [use.exclusion_reason for use in batch.uses] == ["", "no row: malformed", ""]
-    assert all((row.logprobs[row.trained] == -1.0).all() for row in batch.rows), "importance weights stay possible"
+    assert [use.exclusion_reason for use in batch.dispositions] == ["", "no sequence: malformed", ""]
+    assert all((row.logprobs[row.trained] == -1.0).all() for row in batch.sequences), "importance weights stay possible"
 
 
 def test_08_the_version_is_the_engines_per_token_and_the_lag_is_bounded() -> None:
@@ -108,9 +108,9 @@ def test_08_the_version_is_the_engines_per_token_and_the_lag_is_bounded() -> Non
     )
     groups = group("a", rollout("a", 0, 1.0, calls=[mixed]), rollout("a", 1, 0.0, version=5))
     batch = made(groups, version=5, max_staleness=2)
-    assert batch.rows[0].versions[batch.rows[0].trained].tolist() == [3, 4]
-    assert batch.metrics["staleness/max"] == 2 and batch.uses[0].trained
-    assert made(groups, version=6, max_staleness=2).uses[0].exclusion_reason == "stale"
+    assert batch.sequences[0].weight_versions[batch.sequences[0].trained].tolist() == [3, 4]
+    assert batch.metrics["staleness/max"] == 2 and batch.dispositions[0].trained
+    assert made(groups, version=6, max_staleness=2).dispositions[0].exclusion_reason == "stale"
 
 
 def test_10_a_learner_that_starts_again_dispatches_what_it_would_have() -> None:
@@ -145,24 +145,28 @@ def test_13_rollouts_of_several_rows_train_with_a_critic_and_with_unequal_reward
 
 @pytest.mark.parametrize("length", [30, 8, 7])
 def test_14_windows_of_a_long_call_train_its_response_and_nothing_of_its_prompt(length: int) -> None:
-    (call,) = transitions_of([model_call(0, list(range(1, length)), list(range(100, 119)))])
-    rows, _ = rows_of("r", [call], Shape(max_tokens=8, overlong="split"))
-    assert [int(token) for row in rows for token in row.ids[row.trained]] == list(range(100, 119))
+    (call,) = build_transitions([model_call(0, list(range(1, length)), list(range(100, 119)))])
+    rows, _ = build_sequences("r", [call], SequenceConfig(max_tokens=8, overlong="split"))
+    assert [int(token) for row in rows for token in row.token_ids[row.trained]] == list(range(100, 119))
     for row in rows:
-        assert len(row.ids) == len(row.calls) == len(row.logprobs) == len(row.versions) <= 8
+        assert len(row.token_ids) == len(row.call_index) == len(row.logprobs) == len(row.weight_versions) <= 8
 
 
 def test_15_a_call_that_adds_no_tokens_is_merged_without_its_prompt_twice() -> None:
     calls = [model_call(0, [1, 2], [3, 4]), model_call(1, [1, 2, 3, 4], [5])]
-    rows, _ = rows_of("r", transitions_of(calls), Shape(max_tokens=16))
-    assert [row.ids.tolist() for row in rows] == [[1, 2, 3, 4, 5]]
-    assert rows[0].calls.tolist() == [-1, -1, 0, 0, 1]
+    rows, _ = build_sequences("r", build_transitions(calls), SequenceConfig(max_tokens=16))
+    assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 4, 5]]
+    assert rows[0].call_index.tolist() == [-1, -1, 0, 0, 1]
 
 
 def test_18_no_state_is_compared_with_a_name_that_does_not_exist() -> None:
     """Names are closed sets that are checked: a misspelt one is an error where it stands, not a branch never taken."""
     with pytest.raises(ValueError, match="is not known"):
-        method("identicall")
-    for wrong in ({"off_policy": ["dropp"]}, {"sequence_mode": "transitions"}, {"failed_rollouts": "masked"}):
+        resolve_credit_fn("identicall")
+    for wrong in (
+        {"staleness": {"on_exceed": "dropp"}},
+        {"sequence_mode": "transitions"},
+        {"failed_rollouts": "masked"},
+    ):
         with pytest.raises(ValueError, match="Input should be"):
             settings(**wrong)

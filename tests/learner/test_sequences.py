@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.batching.prefix_tree import cuts, parents
-from learner.batching.sequences import Row, Shape, rows_of
-from learner.batching.transitions import Transition, transitions_of
+from learner.batching.prefix_tree import find_parents, find_prefix_breaks
+from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
+from learner.batching.transitions import Transition, build_transitions
 from schemas.spans import ModelCall
 from tests.factories import model_call
 
-MERGED = Shape(max_tokens=64)
+MERGED = SequenceConfig(max_tokens=64)
 
 
 def forest(*calls: ModelCall) -> list[Transition]:
-    return transitions_of(calls)
+    return build_transitions(calls)
 
 
-def trained(rows: Sequence[Row]) -> list[tuple[int, int, int]]:
+def trained(rows: Sequence[TrainSequence]) -> list[tuple[int, int, int]]:
     """(call, token, tokens before it) of everything trained, in order of the calls."""
     found = []
     for row in rows:
         for at in np.flatnonzero(row.trained):
-            found.append((int(row.calls[at]), int(row.ids[at]), int(at)))
+            found.append((int(row.call_index[at]), int(row.token_ids[at]), int(at)))
     return sorted(found)
 
 
@@ -67,8 +67,8 @@ B1, B2 = model_call(1, [11, 12], [13]), model_call(3, [11, 12, 13, 14], [15, 16]
 )
 def test_calls_form_a_forest_by_exact_prefix(calls: list[ModelCall], expected: list[int | None], rows: int) -> None:
     made = forest(*calls)
-    assert parents(made) == expected
-    merged, left_out = rows_of("r", made, MERGED)
+    assert find_parents(made) == expected
+    merged, left_out = build_sequences("r", made, MERGED)
     assert len(merged) == rows and not left_out
     assert trained(merged) == sampled(made)
 
@@ -98,7 +98,7 @@ def test_every_sampled_token_is_trained_exactly_once_or_has_a_reason(
     calls: list[ModelCall], mode: Any, overlong: Any, limit: int
 ) -> None:
     made = forest(*calls)
-    rows, left_out = rows_of("r", made, Shape(["", "x"], mode, limit, overlong))
+    rows, left_out = build_sequences("r", made, SequenceConfig(["", "x"], mode, limit, overlong))
     kept = [call for place, call in enumerate(made) if place not in left_out]
     assert sorted((call, token) for call, token, _ in trained(rows)) == sorted(
         (call, token) for call, token, _ in sampled(kept)
@@ -106,31 +106,31 @@ def test_every_sampled_token_is_trained_exactly_once_or_has_a_reason(
     for place, why in left_out.items():
         assert why == "role" if made[place].role == "judge" else why == "too long" and overlong == "mask"
     for row in rows:
-        assert len(row.ids) <= limit and row.tokens > 0
+        assert len(row.token_ids) <= limit and row.num_tokens > 0
         assert not row.trained[0], "nothing predicts the first token of a row"
-        whole = {int(call) for call in row.calls[row.trained]}
+        whole = {int(call) for call in row.call_index[row.trained]}
         assert {made[call].temperature for call in whole} == {row.temperature}
-        np.testing.assert_array_equal(row.versions[row.trained], row.calls[row.trained])
+        np.testing.assert_array_equal(row.weight_versions[row.trained], row.call_index[row.trained])
     if overlong == "mask":
         assert trained(rows) == sampled(kept), "each behind exactly what it was sampled behind"
     if mode == "transition" and overlong == "mask":
-        assert [row.tokens for row in rows] == [call.tokens for call in kept]
+        assert [row.num_tokens for row in rows] == [call.num_tokens for call in kept]
 
 
 def test_what_shares_a_prefix_is_context_in_all_rows_but_one() -> None:
     made = forest(model_call(0, [1], [2]), model_call(1, [1, 2, 3], [4]), model_call(2, [1, 2, 5], [6]))
-    rows, _ = rows_of("r", made, MERGED)
-    assert [row.ids.tolist() for row in rows] == [[1, 2, 3, 4], [1, 2, 5, 6]]
-    assert [row.calls.tolist() for row in rows] == [[-1, -1, -1, 1], [-1, 0, -1, 2]]
+    rows, _ = build_sequences("r", made, MERGED)
+    assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 4], [1, 2, 5, 6]]
+    assert [row.call_index.tolist() for row in rows] == [[-1, -1, -1, 1], [-1, 0, -1, 2]]
 
 
 def test_a_call_that_is_too_long_is_left_out_or_trained_in_windows() -> None:
     (long,) = forest(model_call(0, list(range(1, 11)), list(range(11, 18))))
-    assert rows_of("r", [long], Shape(max_tokens=8)) == ([], {0: "too long"})
-    rows, left_out = rows_of("r", [long], Shape(max_tokens=8, overlong="split"))
+    assert build_sequences("r", [long], SequenceConfig(max_tokens=8)) == ([], {0: "too long"})
+    rows, left_out = build_sequences("r", [long], SequenceConfig(max_tokens=8, overlong="split"))
     assert not left_out
-    assert [row.ids.tolist() for row in rows] == [list(range(7, 15)), list(range(10, 18))]
-    assert [row.ids[row.trained].tolist() for row in rows] == [[11, 12, 13, 14], [15, 16, 17]]
+    assert [row.token_ids.tolist() for row in rows] == [list(range(7, 15)), list(range(10, 18))]
+    assert [row.token_ids[row.trained].tolist() for row in rows] == [[11, 12, 13, 14], [15, 16, 17]]
 
 
 def said(index: int, messages: list[Any], answer: str, prompt: list[int], response: list[int]) -> ModelCall:
@@ -164,4 +164,4 @@ NEXT = {"role": "user", "content": "and?"}
     ids=["unbroken", "re-tokenised", "template", "edited history", "another sample", "another conversation"],
 )
 def test_a_break_in_a_conversation_has_its_reason(second: ModelCall, why: dict[int, str]) -> None:
-    assert cuts([HELLO, second], parents(forest(HELLO, second)), text) == why
+    assert find_prefix_breaks([HELLO, second], find_parents(forest(HELLO, second)), text) == why

@@ -14,9 +14,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from learner.batching.batch import Batch, BatchMaker
-from learner.batching.sequences import Shape, rows_of
-from learner.batching.transitions import transitions_of
+from learner.batching.batch import Batch, BatchBuilder
+from learner.batching.sequences import SequenceConfig, build_sequences
+from learner.batching.transitions import build_transitions
 from learner.rollouts.assembler import Rollout
 from learner.training.trainer import Trainer
 from tests.factories import group, model_call, rollout
@@ -50,10 +50,12 @@ def sampled_by(trainer: Trainer, rollouts: Sequence[Rollout], shift: float) -> l
     rng = np.random.default_rng(1)
     made = []
     for one in rollouts:
-        rows, _ = rows_of(one.id, transitions_of(one.calls), Shape(mode="transition", max_tokens=128))
+        rows, _ = build_sequences(
+            one.id, build_transitions(one.calls), SequenceConfig(mode="transition", max_tokens=128)
+        )
         calls = []
         for call, row, logprobs in zip(one.calls, rows, trainer.log_probs(rows), strict=True):
-            moved = logprobs[row.trained] + rng.uniform(-shift, shift, row.tokens)
+            moved = logprobs[row.trained] + rng.uniform(-shift, shift, row.num_tokens)
             calls.append(replace(call, logprobs=array("f", moved).tobytes()))
         made.append(changed(one, calls=tuple(calls)))
     return made
@@ -61,8 +63,8 @@ def sampled_by(trainer: Trainer, rollouts: Sequence[Rollout], shift: float) -> l
 
 def batch_of(trainer: Trainer, rollouts: Sequence[Rollout]) -> Batch:
     """The training batch of rollouts, by the trainer's settings."""
-    groups = [group(task, *[one for one in rollouts if one.task == task]) for task in ("task0", "task1")]
-    return BatchMaker(trainer._settings).make(groups, 0)
+    groups = [group(task, *[one for one in rollouts if one.task_id == task]) for task in ("task0", "task1")]
+    return BatchBuilder(trainer._settings).build(groups, 0)
 
 
 def gradient_of(trainer: Trainer, batch: Batch) -> tuple[dict[str, float], list[Named]]:
@@ -133,8 +135,8 @@ def test_a_gradient_is_the_plain_references_however_the_work_is_cut(start: Start
         trainer._forward = changed(trainer._forward, max_tokens=trainer._settings.actor.ppo_max_token_len_per_gpu)
         trainer._train = changed(trainer._train, max_tokens=trainer._settings.actor.ppo_max_token_len_per_gpu)
         batch = batch_of(trainer, rollouts)
-        order = np.random.default_rng(2).permutation(len(batch.rows))
-        shuffled = changed(batch, rows=[batch.rows[place] for place in order])
+        order = np.random.default_rng(2).permutation(len(batch.sequences))
+        shuffled = changed(batch, sequences=[batch.sequences[place] for place in order])
         metrics, (found,) = gradient_of(trainer, shuffled)
         assert metrics["actor/loss"] == pytest.approx(expected_loss, rel=1e-4, abs=1e-6)
         close(found, {name: part for name, part in expected.items() if name in found})
@@ -220,7 +222,7 @@ def test_adapters_alone_are_trained_and_merge_to_what_the_learner_computes(start
         {name: _distributed(full, name, part) for name, part in merged.items()}, strict=False
     )
     assert not unexpected and set(missing) <= {"lm_head.weight"}
-    for one, other in zip(full.log_probs(batch.rows), trainer.log_probs(batch.rows), strict=True):
+    for one, other in zip(full.log_probs(batch.sequences), trainer.log_probs(batch.sequences), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
@@ -266,10 +268,10 @@ def test_a_step_counts_less_when_few_tokens_are_effective(start: Start) -> None:
     rollouts = sampled_by(trainer, conversations(), shift=1.5)
     metrics, (guarded,) = gradient_of(trainer, batch_of(trainer, rollouts))
     share = metrics["off_policy/ess"]
-    assert share < 0.9 and metrics["off_policy/trust"] == pytest.approx(share / 0.9)
+    assert share < 0.9 and metrics["off_policy/ess_scale"] == pytest.approx(share / 0.9)
     free = start()
     _, (whole,) = gradient_of(free, batch_of(free, rollouts))
-    close(guarded, {name: part * metrics["off_policy/trust"] for name, part in whole.items()})
+    close(guarded, {name: part * metrics["off_policy/ess_scale"] for name, part in whole.items()})
 
 
 @pytest.mark.parametrize(

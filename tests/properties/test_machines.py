@@ -89,7 +89,7 @@ class Grouping(RuleBasedStateMachine):
         self.added.append(attempt)
         self.groups.add(attempt, self.now)
         if twice:
-            self.groups.add(attempt, self.now) if attempt.task not in self.groups.closed else None
+            self.groups.add(attempt, self.now) if attempt.task_id not in self.groups.closed else None
 
     @rule(seconds=st.floats(0.1, 6.0))
     def time_passes(self, seconds: float) -> None:
@@ -106,10 +106,10 @@ class Grouping(RuleBasedStateMachine):
     def nothing_is_lost_nothing_is_twice(self) -> None:
         if not hasattr(self, "groups"):
             return
-        accounted = [rollout.execution for rollout in (*self.taken, *self.groups.pending_rollouts())]
+        accounted = [rollout.execution_id for rollout in (*self.taken, *self.groups.pending_rollouts())]
         assert len(accounted) == len(set(accounted)), "an attempt counts twice"
         assert set(accounted) == {
-            rollout.execution for rollout in self.added if rollout.resolution != Resolution.RETRIED
+            rollout.execution_id for rollout in self.added if rollout.resolution != Resolution.RETRIED
         }, "an attempt is lost"
         assert len({rollout.id for rollout in self.taken}) == len(self.taken), "a rollout is trained on twice"
 

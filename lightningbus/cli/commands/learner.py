@@ -41,8 +41,8 @@ def learner(
 
     options = {"model_path": model_path, "tasks": tasks, "max_steps": steps, "run": run, "checkpoint_dir": checkpoints}
     checked = load_settings(LearnerSettings, settings, **options, health_address=health)
-    if distributed.is_follower():
-        room.follow(checked)
+    if distributed.is_worker_rank():
+        room.run_worker(checked)
         return
     expected = (errors.LearnerError, checkpoint.CheckpointError, TaskFileError)
     run_role(exit_on_user_error(discover_bus, bus, "learner"), "learner", room.run, checked, *expected)

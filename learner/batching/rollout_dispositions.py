@@ -1,10 +1,10 @@
-"""The account of rollouts: what became of each, in a batch or not, as the event of a training step says it. Pure."""
+"""What became of each rollout, trained or not, as the event of a training step reports it. Pure."""
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from learner.batching.sequences import Row
+from learner.batching.sequences import TrainSequence
 from learner.rollouts.assembler import Rollout, training_reward
 from learner.settings.learner import LearnerSettings
 from schemas import ids
@@ -16,47 +16,47 @@ from schemas.trajectory.attempt_selection import INFRA_OUTCOMES
 SCOPE = "lightningbus.learner"
 
 
-def masked(rollout: Rollout, settings: LearnerSettings) -> str:
+def failure_reason(rollout: Rollout, settings: LearnerSettings) -> str:
     """Why a rollout that failed has no reward to train on; empty if it has one, or should have."""
     failed = rollout.outcome != "ok" and (rollout.outcome in INFRA_OUTCOMES or settings.failed_rollouts == "mask")
     return rollout.outcome if failed else ""
 
 
-def use_of(
+def disposition_of(
     rollout: Rollout,
     reward: float | None,
-    call_credit: Sequence[float],
+    call_advantages: Sequence[float],
     reason: str,
-    rows: Sequence[Row],
-    lag: int,
-    place: int,
+    sequences: Sequence[TrainSequence],
+    max_staleness: int,
+    batch_index: int,
 ) -> RolloutDisposition:
-    """What a step did with a rollout; ``given`` is the advantage of each of its calls."""
+    """What a step did with a rollout; an empty ``reason`` means that it was trained."""
     return RolloutDisposition(
         rollout_id=rollout.id,
-        task_id=rollout.task,
+        task_id=rollout.task_id,
         attempt=rollout.attempt,
-        execution_id=rollout.execution,
+        execution_id=rollout.execution_id,
         outcome=rollout.outcome,
         reward=reward,
-        advantage=float(np.mean(call_credit)) if call_credit else 0.0,
+        advantage=float(np.mean(call_advantages)) if call_advantages else 0.0,
         trained=not reason,
         exclusion_reason=reason,
-        tokens=0 if reason else sum(row.tokens for row in rows),
-        max_staleness=lag,
-        batch_index=place,
-        call_advantages=tuple(call_credit),
+        tokens=0 if reason else sum(sequence.num_tokens for sequence in sequences),
+        max_staleness=max_staleness,
+        batch_index=batch_index,
+        call_advantages=tuple(call_advantages),
     )
 
 
-def unused(rollouts: Iterable[Rollout], reason: str, settings: LearnerSettings) -> list[RolloutDisposition]:
-    """Account of rollouts that never came into a batch."""
+def excluded(rollouts: Iterable[Rollout], reason: str, settings: LearnerSettings) -> list[RolloutDisposition]:
+    """Dispositions of rollouts that never came into a batch."""
     return [
-        use_of(
+        disposition_of(
             rollout,
             training_reward(rollout, settings.failed_rollouts),
             [],
-            masked(rollout, settings) or reason,
+            failure_reason(rollout, settings) or reason,
             [],
             0,
             -1,
@@ -65,12 +65,12 @@ def unused(rollouts: Iterable[Rollout], reason: str, settings: LearnerSettings) 
     ]
 
 
-def missing(rollouts: Iterable[tuple[str, int]]) -> list[RolloutDisposition]:
-    """Account of rollouts, as (task, sample), that had not ended when their group was closed."""
+def not_finished(rollouts: Iterable[tuple[str, int]]) -> list[RolloutDisposition]:
+    """Dispositions of rollouts, as (task id, sample index), that had not ended when their group was closed."""
     return [
         RolloutDisposition(
-            rollout_id=ids.rollout_id(task, sample),
-            task_id=task,
+            rollout_id=ids.rollout_id(task_id, sample_index),
+            task_id=task_id,
             attempt=0,
             execution_id="",
             outcome="",
@@ -81,17 +81,17 @@ def missing(rollouts: Iterable[tuple[str, int]]) -> list[RolloutDisposition]:
             tokens=0,
             max_staleness=0,
         )
-        for task, sample in rollouts
+        for task_id, sample_index in rollouts
     ]
 
 
-def spans_of(step: TrainingStep, attempts: dict[str, Rollout]) -> tuple[Span, ...]:
+def build_spans(step: TrainingStep, rollouts: dict[str, Rollout]) -> tuple[Span, ...]:
     """A span per rollout trained on, in that rollout's own trace: the last thing that happens to it."""
     return tuple(
         Span(
-            trace_id=ids.trace_id(use.rollout_id),
-            span_id=ids.span_id(use.rollout_id, "step", step.epoch, step.step),
-            parent_span_id=attempts[use.rollout_id].root_span_id,
+            trace_id=ids.trace_id(disposition.rollout_id),
+            span_id=ids.span_id(disposition.rollout_id, "step", step.epoch, step.step),
+            parent_span_id=rollouts[disposition.rollout_id].root_span_id,
             name=f"train {step.model}",
             kind="consumer",
             start_ns=step.started_ns,
@@ -100,12 +100,12 @@ def spans_of(step: TrainingStep, attempts: dict[str, Rollout]) -> tuple[Span, ..
             scope=SCOPE,
             attributes={
                 attributes.RUN: step.run_id,
-                attributes.ROLLOUT: use.rollout_id,
+                attributes.ROLLOUT: disposition.rollout_id,
                 attributes.STEP: step.step,
                 attributes.WEIGHT_VERSION: step.version,
-                attributes.ADVANTAGE: use.advantage,
+                attributes.ADVANTAGE: disposition.advantage,
             },
         )
-        for use in step.rollouts
-        if use.trained
+        for disposition in step.rollouts
+        if disposition.trained
     )
