@@ -57,7 +57,8 @@ def conversation(number: int) -> SpanBatch:
             model="policy", response_id="", prompt_ids=array("I", tokens).tobytes(),
             response_ids=array("I", answered).tobytes(),
             logprobs=(-chance.exponential(0.6, SAMPLED)).astype("<f4").tobytes(),
-            pieces=tuple(f" word{one}" for one in answered), versions=(VersionSpan(version=7, start=0, end=SAMPLED),),
+            token_texts=tuple(f" word{one}" for one in answered),
+            weight_versions=(VersionSpan(version=7, start=0, end=SAMPLED),),
             finish_reason="stop", sampling={"temperature": 1.0},
             response=json.dumps({"role": "assistant", "content": _text(answered)}),
         )  # fmt: skip

@@ -103,7 +103,7 @@ async def transports(place: Path) -> AsyncIterator[tuple[Bus, dict[str, Transpor
             yield (
                 bus,
                 {
-                    "blob": bus.object_store,
+                    "bus": bus.object_store,
                     "file": open_transport(bus, "file", str(place / "shared")),
                     "s3": open_transport(bus, "s3", s3),
                 },

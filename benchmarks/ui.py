@@ -153,7 +153,7 @@ FILL = {
     """,
     "raw_weight_versions": f"""
         SELECT 'long' AS run_id, 'policy' AS model, toUInt32(number) AS version, 1 AS epoch, NULL AS parent, 'full' AS
-            kind, 'blob' AS transport, toUInt32(number) AS step, 1000000 AS bytes,
+            kind, 'bus' AS transport, toUInt32(number) AS step, 1000000 AS bytes,
             {FIRST} + toIntervalMillisecond(number * {GROUP * 300}) AS created_at
         FROM numbers(intDiv({{rollouts:UInt64}}, {GROUP}))
     """,

@@ -91,7 +91,7 @@ async def measure(name: str, model: Path, place: Path) -> list[Result]:
                 ways: list[dict[str, Any]] = [
                     *(
                         {"transport": way, "location": where}
-                        for way, where in {"blob": "", "file": shared, "s3": s3}.items()
+                        for way, where in {"bus": "", "file": shared, "s3": s3}.items()
                     ),
                     {"transport": "file", "location": shared, "broadcast": {"backend": "gloo"}},
                 ]

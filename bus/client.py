@@ -12,7 +12,7 @@ from nats.js.errors import NotFoundError
 from bus import provisioning, streams
 from bus.connection import CONNECT_SECONDS, DEFAULT_URL, LEADER_POLL_SECONDS, Connection
 from bus.consumer_upkeep import ConsumerUpkeep
-from bus.errors import AccessError, BusError
+from bus.errors import BusError, CredentialsError
 from bus.fleet.heartbeats import Fleet, HeartbeatPublisher, publish_heartbeats
 from bus.object_store import ObjectStore
 from bus.publisher import Publisher
@@ -64,7 +64,7 @@ class Bus:
         """Connect, and reconnect for ever; raises `BusError` if no server answers within ``wait`` seconds at first.
 
         ``url`` may name several servers of a cluster, with commas between them; one ``tls://`` among them holds for
-        all. Raises `AddressError` for what is no address, and `AccessError`, as `Connection.open`.
+        all. Raises `AddressError` for what is no address, and `CredentialsError`, as `Connection.open`.
         """
         async with Connection(url, credentials).open(name, wait) as connection:
             bus = cls(connection, credentials.build_signing() if credentials is not None else None)
@@ -77,7 +77,7 @@ class Bus:
 
     @property
     def failure(self) -> BusError:
-        """Why it was closed for good; an `AccessError` when the server no longer lets us in."""
+        """Why it was closed for good; an `CredentialsError` when the server no longer lets us in."""
         return self._connection.failure
 
     async def raise_failure(self) -> None:
@@ -121,14 +121,14 @@ class Bus:
     async def ensure_consumer(self, consumer: ConsumerSpec) -> None:
         """Make one durable, or find it as it should be; safe to repeat, and patient as `provision`.
 
-        It is made again on a bus that has lost it. Raises `AccessError` where this user may not make it: only
+        It is made again on a bus that has lost it. Raises `CredentialsError` where this user may not make it: only
         ``admin`` may.
         """
         self._upkeep.add_owned(consumer)
         try:
             await self._connection.retry_until_leader(lambda: provisioning.ensure_consumer(self.js, consumer))
-        except AccessError as error:
-            raise AccessError(
+        except CredentialsError as error:
+            raise CredentialsError(
                 f"the durable {consumer.durable} of {consumer.stream} is missing or not as this role needs it "
                 f"(ack_wait {consumer.ack_wait:g} s), and this user may not make it: "
                 f"run `lightningbus provision{provision_options(consumer)}` once as admin"

@@ -16,7 +16,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 
 from bus.addresses import server_addresses, wants_tls, without_secrets
-from bus.errors import AccessError, BusError
+from bus.errors import BusError, CredentialsError
 from bus.nats_client import FastReconnectClient
 from bus.security import certificate_expiry
 from bus.security.auth_refusals import AuthRefusals
@@ -84,7 +84,7 @@ class Connection:
     async def open(self, name: str, timeout: float = CONNECT_SECONDS) -> AsyncIterator["Connection"]:
         """Connect, and reconnect for ever; raises `BusError` if no server answers within ``timeout`` seconds at first.
 
-        The files of the credentials are read again at each reconnect. Raises `AccessError` when a server refuses us,
+        The files are read again at each reconnect. Raises `CredentialsError` when a server refuses us,
         or we do not believe it.
         """
         options = self._credentials.build_options() if self._credentials is not None else {}
@@ -109,12 +109,12 @@ class Connection:
                 while not self.nc.is_connected and not self._fatal_error:  # noqa: ASYNC110
                     await asyncio.sleep(POLL_SECONDS)
             if self._fatal_error:
-                raise AccessError(self._fatal_error)
-        except (TimeoutError, OSError, NatsError, AccessError) as error:
+                raise CredentialsError(self._fatal_error)
+        except (TimeoutError, OSError, NatsError, CredentialsError) as error:
             await self._abort_connect()
             address = without_secrets(self._url)
             if self._fatal_error:
-                raise AccessError(f"the bus at {address} cannot be used: {self._fatal_error}") from error
+                raise CredentialsError(f"the bus at {address} cannot be used: {self._fatal_error}") from error
             sentence = f"no NATS server answers at {address}: start one with `lightningbus bus`{self._hint}"
             raise BusError(sentence) from error
         certificates = asyncio.create_task(self._watch_certificates())
@@ -130,11 +130,11 @@ class Connection:
 
     @property
     def failure(self) -> BusError:
-        """Why it was closed for good; an `AccessError` when the server no longer lets us in."""
+        """Why it was closed for good; an `CredentialsError` when the server no longer lets us in."""
         if self._failure:
             return BusError(self._failure)
         if self._fatal_error:
-            return AccessError(f"the bus cannot be used any more: {self._fatal_error}")
+            return CredentialsError(f"the bus cannot be used any more: {self._fatal_error}")
         return BusError("the connection to the bus was closed for good")
 
     def fail(self, reason: str) -> None:
@@ -145,7 +145,7 @@ class Connection:
     async def retry_until_leader(self, request: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A request to JetStream, repeated while a cluster has no leader; raises `BusError` after 60 s.
 
-        Raises `AccessError` when the server denies it, which the request itself does not learn.
+        Raises `CredentialsError` when the server denies it, which the request itself does not learn.
         """
         deadline = asyncio.get_running_loop().time() + LEADER_SECONDS
         while True:
@@ -162,7 +162,7 @@ class Connection:
         try:
             await run_unless(self._permission_denied.wait(), request)
         except Interrupted:
-            raise AccessError(f"this user has no right to do that: {self.permission_errors[-1]}") from None
+            raise CredentialsError(f"this user has no right to do that: {self.permission_errors[-1]}") from None
 
     async def _abort_connect(self) -> None:
         """Close what was never connected; after a failed TLS handshake asyncio waits for its end for ever."""
@@ -178,7 +178,7 @@ class Connection:
                 self._hint = TLS_HINT
             self._fatal_error = self._fatal_error or explain_connect_error(error, self._has_user)
             if self._fatal_error:
-                raise AccessError(self._fatal_error)  # nats-py would retry for ever
+                raise CredentialsError(self._fatal_error)  # nats-py would retry for ever
         elif self._is_established and (reason := explain_connect_error(error, self._has_user)):
             self._record_auth_refusal(reason)
         if denied := PERMISSION_ERROR.search(message):

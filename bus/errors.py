@@ -8,7 +8,7 @@ class BusError(Exception):
     """The bus refused, or could not be reached; the message says what to do."""
 
 
-class AccessError(BusError):
+class CredentialsError(BusError):
     """A key file is unusable, the server denies access or the request, or the server is not the expected one."""
 
 

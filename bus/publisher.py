@@ -19,8 +19,8 @@ from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
 
 from bus.errors import (
-    AccessError,
     BusError,
+    CredentialsError,
     DuplicateMessageError,
     FencedError,
     PublishFailure,
@@ -71,7 +71,7 @@ class Publisher:
     ) -> int:
         """Stream sequence of the stored message.
 
-        Raises `StreamFullError`, `FencedError`, `AccessError`, `PublishTimeoutError` or `BusError`.
+        Raises `StreamFullError`, `FencedError`, `CredentialsError`, `PublishTimeoutError` or `BusError`.
         ``timeout``: seconds, with the wait for a free place in the pipeline; may be infinite. With ``unique`` it raises
         `DuplicateMessageError` when the first try meets a message of the same id; a retry may meet its own.
         """
@@ -165,4 +165,4 @@ class Publisher:
         """The server says that we may not publish there; ``subject`` is in lower case, as nats-py hands it on."""
         for wanted, future in self._pending_acks.values():
             if wanted.lower() == subject and not future.done():
-                future.set_exception(AccessError(f"{wanted}: this user has no right to publish there"))
+                future.set_exception(CredentialsError(f"{wanted}: this user has no right to publish there"))

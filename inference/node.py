@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from bus.client import Bus
-from bus.errors import AccessError
+from bus.errors import CredentialsError
 from bus.fleet.heartbeats import HeartbeatPublisher, default_instance_id
 from bus.fleet.node_state import NodeEvent, next_state
 from bus.security.secrets import is_loopback, read_key
@@ -33,7 +33,7 @@ RESTART_SECONDS = (1.0, 30.0)
 async def run(bus: Bus, settings: InferenceSettings, stop: asyncio.Event) -> None:
     """Serve until asked to stop.
 
-    Raises `EngineError` if vLLM cannot start at all, `AddressInUseError`, `bus.AccessError`.
+    Raises `EngineError` if vLLM cannot start at all, `AddressInUseError`, `bus.CredentialsError`.
     """
     if not (settings.model_path / "config.json").exists():
         raise EngineError(f"model_path: {settings.model_path} holds no model (no config.json)")
@@ -44,7 +44,7 @@ def _read_inference_api_key(settings: InferenceSettings) -> str:
     if settings.inference_api_key_file is not None:
         return read_key(settings.inference_api_key_file)
     if not is_loopback(settings.host):
-        raise AccessError(
+        raise CredentialsError(
             f"host: {settings.host} is reached from other machines, where anybody might use the model: set "
             "inference_api_key_file, to a file of a long random word that runners are given too"
         )
@@ -203,7 +203,7 @@ class Node:
                 "problem": updater.last_error[:120] if updater else "",
                 **({"versions": list(self._gateway.versions)} if self._lora else {}),
                 **(
-                    {"reach": to_builtins(self._engine.broadcast_capability)}
+                    {"broadcast": to_builtins(self._engine.broadcast_capability)}
                     if self._engine.broadcast_capability and not self._lora
                     else {}
                 ),

@@ -11,8 +11,8 @@ from schemas.tasks import Task
 from schemas.trajectory.attempt_selection import INFRA_OUTCOMES
 
 FIRST_RETRY_SECONDS = 1.0
-LONGEST_RETRY_SECONDS = 30.0
-MOST_DELIVERIES = 10
+MAX_RETRY_SECONDS = 30.0
+MAX_DELIVERIES = 10
 """Of a task that fails its runner each time, before anything could be published of it."""
 
 
@@ -21,15 +21,15 @@ class RetryDecision:
     """``retry_after`` seconds, or None: the attempt is the rollout's last word; ``dead``: and a dead letter."""
 
     retry_after: float | None = None
-    dead: bool = False
+    dead_letter: bool = False
 
 
-def exhausted(task: Task, delivery: int) -> bool:
+def is_exhausted(task: Task, delivery: int) -> bool:
     """Whether the deliveries are used up before this one began: runners died with the task in their hands."""
     return delivery > task.max_attempts
 
 
-def unusable(task: Task) -> str:
+def find_problem(task: Task) -> str:
     """Why no runner can ever run a task, as a sentence; empty if one can."""
     try:
         json.dumps(task.input, allow_nan=False)
@@ -40,7 +40,7 @@ def unusable(task: Task) -> str:
 
 def retry_after(delivery: int) -> float:
     """Seconds until the next try after a delivery, which count from 1: twice as long each time."""
-    return float(min(FIRST_RETRY_SECONDS * 2 ** min(delivery - 1, 10), LONGEST_RETRY_SECONDS))
+    return float(min(FIRST_RETRY_SECONDS * 2 ** min(delivery - 1, 10), MAX_RETRY_SECONDS))
 
 
 def decide_next_action(task: Task, delivery: int, outcome: Outcome) -> RetryDecision:
@@ -51,4 +51,4 @@ def decide_next_action(task: Task, delivery: int, outcome: Outcome) -> RetryDeci
         return RetryDecision()
     if delivery < task.max_attempts:
         return RetryDecision(retry_after=retry_after(delivery))
-    return RetryDecision(dead=True)
+    return RetryDecision(dead_letter=True)

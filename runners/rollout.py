@@ -31,45 +31,45 @@ class RolloutResult:
     result: str = ""
 
 
-async def run_agent(host: AgentExecutor, slot: Slot, task: Task, attempt: AttemptRecorder) -> RolloutResult:
+async def run_agent(executor: AgentExecutor, slot: Slot, task: Task, recorder: AttemptRecorder) -> RolloutResult:
     """Run the agent until it has ended or its deadline has come; whatever goes wrong is an ending too."""
     try:
-        ending = await _run(host, slot, task, attempt)
+        ending = await _run_executor(executor, slot, task, recorder)
     except Exception as error:  # a fault of ours: not the agent's, and not worth a slot
-        count_fault(f"rollout {attempt.rollout}", error)
+        count_fault(f"rollout {recorder.rollout}", error)
         ending = RolloutResult("infra_error", f"the runner failed: {type(error).__name__}: {error}")
     finally:
         slot.end()
     return replace(ending, error=shorten(ending.error, MAX_ERROR))
 
 
-async def _run(host: AgentExecutor, slot: Slot, task: Task, attempt: AttemptRecorder) -> RolloutResult:
+async def _run_executor(executor: AgentExecutor, slot: Slot, task: Task, recorder: AttemptRecorder) -> RolloutResult:
     seconds = task.deadline
     try:
-        await host.start()  # of an agent that died: its imports are not part of the rollout's time
-        slot.begin(attempt, task, asyncio.get_running_loop().time() + seconds)
+        await executor.start()  # of an agent that died: its imports are not part of the rollout's time
+        slot.begin(recorder, task, asyncio.get_running_loop().time() + seconds)
         async with asyncio.timeout(seconds):
-            answer = await host.run(task.input)
-        reward, span = rewards.resolve_reward(answer, attempt.reward_spans)
-        result = result_of(answer)
+            answer = await executor.run(task.input)
+        reward, span = rewards.resolve_reward(answer, recorder.reward_spans)
+        result = parse_result(answer)
     except TimeoutError:
-        if attempt.infra_error or attempt.num_calls_waiting:
-            return RolloutResult("infra_error", attempt.infra_error or f"no model answered within {seconds:g} s")
+        if recorder.infra_error or recorder.num_calls_waiting:
+            return RolloutResult("infra_error", recorder.infra_error or f"no model answered within {seconds:g} s")
         return RolloutResult("timeout", f"the agent did not end within its deadline of {seconds:g} s")
     except (AgentStartError, WorkerProcessDied) as error:
         return RolloutResult("infra_error", str(error))
     except (AgentError, rewards.InvalidReward) as error:
-        if attempt.infra_error:
-            return RolloutResult("infra_error", attempt.infra_error)
+        if recorder.infra_error:
+            return RolloutResult("infra_error", recorder.infra_error)
         if isinstance(error, AgentError) and error.detail:
             log.warning("%s", shorten(error.detail, MAX_TRACEBACK))
         return RolloutResult("agent_error", str(error))
-    if attempt.unrecordable:
-        return RolloutResult("agent_error", attempt.unrecordable)
+    if recorder.unrecordable_reason:
+        return RolloutResult("agent_error", recorder.unrecordable_reason)
     return RolloutResult("ok", reward=reward, reward_span=span, result=result)
 
 
-def result_of(answer: Mapping[str, Any]) -> str:
+def parse_result(answer: Mapping[str, Any]) -> str:
     """What the agent returned, as JSON; raises `AgentError` when that nests more deeply than it was read."""
     try:
         return replace_surrogates(json.dumps(answer.get("value"), ensure_ascii=False))

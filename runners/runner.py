@@ -22,7 +22,7 @@ from runners.gateway.server import Gateway
 from runners.recording.sending import send
 from runners.settings import RunnerSettings
 from runners.slots import Slots
-from runners.task_handler import GIVE_BACK_SECONDS, TaskHandler
+from runners.task_handler import NAK_DELAY_SECONDS, TaskHandler
 from schemas.base import Mode
 from schemas.text import shorten
 
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 PULL_SECONDS = 10.0
-"""How long a request for tasks waits. A free slot is asked for in both modes: once one mode has taken it, a task of the
-other that comes on a request from before waits here, leased; so these end soon."""
+"""How long a request for tasks waits. A free slot is requested in both modes. Once one mode has taken it, a task of the
+other mode may still come and wait here, leased; so requests end soon."""
 
 
 async def run(bus: Bus, settings: RunnerSettings, stop: asyncio.Event) -> None:
     """Serve until asked to stop, then let running rollouts finish or give them back.
 
-    Raises `AgentStartError` when the agent cannot be started, `AccessError` when the inference API key cannot be
+    Raises `AgentStartError` when the agent cannot be started, `CredentialsError` when the inference API key cannot be
     read, `DlqLimitExceededError` when most tasks are unreadable.
     """
     await Runner(bus, settings).run(stop)
@@ -50,14 +50,14 @@ class Runner:
         self._bus = bus
         self._settings = settings
         self.id = default_instance_id(settings.id)
-        self._hosts: dict[int, AgentExecutor] = {}
-        self._keeper = ProcessWatchdog()
+        self._executors: dict[int, AgentExecutor] = {}
+        self._watchdog = ProcessWatchdog()
         self._pullers: dict[Mode, PullConsumer] = {}
         self._handling: set[asyncio.Task[None]] = set()
         self._state = "starting"
-        self._slots = Slots(self._share)
+        self._slots = Slots(self._rate_limits)
         self._gateway: Gateway
-        self._handler = TaskHandler(bus, self.id, settings.ack_wait, self._slots, self._hosts, self._stop)
+        self._handler = TaskHandler(bus, self.id, settings.ack_wait, self._slots, self._executors, self._stop)
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
@@ -80,32 +80,32 @@ class Runner:
                 uses_socket(settings),
             ) as self._gateway,
             self._bus.heartbeat("runner", self.id, self._describe),
-            self._keeper,
+            self._watchdog,
         ):
             try:
-                await self._start_hosts()
+                await self._start_executors()
                 log.info("runner %s takes tasks of agent %s", self.id, settings.agent_name)
                 self._state = "running"
                 async with AsyncExitStack() as pulling:
                     for mode, consumer in consumers.items():
                         pull = self._bus.pull(consumer, settings.concurrency, PULL_SECONDS)
                         self._pullers[mode] = await pulling.enter_async_context(pull)
-                    stopping = asyncio.create_task(_then(stop, self._stop))
+                    stopping = asyncio.create_task(_set_when(stop, self._stop))
                     await asyncio.gather(*(self._pull(mode) for mode in MODES))
                     stopping.cancel()
                     await self._drain()
-                if self._handler.flood is not None:
-                    raise self._handler.flood
+                if self._handler.dlq_limit_error is not None:
+                    raise self._handler.dlq_limit_error
             finally:
-                await asyncio.gather(*(host.stop() for host in self._hosts.values()))
+                await asyncio.gather(*(executor.stop() for executor in self._executors.values()))
 
-    async def _start_hosts(self) -> None:
+    async def _start_executors(self) -> None:
         first, *others = slots = self._gateway.slots
         environments = [slot.environment for slot in slots]
-        hosts = make_executors(self._settings, environments, self._keeper, self._gateway.paths)
-        self._hosts.update(enumerate(hosts))
-        await self._hosts[first.number].start()  # one first: a wrong setting is said once
-        await asyncio.gather(*(self._hosts[slot.number].start() for slot in others))
+        executors = make_executors(self._settings, environments, self._watchdog, self._gateway.paths)
+        self._executors.update(enumerate(executors))
+        await self._executors[first.number].start()  # one first, so that a wrong setting is reported once
+        await asyncio.gather(*(self._executors[slot.number].start() for slot in others))
         self._slots.open(slots)
         metrics.slots.set(len(slots))
 
@@ -116,11 +116,11 @@ class Runner:
             self._handling.add(work)
             work.add_done_callback(self._handled)
 
-    def _share(self) -> None:
-        """Ask for as many tasks of each mode as there is room for."""
+    def _rate_limits(self) -> None:
+        """Request as many tasks of each mode as can start."""
         metrics.slots_in_use.set(self._slots.busy)
         for mode, puller in self._pullers.items():
-            puller.resize(puller.in_flight + self._slots.room(mode))
+            puller.resize(puller.in_flight + self._slots.num_free(mode))
 
     def _stop(self) -> None:
         for puller in self._pullers.values():
@@ -132,9 +132,13 @@ class Runner:
         if self._handling:
             log.info("runner %s: %d rollouts are still running", self.id, len(self._handling))
             await asyncio.wait(self._handling, timeout=self._settings.drain_timeout_seconds)
-        await cancel_and_wait(*self._handling, retry_after=2 * GIVE_BACK_SECONDS)
-        done, given_back = self._handler.done, self._handler.given_back
-        log.info("runner %s stops: %d rollouts done, %d given back", self.id, done, given_back)
+        await cancel_and_wait(*self._handling, retry_after=2 * NAK_DELAY_SECONDS)
+        log.info(
+            "runner %s stops: %d rollouts done, %d given back",
+            self.id,
+            self._handler.num_completed,
+            self._handler.num_nacked,
+        )
 
     def _handled(self, work: asyncio.Task[None]) -> None:
         self._handling.discard(work)
@@ -145,7 +149,7 @@ class Runner:
         detail: dict[str, Any] = {
             "agent": self._settings.agent_name,
             "busy": f"{self._slots.busy}/{self._settings.concurrency}",
-            "done": self._handler.done,
+            "done": self._handler.num_completed,
             "rollouts_per_s": self._handler.rate,
         }
         if self._bus.blocked_subjects:
@@ -155,6 +159,6 @@ class Runner:
         return {"state": self._state, "status": detail}
 
 
-async def _then(event: asyncio.Event, act: Callable[[], None]) -> None:
+async def _set_when(event: asyncio.Event, act: Callable[[], None]) -> None:
     await event.wait()
     act()

@@ -52,7 +52,7 @@ class RunnerSettings(RoleSettings):
     sandbox_command: list[str] = Field(
         [],
         description="put in front of the agent's command, as [bwrap, ...]; {path}, {tmp}, {python}, {venv}, {base} and "
-        "{host} stand for its directory, its private one, its interpreter, that one's environment and installation, "
+        "{worker} stand for its directory, its private one, its interpreter, that one's environment and installation, "
         "and our script; {relay}, {gateway} and {address} for what lets it reach the gateway without a network",
     )
     max_concurrent_requests: int = Field(64, ge=1, description="of an agent at the gateway; beyond it 429")

@@ -1,4 +1,4 @@
-"""Which rollout may begin: a runner's slots, shared by training and evaluation."""
+"""A runner's slots, shared by training and evaluation."""
 
 import asyncio
 from collections import Counter, deque
@@ -10,95 +10,95 @@ from runners.gateway.slot import Slot
 from schemas.base import Mode
 
 
-class Stopping(Exception):
-    """The runner begins no more rollouts."""
+class SlotsClosed(Exception):
+    """The runner starts no more rollouts."""
 
 
 @dataclass
-class Stay:
-    """A rollout's stay in a slot."""
+class SlotLease:
+    """The use of a slot by one rollout."""
 
     slot: Slot
-    leave: Callable[[Mode], None]
-    """Its agent has ended, and the slot is for the next; what is left is to publish it into the stream of its mode."""
+    release: Callable[[Mode], None]
+    """Free the slot for the next rollout: the agent has ended, only publishing is left."""
 
 
 class Slots:
-    """Hands out slots. A rollout that has left its slot and is not published yet counts against its own mode alone.
+    """Leases slots. A rollout that released its slot and is not published yet counts against its own mode only.
 
-    So a full stream of one mode holds up no rollout of the other, and not more rollouts wait for it than there are
+    So a full stream of one mode does not block the other mode, and at most as many rollouts wait for it as there are
     slots.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        """There is none before `open`; ``changed`` is called whenever `room` may have become another."""
+        """There is no slot before `open`; ``changed`` is called whenever `num_free` may have changed."""
         self._free: deque[Slot] = deque()
         self._count = 0
         self._publishing: Counter[Mode] = Counter()
         self._waiting: Counter[Mode] = Counter()
-        self._tell = changed
+        self._on_change = changed
         self._changed = asyncio.Event()
         self._stopping = False
 
     def open(self, slots: Iterable[Slot]) -> None:
-        """These are handed out from now on."""
+        """Lease these slots from now on."""
         self._free.extend(slots)
         self._count = len(self._free)
         self._notify()
 
     @property
     def busy(self) -> int:
-        """Slots in which an agent is at work."""
+        """Slots in which an agent runs."""
         return self._count - len(self._free)
 
-    def room(self, mode: Mode) -> int:
-        """How many more tasks of a mode there is room for."""
+    def num_free(self, mode: Mode) -> int:
+        """How many more tasks of a mode can start."""
         return max(0, len(self._free) - self._publishing[mode] - self._waiting[mode])
 
     def stop(self) -> None:
-        """Hand out no more; whoever waits hears so."""
+        """Lease no more slots; whoever waits gets `SlotsClosed`."""
         self._stopping = True
         self._notify()
 
     @asynccontextmanager
-    async def taken(self, mode: Mode) -> AsyncIterator[Stay]:
-        """A slot while the block runs, or until it is left; waits for one, and raises `Stopping` if none will come."""
-        slot = await self._take(mode)
+    async def lease(self, mode: Mode) -> AsyncIterator[SlotLease]:
+        """A slot while the block runs, or until it is released; waits for one. Raises `SlotsClosed` after `stop`."""
+        slot = await self._acquire(mode)
         publishing: list[Mode] = []
 
-        def leave(of: Mode) -> None:
+        def release(of: Mode) -> None:
             if not publishing:
                 publishing.append(of)
                 self._publishing[of] += 1
-                self._give(slot)
+                self._release(slot)
 
         try:
-            yield Stay(slot, leave)
+            yield SlotLease(slot, release)
         finally:
             if publishing:
                 self._publishing[publishing[0]] -= 1
                 self._notify()
             else:
                 slot.end()
-                self._give(slot)
+                self._release(slot)
 
-    async def _take(self, mode: Mode) -> Slot:
+    async def _acquire(self, mode: Mode) -> Slot:
         self._waiting[mode] += 1
         try:
             while not self._stopping and len(self._free) <= self._publishing[mode]:
                 self._changed.clear()
                 await self._changed.wait()
             if self._stopping:
-                raise Stopping
+                raise SlotsClosed
             return self._free.popleft()
         finally:
             self._waiting[mode] -= 1
-            self._tell()
+            self._on_change()
 
-    def _give(self, slot: Slot) -> None:
+    def _release(self, slot: Slot) -> None:
         self._free.append(slot)
         self._notify()
 
     def _notify(self) -> None:
         self._changed.set()
-        self._tell()
+        self._on_change()

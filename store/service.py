@@ -83,7 +83,7 @@ async def serve_embedded(
 
 
 def writer_url(path: Path, url: str) -> str:
-    """The URL of an embedded engine for its writer, with the key from its directory; raises `bus.AccessError`."""
+    """The URL of an embedded engine for its writer, with the key from its directory; raises `bus.CredentialsError`."""
     return url.replace("://", f"://{WRITER}:{read_key(path / KEY_FILE, WRITER_KEY_NAME)}@", 1)
 
 

@@ -108,7 +108,7 @@ def attempt(task: Task, version: int, started_ns: int, turns: int, chance: rando
         made.add(_tool(made, turn, now, chance))
         now += 60_000_000
         messages.append({"role": "assistant", "content": answer})
-        tokens += part.tokens[len(tokens) :]
+        tokens += part.num_tokens[len(tokens) :]
     outcome: Outcome = "agent_error" if chance.random() < 0.05 else "ok"
     error = f"ValueError: no number in answer {chance.randrange(1000)}" if outcome != "ok" else ""
     reward = float(chance.random() < 1 - math.exp(-0.3 * (version + 1))) if outcome == "ok" else None
@@ -191,8 +191,8 @@ def _part(prompt: list[int], pieces: list[str], version: int, answer: str, chanc
         prompt_ids=array("I", prompt).tobytes(),
         response_ids=array("I", ids).tobytes(),
         logprobs=array("f", [-chance.expovariate(2.0) for _ in ids]).tobytes(),
-        pieces=tuple(pieces),
-        versions=(*runs, VersionSpan(version=version, start=half, end=len(ids))),
+        token_texts=tuple(pieces),
+        weight_versions=(*runs, VersionSpan(version=version, start=half, end=len(ids))),
         finish_reason="length" if chance.random() < 0.1 else "stop",
         sampling={"temperature": 1.0},
         response=json.dumps({"role": "assistant", "content": answer}),

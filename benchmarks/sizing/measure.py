@@ -65,7 +65,8 @@ def rollout(run: str, shape: tuple[int, int], number: int) -> list[SpanBatch]:
             model="policy", response_id=f"chatcmpl-{number}-{turn}", prompt_ids=array("I", held).tobytes(),
             response_ids=array("I", answered).tobytes(),
             logprobs=(-chance.exponential(0.6, sampled)).astype("<f4").tobytes(),
-            pieces=tuple(f" word{one}" for one in answered), versions=(VersionSpan(version=7, start=0, end=sampled),),
+            token_texts=tuple(f" word{one}" for one in answered),
+            weight_versions=(VersionSpan(version=7, start=0, end=sampled),),
             finish_reason="stop", sampling={"temperature": 1.0},
             response=json.dumps({"role": "assistant", "content": text}),
         )  # fmt: skip

@@ -30,7 +30,7 @@ TRANSITIONS: dict[tuple[State, NodeEvent], State] = {
     ("canary", "stop"): "draining",
 }
 """``awaiting_weights``: the engine runs, but holds no verified version from the bus, so it serves nobody.
-``canary``: it holds a version that is not released yet, so it serves nobody either."""
+``canary``: it holds a version that is not approved yet, so it serves nobody either."""
 
 
 def next_state(state: State, event: NodeEvent) -> State:

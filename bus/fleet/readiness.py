@@ -12,7 +12,7 @@ READY_STATES = {
 STATE_REASONS = {
     ("inference", "starting"): "its engine has not started yet",
     ("inference", "awaiting_weights"): "it holds no verified weight version yet",
-    ("inference", "canary"): "it tries a version before it is released",
+    ("inference", "canary"): "it tries a version before it is approved",
     ("learner", "starting"): "its trainer is not made yet",
     ("learner", "done"): "its last step is made",
     ("runner", "starting"): "its agent is not loaded yet",

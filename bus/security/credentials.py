@@ -9,7 +9,7 @@ from typing import Any
 
 import nkeys
 
-from bus.errors import AccessError
+from bus.errors import CredentialsError
 from bus.nats_client import PlaintextServerError
 from bus.security.secrets import read_secret
 from bus.security.signing import Signing
@@ -50,10 +50,10 @@ class Credentials:
 
     @classmethod
     def read(cls, directory: Path, role: str) -> "Credentials":
-        """A role's access: its own directory, or one of all roles'; raises `AccessError` in one sentence."""
+        """A role's access: its own directory, or one of all roles'; raises `CredentialsError` in one sentence."""
         place = next((folder for folder in (directory, directory / role) if (folder / FILE).exists()), None)
         if place is None:
-            raise AccessError(f"{directory} has no access for role {role}: it is not {HELP}")
+            raise CredentialsError(f"{directory} has no access for role {role}: it is not {HELP}")
         try:
             content = json.loads(read_secret(place / FILE, "access"))
             if not isinstance(content.get("inbox", ""), str):
@@ -61,7 +61,7 @@ class Credentials:
             access = cls(**{name: value if name == "inbox" else place / value for name, value in content.items()})
         except (ValueError, TypeError, AttributeError) as error:
             known = ", ".join(field.name for field in fields(cls))
-            raise AccessError(f"{place / FILE} is not an access file: a JSON object of {known}") from error
+            raise CredentialsError(f"{place / FILE} is not an access file: a JSON object of {known}") from error
         access.build_options()
         return access
 
@@ -73,7 +73,7 @@ class Credentials:
             try:
                 nkeys.from_seed(read_secret(self.nkey, "nkey").strip().encode()).wipe()
             except (nkeys.NkeysError, ValueError):
-                raise AccessError(f"{self.nkey} holds no nkey seed") from None
+                raise CredentialsError(f"{self.nkey} holds no nkey seed") from None
             options["nkeys_seed"] = str(self.nkey)
         if self.credentials is not None:
             read_secret(self.credentials, "credentials")
@@ -92,12 +92,12 @@ class Credentials:
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except ssl.SSLError as error:
-            raise AccessError(f"{self.ca} holds no certificate") from error
+            raise CredentialsError(f"{self.ca} holds no certificate") from error
         if self.cert is not None:
             try:
                 context.load_cert_chain(self.cert, self.key)
             except ssl.SSLError as error:
-                raise AccessError(f"{self.cert} and {self.key} are not a certificate and its key") from error
+                raise CredentialsError(f"{self.cert} and {self.key} are not a certificate and its key") from error
         return context
 
 
@@ -107,7 +107,7 @@ def _first_line(path: Path) -> str:
 
 def explain_connect_error(error: Exception, known: bool) -> str:
     """What to do about an error that another try will not mend; empty if one might. ``known``: an access was given."""
-    if isinstance(error, AccessError):  # a file that is read again before each connection
+    if isinstance(error, CredentialsError):  # a file that is read again before each connection
         return str(error)
     if isinstance(error, PlaintextServerError):
         return "it speaks no TLS, and its address says tls://"

@@ -7,7 +7,7 @@ from pathlib import Path
 import nkeys
 from cryptography import x509
 
-from bus.errors import AccessError
+from bus.errors import CredentialsError
 from bus.security.certificates import CERT, CLIENT, KEY, CertificateAuthority
 from bus.security.secrets import new_key, read_secret, write_secret
 
@@ -35,16 +35,16 @@ def new_certificate(directory: Path, role: str, authority: CertificateAuthority)
 
 
 def identity_of(directory: Path) -> Identity:
-    """Who comes with the files of a role's directory; raises `AccessError` if they are none."""
+    """Who comes with the files of a role's directory; raises `CredentialsError` if they are none."""
     if (directory / NKEY).exists():
         seed = read_secret(directory / NKEY, "nkey").strip().encode()
         try:
             return {"nkey": nkeys.from_seed(seed).public_key.decode()}
         except (nkeys.NkeysError, ValueError):
-            raise AccessError(f"{directory / NKEY} holds no nkey seed") from None
+            raise CredentialsError(f"{directory / NKEY} holds no nkey seed") from None
     text = read_secret(directory / CERT, "certificate")
     try:
         subject = x509.load_pem_x509_certificate(text.encode()).subject
     except ValueError:
-        raise AccessError(f"{directory / CERT} holds no certificate") from None
+        raise CredentialsError(f"{directory / CERT} holds no certificate") from None
     return {"user": subject.rfc4514_string(), "password": read_secret(directory / PASSWORD, "password").strip()}

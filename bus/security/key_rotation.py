@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from bus.errors import AccessError
+from bus.errors import CredentialsError
 from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVER, CertificateAuthority
 from bus.security.identities import NKEY, PASSWORD, identity_of, new_certificate, new_nkey
 from bus.security.permissions import LEAF_ROLES, PERMISSIONS
@@ -18,15 +18,17 @@ PREVIOUS, NEXT = "previous", "next"
 
 
 def begin_rotation(out: Path, site: bool = False) -> Iterator[str]:
-    """Give each role new keys, and let the server take old and new; raises `AccessError` if a rotation is under way.
+    """Give each role new keys; the server takes old and new. Raises `CredentialsError` if a rotation is under way.
 
     With certificates, clients believe the old authority and the new one from now on, and the server shows the old
     certificate until `finish_rotation`.
     """
     if not (out / CONF).exists():
-        raise AccessError(f"{out} holds no {CONF}: it is not a directory that `lightningbus bus create-users` wrote")
+        raise CredentialsError(
+            f"{out} holds no {CONF}: it is not a directory that `lightningbus bus create-users` wrote"
+        )
     if (out / PREVIOUS).exists():
-        raise AccessError(f"a rotation of {out} is under way: end it with --finish")
+        raise CredentialsError(f"a rotation of {out} is under way: end it with --finish")
     server = out / SERVER_PLACE
     authority = CertificateAuthority.create() if server.exists() else None
     previous = out / PREVIOUS
@@ -63,9 +65,9 @@ def begin_rotation(out: Path, site: bool = False) -> Iterator[str]:
 
 
 def finish_rotation(out: Path, site: bool = False) -> Iterator[str]:
-    """Let the old keys in no longer; raises `AccessError` unless a rotation was begun."""
+    """Let the old keys in no longer; raises `CredentialsError` unless a rotation was begun."""
     if not (out / PREVIOUS).exists():
-        raise AccessError(f"no rotation of {out} is under way")
+        raise CredentialsError(f"no rotation of {out} is under way")
     server = out / SERVER_PLACE
     if server.exists():
         for file in (server / NEXT).iterdir():

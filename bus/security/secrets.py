@@ -7,7 +7,7 @@ import secrets
 import tempfile
 from pathlib import Path
 
-from bus.errors import AccessError
+from bus.errors import CredentialsError
 
 KEY_BYTES = 32
 MIN_KEY_CHARACTERS = 16
@@ -21,10 +21,12 @@ def new_key() -> str:
 
 
 def read_key(path: Path, what: str = "inference API key") -> str:
-    """The inference API key in a file, or another; raises `AccessError` in one sentence, which never has any of it."""
+    """Read a key, such as the inference API key. Raises `CredentialsError` in one sentence that never shows it."""
     key = read_secret(path, what).strip()
     if len(key) < MIN_KEY_CHARACTERS or not key.isascii() or any(not sign.isprintable() or sign == " " for sign in key):
-        raise AccessError(f"{path} holds no {what}: {MIN_KEY_CHARACTERS} or more letters, digits and signs in one line")
+        raise CredentialsError(
+            f"{path} holds no {what}: {MIN_KEY_CHARACTERS} or more letters, digits and signs in one line"
+        )
     return key
 
 
@@ -54,13 +56,13 @@ def write_secret(path: Path, content: str | bytes) -> None:
 
 
 def read_secret(path: Path, what: str) -> str:
-    """A file's text; raises `AccessError` naming the file and what it should hold."""
+    """A file's text; raises `CredentialsError` naming the file and what it should hold."""
     try:
         return path.read_text(encoding="ascii")
     except OSError as error:
-        raise AccessError(f"the {what} cannot be read: {path}: {error.strerror}") from None
+        raise CredentialsError(f"the {what} cannot be read: {path}: {error.strerror}") from None
     except ValueError:  # no text, or a path that is none
-        raise AccessError(f"{str(path)!r} holds no {what}") from None
+        raise CredentialsError(f"{str(path)!r} holds no {what}") from None
 
 
 def is_loopback(host: str) -> bool:
@@ -77,10 +79,12 @@ def connectable_host(host: str) -> str:
 
 
 def include_directive(directory: Path, config: Path) -> str:
-    """The line of a server's configuration that takes the users in; raises `AccessError` if there are none."""
+    """The line of a server's configuration that takes the users in; raises `CredentialsError` if there are none."""
     users = directory / CONF
     if not users.exists():
-        raise AccessError(f"{directory} holds no {CONF}: make it by `lightningbus bus create-users --out {directory}`")
+        raise CredentialsError(
+            f"{directory} holds no {CONF}: make it by `lightningbus bus create-users --out {directory}`"
+        )
     # The server takes a path from where its configuration lies, an absolute one too.
     return f"include {json.dumps(os.path.relpath(users.resolve(), config.resolve()))}"
 

@@ -17,7 +17,7 @@ import nacl.exceptions
 import nacl.signing
 import nkeys
 
-from bus.errors import AccessError
+from bus.errors import CredentialsError
 from bus.security.secrets import read_secret, write_secret
 from schemas.base import Event
 from schemas.signers import SIGNER_ROLES, bytes_to_sign, can_sign, role_of
@@ -42,23 +42,23 @@ class Signing:
     signers: Path | None = None
 
     def check_files(self) -> None:
-        """Raises `AccessError` naming a file that is not what it should be."""
+        """Raises `CredentialsError` naming a file that is not what it should be."""
         if self.signers is not None:
             public_keys(self.signers)
         if self.seed is not None:
             _key(self.seed)
 
     def headers(self, subject: str, event: Event, payload: bytes, after: int) -> dict[str, str]:
-        """The headers that sign a message; raises `AccessError` where this role may not sign it."""
+        """The headers that sign a message; raises `CredentialsError` where this role may not sign it."""
         if self.signers is None:
             return {}
         kind = type(event).__name__
         if self.seed is None:
-            raise AccessError(f"this role has no signing key, so nobody would believe its {kind}")
+            raise CredentialsError(f"this role has no signing key, so nobody would believe its {kind}")
         pair = _key(self.seed)
         public = pair.public_key.decode()
         if not can_sign(role_of(public, public_keys(self.signers)), event):
-            raise AccessError(f"the key in {self.seed} may not sign this {kind}: nobody would believe it")
+            raise CredentialsError(f"the key in {self.seed} may not sign this {kind}: nobody would believe it")
         signature = base64.b64encode(pair.sign(bytes_to_sign(subject, after, payload))).decode()
         return {SIGNATURE_HEADER: f"{public} {signature}", EXPECTED_LAST_HEADER: str(after)}
 
@@ -66,7 +66,7 @@ class Signing:
         """The role that signed a message; empty where signing is off.
 
         ``previous``: sequence of the message before it on its subject, 0 if none is left.
-        Raises `InvalidSignatureError`, or `AccessError` for a file of public keys that cannot be used.
+        Raises `InvalidSignatureError`, or `CredentialsError` for a file of public keys that cannot be used.
         """
         if self.signers is None:
             return ""
@@ -101,7 +101,7 @@ class SigningKeys:
 
     @classmethod
     def read(cls, place: Path) -> "SigningKeys":
-        """Those in a role's folder; raises `AccessError` if there are none."""
+        """Those in a role's folder; raises `CredentialsError` if there are none."""
         public, seed = public_keys(place / PUBLIC), place / SEED
         if not seed.exists():
             return cls(public, {})
@@ -130,18 +130,18 @@ def make_keys(out: Path, roles: Iterable[str], file: str) -> None:
 
 
 def public_keys(path: Path) -> dict[str, list[str]]:
-    """Public keys by role; raises `AccessError` in one sentence."""
+    """Public keys by role; raises `CredentialsError` in one sentence."""
     try:
         return msgspec.json.decode(read_secret(path, "public keys"), type=dict[str, list[str]])
     except msgspec.DecodeError as error:
-        raise AccessError(f"{path} is not a list of public keys by role: {error}") from None
+        raise CredentialsError(f"{path} is not a list of public keys by role: {error}") from None
 
 
 def _key(path: Path) -> nkeys.KeyPair:
     try:
         return nkeys.from_seed(read_secret(path, "signing key").strip().encode())
     except (nkeys.NkeysError, ValueError):
-        raise AccessError(f"{path} holds no signing key") from None
+        raise CredentialsError(f"{path} holds no signing key") from None
 
 
 def _is_signature(public: str, signature: str, content: bytes) -> bool:

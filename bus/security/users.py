@@ -5,7 +5,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bus.errors import AccessError
+from bus.errors import CredentialsError
 from bus.security.accounts import build_accounts, build_leaf_accounts
 from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVER, CertificateAuthority
 from bus.security.credentials import FILE
@@ -23,16 +23,18 @@ INFERENCE_KEY_ROLES = ("runner", "inference")
 def create_users(
     out: Path, tls: bool, hosts: Sequence[str] = (), site: bool = False, signing: Path | None = None
 ) -> Iterator[str]:
-    """Write everything below ``out``; says line by line what. Raises `AccessError` rather than write over keys.
+    """Write everything below ``out``; says line by line what. Raises `CredentialsError` rather than write over keys.
 
     ``hosts``: more names and addresses the server is reached under, for its certificate; ``site``: it is a far site's.
     ``signing``: a role's folder of the cluster, by whose signing keys a site goes; None: fresh ones.
     """
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     if taken := next((name for name in (CONF, *PERMISSIONS) if (out / name).exists()), None):
-        raise AccessError(f"{out / taken} exists: give another --out, or remove it, and with it what was let in by it")
+        raise CredentialsError(
+            f"{out / taken} exists: give another --out, or remove it, and with it what was let in by it"
+        )
     if site and signing is None:
-        raise AccessError(
+        raise CredentialsError(
             "a far site uses the cluster's signing keys: give --signing, the `inference` folder of the cluster's users"
         )
     keys = SigningKeys.read(signing) if signing is not None else SigningKeys.create()

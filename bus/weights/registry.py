@@ -123,7 +123,7 @@ class WeightRegistry:
 
     async def append_decision(
         self,
-        what: Literal["released", "revoked", "pinned", "unpinned"],
+        what: Literal["approved", "revoked", "pinned", "unpinned"],
         version: int,
         *,
         who: str,

@@ -210,7 +210,7 @@ swap_lock_wait = register(
 )  # fmt: skip
 canaries = register(
     Counter, "inference", "inference_canaries_total",
-    "A canary ran on this node: its version is `released` or `revoked`.",
+    "A canary ran on this node: its version is `approved` or `revoked`.",
     "`revoked`: `lightningbus weights list` says why. The nodes go on with the version before.", ["result"],
 )  # fmt: skip
 weight_fetch_failures = register(

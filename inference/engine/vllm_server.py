@@ -62,7 +62,7 @@ class VllmServer:
         self.max_model_len: int | None = None
         """Of prompt and answer together, in tokens; known once the engine is up."""
         self.broadcast_capability: BroadcastCapability | None = None
-        """How a broadcast can reach it; new after each start, known once the engine is up."""
+        """How it can take part in a broadcast; new after each start, known once the engine is up."""
         self.log_path = settings.work_dir / "vllm.log"
         self._exits = contextlib.ExitStack()
         self._socket: Path

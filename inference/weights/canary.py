@@ -73,7 +73,7 @@ def _violations(spec: CanarySpec, metrics: Mapping[str, float], previous_length:
     previous, length = previous_length, metrics["length"]
     if previous and length and max(previous / length, length / previous) > spec.max_length_ratio:
         violations.append(
-            f"answers have {length:.3g} tokens, those of the version released before {previous:.3g}: more than "
+            f"answers have {length:.3g} tokens, those of the version approved before {previous:.3g}: more than "
             f"{spec.max_length_ratio:g} times as many or as few"
         )
     return violations

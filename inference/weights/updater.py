@@ -263,7 +263,7 @@ class WeightUpdater:
             self.problem = f"version {version} was revoked: {result.reason or 'by somebody else'}"[:200]
 
     async def _publish_verdict(self, version: int, result: CanaryResult) -> None:
-        action: Literal["released", "revoked"] = "revoked" if result.reason else "released"
+        action: Literal["approved", "revoked"] = "revoked" if result.reason else "approved"
         metrics.canaries.labels(action).inc()
         log.info("version %d is %s: %s", version, action, result.reason or result.metrics)
         reason, figures = result.reason, result.metrics

@@ -1,7 +1,7 @@
-"""Weight versions by broadcast: who is offered a seat, and the process that sends.
+"""Broadcasts weight versions: chooses the participants and controls the process that sends.
 
-The way is beside the blobs, never instead: a version is on the bus before it is broadcast, and whoever has no seat, or
-is kept from taking it, gets it from there. So nothing hangs on a collective that all must take part in.
+A broadcast never replaces the files. A version is on the bus before it is broadcast, and a node that does not take part
+gets it from there. So nothing depends on a collective in which everybody must take part.
 """
 
 import asyncio
@@ -28,43 +28,45 @@ log = logging.getLogger(__name__)
 
 FILE = ".broadcast.safetensors"
 MAX_SEND_SECONDS = 110.0
-"""Most that a broadcast may take once all have met: longer than its own bounds, less than nodes wait for engines."""
+"""Longest broadcast after the rendezvous: longer than its own timeouts, shorter than nodes wait for engines."""
 START_TIMEOUT_SECONDS = 120.0
 COOLDOWN_VERSIONS = 10
-"""Versions that who did not come is not waited for."""
+"""For how many versions an engine that missed a rendezvous is not invited."""
 
 
 def assign_ranks(
-    beats: Sequence[Heartbeat], model: str, backend: Backend, base_version: int, resting: Collection[str] = ()
+    beats: Sequence[Heartbeat], model: str, backend: Backend, base_version: int, cooldown: Collection[str] = ()
 ) -> tuple[RankAssignment, ...]:
-    """Seats for the engines that serve version ``held`` and so are free for the next one, in the order of ``beats``.
+    """Assign ranks to the engines that serve ``base_version``, in the order of ``beats``.
 
-    Who is behind is busy, and would be waited for in vain; it gets there by files.
+    An engine that is behind is busy and would miss the rendezvous; it catches up by files.
     """
-    seats: list[RankAssignment] = []
+    participants: list[RankAssignment] = []
     rank = 1
     for beat in beats:
         try:
-            reach = msgspec.convert(beat.status.get("reach"), BroadcastCapability)
+            capability = msgspec.convert(beat.status.get("broadcast"), BroadcastCapability)
         except msgspec.ValidationError:
             continue
         ready = beat.model == model and beat.version == base_version and is_ready(beat.state)
-        if ready and backend in reach.backends and reach.engine not in resting:
-            seats.append(RankAssignment(node=beat.id, engine=reach.engine, rank=rank, ranks=reach.ranks))
-            rank += reach.ranks
-    return tuple(seats)
+        if ready and backend in capability.backends and capability.engine not in cooldown:
+            participants.append(
+                RankAssignment(node=beat.id, engine=capability.engine, rank=rank, ranks=capability.ranks)
+            )
+            rank += capability.ranks
+    return tuple(participants)
 
 
 class SenderFailed(Exception):
-    """The sender is gone, or did not do what it was told."""
+    """The sender process ended, or a broadcast failed."""
 
-    def __init__(self, why: str, absent: Sequence[int] = ()) -> None:
-        super().__init__(why)
-        self.missing_ranks = absent
+    def __init__(self, reason: str, missing_ranks: Sequence[int] = ()) -> None:
+        super().__init__(reason)
+        self.missing_ranks = missing_ranks
 
 
 class SenderProcess:
-    """A `learner.publishing.broadcast_worker` as a child."""
+    """A child process that runs `learner.publishing.broadcast_worker`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -72,7 +74,7 @@ class SenderProcess:
 
     @classmethod
     async def start(cls, settings: BroadcastSettings) -> "SenderProcess":
-        """A sender that listens; raises `SenderFailed`."""
+        """Start a sender and wait until it listens; raises `SenderFailed`."""
         command = [
             "-P",
             "-m",
@@ -85,7 +87,7 @@ class SenderProcess:
         process = cls(await spawn(sys.executable, *command, stdin=pipe, stdout=pipe))
         try:
             async with asyncio.timeout(START_TIMEOUT_SECONDS):
-                process.port = (await process._answer()).port
+                process.port = (await process._receive_reply()).port
         except TimeoutError as error:
             raise SenderFailed(f"the sender did not start within {START_TIMEOUT_SECONDS:g} s") from error
         finally:
@@ -93,30 +95,30 @@ class SenderProcess:
                 await process.end()
         return process
 
-    async def send(self, order: SendRequest) -> None:
-        """Raises `SenderFailed`."""
+    async def send(self, request: SendRequest) -> None:
+        """Make a broadcast; raises `SenderFailed`."""
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
-        await self._answer()
+        self._process.stdin.write(msgspec.json.encode(request) + b"\n")
+        await self._receive_reply()
 
     async def end(self) -> None:
-        """Whatever it is doing: with it every group that it is in breaks."""
+        """Kill it; this breaks every group that it is in."""
         await kill_group(self._process)
 
-    async def _answer(self) -> SendReply:
+    async def _receive_reply(self) -> SendReply:
         assert self._process.stdout is not None
         try:
             line = await self._process.stdout.readline()
-            answer = msgspec.json.decode(line, type=SendReply) if line else SendReply(error="the sender ended")
-        except (ValueError, msgspec.DecodeError) as error:  # a line without end, or of something else
-            raise SenderFailed(f"the sender says what is not understood: {error}") from error
-        if answer.error:
-            raise SenderFailed(answer.error, answer.missing_ranks)
-        return answer
+            reply = msgspec.json.decode(line, type=SendReply) if line else SendReply(error="the sender ended")
+        except (ValueError, msgspec.DecodeError) as error:  # a line too long, or no reply
+            raise SenderFailed(f"the sender's reply cannot be decoded: {error}") from error
+        if reply.error:
+            raise SenderFailed(reply.error, reply.missing_ranks)
+        return reply
 
 
 class Broadcaster:
-    """Offers broadcasts and makes them, in the background; see the module."""
+    """Plans broadcasts and makes them in the background."""
 
     def __init__(self, settings: LearnerSettings, members: Callable[[], Sequence[Heartbeat]]) -> None:
         """``members``: the inference nodes that are alive."""
@@ -125,23 +127,23 @@ class Broadcaster:
         self._process: SenderProcess | None = None
         self._starting: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
-        self._group, self._seats = "", tuple[RankAssignment, ...]()
+        self._group, self._participants = "", tuple[RankAssignment, ...]()
         self._cooldown: dict[str, int] = {}
-        """Engines that did not come, with the version until which they are not waited for."""
+        """Engines that missed a rendezvous, and the version before which they are not invited."""
         self._suspended_until = -1
         """No version before this one is broadcast."""
         self.num_sent = 0
-        """Broadcasts that went through."""
+        """How many broadcasts succeeded."""
 
     async def __aenter__(self) -> "Broadcaster":
         if self._settings.backend != "off":
-            self._starting = asyncio.create_task(self._start())
+            self._starting = asyncio.create_task(self._start_sender())
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None and self._sending is not None:
-                await asyncio.wait({self._sending})  # to leave amid it would cost every engine in it a start
+                await asyncio.wait({self._sending})  # breaking it off would restart every engine in it
         finally:
             await cancel_and_wait(*(task for task in (self._sending, self._starting) if task is not None))
             if self._process is not None:
@@ -149,16 +151,16 @@ class Broadcaster:
             self._file.unlink(missing_ok=True)
 
     async def wait_idle(self) -> None:
-        """Wait until the last broadcast has come to an end and the next one can be made, or never will; bounded."""
+        """Wait until the last broadcast has ended and the sender is ready or has failed to start; bounded."""
         if self._sending is not None:
             await asyncio.wait({self._sending})
         if self._starting is not None:
             await asyncio.wait({self._starting})
 
     async def plan(self, path: Path, version: int, epoch: int, base_version: int | None) -> BroadcastPlan | None:
-        """Who can take a version straight from this machine's memory; None: nobody, or it cannot be sent now.
+        """Plan the broadcast of a version; None if no engine can take part, or the sender is not ready.
 
-        ``held`` is the version before. The file at ``path`` may be replaced from now on.
+        ``base_version`` is the version before. The file at ``path`` may be replaced afterwards.
         """
         backend = self._settings.backend
         if backend == "off" or base_version is None or version < self._suspended_until:
@@ -166,72 +168,77 @@ class Broadcaster:
         if self._sending is not None:
             await asyncio.wait({self._sending})
         if self._process is None:
-            self._start_again()
+            self._restart_sender()
             return None
         self._cooldown = {engine: until for engine, until in self._cooldown.items() if version < until}
-        seats = assign_ranks(self._members(), self._model, backend, base_version, self._cooldown)
-        if not seats:
+        participants = assign_ranks(self._members(), self._model, backend, base_version, self._cooldown)
+        if not participants:
             return None
-        try:  # before it is offered: who is offered what does not come leaves the group
+        try:  # before it is published: a planned broadcast that fails breaks the group
             link_or_copy(path, self._file)
         except OSError as error:
-            log.warning("version %d is to be had by its files: %s", version, error)
+            log.warning("version %d goes out by its files only: %s", version, error)
             return None
-        if seats != self._seats:
-            self._group, self._seats = uuid4().hex, seats
+        if participants != self._participants:
+            self._group, self._participants = uuid4().hex, participants
         return BroadcastPlan(
             backend=backend,
             address=f"{self._settings.host}:{self._process.port}",
             group=self._group,
             rendezvous_key=f"{self._group}/{version}-{epoch}",
-            participants=seats,
+            participants=participants,
             size=path.stat().st_size,
             rendezvous_timeout_seconds=self._settings.rendezvous_timeout_seconds,
         )
 
     def start(self, manifest: WeightManifest) -> None:
-        """What a manifest offers is done from now on."""
+        """Start the broadcast that a manifest plans, if any."""
         if manifest.broadcast is not None:
             self._sending = asyncio.create_task(self._send(manifest.version, manifest.broadcast))
 
-    def _start_again(self) -> None:
+    def _restart_sender(self) -> None:
         if self._starting is None or self._starting.done():
-            self._starting = asyncio.create_task(self._start())
+            self._starting = asyncio.create_task(self._start_sender())
 
-    async def _start(self) -> None:
+    async def _start_sender(self) -> None:
         try:
             self._process = await SenderProcess.start(self._settings)
         except (SenderFailed, OSError) as error:
-            log.warning("weights go by their files only: %s", error)
+            log.warning("weight versions go out by their files only: %s", error)
 
-    async def _send(self, version: int, offer: BroadcastPlan) -> None:
+    async def _send(self, version: int, plan: BroadcastPlan) -> None:
         assert self._process is not None
-        order = SendRequest(
-            offer.group, offer.rendezvous_key, offer.world_size, offer.rendezvous_timeout_seconds, str(self._file)
+        request = SendRequest(
+            plan.group, plan.rendezvous_key, plan.world_size, plan.rendezvous_timeout_seconds, str(self._file)
         )
         try:
-            async with asyncio.timeout(offer.rendezvous_timeout_seconds + MAX_SEND_SECONDS):
-                await self._process.send(order)
+            async with asyncio.timeout(plan.rendezvous_timeout_seconds + MAX_SEND_SECONDS):
+                await self._process.send(request)
         except (SenderFailed, TimeoutError, OSError) as error:
             metrics.weight_broadcasts.labels("aborted").inc()
-            why = str(error) or "it did not end in time"
-            log.warning("version %d is to be had by its files: the broadcast was given up: %s", version, why)
-            absent = getattr(error, "absent", ())
-            self._rest(offer.participants, absent, version)
-            if not absent:  # it broke off amid the weights, which costs every engine a start: it may do so again
+            reason = str(error) or "it did not end in time"
+            log.warning("version %d goes out by its files only: the broadcast failed: %s", version, reason)
+            missing_ranks = error.missing_ranks if isinstance(error, SenderFailed) else ()
+            self._start_cooldown(plan.participants, missing_ranks, version)
+            if not missing_ranks:  # it failed in the middle, which restarts every engine: do not risk it again soon
                 self._suspended_until = version + COOLDOWN_VERSIONS
             await self._process.end()
-            self._process, self._group, self._seats = None, "", ()
-            self._start_again()
+            self._process, self._group, self._participants = None, "", ()
+            self._restart_sender()
         else:
             metrics.weight_broadcasts.labels("sent").inc()
             self.num_sent += 1
-            log.info("version %d was broadcast to %d engines", version, len(offer.participants))
+            log.info("version %d was broadcast to %d engines", version, len(plan.participants))
 
-    def _rest(self, seats: Sequence[RankAssignment], absent: Sequence[int], version: int) -> None:
-        for seat in seats:
-            if any(seat.rank <= rank < seat.rank + seat.ranks for rank in absent):
+    def _start_cooldown(
+        self, participants: Sequence[RankAssignment], missing_ranks: Sequence[int], version: int
+    ) -> None:
+        for participant in participants:
+            first, last = participant.rank, participant.rank + participant.ranks - 1
+            if any(first <= rank <= last for rank in missing_ranks):
                 log.warning(
-                    "node %s did not come, and is not waited for in the next %d versions", seat.node, COOLDOWN_VERSIONS
+                    "node %s missed the rendezvous and is not invited for the next %d versions",
+                    participant.node,
+                    COOLDOWN_VERSIONS,
                 )
-                self._cooldown[seat.engine] = version + COOLDOWN_VERSIONS
+                self._cooldown[participant.engine] = version + COOLDOWN_VERSIONS

@@ -12,7 +12,7 @@ S3_PLACE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._-]+)*
 
 
 class CanarySettings(BaseModel):
-    """What a version has to show on one node before it is released to all; else it is revoked."""
+    """What a version has to show on one node before it is approved for all; else it is revoked."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -29,7 +29,7 @@ class CanarySettings(BaseModel):
     )
     max_entropy: float = Field(5.0, gt=0, description="of sampled tokens, in nats per token: beyond it is noise")
     max_length_ratio: float = Field(
-        4.0, gt=1, description="mean length of the answers against the version released before, longer or shorter"
+        4.0, gt=1, description="mean length of the answers against the version approved before, longer or shorter"
     )
 
 
@@ -71,8 +71,8 @@ class WeightSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     transport: TransportName = Field(
-        "blob",
-        description="blob: over the bus; file: in a directory that learner and nodes see under the same path; s3: "
+        "bus",
+        description="bus: over the bus; file: in a directory that learner and nodes see under the same path; s3: "
         "S3-compatible storage, where both take credentials, region and endpoint from AWS_* of their environment",
     )
     location: str = Field("", description="file: the directory; s3: s3://bucket/prefix")
@@ -90,7 +90,7 @@ class WeightSettings(BaseModel):
 
     @model_validator(mode="after")
     def _place(self) -> Self:
-        if self.transport == "blob" and self.location:
+        if self.transport == "bus" and self.location:
             raise ValueError("place is for the transports file and s3: the bus has its own")
         if self.transport == "file":
             if not self.location or "://" in self.location:

@@ -9,7 +9,7 @@ import uvloop
 from nats.errors import Error as NatsError
 
 from bus.client import Bus
-from bus.errors import AccessError, AddressError, BusError, DlqLimitExceededError
+from bus.errors import AddressError, BusError, CredentialsError, DlqLimitExceededError
 from bus.fleet.heartbeats import default_instance_id
 from common.aio import Interrupted, run_unless
 from common.listeners import AddressInUseError
@@ -70,7 +70,7 @@ def run_role(at: BusEndpoint, name: str, role: Role[S], settings: S, *expected: 
     tracing.setup(name, default_instance_id(getattr(settings, "id", None)))
     try:
         uvloop.run(serve_role(at, name, role, settings))  # most of a runner's time is sockets: a third less of it
-    except (AccessError, AddressError) as error:
+    except (CredentialsError, AddressError) as error:
         exit_with(error)
     except (BusError, NatsError) as error:
         exit_with(str(error) or type(error).__name__, EX_TEMPFAIL)

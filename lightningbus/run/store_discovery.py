@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from clickhouse_connect.driver.client import Client
 
-from bus.errors import AccessError, BusError
+from bus.errors import BusError, CredentialsError
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
@@ -49,7 +49,7 @@ async def _running_store() -> str | None:
                 while not stores.members():
                     await stores.wait_for_change()
             return stores.members()[0].address
-    except AccessError:
+    except CredentialsError:
         raise
     except (BusError, TimeoutError):
         return None

@@ -15,7 +15,7 @@ from schemas.text import shorten
 
 log = logging.getLogger(__name__)
 
-SCRIPT = Path(__file__).with_name("worker_script.py")
+WORKER_SCRIPT = Path(__file__).with_name("worker_script.py")
 IMPORT_TIMEOUT_SECONDS = 120.0
 """Importing an agent's framework may take long; longer than this is a fault."""
 
@@ -59,29 +59,29 @@ class AgentExecutor(Protocol):
 class PythonExecutor:
     """``module:function`` in the user's interpreter, loaded once and kept warm between rollouts."""
 
-    _mode = "one"
+    _mode = "exclusive"
     _kind = ""
     """What the function is called in errors, beside its name."""
 
-    def __init__(self, python: Path, function: str, place: AgentLauncher, rollouts: int | None = None) -> None:
+    def __init__(self, python: Path, function: str, launcher: AgentLauncher, rollouts: int | None = None) -> None:
         """``rollouts``: after so many the process gives way to a fresh one."""
-        self._command = [str(python), str(SCRIPT), self._mode, function]
+        self._command = [str(python), str(WORKER_SCRIPT), self._mode, function]
         self._target = f"{self._kind}{function}"
-        self._place, self._rollouts = place, rollouts
-        self._inmate: AgentProcess | None = None
-        self._jobs = itertools.count()
-        self._left = 0
+        self._launcher, self._rollouts = launcher, rollouts
+        self._process: AgentProcess | None = None
+        self._requests = itertools.count()
+        self._rollouts_left = 0
 
     async def start(self) -> None:
         """Start the process, unless it runs, and wait until it has imported the agent."""
-        if self._inmate is not None and self._inmate.is_running and not self._inmate.kill_reason:
+        if self._process is not None and self._process.is_running and not self._process.kill_reason:
             return
         await self.stop()
-        self._inmate = await self._place.start(*self._command)
-        self._left = self._rollouts or 0
+        self._process = await self._launcher.start(*self._command)
+        self._rollouts_left = self._rollouts or 0
         try:
             async with asyncio.timeout(IMPORT_TIMEOUT_SECONDS):
-                reply = await self._hear()
+                reply = await self._receive()
         except TimeoutError:
             await self.stop()
             raise AgentStartError(f"{self._target} was not imported within {IMPORT_TIMEOUT_SECONDS:g} s") from None
@@ -92,24 +92,24 @@ class PythonExecutor:
             log.error("%s", shorten(str(reply.get("traceback", "")), MAX_TRACEBACK))
             await self.stop()
             why = shorten(str(reply["error"]), MAX_ERROR)
-            raise AgentStartError(f"{self._target} cannot be loaded from {self._place.directory}: {why}")
+            raise AgentStartError(f"{self._target} cannot be loaded from {self._launcher.directory}: {why}")
 
     async def run(self, task: Any) -> dict[str, Any]:
         """One rollout."""
-        job = next(self._jobs)
+        job = next(self._requests)
         try:
-            self._say({"job": job, "arguments": [task]})
-            answer = await self._hear()
+            self._send({"job": job, "arguments": [task]})
+            answer = await self._receive()
             while answer.get("job") != job:  # of a process the agent forked, for a rollout that is over
-                answer = await self._hear()
+                answer = await self._receive()
         except BaseException:  # cancelled at the deadline, or died: either way this process is no longer usable
             await self.stop()
             raise
-        self._left -= 1
-        if met := self._place.limits.met(str(answer.get("error", ""))):
-            answer["error"] = f"{answer['error']}; {met}"
-        crowded = self._inmate is not None and self._inmate.has_too_many_zombies
-        if met or crowded or self._left == 0:  # what it took, or did, is not the next rollout's
+        self._rollouts_left -= 1
+        if limit := self._launcher.limits.explain_error(str(answer.get("error", ""))):
+            answer["error"] = f"{answer['error']}; {limit}"
+        has_too_many = self._process is not None and self._process.has_too_many_zombies
+        if limit or has_too_many or self._rollouts_left == 0:  # what it took, or did, is not the next rollout's
             await self.stop()
         if "error" in answer:
             raise AgentError(str(answer["error"]), str(answer.get("traceback", "")))
@@ -117,46 +117,46 @@ class PythonExecutor:
 
     async def stop(self) -> None:
         """End the process and all it started."""
-        inmate, self._inmate = self._inmate, None
-        if inmate is not None:
-            await inmate.stop()
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop()
 
-    def _say(self, message: dict[str, Any]) -> None:
-        if self._inmate is not None:
-            self._inmate.write(json.dumps(message).encode() + b"\n")
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._process is not None:
+            self._process.write(json.dumps(message).encode() + b"\n")
 
-    async def _hear(self) -> dict[str, Any]:
-        inmate = self._inmate
-        if inmate is None:
+    async def _receive(self) -> dict[str, Any]:
+        process = self._process
+        if process is None:
             raise AgentError("the agent's process is gone")
         try:
-            line = await inmate.readline()
+            line = await process.readline()
         except (OSError, ValueError) as error:
             raise AgentError(f"the agent's answer cannot be read: {error}") from error
         if not line:
-            raise AgentError(await inmate.exit_reason())
+            raise AgentError(await process.exit_reason())
         return parse_reply(line)
 
 
 class CommandExecutor:
     """Any program, started once per rollout: task JSON on its stdin, result JSON on its stdout."""
 
-    def __init__(self, command: list[str], place: AgentLauncher) -> None:
+    def __init__(self, command: list[str], launcher: AgentLauncher) -> None:
         self._command = command
-        self._place = place
-        self._inmate: AgentProcess | None = None
+        self._launcher = launcher
+        self._process: AgentProcess | None = None
 
     async def start(self) -> None:
         """Nothing to keep warm; raises `AgentStartError` when there is no such program."""
-        self._place.check(self._command[0])
+        self._launcher.check(self._command[0])
 
     async def run(self, task: Any) -> dict[str, Any]:
         """One process from start to end."""
-        inmate = self._inmate = await self._place.start(*self._command)
+        process = self._process = await self._launcher.start(*self._command)
         try:
-            inmate.write(json.dumps(task).encode(), last=True)
-            out = await inmate.read_all()
-            how, code = await inmate.exit_reason(), inmate.process.returncode
+            process.write(json.dumps(task).encode(), last=True)
+            out = await process.read_all()
+            how, code = await process.exit_reason(), process.process.returncode
         except (OSError, ValueError) as error:
             raise AgentError(f"what the agent prints cannot be read: {error}") from error
         finally:
@@ -170,6 +170,6 @@ class CommandExecutor:
 
     async def stop(self) -> None:
         """End the process and all it started."""
-        inmate, self._inmate = self._inmate, None
-        if inmate is not None:
-            await inmate.stop()
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop()

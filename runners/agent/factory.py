@@ -1,4 +1,4 @@
-"""A host for each slot of a runner, as its settings ask for."""
+"""An executor for each slot of a runner, as its settings ask for."""
 
 import os
 import shutil
@@ -7,29 +7,35 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from runners.agent.environment import agent_environment
-from runners.agent.executors import SCRIPT, AgentExecutor, CommandExecutor, PythonExecutor
+from runners.agent.executors import WORKER_SCRIPT, AgentExecutor, CommandExecutor, PythonExecutor
 from runners.agent.launcher import AgentLauncher
 from runners.agent.limits import ResourceLimits
 from runners.agent.process import ProcessWatchdog
-from runners.agent.reward_function import RewardFunction, judged
+from runners.agent.reward_function import RewardFunction, with_reward_function
 from runners.agent.shared_process import SharedExecutor, SharedSlotExecutor
 from runners.settings import RunnerSettings
 
-RELAY = Path(__file__).with_name("relay_script.py")
+RELAY_SCRIPT = Path(__file__).with_name("relay_script.py")
 
 
-def _found_from_here(program: Path) -> Path:
+def resolve_program(program: Path) -> Path:
     """As whoever wrote the path means it, not as its process would, which starts elsewhere; a link stays one."""
     return program.absolute() if len(program.parts) > 1 else program
 
 
-def paths_of(python: Path) -> dict[str, str]:
+def sandbox_paths(python: Path) -> dict[str, str]:
     """What a sandbox has to let in: our scripts, the interpreter, its environment, and the installation of that."""
     interpreter = Path(shutil.which(python) or sys.executable)
     venv, base = interpreter.parents[1], interpreter.resolve().parents[1]
     if not (venv / "pyvenv.cfg").exists():  # an interpreter that stands anywhere, perhaps in somebody's home
         venv = base
-    return {"host": str(SCRIPT), "relay": str(RELAY), "python": str(interpreter), "venv": str(venv), "base": str(base)}
+    return {
+        "worker": str(WORKER_SCRIPT),
+        "relay": str(RELAY_SCRIPT),
+        "python": str(interpreter),
+        "venv": str(venv),
+        "base": str(base),
+    }
 
 
 def uses_socket(settings: RunnerSettings) -> bool:
@@ -40,19 +46,19 @@ def uses_socket(settings: RunnerSettings) -> bool:
 def make_executors(
     settings: RunnerSettings,
     slots: Sequence[Callable[[], dict[str, str]]],
-    keeper: ProcessWatchdog,
+    watchdog: ProcessWatchdog,
     gateway: Mapping[str, str],
 ) -> list[AgentExecutor]:
-    """A host for each slot, as the settings ask for; a slot is called for each process that is started for it.
+    """An executor for each slot, as the settings ask for; a slot is called for each process that is started for it.
 
     ``gateway``: the gateway's ``paths``, for the sandbox.
     """
-    python, agent = _found_from_here(settings.python_executable or Path(sys.executable)), settings.entrypoint or ""
-    limits, paths = ResourceLimits.of(settings), {**paths_of(python), **gateway}
+    python, agent = resolve_program(settings.python_executable or Path(sys.executable)), settings.entrypoint or ""
+    limits, paths = ResourceLimits.from_settings(settings), {**sandbox_paths(python), **gateway}
     environment = agent_environment(os.environ, settings.env)
 
     def place(slot: Callable[[], dict[str, str]]) -> AgentLauncher:
-        return AgentLauncher(settings.working_dir, environment, slot, limits, settings.sandbox_command, paths, keeper)
+        return AgentLauncher(settings.working_dir, environment, slot, limits, settings.sandbox_command, paths, watchdog)
 
     def reward() -> RewardFunction | None:
         return RewardFunction(python, settings.reward_fn, place(dict)) if settings.reward_fn is not None else None
@@ -61,8 +67,8 @@ def make_executors(
         return [CommandExecutor(settings.command, place(slot)) for slot in slots]
     if settings.max_concurrent_per_process == 1:
         fresh = settings.max_tasks_per_child
-        return [judged(PythonExecutor(python, agent, place(slot), fresh), reward()) for slot in slots]
+        return [with_reward_function(PythonExecutor(python, agent, place(slot), fresh), reward()) for slot in slots]
     groups = range(0, len(slots), settings.max_concurrent_per_process)
     shared = [(SharedExecutor(python, agent, place(dict)), reward()) for _ in groups]
     sharing = [(*shared[number // settings.max_concurrent_per_process], slot) for number, slot in enumerate(slots)]
-    return [judged(SharedSlotExecutor(host, slot), function) for host, function, slot in sharing]
+    return [with_reward_function(SharedSlotExecutor(executor, slot), function) for executor, function, slot in sharing]

@@ -14,10 +14,10 @@ from pathlib import Path
 from common.subprocesses import set_child_subreaper, spawn
 from runners.agent.limits import ResourceLimits
 from runners.agent.output import OutputBudget, OutputForwarder
-from runners.agent.process import AgentProcess, ProcessWatchdog, remove
+from runners.agent.process import AgentProcess, ProcessWatchdog, remove_directory
 
-QUICK = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
-"""So that its spans and what it prints leave it soon."""
+DEFAULT_ENVIRONMENT = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
+"""Makes an agent send its spans and its output soon."""
 
 
 class AgentStartError(Exception):
@@ -26,22 +26,22 @@ class AgentStartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AgentLauncher:
-    """How an agent's processes are started; ``slot`` gives each new one its own variables."""
+    """Starts an agent's processes; ``slot_env`` gives each new one the variables of its slot."""
 
     directory: Path
     environment: dict[str, str]
-    """What its operator has it find there, see `runners.agent.environment`."""
+    """What the operator passes on, see `runners.agent.environment`."""
     slot_env: Callable[[], dict[str, str]]
     limits: ResourceLimits
-    sandbox: Sequence[str]
+    sandbox_command: Sequence[str]
     """Put in front of every command; ``{name}`` stands for one of ``paths``, ``{path}`` or ``{tmp}``."""
     paths: dict[str, str]
-    keeper: ProcessWatchdog
-    share: OutputBudget = field(default_factory=OutputBudget)
+    watchdog: ProcessWatchdog
+    budget: OutputBudget = field(default_factory=OutputBudget)
 
     def check(self, program: str) -> None:
         """Raises `AgentStartError` if there is no such program; a sandbox finds its own."""
-        first = _filled([*self.sandbox, program][0], self.paths)
+        first = _expand_placeholders([*self.sandbox_command, program][0], self.paths)
         if "/" in first:
             found_at, where = shutil.which(self.directory / first), str(self.directory)
         else:
@@ -54,22 +54,22 @@ class AgentLauncher:
         with contextlib.ExitStack() as undo:
             try:
                 scratch = Path(tempfile.mkdtemp(prefix="lightningbus-agent-"))
-                undo.callback(remove, scratch)
-                process, requests, replies, printed = await self._spawned(scratch, command, undo)
+                undo.callback(remove_directory, scratch)
+                subprocess, requests, replies, output = await self._spawn(scratch, command, undo)
             except OSError as error:
-                first = [*self.sandbox, *command][0]
+                first = [*self.sandbox_command, *command][0]
                 raise AgentStartError(f"{first} cannot be started in {self.directory}: {error}") from error
             undo.pop_all()
-        inmate = AgentProcess(process, scratch, self.limits, OutputForwarder(printed, self.share))
-        self.keeper.keep(inmate)
+        process = AgentProcess(subprocess, scratch, self.limits, OutputForwarder(output, self.budget))
+        self.watchdog.watch(process)
         try:
-            await inmate.connect(requests, replies)
+            await process.connect(requests, replies)
         except BaseException:  # cancelled before anybody holds it
-            await inmate.stop()
+            await process.stop()
             raise
-        return inmate
+        return process
 
-    async def _spawned(
+    async def _spawn(
         self, scratch: Path, command: Sequence[str], undo: contextlib.ExitStack
     ) -> tuple[asyncio.subprocess.Process, socket.socket, socket.socket, int]:
         """A process, and our ends of its standard input, output and error, which ``undo`` closes."""
@@ -85,24 +85,24 @@ class AgentLauncher:
         # Not asyncio's own pipes: the end of a process would not be heard while anything it left holds one.
         with contextlib.ExitStack() as theirs:
             (requests, stdin), (replies, stdout) = _pair(undo, theirs), _pair(undo, theirs)
-            printed, stderr = os.pipe()  # no socket, which could not be opened as /dev/stderr
-            undo.callback(os.close, printed)
+            output, stderr = os.pipe()  # no socket, which could not be opened as /dev/stderr
+            undo.callback(os.close, output)
             theirs.callback(os.close, stderr)
             process = await spawn(
-                *(_filled(word, paths) for word in self.sandbox),
+                *(_expand_placeholders(word, paths) for word in self.sandbox_command),
                 *command,
                 cwd=self.directory,
-                env={**QUICK, "TMPDIR": str(scratch), **self.slot_env(), **self.environment},
+                env={**DEFAULT_ENVIRONMENT, "TMPDIR": str(scratch), **self.slot_env(), **self.environment},
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 parent_dies=signal.SIGKILL,
                 prepare=prepare,
             )
-        return process, requests, replies, printed
+        return process, requests, replies, output
 
 
-def _filled(word: str, paths: dict[str, str]) -> str:
+def _expand_placeholders(word: str, paths: dict[str, str]) -> str:
     for name, path in paths.items():
         word = word.replace(f"{{{name}}}", path)
     return word

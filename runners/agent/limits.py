@@ -10,7 +10,7 @@ from common import procfs
 from runners.settings import RunnerSettings
 
 GIB = 2**30
-SIGNS = (
+ERROR_PATTERNS = (
     (re.compile(r"^MemoryError\b|Cannot allocate memory"), "memory_limit_gib"),
     (re.compile(r"\[Errno 27\]|File too large|EFBIG"), "max_file_gib"),
     (re.compile(r"\[Errno 24\]|Too many open files|EMFILE"), "max_open_files"),
@@ -30,12 +30,12 @@ class ResourceLimits:
     max_processes: int | None = None
 
     @classmethod
-    def of(cls, settings: RunnerSettings) -> "ResourceLimits":
+    def from_settings(cls, settings: RunnerSettings) -> "ResourceLimits":
         """As a runner is set."""
         return cls(settings.memory_limit_gib, settings.max_file_gib, settings.max_open_files, settings.max_processes)
 
     @property
-    def watched(self) -> bool:
+    def is_watched(self) -> bool:
         """Whether there is one that the kernel does not hold for all processes together."""
         return self.memory_limit_gib is not None or self.max_processes is not None
 
@@ -65,11 +65,13 @@ class ResourceLimits:
             return f"the agent held {rss / GIB:.2f} GiB in {len(tree)} processes; {self._describe('memory_limit_gib')}"
         return ""
 
-    def met(self, error: str) -> str:
+    def explain_error(self, error: str) -> str:
         """The limit an agent's error is about, as a sentence; empty if none."""
-        return next((sentence for sign, name in SIGNS if sign.search(error) and (sentence := self._describe(name))), "")
+        return next(
+            (sentence for sign, name in ERROR_PATTERNS if sign.search(error) and (sentence := self._describe(name))), ""
+        )
 
-    def ended(self, code: int | None) -> str:
+    def explain_exit(self, code: int | None) -> str:
         """How a process ended, and which limit may be why."""
         number = 128 - code if code is not None and code > 128 else code  # as a sandbox hands a signal on
         sentence = self._describe(SIGNALS.get(number or 0, ""))

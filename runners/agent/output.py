@@ -1,4 +1,4 @@
-"""What agents print, passed on to our own standard error: whole lines, and not without end."""
+"""Forwards what agents print to our standard error: whole lines, within a budget."""
 
 import asyncio
 import contextlib
@@ -11,61 +11,61 @@ from dataclasses import dataclass
 log = logging.getLogger(__name__)
 
 BURST_BYTES = 1024 * 1024
-PER_SECOND = 16 * 1024
+BYTES_PER_SECOND = 16 * 1024
 READ_BYTES = 64 * 1024
 PAUSE_SECONDS = 0.01
-"""Until one that prints too much is listened to again: reading it takes a little of this process' time, not all."""
+"""Pause before reading again from an agent that prints too much, so that reading it takes little CPU time."""
 STANDARD_ERROR = 2
 
 
 @dataclass
 class OutputBudget:
-    """Of our standard error, what the processes of one slot may fill: so much ahead, and so much a second."""
+    """A token bucket for the processes of one slot: a burst, and so many bytes a second."""
 
     clock: Callable[[], float] = time.monotonic
-    _left: float = BURST_BYTES
-    _at: float = 0.0
-    _spent: bool = False
+    _level: float = BURST_BYTES
+    _updated_at: float = 0.0
+    _is_spent: bool = False
 
     def take(self, count: int) -> bool:
-        """Whether there is room for so many bytes."""
+        """Take ``count`` bytes from the bucket; return whether there were enough."""
         now = self.clock()
-        self._left = min(BURST_BYTES, self._left + (now - self._at) * PER_SECOND)
-        self._at = now
+        self._level = min(BURST_BYTES, self._level + (now - self._updated_at) * BYTES_PER_SECOND)
+        self._updated_at = now
         # Once it is spent a quarter has to come back, or every other line would be missing.
-        self._spent = self._left < max(count, BURST_BYTES / 4 if self._spent else 0)
-        if not self._spent:
-            self._left -= count
-        return not self._spent
+        self._is_spent = self._level < max(count, BURST_BYTES / 4 if self._is_spent else 0)
+        if not self._is_spent:
+            self._level -= count
+        return not self._is_spent
 
 
 class OutputForwarder:
-    """The reading end of one process' standard error; what is beyond its share is read and left out.
+    """The reading end of one process' standard error; what is beyond its budget is read and left out.
 
     The process has a pipe, not our own standard error: that may be a file, which it could read, shorten and fill.
     """
 
-    def __init__(self, end: int, share: OutputBudget) -> None:
-        """``end``: a file descriptor, which is ours to close from now on."""
+    def __init__(self, end: int, budget: OutputBudget) -> None:
+        """``end``: a file descriptor, which this object closes."""
         os.set_blocking(end, False)
-        self._end, self._share = end, share
-        self._begun = b""
-        self._left_out = 0
+        self._end, self._budget = end, budget
+        self._partial_line = b""
+        self._dropped_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
         self._listen()
 
     def close(self) -> None:
-        """Read what is still there, and no more."""
+        """Read what is still there, then close."""
         self._loop.remove_reader(self._end)
         if self._pause is not None:
             self._pause.cancel()
         with contextlib.suppress(BlockingIOError):
-            self._pass_on(os.read(self._end, BURST_BYTES))
+            self._forward(os.read(self._end, BURST_BYTES))
         os.close(self._end)
-        if self._begun:
-            self._say(self._begun + b"\n")
-        self._tell()
+        if self._partial_line:
+            self._log_lines(self._partial_line + b"\n")
+        self._report_dropped()
 
     def _listen(self) -> None:
         self._loop.add_reader(self._end, self._read)
@@ -75,32 +75,32 @@ class OutputForwarder:
             data = os.read(self._end, READ_BYTES)
         except BlockingIOError:
             return
-        if data and self._pass_on(data):
+        if data and self._forward(data):
             return
         self._loop.remove_reader(self._end)
         if data:
             self._pause = self._loop.call_later(PAUSE_SECONDS, self._listen)
 
-    def _pass_on(self, data: bytes) -> bool:
-        """Whether there was room for it."""
-        text = self._begun + data
+    def _forward(self, data: bytes) -> bool:
+        """Return whether the budget sufficed."""
+        text = self._partial_line + data
         end = text.rfind(b"\n") + 1 or (len(text) if len(text) > READ_BYTES else 0)
-        self._begun = text[end:]
-        return self._say(text[:end])
+        self._partial_line = text[end:]
+        return self._log_lines(text[:end])
 
-    def _say(self, lines: bytes) -> bool:
-        if not self._share.take(len(lines)):
-            self._left_out += len(lines)
+    def _log_lines(self, lines: bytes) -> bool:
+        if not self._budget.take(len(lines)):
+            self._dropped_bytes += len(lines)
             return False
         if lines:
-            self._tell()
+            self._report_dropped()
             try:
                 os.write(STANDARD_ERROR, lines)
-            except OSError:  # nobody reads it, or its disk is full: not the agent's affair
-                self._left_out += len(lines)
+            except OSError:  # nobody reads it, or its disk is full
+                self._dropped_bytes += len(lines)
         return True
 
-    def _tell(self) -> None:
-        left_out, self._left_out = self._left_out, 0
-        if left_out:
-            log.warning("%d bytes of what an agent printed are left out", left_out)
+    def _report_dropped(self) -> None:
+        dropped, self._dropped_bytes = self._dropped_bytes, 0
+        if dropped:
+            log.warning("%d bytes of what an agent printed were dropped", dropped)

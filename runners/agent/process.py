@@ -1,4 +1,4 @@
-"""A running agent process: what is said to it and heard of it, what it takes, and its end with all it leaves."""
+"""A running agent process: its streams, its limits, and its end with everything it leaves behind."""
 
 import asyncio
 import contextlib
@@ -23,22 +23,22 @@ MAX_LINE = 64 * 1024 * 1024
 """Longest answer of an agent that is read."""
 READ_BYTES = 1024 * 1024
 OUTPUT_DRAIN_SECONDS = 1.0
-"""How long the output of a process that has ended is listened to."""
+"""How long the output of a process that has ended is still read."""
 MAX_ZOMBIES = 100
-"""Ended children that a warm process may have not asked after; each takes a process id of the system's."""
+"""Children that a warm process may leave unreaped; each occupies a process id of the system."""
 POLL_SECONDS = 0.5
-"""Between two looks at what agents take; the kernel says nothing of a whole tree of processes by itself."""
+"""Between two checks of the limits; the kernel does not limit a whole tree of processes by itself."""
 
 
 class AgentProcess:
-    """A running agent process, and the streams to it; ``why`` says which limit ended it."""
+    """A running agent process and the streams to it; ``kill_reason`` says which limit ended it."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, scratch: Path, limits: ResourceLimits, printed: OutputForwarder
+        self, process: asyncio.subprocess.Process, scratch: Path, limits: ResourceLimits, output: OutputForwarder
     ) -> None:
         self.process, self.limits = process, limits
         self.kill_reason = ""
-        self._scratch, self._printed = scratch, printed
+        self._scratch, self._output = scratch, output
         self._end = asyncio.create_task(process.wait())
         self._reader: asyncio.StreamReader
         self._writers: list[asyncio.StreamWriter] = []
@@ -56,7 +56,7 @@ class AgentProcess:
 
     @property
     def has_too_many_zombies(self) -> bool:
-        """Whether it has left more children unburied than a process should; it is given all orphans of its own."""
+        """Whether it has more unreaped children than it should; all orphans below it become its own."""
         children = procfs.children_of(self.process.pid)
         return len(children) > MAX_ZOMBIES and sum(not procfs.is_alive(pid) for pid in children) > MAX_ZOMBIES
 
@@ -69,33 +69,33 @@ class AgentProcess:
                 writer.write_eof()
 
     async def readline(self) -> bytes:
-        """The next of its standard output, empty when there will be none; raises OSError, ValueError for a bad one."""
+        """The next line of its standard output, empty at the end; raises OSError, or ValueError for a line too long."""
         return await self._read_or_exit(self._reader.readline())
 
     async def read_all(self) -> bytes:
-        """Its standard output to the end; raises ValueError when that does not come within `MAX_LINE`."""
-        printed = bytearray()
+        """Its standard output to the end; raises ValueError beyond `MAX_LINE` bytes."""
+        output = bytearray()
         while data := await self._read_or_exit(self._reader.read(READ_BYTES)):
-            printed += data
-            if len(printed) > MAX_LINE:
+            output += data
+            if len(output) > MAX_LINE:
                 raise ValueError(f"more than {MAX_LINE} bytes")
-        return bytes(printed)
+        return bytes(output)
 
     async def exit_reason(self) -> str:
         """How it ended, as a sentence; waits until it has."""
         code = await self.process.wait()
-        return self.kill_reason or self.limits.ended(code)
+        return self.kill_reason or self.limits.explain_exit(code)
 
     async def stop(self) -> None:
         """End it and all it started, and remove its files."""
         for writer in self._writers:
             writer.close()
         await kill_group(self.process)
-        self._printed.close()
-        await asyncio.to_thread(remove, self._scratch)
+        self._output.close()
+        await asyncio.to_thread(remove_directory, self._scratch)
 
     async def _read_or_exit(self, reading: Coroutine[Any, Any, bytes]) -> bytes:
-        """What is read; nothing once the process has ended, though something it left may hold its output open."""
+        """What is read; empty once the process has ended, even if something it left holds its output open."""
         read = asyncio.ensure_future(reading)
         try:
             await asyncio.wait({read, self._end}, return_when=asyncio.FIRST_COMPLETED)
@@ -107,25 +107,25 @@ class AgentProcess:
 
 
 class ProcessWatchdog:
-    """Ends agents that take more than they may, and what agents have left behind; an async context manager."""
+    """Ends agents that exceed their limits, and orphans of agents; an async context manager."""
 
     def __init__(self) -> None:
-        self._inmates: set[AgentProcess] = set()
+        self._agents: set[AgentProcess] = set()
         self._seen: set[int] = set()
 
-    def keep(self, inmate: AgentProcess) -> None:
-        """From now on, until it ends."""
-        self._inmates.add(inmate)
+    def watch(self, agent: AgentProcess) -> None:
+        """Enforce the limits of this agent until it ends."""
+        self._agents.add(agent)
 
     async def __aenter__(self) -> "ProcessWatchdog":
         self._watching = asyncio.create_task(self._watch())
         return self
 
     async def __aexit__(self, *exit: object) -> None:
-        """Everything has been stopped; nothing of it is left."""
+        """End every orphan; all agents have been stopped before."""
         await cancel_and_wait(self._watching)
         for _ in range(MAX_SWEEPS):
-            if not self._sweep(at_once=True):
+            if not self._kill_orphans(at_once=True):
                 return
             await asyncio.sleep(0.01)
 
@@ -133,38 +133,36 @@ class ProcessWatchdog:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             try:
-                await self._look()
-            except Exception:  # the next look may do better, and without any nobody is held to anything
-                log.exception("what agents take could not be looked at")
+                await self._enforce_limits()
+            except Exception:  # the next check may work; without checks nothing is limited
+                log.exception("the limits of the agents could not be checked")
 
-    async def _look(self) -> None:
-        for inmate in [
-            inmate for inmate in self._inmates if not inmate.is_running
-        ]:  # before another has its process id
-            self._inmates.discard(inmate)
-            await kill_group(inmate.process)
-        for inmate in [inmate for inmate in self._inmates if inmate.limits.watched and not inmate.kill_reason]:
-            why = await asyncio.to_thread(inmate.limits.find_violation, inmate.process.pid)
-            if why and inmate.is_running:
-                inmate.kill_reason = why
+    async def _enforce_limits(self) -> None:
+        for agent in [agent for agent in self._agents if not agent.is_running]:  # before another has its process id
+            self._agents.discard(agent)
+            await kill_group(agent.process)
+        for agent in [agent for agent in self._agents if agent.limits.is_watched and not agent.kill_reason]:
+            why = await asyncio.to_thread(agent.limits.find_violation, agent.process.pid)
+            if why and agent.is_running:
+                agent.kill_reason = why
                 log.warning("%s", why)
-                await kill_group(inmate.process)
-        self._sweep()
+                await kill_group(agent.process)
+        self._kill_orphans()
 
-    def _sweep(self, at_once: bool = False) -> bool:
-        """End strays; whether there were any. Not ``at_once``: if seen twice, as a new one may yet be ours."""
-        strays = ProcessGuard.orphans()
-        for pid in strays if at_once else strays & self._seen:
+    def _kill_orphans(self, at_once: bool = False) -> bool:
+        """End orphans, or only those seen twice unless ``at_once``: a new one may be ours. Return whether any exist."""
+        orphans = ProcessGuard.orphans()
+        for pid in orphans if at_once else orphans & self._seen:
             for child in (pid, *procfs.descendants(pid)):
                 kill(child, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        self._seen = strays
-        return bool(strays)
+        self._seen = orphans
+        return bool(orphans)
 
 
-def remove(scratch: Path) -> None:
-    """An agent's directory, with all that can be removed of it."""
+def remove_directory(scratch: Path) -> None:
+    """Remove an agent's directory, or as much of it as can be removed."""
     try:
         try:
             shutil.rmtree(scratch)
@@ -178,7 +176,7 @@ def remove(scratch: Path) -> None:
 
 
 def _unlock(directory: str) -> None:
-    """Directories that an agent closed to itself are ours to open."""
+    """Make directories readable that the agent made unreadable."""
     Path(directory).chmod(0o700)
     with os.scandir(directory) as entries:
         for entry in entries:

@@ -50,7 +50,7 @@ async def accept(listener: socket.socket, path: str) -> None:
         except OSError:
             writer.close()
             return
-        await asyncio.gather(hand_on(reader, there_writer), hand_on(there_reader, writer))
+        await asyncio.gather(forward(reader, there_writer), forward(there_reader, writer))
         for side in (writer, there_writer):
             side.close()
 
@@ -59,7 +59,7 @@ async def accept(listener: socket.socket, path: str) -> None:
         await server.serve_forever()
 
 
-async def hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while True:
             data = await reader.read(BYTES)

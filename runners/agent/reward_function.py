@@ -15,38 +15,38 @@ class RewardFunction(SharedExecutor):
     _mode = "reward"
     _kind = "reward function "
 
-    async def reward_of(self, task: Any, result: Any) -> Any:
+    async def compute_reward(self, task: Any, result: Any) -> Any:
         """What it returns, any JSON; raises `AgentError` if it fails, `WorkerProcessDied` if its process is gone."""
         try:
-            return (await self.serve(task, result)).get("value")
+            return (await self.run_one(task, result)).get("value")
         except AgentError as error:
             raise AgentError(f"the reward function failed: {error}", error.detail) from error
         except WorkerProcessDied as error:
             raise WorkerProcessDied(f"the reward function is gone: {error}") from error
 
 
-class JudgedHost:
-    """A host whose rollouts are rewarded by a reward function."""
+class RewardingExecutor:
+    """An executor whose rollouts are rewarded by a reward function."""
 
-    def __init__(self, host: AgentExecutor, function: RewardFunction) -> None:
-        self._host, self._function = host, function
+    def __init__(self, executor: AgentExecutor, function: RewardFunction) -> None:
+        self._executor, self._function = executor, function
 
     async def start(self) -> None:
         """Both processes, unless they run."""
-        await self._host.start()
+        await self._executor.start()
         await self._function.start()
 
     async def run(self, task: Any) -> dict[str, Any]:
         """One rollout, and its reward; the agent's process has no part in that."""
-        answer = await self._host.run(task)
-        return {**answer, "reward": await self._function.reward_of(task, answer.get("value"))}
+        answer = await self._executor.run(task)
+        return {**answer, "reward": await self._function.compute_reward(task, answer.get("value"))}
 
     async def stop(self) -> None:
         """End both."""
-        await self._host.stop()
+        await self._executor.stop()
         await self._function.stop()
 
 
-def judged(host: AgentExecutor, function: RewardFunction | None) -> AgentExecutor:
-    """A host with its reward function, if there is one."""
-    return JudgedHost(host, function) if function is not None else host
+def with_reward_function(executor: AgentExecutor, function: RewardFunction | None) -> AgentExecutor:
+    """An executor with its reward function, if there is one."""
+    return RewardingExecutor(executor, function) if function is not None else executor

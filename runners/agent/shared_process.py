@@ -26,40 +26,40 @@ ENDPOINT = {
 class SharedExecutor(PythonExecutor):
     """An async ``module:function`` of (task, endpoint) that serves many slots side by side in one process."""
 
-    _mode = "many"
+    _mode = "shared"
 
-    def __init__(self, python: Path, function: str, place: AgentLauncher) -> None:
-        super().__init__(python, function, place)
+    def __init__(self, python: Path, function: str, launcher: AgentLauncher) -> None:
+        super().__init__(python, function, launcher)
         self._starting = asyncio.Lock()
-        self._answers: dict[int, asyncio.Future[dict[str, Any] | str]] = {}
+        self._replies: dict[int, asyncio.Future[dict[str, Any] | str]] = {}
         """By job; a string says why there will be no answer."""
         self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the process, unless it runs; whoever comes first does."""
         async with self._starting:
-            if self._inmate is None or not self._inmate.is_running:
+            if self._process is None or not self._process.is_running:
                 await super().start()
-                self._listening = asyncio.create_task(self._listen(self._inmate))
+                self._listening = asyncio.create_task(self._listen(self._process))
 
-    async def serve(self, *arguments: Any, **more: Any) -> dict[str, Any]:
+    async def run_one(self, *arguments: Any, **more: Any) -> dict[str, Any]:
         """One call, see `AgentExecutor.run`; cancelled, it is asked to end, and the process is ended if it does not.
 
         ``more`` goes into the job beside the arguments. Raises `WorkerProcessDied` when the process has ended.
         """
-        job = next(self._jobs)
-        answer = self._answers[job] = asyncio.get_running_loop().create_future()
+        job = next(self._requests)
+        answer = self._replies[job] = asyncio.get_running_loop().create_future()
         try:
-            self._say({"job": job, "arguments": arguments, **more})
+            self._send({"job": job, "arguments": arguments, **more})
             reply: dict[str, Any] | str = await asyncio.shield(answer)
         except asyncio.CancelledError:
-            self._say({"cancel": job})
+            self._send({"cancel": job})
             await asyncio.wait([answer], timeout=CANCEL_SECONDS)
             if not answer.done():  # it does not listen: the others of this process come to nothing too
                 await self.stop()
             raise
         finally:
-            self._answers.pop(job, None)
+            self._replies.pop(job, None)
         if isinstance(reply, str):
             raise WorkerProcessDied(reply)
         if "error" in reply:
@@ -69,23 +69,23 @@ class SharedExecutor(PythonExecutor):
     async def stop(self) -> None:
         """End the process group; whoever waits for an answer hears so."""
         await super().stop()
-        self._lost("the agent's process was ended")
+        self._fail_all("the agent's process was ended")
 
-    async def _listen(self, inmate: AgentProcess | None) -> None:
+    async def _listen(self, process: AgentProcess | None) -> None:
         try:
-            while self._inmate is inmate:
-                reply = await self._hear()
+            while self._process is process:
+                reply = await self._receive()
                 job = reply.get("job")
-                answer = self._answers.get(job) if isinstance(job, int) else None
+                answer = self._replies.get(job) if isinstance(job, int) else None
                 if answer is not None and not answer.done():
                     answer.set_result(reply)
         except AgentError as fault:
             log.warning("%s", fault)
-            if self._inmate in (None, inmate):  # else it is of a process whose rollouts know already
-                self._lost(str(fault))
+            if self._process in (None, process):  # else it is of a process whose rollouts know already
+                self._fail_all(str(fault))
 
-    def _lost(self, why: str) -> None:
-        for answer in self._answers.values():
+    def _fail_all(self, why: str) -> None:
+        for answer in self._replies.values():
             if not answer.done():
                 answer.set_result(why)
 
@@ -105,7 +105,7 @@ class SharedSlotExecutor:
         slot = self._slot()
         endpoint = {name: slot[variable] for name, variable in ENDPOINT.items()}
         try:
-            return await self._shared.serve(task, endpoint=endpoint)
+            return await self._shared.run_one(task, endpoint=endpoint)
         except WorkerProcessDied as error:
             raise WorkerProcessDied(f"{error}; other rollouts shared it") from None
 

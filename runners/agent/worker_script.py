@@ -1,11 +1,14 @@
 """Runs a Python function in the user's own interpreter: Python 3.8 or newer, standard library only, nothing of ours.
 
-``python worker_script.py one|many|reward module:function``: one JSON object per line to its standard input and from its
-standard output, so that whatever hands these on may stand between. First it says ``{"ready": true}`` or
-``{"error": "..."}``; then, for each ``{"job": n, "arguments": [...]}``, ``{"job": n, "value": ...}`` or
-``{"job": n, "error": "...", "traceback": "..."}``. ``one`` is an agent that has its process to itself. ``many`` is an
-async agent, whose last argument is where its model is, the job's ``{"endpoint": {...}}``; jobs run side by side, and
-``{"cancel": n}`` ends one. ``reward`` is a reward function, of which those that are async run side by side too.
+``python worker_script.py exclusive|shared|reward module:function`` reads one JSON object per line from its standard
+input and writes one per line to its standard output, so that a sandbox may stand between. First it writes
+``{"ready": true}`` or ``{"error": "..."}``. For each ``{"job": n, "arguments": [...]}`` it writes
+``{"job": n, "value": ...}`` or ``{"job": n, "error": "...", "traceback": "..."}``.
+
+- ``exclusive``: the agent runs one rollout at a time.
+- ``shared``: an async agent, which runs many jobs at once. Its last argument is the job's ``{"endpoint": {...}}``, the
+  address of its model. ``{"cancel": n}`` ends a job.
+- ``reward``: a reward function; an async one runs many jobs at once too.
 """
 
 from __future__ import annotations
@@ -34,16 +37,16 @@ def main() -> None:
     os.dup2(2, 1)  # what the agent prints goes where its errors go
     try:
         if mode == "reward":
-            shut_out()
+            deny_ptrace()
         function = load(target)
-        if mode == "many" and not inspect.iscoroutinefunction(function):
+        if mode == "shared" and not inspect.iscoroutinefunction(function):
             raise TypeError(f"{target} is no async function, so it cannot run many rollouts in one process")
     except BaseException as error:
-        say(replies, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+        send(replies, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
         return
-    say(replies, {"ready": True})
-    if mode != "one":
-        asyncio.run(serve_many(requests, replies, function))
+    send(replies, {"ready": True})
+    if mode != "exclusive":
+        asyncio.run(serve_shared(requests, replies, function))
         return
     loop = asyncio.new_event_loop()  # one for all rollouts: a client made at import time keeps its connections
     asyncio.set_event_loop(loop)
@@ -53,10 +56,10 @@ def main() -> None:
         answer = run(loop, function, job["arguments"])
         if os.getpid() != us:  # the agent forked, and this is its child: the answer is its parent's to give
             os._exit(0)
-        say(replies, dict(answer, job=job["job"]))
+        send(replies, dict(answer, job=job["job"]))
 
 
-def shut_out() -> None:
+def deny_ptrace() -> None:
     """Let no other process of this user, the agent's for one, look into this one or trace it; Linux only."""
     if sys.platform.startswith("linux"):
         import ctypes
@@ -64,7 +67,7 @@ def shut_out() -> None:
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
 
 
-async def serve_many(incoming: BinaryIO, outgoing: TextIO, function: Any) -> None:
+async def serve_shared(incoming: BinaryIO, outgoing: TextIO, function: Any) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=MAX_LINE)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), incoming)
@@ -74,7 +77,7 @@ async def serve_many(incoming: BinaryIO, outgoing: TextIO, function: Any) -> Non
     async def serve(request: dict[str, Any]) -> None:
         answer = await run_one(function, request)
         del jobs[request["job"]]
-        writer.write(json.dumps(dict(answer, job=request["job"]), default=plain_number).encode() + b"\n")
+        writer.write(json.dumps(dict(answer, job=request["job"]), default=to_float).encode() + b"\n")
 
     while True:
         line = await reader.readline()
@@ -93,7 +96,7 @@ async def run_one(function: Any, request: dict[str, Any]) -> dict[str, Any]:
     try:
         value = function(*request["arguments"], *endpoint)
         answer = {"value": await value if inspect.isawaitable(value) else value}
-        json.dumps(answer, default=plain_number)
+        json.dumps(answer, default=to_float)
         return answer
     except asyncio.CancelledError:
         return {"error": "cancelled"}
@@ -116,7 +119,7 @@ def run(loop: asyncio.AbstractEventLoop, function: Any, arguments: list[Any]) ->
         value = function(*arguments)
         answer = {"value": loop.run_until_complete(value) if inspect.isawaitable(value) else value}
         flush_spans()
-        json.dumps(answer, default=plain_number)
+        json.dumps(answer, default=to_float)
         return answer
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the agent's end is not ours
         flush_spans()
@@ -140,14 +143,14 @@ def flush_spans() -> None:
         traceback.print_exc()
 
 
-def plain_number(value: Any) -> float:
+def to_float(value: Any) -> float:
     if isinstance(value, numbers.Real):
         return float(value)
     raise TypeError(f"a {type(value).__name__} is not JSON")
 
 
-def say(lines: TextIO, message: dict[str, Any]) -> None:
-    lines.write(json.dumps(message, default=plain_number) + "\n")
+def send(lines: TextIO, message: dict[str, Any]) -> None:
+    lines.write(json.dumps(message, default=to_float) + "\n")
     lines.flush()
 
 

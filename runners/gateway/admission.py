@@ -29,8 +29,8 @@ class RateLimited(Exception):
 class RateLimits:
     """What every slot may have; ``per_second`` None: as many as it likes."""
 
-    at_once: int = 64
-    per_second: float | None = None
+    max_concurrent: int = 64
+    requests_per_second: float | None = None
 
 
 class Connection(Protocol):
@@ -50,20 +50,20 @@ class InFlightRequest:
 class Admission:
     """One slot's requests: a token bucket that holds one second's worth, and a count of those being answered."""
 
-    allowance: RateLimits = field(default_factory=RateLimits)
+    limits: RateLimits = field(default_factory=RateLimits)
     clock: Callable[[], float] = time.monotonic
     requests: list[InFlightRequest] = field(default_factory=list)
     """Those being answered."""
-    _kept: list[Connection] = field(default_factory=list)
-    _used: float = 0.0
+    _num_kept: list[Connection] = field(default_factory=list)
+    _level: float = 0.0
     """Of the bucket, at `_at`."""
-    _at: float = 0.0
+    _updated_at: float = 0.0
 
     @contextmanager
     def request(self, size: int = 0) -> Iterator[InFlightRequest]:
         """Around answering one of so many bytes, which may be put right when they are known; raises `RateLimited`."""
-        if len(self.requests) >= self.allowance.at_once:
-            raise RateLimited(f"an agent may make {self.allowance.at_once} requests at once", 1)
+        if len(self.requests) >= self.limits.max_concurrent:
+            raise RateLimited(f"an agent may make {self.limits.max_concurrent} requests at once", 1)
         if sum(request.size for request in self.requests) + size > MAX_IN_FLIGHT_BYTES:
             raise RateLimited(f"an agent's requests may have {MAX_IN_FLIGHT_BYTES} bytes at once", 1)
         self._take()
@@ -74,23 +74,23 @@ class Admission:
         finally:
             self.requests = [request for request in self.requests if request is not admitted]
 
-    def keeps(self, connection: Connection) -> bool:
+    def allow_keepalive(self, connection: Connection) -> bool:
         """Whether it may stay open for another request."""
-        if not any(kept is connection for kept in self._kept):
-            self._kept = [connection for connection in self._kept if connection.transport is not None]
-            if len(self._kept) >= CONNECTIONS * self.allowance.at_once:
+        if not any(kept is connection for kept in self._num_kept):
+            self._num_kept = [connection for connection in self._num_kept if connection.transport is not None]
+            if len(self._num_kept) >= CONNECTIONS * self.limits.max_concurrent:
                 return False
-            self._kept.append(connection)
+            self._num_kept.append(connection)
         return True
 
     def _take(self) -> None:
-        rate = self.allowance.per_second
+        rate = self.limits.requests_per_second
         if rate is None:
             return
         now = self.clock()
-        used = max(0.0, self._used - (now - self._at) * rate)
+        used = max(0.0, self._level - (now - self._updated_at) * rate)
         size = max(rate, 1.0)
         if used + 1 > size + ROUNDING:
             wait = (used + 1 - size) / rate
             raise RateLimited(f"an agent may make {rate:g} requests per second", math.ceil(wait))
-        self._used, self._at = used + 1, now
+        self._level, self._updated_at = used + 1, now

@@ -44,7 +44,7 @@ class ModelCallHandler:
 
     async def handle(self, request: web.Request, running: ActiveRollout, dialect: Dialect) -> web.StreamResponse:
         """Answer one model call; raises as `Upstream.attempt_call` when nobody can, unless a stream has begun."""
-        task, attempt, call = running.task, running.attempt, dialect.call
+        task, attempt, call = running.task, running.recorder, dialect.call
         context = CallContext(attempt, call.model, task.model, task.weight_version, running.deadline)
         prompt = await self._prompt(context, call, task.sampling_params)
         completion = StreamAccumulator(call, task.sampling_params, task.weight_version, prompt)
@@ -59,7 +59,7 @@ class ModelCallHandler:
             return await stream.fail(str(error))
         if call.chat and completion.stopped_at_eos:
             first = completed.choices[0]
-            attempt.history.add(call, json.loads(first.response), first.tokens)
+            attempt.history.add(call, json.loads(first.response), first.num_tokens)
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
         _record(attempt, call, completed, parent, started_ns)
         if attempt.outbox:  # what is large is not kept until the end
@@ -85,7 +85,7 @@ class ModelCallHandler:
                         async for chunk in _until_finished(chunks, completion):
                             if node.id not in node_ids:
                                 node_ids.append(node.id)
-                            await _pass_on(chunk, context, completion, stream)
+                            await _forward_chunk(chunk, context, completion, stream)
                         choices = list(completion.sampled_choices())
                         body = dialect.answer(completion.to_response()) if stream is None else {}
                         return CompletedCall(choices, node_ids, body)
@@ -95,7 +95,7 @@ class ModelCallHandler:
 
     async def _prompt(self, context: CallContext, call: ChatRequest, sampling: dict[str, Any]) -> list[int] | None:
         """The tokens to ask with, where a new rendering of the history would not be what was sampled."""
-        turn = context.attempt.history.longest_prefix(call) if call.chat and self._token_in_token_out else None
+        turn = context.recorder.history.longest_prefix(call) if call.chat and self._token_in_token_out else None
         if turn is None or not continuation.can_resume(call, sampling) or turn.has_reasoning:
             return None
         new = await self._upstream.tokenize(context, call.to_tokenize_request(call.body["messages"], is_answered=False))
@@ -115,21 +115,21 @@ class CompletedCall:
 
 
 def _record(
-    attempt: AttemptRecorder, call: ChatRequest, completed: CompletedCall, parent: str, started_ns: int
+    recorder: AttemptRecorder, call: ChatRequest, completed: CompletedCall, parent: str, started_ns: int
 ) -> None:
     request, node = call.to_record(), ",".join(completed.node_ids)
     times = {"started_ns": started_ns, "ended_ns": max(time.time_ns(), started_ns)}
     for choice in completed.choices:
-        attempt.add_call(choice, node=node, role=call.role, request=request, parent=parent, **times)
+        recorder.add_call(choice, node=node, role=call.role, request=request, parent=parent, **times)
 
 
-async def _pass_on(
+async def _forward_chunk(
     chunk: dict[str, Any], context: CallContext, completion: StreamAccumulator, stream: SseResponse | None
 ) -> None:
     """Take a chunk of the engine's, and give a streaming agent its part of it."""
     agent_chunk = completion.to_agent_chunk(completion.feed(chunk))
     if "weight_version" in chunk:
-        context.attempt.last_versions[context.model] = chunk["weight_version"]
+        context.recorder.last_weight_versions[context.model] = chunk["weight_version"]
     if stream is not None and agent_chunk is not None:
         await stream.send_chunk(agent_chunk, completion.num_tokens)
 

@@ -17,7 +17,7 @@ class RejectingNodes:
 
     def add(self, node: Heartbeat) -> str:
         """One has refused; returns why, as a sentence, which is logged the first time."""
-        why = self._why(node)
+        why = self._problem_of(node)
         if (node.id, node.pid) not in self._processes:
             self._processes.add((node.id, node.pid))
             log.error("%s: calls wait for other nodes; give the runner the file of the nodes' key", why)
@@ -27,15 +27,15 @@ class RejectingNodes:
         """It has answered."""
         self._processes.discard((node.id, node.pid))
 
-    def others(self, nodes: Iterable[Heartbeat]) -> list[Heartbeat]:
+    def except_rejecting(self, nodes: Iterable[Heartbeat]) -> list[Heartbeat]:
         """Those that have not refused."""
         return [node for node in nodes if (node.id, node.pid) not in self._processes]
 
     def problem(self, nodes: Iterable[Heartbeat]) -> str:
         """Why one of these refuses; empty if none does."""
-        return next((self._why(node) for node in nodes if (node.id, node.pid) in self._processes), "")
+        return next((self._problem_of(node) for node in nodes if (node.id, node.pid) in self._processes), "")
 
-    def _why(self, node: Heartbeat) -> str:
+    def _problem_of(self, node: Heartbeat) -> str:
         if self._has_key:
             return f"{node.id} refuses the inference API key of this runner (inference_api_key_file)"
         return f"{node.id} asks for an inference API key, and this runner has none (inference_api_key_file)"

@@ -7,19 +7,19 @@ from aiohttp import web
 
 from common.http_server import read_body
 from runners.gateway.admission import InFlightRequest
-from runners.protocol.dialects.registry import api_of
+from runners.protocol.dialects.registry import find_api
 from runners.recording.otlp_limits import MAX_BYTES
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 """Of a body, unpacked; telemetry may have less."""
-HELD = web.RequestKey("held", InFlightRequest)
+IN_FLIGHT_KEY = web.RequestKey("held", InFlightRequest)
 """Of a request: what it counts for in its slot's `Admission`."""
-KEPT = web.RequestKey("kept", bool)
+KEEPALIVE_KEY = web.RequestKey("kept", bool)
 """Of a request: whether its connection may stay open."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class TurnedAway(Exception):
+class ApiError(Exception):
     """A request that is not answered: HTTP status, the error's name, a sentence; seconds until it may come again."""
 
     def __init__(self, status: int, kind: str, message: str, retry_after: int | None = None) -> None:
@@ -38,7 +38,7 @@ def too_large(request: web.Request) -> str:
     return f"a request to {request.path} may have {limit(request)} bytes"
 
 
-def most_bytes(request: web.Request) -> int:
+def max_bytes(request: web.Request) -> int:
     """Of a body that has not been read."""
     if not request.body_exists:
         return 0
@@ -52,47 +52,49 @@ async def read_limited_body(request: web.Request) -> bytes:
     try:
         body = await read_body(request.clone(client_max_size=limit(request)))
     except web.HTTPBadRequest:  # what follows on this connection may be the rest of it
-        request[KEPT] = False
+        request[KEEPALIVE_KEY] = False
         raise
-    request[HELD].size = len(body)
+    request[IN_FLIGHT_KEY].size = len(body)
     return body
 
 
-async def hang_up(request: web.Request, response: web.StreamResponse) -> None:
+async def close_unless_kept(request: web.Request, response: web.StreamResponse) -> None:
     """After an answer to whom nothing is kept open for: one who has no key here, or too many connections."""
-    if not request.get(KEPT, False):
+    if not request.get(KEEPALIVE_KEY, False):
         response.force_close()
         response.headers["Connection"] = "close"
 
 
 @contextmanager
-def well_formed() -> Iterator[None]:
+def raise_on_malformed() -> Iterator[None]:
     """Around reading a request: whatever it is that cannot be read is the client's to put right."""
     try:
         yield
     except (ValueError, RecursionError) as error:
-        raise TurnedAway(400, "invalid_request_error", str(error)) from error
+        raise ApiError(400, "invalid_request_error", str(error)) from error
     except (TypeError, AttributeError, LookupError) as error:
         sentence = f"the request has not the form this API asks for: {type(error).__name__}: {error}"
-        raise TurnedAway(400, "invalid_request_error", sentence) from error
+        raise ApiError(400, "invalid_request_error", sentence) from error
 
 
 @web.middleware
-async def in_its_words(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def render_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """What is refused is said as the client's own vendor would."""
     try:
         return await handler(request)
-    except TurnedAway as away:
-        body = api_of(request.path).error(away.status, away.kind, str(away))
+    except ApiError as away:
+        body = find_api(request.path).error(away.status, away.kind, str(away))
         return web.json_response(body, status=away.status, headers=away.headers)
     except web.HTTPRequestTimeout as error:
-        return web.json_response(api_of(request.path).error(408, "timeout", error.text or ""), status=408)
+        return web.json_response(find_api(request.path).error(408, "timeout", error.text or ""), status=408)
     except web.HTTPBadRequest as error:
-        body = api_of(request.path).error(400, "invalid_request_error", error.text or "")
+        body = find_api(request.path).error(400, "invalid_request_error", error.text or "")
         return web.json_response(body, status=400)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
-        body = api_of(request.path).error(error.status, "unknown_url", f"{request.method} {request.path} is not served")
+        body = find_api(request.path).error(
+            error.status, "unknown_url", f"{request.method} {request.path} is not served"
+        )
         return web.json_response(body, status=error.status)
     except web.HTTPRequestEntityTooLarge:
-        body = api_of(request.path).error(413, "request_too_large", too_large(request))
+        body = find_api(request.path).error(413, "request_too_large", too_large(request))
         return web.json_response(body, status=413)

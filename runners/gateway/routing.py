@@ -31,7 +31,9 @@ def select_node(
     for node in fit:
         if node.id == last:
             return node
-    return min(fit, key=lambda node: (_load(node, open_calls), _rendezvous_hash(rollout, node.id)), default=None)
+    return min(
+        fit, key=lambda node: (_num_in_flight(node, open_calls), _rendezvous_hash(rollout, node.id)), default=None
+    )
 
 
 def missing_version(nodes: Iterable[Heartbeat], model: str, pinned: int | None) -> str:
@@ -47,7 +49,7 @@ def missing_version(nodes: Iterable[Heartbeat], model: str, pinned: int | None) 
     return f"no inference node serves version {pinned} of {model!r}, to which the task is pinned (served: {served})"
 
 
-def _load(node: Heartbeat, open_calls: Callable[[str], int]) -> tuple[int, int]:
+def _num_in_flight(node: Heartbeat, open_calls: Callable[[str], int]) -> tuple[int, int]:
     num_in_flight = node.status.get("inflight")
     return open_calls(node.id), num_in_flight if isinstance(num_in_flight, int) else 0
 

@@ -29,16 +29,16 @@ from runners.agent.launcher import AgentStartError
 from runners.gateway.admission import Admission, RateLimited, RateLimits
 from runners.gateway.handler import PUBLISH_TIMEOUT_SECONDS, ModelCallHandler, PublishSpans
 from runners.gateway.requests import (
-    HELD,
-    KEPT,
+    IN_FLIGHT_KEY,
+    KEEPALIVE_KEY,
+    ApiError,
     Handler,
-    TurnedAway,
-    hang_up,
-    in_its_words,
-    most_bytes,
+    close_unless_kept,
+    max_bytes,
+    raise_on_malformed,
     read_limited_body,
+    render_errors,
     too_large,
-    well_formed,
 )
 from runners.gateway.slot import ActiveRollout, Slot
 from runners.gateway.upstream import (
@@ -50,15 +50,15 @@ from runners.gateway.upstream import (
     UnknownModel,
     Upstream,
 )
-from runners.protocol.dialects.anthropic import Messages
-from runners.protocol.dialects.registry import APIS, Api, passed_on
-from runners.protocol.request import unsendable
+from runners.protocol.dialects.anthropic import AnthropicDialect
+from runners.protocol.dialects.registry import APIS, Api, translate_error
+from runners.protocol.request import find_invalid_sampling
 from runners.recording import otlp
-from runners.recording.otlp_limits import BadTelemetry
+from runners.recording.otlp_limits import InvalidOtlp
 
 log = logging.getLogger(__name__)
 
-WAITS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_TIMEOUT_SECONDS)
+WAITING_STATUS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_TIMEOUT_SECONDS)
 RETRY_AFTER_SECONDS = 1
 
 
@@ -93,9 +93,14 @@ class Gateway:
         self._token_in_token_out = token_in_token_out
         self._decoder = ThreadPoolExecutor(1, "otlp")
         self._listening = HttpServer()
-        before = [self._listening.middleware, request_metrics(metrics.gateway_requests), in_its_words, self._let_in]
+        before = [
+            self._listening.middleware,
+            request_metrics(metrics.gateway_requests),
+            render_errors,
+            self._authenticate_and_admit,
+        ]
         self._app = web.Application(middlewares=before)  # how much is read: `read_limited_body`
-        self._app.on_response_prepare.append(hang_up)
+        self._app.on_response_prepare.append(close_unless_kept)
         for path, api in APIS.items():
             self._app.router.add_post(f"/slot/{{k}}/v1/{path}", partial(self._call, api))
         self._app.router.add_post("/slot/{k}/v1/messages/count_tokens", self._count)
@@ -103,16 +108,16 @@ class Gateway:
         self._app.router.add_get("/slot/{k}/v1/models/{model}", self._model)
         self._app.router.add_post("/slot/{k}/otlp/v1/{signal}", self._otlp)
         self.upstream: Upstream
-        self._answering: ModelCallHandler
+        self._handler: ModelCallHandler
 
     async def __aenter__(self) -> "Gateway":
         """Raises `AgentStartError` where there can be no socket."""
         listeners = self._listeners()
         address = f"{self._host}:{listeners[0].getsockname()[1]}"
         self.paths["address"] = address
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=WAITS)
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=WAITING_STATUS)
         self.upstream = Upstream(self._fleet, self._session, self._inference_api_key, self._sticky_weight_version)
-        self._answering = ModelCallHandler(self.upstream, self._send, self._token_in_token_out)
+        self._handler = ModelCallHandler(self.upstream, self._send, self._token_in_token_out)
         await self._listening.open(self._app, *listeners, shutdown_seconds=1)
         for slot in self.slots:
             slot.base_url = f"http://{address}/slot/{slot.number}"
@@ -136,85 +141,85 @@ class Gateway:
         self._exits.close()
 
     @web.middleware
-    async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _authenticate_and_admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Before anything of a request but its head is read."""
         if request.match_info.http_exception is not None:  # no route of ours
             return await handler(request)
         try:
             admission = self._slot(request).admission
-            request[KEPT] = admission.keeps(request.protocol)
-            with admission.request(most_bytes(request)) as request[HELD]:
+            request[KEEPALIVE_KEY] = admission.allow_keepalive(request.protocol)
+            with admission.request(max_bytes(request)) as request[IN_FLIGHT_KEY]:
                 return await handler(request)
         except RateLimited as error:
-            raise TurnedAway(429, "rate_limit_exceeded", str(error), error.retry_after) from error
+            raise ApiError(429, "rate_limit_exceeded", str(error), error.retry_after) from error
 
     async def _call(self, api: Api, request: web.Request) -> web.StreamResponse:
         _, running = self._running(request)
         body = await read_limited_body(request)
-        with well_formed():
-            dialect = api.parse(json.loads(body), running.attempt.history)
-        if problem := unsendable(running.task.sampling_params):
-            raise TurnedAway(400, "invalid_request_error", problem)
+        with raise_on_malformed():
+            dialect = api.parse(json.loads(body), running.recorder.history)
+        if problem := find_invalid_sampling(running.task.sampling_params):
+            raise ApiError(400, "invalid_request_error", problem)
         try:
-            with _answerable(running):
-                return await self._answering.handle(request, running, dialect)
+            with _map_upstream_errors(running):
+                return await self._handler.handle(request, running, dialect)
         except EngineRejected as refused:
-            body = passed_on(api, refused.status, refused.body)
+            body = translate_error(api, refused.status, refused.body)
             return web.Response(status=refused.status, body=body, content_type="application/json")
 
     async def _count(self, request: web.Request) -> web.Response:
         """Tokens of a prompt that is not asked, as Anthropic's clients want to know them."""
         _, running = self._running(request)
         task, body = running.task, await read_limited_body(request)
-        with well_formed():
-            call = Messages(json.loads(body)).call
-        errand = CallContext(running.attempt, call.model, task.model, task.weight_version, running.deadline)
-        with _answerable(running):
+        with raise_on_malformed():
+            call = AnthropicDialect(json.loads(body)).call
+        errand = CallContext(running.recorder, call.model, task.model, task.weight_version, running.deadline)
+        with _map_upstream_errors(running):
             tokens = await self.upstream.tokenize(
                 errand, call.to_tokenize_request(call.body["messages"], is_answered=False)
             )
         if tokens is None:
-            raise TurnedAway(400, "invalid_request_error", "the engine does not render this prompt")
+            raise ApiError(400, "invalid_request_error", "the engine does not render this prompt")
         return web.json_response({"input_tokens": len(tokens)})
 
     async def _models(self, request: web.Request) -> web.Response:
         models = sorted(self.upstream.known_models())
-        return web.json_response({"object": "list", "data": [_card(model) for model in models]})
+        return web.json_response({"object": "list", "data": [_model_card(model) for model in models]})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
         if name.partition(":")[0] not in self.upstream.known_models():
-            raise TurnedAway(404, "model_not_found", f"model {name!r} is not served")
-        return web.json_response(_card(name))
+            raise ApiError(404, "model_not_found", f"model {name!r} is not served")
+        return web.json_response(_model_card(name))
 
     async def _otlp(self, request: web.Request) -> web.Response:
         signal, kind = request.match_info["signal"], request.content_type
         if signal not in otlp.SIGNALS:
-            return otlp.answer(404, kind, f"OTLP has no signal {signal!r}")
+            return otlp.error_response(404, kind, f"OTLP has no signal {signal!r}")
         slot, running = self._running(request)
-        attempt = running.attempt
+        attempt = running.recorder
         try:
             body = await read_limited_body(request)  # aiohttp has undone Content-Encoding
             async with slot.decoding:
-                read = partial(otlp.read, signal, body, kind, attempt.rollout, attempt.root_id)
+                read = partial(otlp.parse_request, signal, body, kind, attempt.rollout, attempt.root_id)
                 spans = await asyncio.get_running_loop().run_in_executor(self._decoder, read)
         except web.HTTPRequestEntityTooLarge:
-            return otlp.answer(413, kind, too_large(request))
+            return otlp.error_response(413, kind, too_large(request))
         except web.HTTPBadRequest as error:
-            return otlp.answer(400, kind, error.text or "")
-        except BadTelemetry as error:
-            return otlp.answer(400, kind, str(error))
-        if slot.running is not running:
-            return otlp.answer(409, kind, "the rollout these spans belong to is over")
+            return otlp.error_response(400, kind, error.text or "")
+        except InvalidOtlp as error:
+            return otlp.error_response(400, kind, str(error))
+        if slot.rollout is not running:
+            return otlp.error_response(409, kind, "the rollout these spans belong to is over")
         refused = sum(not attempt.add(span) for span in spans)
         attempt.flush()
         try:
             await self._send(attempt, PUBLISH_TIMEOUT_SECONDS)
         except StreamFullError:
-            return otlp.answer(429, kind, "the bus is full", retry_after=RETRY_AFTER_SECONDS)
+            return otlp.error_response(429, kind, "the bus is full", retry_after=RETRY_AFTER_SECONDS)
         except (BusError, NatsError):
-            return otlp.answer(503, kind, "the bus does not answer", retry_after=RETRY_AFTER_SECONDS)
-        return otlp.accepted(signal, kind, refused)
+            return otlp.error_response(503, kind, "the bus does not answer", retry_after=RETRY_AFTER_SECONDS)
+        return otlp.success_response(signal, kind, refused)
 
     def _slot(self, request: web.Request) -> Slot:
         number = request.match_info["k"]
@@ -224,27 +229,27 @@ class Gateway:
         keys = [bearer if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
         known = [slot is not None and constant_time_equal(slot.key, key) for key in keys]
         if slot is None or not slot.key or not any(known):
-            raise TurnedAway(401, "invalid_api_key", "this key is not valid here")
+            raise ApiError(401, "invalid_api_key", "this key is not valid here")
         return slot
 
     def _running(self, request: web.Request) -> tuple[Slot, ActiveRollout]:
         slot = self._slot(request)
-        if slot.running is None:
-            raise TurnedAway(409, "no_rollout", "no rollout is running: a model call belongs to one")
-        return slot, slot.running
+        if slot.rollout is None:
+            raise ApiError(409, "no_rollout", "no rollout is running: a model call belongs to one")
+        return slot, slot.rollout
 
 
 @contextmanager
-def _answerable(running: ActiveRollout) -> Iterator[None]:
+def _map_upstream_errors(running: ActiveRollout) -> Iterator[None]:
     """Around asking the nodes: a model nobody serves is the client's to put right, no answer in time is ours."""
     try:
         yield
     except UnknownModel as error:
-        raise TurnedAway(404, "model_not_found", str(error)) from error
+        raise ApiError(404, "model_not_found", str(error)) from error
     except NoNodeAvailable as error:
-        running.attempt.infra_error = running.attempt.infra_error or str(error)
-        raise TurnedAway(504, "timeout", str(error)) from error
+        running.recorder.infra_error = running.recorder.infra_error or str(error)
+        raise ApiError(504, "timeout", str(error)) from error
 
 
-def _card(model: str) -> dict[str, Any]:
+def _model_card(model: str) -> dict[str, Any]:
     return {"id": model, "object": "model", "created": 0, "owned_by": "lightningbus"}

@@ -13,7 +13,7 @@ from schemas.tasks import Task
 class ActiveRollout:
     """The attempt in a slot, its task, and when it must be over."""
 
-    attempt: AttemptRecorder
+    recorder: AttemptRecorder
     task: Task
     deadline: float
 
@@ -25,18 +25,18 @@ class Slot:
     number: int
     base_url: str = ""
     key: str = ""
-    running: ActiveRollout | None = None
+    rollout: ActiveRollout | None = None
     admission: Admission = field(default_factory=Admission)
     decoding: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while its telemetry is decoded: one request of each slot, so that no slot waits for all of another's."""
 
-    def begin(self, attempt: AttemptRecorder, task: Task, deadline: float) -> None:
+    def begin(self, recorder: AttemptRecorder, task: Task, deadline: float) -> None:
         """From now on calls to this slot belong to the attempt; ``deadline`` is in the event loop's time."""
-        self.running = ActiveRollout(attempt, task, deadline)
+        self.rollout = ActiveRollout(recorder, task, deadline)
 
     def end(self) -> None:
         """Calls are refused until the next attempt begins."""
-        self.running = None
+        self.rollout = None
 
     def environment(self) -> dict[str, str]:
         """What a new agent process is told, by the standard variables; the key of the one before it is void.

@@ -50,7 +50,7 @@ class NoNodeAvailable(Exception):
 class CallContext:
     """For whom something is asked; ``deadline`` is in the event loop's time."""
 
-    attempt: AttemptRecorder
+    recorder: AttemptRecorder
     model: str
     expected: str
     """The model the task is about: it is waited for even if nobody has served it yet."""
@@ -84,18 +84,18 @@ class Upstream:
         self._fleet, self._sticky_weight_version = fleet, sticky_weight_version
         self._session = session
         self._auth_headers = bearer_header(inference_api_key)
-        self._refusing = RejectingNodes(bool(inference_api_key))
+        self._rejecting = RejectingNodes(bool(inference_api_key))
         self._open: Counter[str] = Counter()
-        self._served: set[str] = set()
+        self._known_models: set[str] = set()
 
     def known_models(self) -> set[str]:
         """Names of all models some node serves, or served before it went away."""
-        self._served |= {node.model for node in self._fleet.members() if node.model}
-        return self._served
+        self._known_models |= {node.model for node in self._fleet.members() if node.model}
+        return self._known_models
 
     def problem(self) -> str:
         """Why a node refuses to answer this runner, whoever asks; empty if none does."""
-        return self._refusing.problem(self._fleet.members())
+        return self._rejecting.problem(self._fleet.members())
 
     async def attempt_call(
         self, context: CallContext, request: MakeRequest
@@ -104,7 +104,7 @@ class Upstream:
 
         Raises `EngineRejected`, `UnknownModel` or `NoNodeAvailable`.
         """
-        attempt = context.attempt
+        attempt = context.recorder
         headers = {"X-Lightningbus-Rollout": attempt.rollout, "Content-Type": "application/json", **self._auth_headers}
         if context.pinned is not None:
             headers["X-Lightningbus-Version"] = str(context.pinned)
@@ -126,11 +126,11 @@ class Upstream:
                     ) as response:
                         if response.status == 200:
                             attempt.node = node.id
-                            self._refusing.remove(node)
+                            self._rejecting.remove(node)
                             yield node, events_of(response.content)
                             problem = f"{node.id} broke off its answer"
                         elif response.status == 401:  # between us and the node; the agent has nothing to do with it
-                            problem = self._refusing.add(node)
+                            problem = self._rejecting.add(node)
                         elif response.status in RETRY_STATUS:
                             problem = f"{node.id} answered {response.status}"
                         else:
@@ -152,13 +152,13 @@ class Upstream:
                 f"{node.address}/tokenize", json=body, headers=self._auth_headers, allow_redirects=False
             ) as response:
                 if response.status == 401:
-                    self._refusing.add(node)
+                    self._rejecting.add(node)
                 return list((await response.json())["tokens"]) if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
             return None
 
     def _preferred(self, context: CallContext) -> int | None:
-        return context.attempt.last_versions.get(context.model) if self._sticky_weight_version else None
+        return context.recorder.last_weight_versions.get(context.model) if self._sticky_weight_version else None
 
     async def _node(self, context: CallContext, problem: str) -> Heartbeat:
         while True:
@@ -166,19 +166,19 @@ class Upstream:
             served = self.known_models()
             if nodes and context.model not in served and context.model != context.expected:
                 raise UnknownModel(f"model {context.model!r} is not served; served: {', '.join(sorted(served))}")
-            node = self._chosen(context, self._refusing.others(nodes)) or self._chosen(context, nodes)
+            node = self._select(context, self._rejecting.except_rejecting(nodes)) or self._select(context, nodes)
             if node is not None:
                 return node
             await self._wait_for_fleet(
                 context, routing.missing_version(nodes, context.model, context.pinned) or problem
             )
 
-    def _chosen(self, context: CallContext, nodes: Sequence[Heartbeat]) -> Heartbeat | None:
-        attempt, load, preferred = context.attempt, self._open.__getitem__, self._preferred(context)
+    def _select(self, context: CallContext, nodes: Sequence[Heartbeat]) -> Heartbeat | None:
+        attempt, load, preferred = context.recorder, self._open.__getitem__, self._preferred(context)
         return routing.select_node(nodes, context.model, attempt.rollout, attempt.node, context.pinned, load, preferred)
 
     async def _wait_for_fleet(self, context: CallContext, problem: str) -> None:
-        context.attempt.num_calls_waiting += 1
+        context.recorder.num_calls_waiting += 1
         metrics.upstream_calls_waiting.inc()
         try:
             async with asyncio.timeout_at(context.deadline):
@@ -191,7 +191,7 @@ class Upstream:
         except TimeoutError:
             raise NoNodeAvailable(f"{problem} until the rollout's deadline") from None
         finally:
-            context.attempt.num_calls_waiting -= 1
+            context.recorder.num_calls_waiting -= 1
             metrics.upstream_calls_waiting.dec()
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runners.protocol import continuation
-from runners.protocol.choice import SampledChoice, pack_array, version_runs
+from runners.protocol.choice import SampledChoice, pack_array, version_spans
 from runners.protocol.request import ChatRequest
 
 SAMPLING_KEYS = (
@@ -34,7 +34,7 @@ def malformed_engine_output() -> Iterator[None]:
 
 
 @dataclass
-class _Choice:
+class _ChoiceState:
     message: dict[str, Any] = field(default_factory=dict)
     tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     text: str = ""
@@ -43,9 +43,9 @@ class _Choice:
     prompt_ids: list[int] | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
+    token_texts: list[str] = field(default_factory=list)
     logprobs_seen: list[dict[str, Any]] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)  # (version, tokens)
+    weight_versions: list[tuple[int, int]] = field(default_factory=list)  # (version, tokens)
 
     @property
     def is_plain_text(self) -> bool:
@@ -76,7 +76,7 @@ class StreamAccumulator:
         self._head: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
         self._prompt_ids: list[int] | None = None
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, _ChoiceState] = {}
         self._tokens_before_retry = 0  # tokens of the tries before this one
 
     def request(self, max_model_len: int) -> tuple[str, dict[str, Any]]:
@@ -140,9 +140,11 @@ class StreamAccumulator:
         self._usage = chunk.get("usage") or self._usage
         self._prompt_ids = chunk.get("prompt_token_ids") or self._prompt_ids
         for delta in chunk.get("choices", ()):
-            self._add_choice(self._choices.setdefault(delta["index"], _Choice()), delta, chunk.get("weight_version"))
+            self._add_choice(
+                self._choices.setdefault(delta["index"], _ChoiceState()), delta, chunk.get("weight_version")
+            )
 
-    def _add_choice(self, choice: _Choice, delta: dict[str, Any], version: int | None) -> None:
+    def _add_choice(self, choice: _ChoiceState, delta: dict[str, Any], version: int | None) -> None:
         choice.text += delta.get("text") or ""
         for key, value in (delta.get("delta") or {}).items():
             if key == "tool_calls":
@@ -161,16 +163,16 @@ class StreamAccumulator:
         if version is None:
             raise InvalidEngineOutput("the node did not say which weight version made these tokens")
         choice.token_ids += ids
-        choice.versions.append((version, len(ids)))
+        choice.weight_versions.append((version, len(ids)))
         logprobs = delta.get("logprobs") or {}
         choice.logprobs_seen.append(logprobs)
         if self._call.chat:
             entries = logprobs.get("content") or ()
             choice.logprobs += [entry["logprob"] for entry in entries]
-            choice.pieces += [str(entry.get("token", "")) for entry in entries]
+            choice.token_texts += [str(entry.get("token", "")) for entry in entries]
         else:
             choice.logprobs += logprobs.get("token_logprobs") or ()
-            choice.pieces += logprobs.get("tokens") or ()
+            choice.token_texts += logprobs.get("tokens") or ()
 
     def to_agent_chunk(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
         """The chunk as a streaming agent gets it: without what it did not ask for; None if nothing is left."""
@@ -208,11 +210,11 @@ class StreamAccumulator:
             response["choices"].append(entry)
         return response
 
-    def _shown_message(self, choice: _Choice) -> dict[str, Any]:
+    def _shown_message(self, choice: _ChoiceState) -> dict[str, Any]:
         message = _message(choice)
         return _without_thoughts(message) if self._call.hides_reasoning else message
 
-    def _logprobs(self, choice: _Choice) -> dict[str, Any] | None:
+    def _logprobs(self, choice: _ChoiceState) -> dict[str, Any] | None:
         if not self._call.wants_logprobs:
             return None
         merged: dict[str, Any] = {}
@@ -239,9 +241,9 @@ class StreamAccumulator:
                 raise InvalidEngineOutput(
                     f"{len(choice.token_ids)} tokens came with {len(choice.logprobs)} log-probabilities"
                 )
-            if not all(isinstance(version, int) and version >= 0 for version, _ in choice.versions):
+            if not all(isinstance(version, int) and version >= 0 for version, _ in choice.weight_versions):
                 raise InvalidEngineOutput("the node did not say by a number which weight version made these tokens")
-            if self._pinned is not None and any(version != self._pinned for version, _ in choice.versions):
+            if self._pinned is not None and any(version != self._pinned for version, _ in choice.weight_versions):
                 raise InvalidEngineOutput(
                     f"tokens of another version than {self._pinned}: the weights changed meanwhile"
                 )
@@ -251,23 +253,23 @@ class StreamAccumulator:
                 prompt_ids=pack_array("I", prompt_ids),
                 response_ids=pack_array("I", choice.token_ids),
                 logprobs=pack_array("f", choice.logprobs),
-                pieces=tuple(choice.pieces) if len(choice.pieces) == len(choice.token_ids) else (),
-                versions=tuple(version_runs(choice.versions)),
+                token_texts=tuple(choice.token_texts) if len(choice.token_texts) == len(choice.token_ids) else (),
+                weight_versions=tuple(version_spans(choice.weight_versions)),
                 finish_reason=str(choice.finish_reason),
                 sampling=self._sampling,
                 response=json.dumps(_message(choice) if self._call.chat else choice.text, ensure_ascii=False),
             )
 
 
-def _message(choice: _Choice) -> dict[str, Any]:
+def _message(choice: _ChoiceState) -> dict[str, Any]:
     message = {"role": "assistant", "content": None, **choice.message}
     if choice.tool_calls:
-        message["tool_calls"] = [_whole_call(choice.tool_calls[at]) for at in sorted(choice.tool_calls)]
+        message["tool_calls"] = [_tool_call(choice.tool_calls[at]) for at in sorted(choice.tool_calls)]
         message["content"] = message["content"] or None
     return message
 
 
-def _whole_call(call: dict[str, Any]) -> dict[str, Any]:
+def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
     """With arguments, which OpenAI always says; an engine's stream may end before them, or leave out empty ones."""
     function = {"arguments": "", **(call.get("function") or {})}
     return {**{key: value for key, value in call.items() if key != "index"}, "function": function}

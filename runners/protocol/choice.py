@@ -18,15 +18,15 @@ class SampledChoice:
     prompt_ids: bytes
     response_ids: bytes
     logprobs: bytes
-    pieces: tuple[str, ...]
+    token_texts: tuple[str, ...]
     """The text of each response token; empty where the engine did not say it."""
-    versions: tuple[VersionSpan, ...]
+    weight_versions: tuple[VersionSpan, ...]
     finish_reason: str
     sampling: dict[str, Any]
     response: str
 
     @property
-    def tokens(self) -> list[int]:
+    def num_tokens(self) -> list[int]:
         """Prompt and answer."""
         return [*self._ids(self.prompt_ids), *self._ids(self.response_ids)]
 
@@ -43,7 +43,7 @@ def pack_array(code: str, values: list[Any]) -> bytes:
     return packed.tobytes()
 
 
-def version_runs(pieces: list[tuple[int, int]]) -> Iterator[VersionSpan]:
+def version_spans(pieces: list[tuple[int, int]]) -> Iterator[VersionSpan]:
     """Pieces of (version, tokens) in order, as runs of one version each."""
     start = end = 0
     current: int | None = None

@@ -86,7 +86,7 @@ class ChatRequest:
         return body
 
 
-def unsendable(sampling: dict[str, Any]) -> str:
+def find_invalid_sampling(sampling: dict[str, Any]) -> str:
     """Why a task's sampling settings cannot be sent to an engine, in a sentence; empty if they can."""
     for name, value in sampling.items():
         try:

@@ -47,12 +47,12 @@ class AttemptRecorder:
     """Held by whoever sends them."""
     reward_spans: list[Span] = field(default_factory=list)
     """Spans that say a reward."""
-    dropped: int = 0
+    dropped_spans: int = 0
     """Spans that found no room."""
     history: TokenHistory = field(default_factory=TokenHistory)
     node: str = ""
     """The inference node that answered last: its cache holds the prefix of the next call."""
-    last_versions: dict[str, int] = field(default_factory=dict)
+    last_weight_versions: dict[str, int] = field(default_factory=dict)
     """By model, the weight version that answered last."""
     num_calls_waiting: int = 0
     """Model calls waiting for a node now."""
@@ -60,7 +60,7 @@ class AttemptRecorder:
     """Why our own side failed a model call; empty while it did not."""
     traceparent: str = ""
     """The runner's own span of this attempt, where its traces are exported."""
-    unrecordable: str = ""
+    unrecordable_reason: str = ""
     """Why a model call of the agent's cannot be recorded; empty while all are."""
 
     def __post_init__(self) -> None:
@@ -78,10 +78,10 @@ class AttemptRecorder:
     @property
     def calls(self) -> int:
         """Model calls so far."""
-        return self._meter.calls
+        return self._meter.num_calls
 
     @property
-    def named(self) -> dict[str, str]:
+    def log_context(self) -> dict[str, str]:
         """What log lines about this attempt say beside their words."""
         return {"run": self.task.run_id, "rollout": self.rollout}
 
@@ -89,21 +89,21 @@ class AttemptRecorder:
         """Keep a span, if there is room for it; one that an exporter sends again is kept once."""
         if span.span_id in self._ids:
             return True
-        if not self._keep(span):
+        if not self._truncate_span(span):
             return False
         self._meter.add(span)
         if any(True for _ in extract_rewards(span)):
             self.reward_spans.append(span)
         return True
 
-    def _keep(self, span: Span) -> bool:
+    def _truncate_span(self, span: Span) -> bool:
         try:
             size = len(encode(span))
         except EncodeError:
             size = MAX_BYTES
         full = len(self._ids) >= MAX_ATTEMPT_SPANS or self._bytes + size > MAX_ATTEMPT_BYTES
         if full or size > MAX_SPAN_BYTES:
-            self.dropped += 1
+            self.dropped_spans += 1
             return False
         if self._pending and self._pending_bytes + size > BATCH_BYTES:
             self.flush()
@@ -138,14 +138,14 @@ class AttemptRecorder:
             prompt_sha256=prompt.sha256,
             response_ids=part.response_ids,
             logprobs=part.logprobs,
-            token_texts=part.pieces,
-            weight_versions=part.versions,
+            token_texts=part.token_texts,
+            weight_versions=part.weight_versions,
             finish_reason=part.finish_reason,
             sampling_params=part.sampling,
             request_prefix_refs=encoded_request.prefix_refs,
             request=encoded_request.suffix.decode()
             + (f"… ({encoded_request.truncated_bytes} bytes more)" if encoded_request.truncated_bytes else ""),
-            response=_kept(part.response),
+            response=_truncate(part.response),
         )
         prompt_tokens, response_tokens = len(part.prompt_ids) // 4, len(part.response_ids) // 4
         span_attributes: dict[str, object] = {
@@ -158,8 +158,8 @@ class AttemptRecorder:
             attributes.INPUT_TOKENS: prompt_tokens,
             attributes.OUTPUT_TOKENS: response_tokens,
         }
-        if part.versions:
-            span_attributes[attributes.WEIGHT_VERSION] = max(run.version for run in part.versions)
+        if part.weight_versions:
+            span_attributes[attributes.WEIGHT_VERSION] = max(run.version for run in part.weight_versions)
         span = Span(
             trace_id=self.trace_id,
             span_id=ids.span_id(self.rollout, self.execution, "call", index),
@@ -176,8 +176,8 @@ class AttemptRecorder:
         self._meter.add_call(call, prompt_tokens, span)
         metrics.tokens.labels("prompt").inc(prompt_tokens)
         metrics.tokens.labels("completion").inc(response_tokens)
-        if not self._keep(span):
-            self.unrecordable = (
+        if not self._truncate_span(span):
+            self.unrecordable_reason = (
                 f"model call {index} of {prompt_tokens} + {response_tokens} tokens cannot be recorded: "
                 f"a call may take {MAX_SPAN_BYTES} bytes, an attempt {MAX_ATTEMPT_BYTES}"
             )
@@ -218,7 +218,7 @@ class AttemptRecorder:
                 enqueued_ns=self.published_ns,
                 started_ns=self.started_ns,
                 ended_ns=ended_ns,
-                result=_kept(result),
+                result=_truncate(result),
             )
         )
 
@@ -254,8 +254,8 @@ class AttemptRecorder:
         }
         if reward is not None:
             span_attributes[attributes.REWARD] = reward
-        if self.dropped:
-            span_attributes[attributes.DROPPED_SPANS] = self.dropped
+        if self.dropped_spans:
+            span_attributes[attributes.DROPPED_SPANS] = self.dropped_spans
         if outcome != "ok":
             span_attributes[attributes.ERROR_TYPE] = outcome
         return Span(
@@ -273,5 +273,5 @@ class AttemptRecorder:
         )
 
 
-def _kept(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text)} characters)"

@@ -20,9 +20,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from runners.recording.otlp_json import as_protobuf_has_it
-from runners.recording.otlp_limits import BadTelemetry, Budget
-from runners.recording.otlp_spans import logs_of, spans_of
+from runners.recording.otlp_json import normalize_json
+from runners.recording.otlp_limits import Budget, InvalidOtlp
+from runners.recording.otlp_spans import convert_logs, convert_spans
 from schemas import ids
 from schemas.spans import Span
 
@@ -34,20 +34,20 @@ UNREADABLE = (
 )  # fmt: skip
 
 
-def read(signal: str, body: bytes, content_type: str, rollout: str, root_span_id: str) -> list[Span]:
-    """The spans of one export request, as spans of a rollout; raises `BadTelemetry`. Of metrics nothing is kept.
+def parse_request(signal: str, body: bytes, content_type: str, rollout: str, root_span_id: str) -> list[Span]:
+    """The spans of one export request, as spans of a rollout; raises `InvalidOtlp`. Of metrics nothing is kept.
 
     ``signal`` is one of `SIGNALS`. Takes up to seconds for a hostile body: not for the event loop's thread.
     """
     trace = ids.trace_id(rollout)
     if signal == "traces":
-        return spans_of(_parsed(ExportTraceServiceRequest(), body, content_type), trace, root_span_id)
+        return convert_spans(_parsed(ExportTraceServiceRequest(), body, content_type), trace, root_span_id)
     if signal == "logs":
-        return logs_of(_parsed(ExportLogsServiceRequest(), body, content_type), trace, root_span_id)
+        return convert_logs(_parsed(ExportLogsServiceRequest(), body, content_type), trace, root_span_id)
     return []
 
 
-def accepted(signal: str, content_type: str, refused: int) -> web.Response:
+def success_response(signal: str, content_type: str, refused: int) -> web.Response:
     """200; where something was not kept, how much and why."""
     message: Any
     if signal == "metrics":
@@ -66,7 +66,7 @@ def accepted(signal: str, content_type: str, refused: int) -> web.Response:
     return _response(200, content_type, message)
 
 
-def answer(status: int, content_type: str, message: str, retry_after: int | None = None) -> web.Response:
+def error_response(status: int, content_type: str, message: str, retry_after: int | None = None) -> web.Response:
     """An error as OTLP says it; ``retry_after`` seconds the exporter may send the same again."""
     response = _response(status, content_type, RpcStatus(message=message))
     if retry_after is not None:
@@ -83,11 +83,11 @@ def _response(status: int, content_type: str, message: Message) -> web.Response:
 def _parsed(request: Any, body: bytes, content_type: str) -> Any:
     try:
         if content_type == JSON:
-            json_format.ParseDict(as_protobuf_has_it(json.loads(body), Budget()), request, ignore_unknown_fields=True)
+            json_format.ParseDict(normalize_json(json.loads(body), Budget()), request, ignore_unknown_fields=True)
         else:
             request.ParseFromString(body)
-    except BadTelemetry:
+    except InvalidOtlp:
         raise
     except UNREADABLE as error:
-        raise BadTelemetry(f"not an OTLP request: {error}") from error
+        raise InvalidOtlp(f"not an OTLP request: {error}") from error
     return request

@@ -12,20 +12,20 @@ UNKNOWN = "lightningbus.otlp.unknown."
 IDS = frozenset({"traceId", "spanId", "parentSpanId"})
 
 
-def as_protobuf_has_it(value: Any, budget: Budget) -> Any:
+def normalize_json(value: Any, budget: Budget) -> Any:
     """Ids, which OTLP writes as hex, as base64; unknown fields of a span, which protobuf would drop, as attributes.
 
-    Raises `BadTelemetry` for too many objects and lists, and what `json` and `bytes.fromhex` raise for wrong ones.
+    Raises `InvalidOtlp` for too many objects and lists, and what `json` and `bytes.fromhex` raise for wrong ones.
     """
     if not isinstance(value, dict | list):
         return value
     budget.spend()
     if isinstance(value, list):
-        return [as_protobuf_has_it(element, budget) for element in value]
+        return [normalize_json(element, budget) for element in value]
     unknown = _unknown(value)
     budget.spend(len(unknown))
     converted = {
-        key: base64.b64encode(bytes.fromhex(field)).decode() if key in IDS else as_protobuf_has_it(field, budget)
+        key: base64.b64encode(bytes.fromhex(field)).decode() if key in IDS else normalize_json(field, budget)
         for key, field in value.items()
         if key not in unknown
     }

@@ -10,7 +10,7 @@ MAX_SHARED_BYTES = 16 * 1024 * 1024
 """Of resources and scopes, counted for each span that they belong to, because each span carries them."""
 
 
-class BadTelemetry(ValueError):
+class InvalidOtlp(ValueError):
     """Not an OTLP request, or too much in one; the message says why."""
 
 
@@ -21,7 +21,7 @@ class Budget:
         self._left = MAX_VALUES
 
     def spend(self, values: int = 1) -> None:
-        """Count values before they are converted; raises `BadTelemetry` if the request has too many."""
+        """Count values before they are converted; raises `InvalidOtlp` if the request has too many."""
         self._left -= values
         if self._left < 0:
-            raise BadTelemetry(f"more than {MAX_VALUES} values in one request")
+            raise InvalidOtlp(f"more than {MAX_VALUES} values in one request")

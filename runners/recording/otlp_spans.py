@@ -14,24 +14,24 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from runners.recording.otlp_json import UNKNOWN
-from runners.recording.otlp_limits import MAX_SHARED_BYTES, MAX_SPANS, BadTelemetry, Budget
+from runners.recording.otlp_limits import MAX_SHARED_BYTES, MAX_SPANS, Budget, InvalidOtlp
 from schemas import ids
 from schemas.semconv import attributes
 from schemas.spans import Span
 
 ORIGINAL_TRACE = "lightningbus.otlp.trace_id"
 
-Kind = Literal["internal", "server", "client", "producer", "consumer"]
+OtlpSpanKind = Literal["internal", "server", "client", "producer", "consumer"]
 Status = Literal["unset", "ok", "error"]
-KINDS: dict[int, Kind] = {2: "server", 3: "client", 4: "producer", 5: "consumer"}
+KINDS: dict[int, OtlpSpanKind] = {2: "server", 3: "client", 4: "producer", 5: "consumer"}
 STATUS: dict[int, Status] = {1: "ok", 2: "error"}
 
-Group = tuple[Resource, Sequence[tuple[InstrumentationScope, Sequence[Any]]]]
+ResourceGroup = tuple[Resource, Sequence[tuple[InstrumentationScope, Sequence[Any]]]]
 """A resource, and by scope its spans or log records."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
+class _ScopeContext:
     """What spans, or log records, of one scope have in common."""
 
     trace_id: str
@@ -43,9 +43,9 @@ class _Shared:
     """The traces that become the rollout's."""
 
 
-def spans_of(request: ExportTraceServiceRequest, trace_id: str, root_span_id: str) -> list[Span]:
-    """Raises `BadTelemetry` for too much in one request."""
-    groups: list[Group] = [
+def convert_spans(request: ExportTraceServiceRequest, trace_id: str, root_span_id: str) -> list[Span]:
+    """Raises `InvalidOtlp` for too much in one request."""
+    groups: list[ResourceGroup] = [
         (group.resource, [(scope.scope, scope.spans) for scope in group.scope_spans if scope.spans])
         for group in request.resource_spans
     ]
@@ -55,9 +55,9 @@ def spans_of(request: ExportTraceServiceRequest, trace_id: str, root_span_id: st
     return [_span(span, shared, budget) for span, shared in _each(groups, trace_id, root_span_id, moved, budget)]
 
 
-def logs_of(request: ExportLogsServiceRequest, trace_id: str, root_span_id: str) -> list[Span]:
-    """Raises `BadTelemetry` for too much in one request."""
-    groups: list[Group] = [
+def convert_logs(request: ExportLogsServiceRequest, trace_id: str, root_span_id: str) -> list[Span]:
+    """Raises `InvalidOtlp` for too much in one request."""
+    groups: list[ResourceGroup] = [
         (group.resource, [(scope.scope, scope.log_records) for scope in group.scope_logs if scope.log_records])
         for group in request.resource_logs
     ]
@@ -66,7 +66,7 @@ def logs_of(request: ExportLogsServiceRequest, trace_id: str, root_span_id: str)
     return [_log(record, shared, budget) for record, shared in _each(groups, trace_id, root_span_id, (), budget)]
 
 
-def _check(groups: Iterable[Group]) -> None:
+def _check(groups: Iterable[ResourceGroup]) -> None:
     """Counts before anything is converted."""
     spans = shared = 0
     for resource, scopes in groups:
@@ -75,16 +75,16 @@ def _check(groups: Iterable[Group]) -> None:
             spans += len(records)
             shared += len(records) * (size + scope.ByteSize())
     if spans > MAX_SPANS:
-        raise BadTelemetry(f"{spans} spans in one request; the limit is {MAX_SPANS}")
+        raise InvalidOtlp(f"{spans} spans in one request; the limit is {MAX_SPANS}")
     if shared > MAX_SHARED_BYTES:
-        raise BadTelemetry(
+        raise InvalidOtlp(
             f"resource and scope, counted for each span, have {shared} bytes; the limit is {MAX_SHARED_BYTES}"
         )
 
 
 def _each(
-    groups: Iterable[Group], trace_id: str, root_span_id: str, moved: Collection[bytes], budget: Budget
-) -> Iterator[tuple[Any, _Shared]]:
+    groups: Iterable[ResourceGroup], trace_id: str, root_span_id: str, moved: Collection[bytes], budget: Budget
+) -> Iterator[tuple[Any, _ScopeContext]]:
     """Every span or log record, with what it shares; each resource and scope is converted once."""
     for resource, scopes in groups:
         if not scopes:
@@ -94,12 +94,12 @@ def _each(
             scope_attributes = _attributes(scope.attributes, budget)
             if scope.version:
                 scope_attributes["otel.scope.version"] = scope.version
-            shared = _Shared(trace_id, root_span_id, scope.name, scope_attributes, common, moved)
+            shared = _ScopeContext(trace_id, root_span_id, scope.name, scope_attributes, common, moved)
             for record in records:
                 yield record, shared
 
 
-def _span(span: trace_pb2.Span, shared: _Shared, budget: Budget) -> Span:
+def _span(span: trace_pb2.Span, shared: _ScopeContext, budget: Budget) -> Span:
     span_attributes = _attributes(span.attributes, budget)
     span_attributes.update(shared.attributes)
     span_attributes[ORIGINAL_TRACE] = span.trace_id.hex()
@@ -109,7 +109,7 @@ def _span(span: trace_pb2.Span, shared: _Shared, budget: Budget) -> Span:
         span_attributes["otel.dropped_attributes_count"] = span.dropped_attributes_count
     for field in UnknownFieldSet(span):
         budget.spend()
-        span_attributes[f"{UNKNOWN}{field.field_number}"] = _plain(field.data)
+        span_attributes[f"{UNKNOWN}{field.field_number}"] = _to_json_value(field.data)
     budget.spend(len(span.events) + len(span.links))
     return Span(
         trace_id=shared.trace_id,
@@ -132,7 +132,7 @@ def _span(span: trace_pb2.Span, shared: _Shared, budget: Budget) -> Span:
     )
 
 
-def _link(link: trace_pb2.Span.Link, shared: _Shared, budget: Budget) -> dict[str, Any]:
+def _link(link: trace_pb2.Span.Link, shared: _ScopeContext, budget: Budget) -> dict[str, Any]:
     """To a span of the agent's: in the rollout's trace, where that span is too. To any other: as it is."""
     link_attributes = _attributes(link.attributes, budget)
     is_remote = bool(link.flags & trace_pb2.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK)
@@ -142,7 +142,7 @@ def _link(link: trace_pb2.Span.Link, shared: _Shared, budget: Budget) -> dict[st
     return {"trace_id": shared.trace_id, "span_id": link.span_id.hex(), "attributes": link_attributes}
 
 
-def _log(record: LogRecord, shared: _Shared, budget: Budget) -> Span:
+def _log(record: LogRecord, shared: _ScopeContext, budget: Budget) -> Span:
     when = record.time_unix_nano or record.observed_time_unix_nano
     log_attributes = {
         **_attributes(record.attributes, budget),
@@ -179,9 +179,9 @@ def _value(value: AnyValue, budget: Budget) -> Any:
         return [_value(element, budget) for element in value.array_value.values]
     if kind == "kvlist_value":
         return _attributes(value.kvlist_value.values, budget)
-    return _plain(getattr(value, kind))
+    return _to_json_value(getattr(value, kind))
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     """Bytes as base64, as OTLP's JSON has them."""
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value

@@ -14,20 +14,20 @@ Interval = tuple[int, int]
 class UsageMeter:
     """Counts spans as they end."""
 
-    calls: int = 0
+    num_calls: int = 0
     prompt_tokens: int = 0
     response_tokens: int = 0
-    truncated: int = 0
+    num_truncated: int = 0
     versions: set[int] = field(default_factory=set)
     _model: list[Interval] = field(default_factory=list)
     _tool: list[Interval] = field(default_factory=list)
 
     def add_call(self, call: ModelCall, prompt_tokens: int, span: Span) -> None:
         """A model call; ``prompt_tokens`` are those of its whole prompt."""
-        self.calls += 1
+        self.num_calls += 1
         self.prompt_tokens += prompt_tokens
         self.response_tokens += len(call.response_ids) // 4
-        self.truncated += call.finish_reason == "length"
+        self.num_truncated += call.finish_reason == "length"
         self.versions |= {run.version for run in call.weight_versions}
         self._model.append((span.start_ns, span.end_ns))
 
@@ -38,12 +38,12 @@ class UsageMeter:
 
     def usage(self) -> Usage:
         """What all of it comes to."""
-        model, both = seconds(self._model), seconds([*self._model, *self._tool])
+        model, both = total_seconds(self._model), total_seconds([*self._model, *self._tool])
         return Usage(
-            num_calls=self.calls,
+            num_calls=self.num_calls,
             prompt_tokens=self.prompt_tokens,
             response_tokens=self.response_tokens,
-            num_truncated=self.truncated,
+            num_truncated=self.num_truncated,
             min_weight_version=min(self.versions, default=None),
             max_weight_version=max(self.versions, default=None),
             model_seconds=model,
@@ -51,7 +51,7 @@ class UsageMeter:
         )
 
 
-def seconds(intervals: Iterable[Interval]) -> float:
+def total_seconds(intervals: Iterable[Interval]) -> float:
     """How long at least one of the intervals lasted."""
     return sum(end - start for start, end in _merged(sorted(intervals))) / 1e9
 

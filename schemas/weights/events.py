@@ -8,7 +8,7 @@ from schemas.base import Event, Identifier, NonNegativeInt, PositiveInt, Positiv
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
-TransportName = Literal["blob", "file", "s3"]
+TransportName = Literal["bus", "file", "s3"]
 Backend = Literal["nccl", "gloo"]
 
 
@@ -50,7 +50,7 @@ class CanarySpec(Event, frozen=True, kw_only=True):
     """Mean of -log p over sampled tokens, in nats per token."""
     max_entropy: float
     max_length_ratio: float
-    """Largest ratio of the mean answer length to that of the version released before, or its inverse."""
+    """Largest ratio of the mean answer length to that of the version approved before, or its inverse."""
 
 
 class BroadcastCapability(Event, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class WeightManifest(Event, frozen=True, kw_only=True):
     version: NonNegativeInt
     parent: NonNegativeInt | None = None
     kind: Literal["full", "delta", "lora"] = "full"
-    transport: TransportName = "blob"
+    transport: TransportName = "bus"
     location: str = ""
     """Location of the blobs, unless on the bus: a directory, or ``s3://bucket/prefix``."""
     blobs: tuple[Blob, ...]
@@ -121,7 +121,7 @@ class WeightManifest(Event, frozen=True, kw_only=True):
     step: NonNegativeInt
     created_at_ns: NonNegativeInt
     canary: CanarySpec | None = None
-    """Nodes serve the version only after a decision has released it; None: at once."""
+    """Nodes serve the version only after a decision has approved it; None: at once."""
 
 
 MAX_ACTOR_CHARS, MAX_REASON_CHARS = 200, 1000
@@ -131,7 +131,7 @@ MAX_ACTOR_CHARS, MAX_REASON_CHARS = 200, 1000
 class ReleaseDecision(Event, frozen=True, kw_only=True):
     """A decision about a version: by the node that ran its canary, or by a person."""
 
-    action: Literal["released", "revoked", "pinned", "unpinned"]
+    action: Literal["approved", "revoked", "pinned", "unpinned"]
     version: NonNegativeInt
     actor: Annotated[str, Meta(max_length=MAX_ACTOR_CHARS)]
     reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)] = ""

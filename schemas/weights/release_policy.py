@@ -9,7 +9,7 @@ from schemas.weights.events import ReleaseDecision, ReleaseState, WeightManifest
 
 MAX_DECISIONS: Final = 100
 """Decisions that are kept: far more than there are versions whose files still exist."""
-VERDICTS = ("released", "revoked")
+VERDICTS = ("approved", "revoked")
 
 
 def apply_decision(release: ReleaseState, decision: ReleaseDecision) -> ReleaseState:
@@ -28,7 +28,7 @@ def is_successor(before: ReleaseState, after: ReleaseState) -> bool:
 
 
 def latest_verdict(release: ReleaseState, version: int) -> ReleaseDecision | None:
-    """The last decision that released or revoked a version."""
+    """The last decision that approved or revoked a version."""
     verdicts = (
         decision
         for decision in reversed(release.decisions)
@@ -44,9 +44,9 @@ def is_revoked(release: ReleaseState, version: int) -> bool:
 
 
 def is_servable(release: ReleaseState, manifest: WeightManifest) -> bool:
-    """Whether a version may be served: it is not revoked and, if it needs a canary, it is released."""
+    """Whether a version may be served: it is not revoked and, if it needs a canary, it is approved."""
     verdict = latest_verdict(release, manifest.version)
-    return manifest.canary is None if verdict is None else verdict.action == "released"
+    return manifest.canary is None if verdict is None else verdict.action == "approved"
 
 
 def is_pending_canary(release: ReleaseState, manifest: WeightManifest) -> bool:
@@ -58,13 +58,13 @@ def versions_to_retain(release: ReleaseState, versions: Iterable[int]) -> set[in
     """Of the versions whose files exist, those that nodes may have to fall back to if newer ones are revoked."""
     existing = set(versions)
     not_revoked = {version for version in existing if not is_revoked(release, version)}
-    released = {decision.version for decision in release.decisions if decision.action == "released"} & not_revoked
+    approved = {decision.version for decision in release.decisions if decision.action == "approved"} & not_revoked
     pinned = {release.pinned} & existing if release.pinned is not None else set()
-    return {*pinned, *([max(released)] if released else []), *([max(not_revoked)] if not_revoked else [])}
+    return {*pinned, *([max(approved)] if approved else []), *([max(not_revoked)] if not_revoked else [])}
 
 
 def last_approved_length(release: ReleaseState) -> float | None:
-    """Mean length of the answers of the version that a canary released last; None before the first."""
+    """Mean length of the answers of the version that a canary approved last; None before the first."""
     lengths = (
         decision.metrics["length"] for decision in reversed(release.decisions) if _passed_canary(release, decision)
     )
@@ -72,4 +72,4 @@ def last_approved_length(release: ReleaseState) -> float | None:
 
 
 def _passed_canary(release: ReleaseState, decision: ReleaseDecision) -> bool:
-    return decision.action == "released" and "length" in decision.metrics and not is_revoked(release, decision.version)
+    return decision.action == "approved" and "length" in decision.metrics and not is_revoked(release, decision.version)

@@ -13,7 +13,7 @@ import uvloop
 
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer, nats_server
-from bus.errors import AccessError, BusError
+from bus.errors import BusError, CredentialsError
 from bus.security.auth_refusals import AuthRefusals
 from bus.security.credentials import Credentials
 from bus.security.users import create_users
@@ -36,7 +36,7 @@ def replace_users(server: NatsServer, users: Path, fresh: Path) -> None:
 async def test_tls_address_of_a_plaintext_server_is_refused_and_nothing_is_published(tmp_path: Path) -> None:
     async with nats_server(tmp_path) as server, Bus.connect(server.url) as plain:
         await plain.provision()
-        with pytest.raises(AccessError, match="speaks no TLS"):
+        with pytest.raises(CredentialsError, match="speaks no TLS"):
             async with Bus.connect(server.url.replace("nats://", "tls://"), wait=5) as bus:
                 await TaskPublisher(bus).publish_task(Task(id="t", run_id="r", agent="a", input=1))
         assert (await plain.js.stream_info("TASKS")).state.messages == 0
@@ -44,7 +44,7 @@ async def test_tls_address_of_a_plaintext_server_is_refused_and_nothing_is_publi
 
 async def test_tls_address_of_one_server_in_a_list_holds_for_all(tmp_path: Path) -> None:
     async with nats_server(tmp_path) as server:
-        with pytest.raises(AccessError, match="speaks no TLS"):
+        with pytest.raises(CredentialsError, match="speaks no TLS"):
             async with Bus.connect(f"{server.url},tls://127.0.0.1:1", wait=5):
                 pass
 
@@ -107,7 +107,7 @@ async def test_old_keys_end_the_connection_with_the_reason(tmp_path: Path, monke
     ):
         replace_users(server, users, fresh)
         await bus.closed.wait()
-        assert isinstance(bus.failure, AccessError)
+        assert isinstance(bus.failure, CredentialsError)
         assert "it has no user of this key" in str(bus.failure)
 
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer, nats_server
-from bus.errors import AccessError
+from bus.errors import CredentialsError
 from bus.security import certificate_expiry
 from bus.security.certificates import CertificateAuthority
 from bus.security.credentials import Credentials
@@ -32,7 +32,7 @@ def reload(server: NatsServer) -> None:
 
 
 async def let_in(url: str, access: Credentials) -> None:
-    """Raises `AccessError` unless the server lets us in."""
+    """Raises `CredentialsError` unless the server lets us in."""
     async with Bus.connect(url, credentials=access, wait=10):
         pass
 
@@ -45,7 +45,7 @@ async def reloaded(url: str, access: Credentials, refused: bool) -> None:
                 await let_in(url, access)
                 if not refused:
                     return
-            except AccessError:
+            except CredentialsError:
                 if refused:
                     return
 
@@ -60,7 +60,7 @@ async def test_a_certificate_is_let_in_with_its_own_users_password_only(tmp_path
             replace(runner, password=None),
             replace(runner, cert=node.cert, key=node.key),
         ):
-            with pytest.raises(AccessError, match="lets nobody in"):
+            with pytest.raises(CredentialsError, match="lets nobody in"):
                 await let_in(server.url, wrong)
 
 
@@ -69,7 +69,7 @@ async def test_an_nkey_of_another_user_opens_nothing_with_a_runners_certificate(
     assert list(create_users(tmp_path / "users", tls=True)) and list(create_users(tmp_path / "others", tls=False))
     runner, node = Credentials.read(tmp_path / "users", "runner"), Credentials.read(tmp_path / "others", "inference")
     async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server:
-        with pytest.raises(AccessError, match="lets nobody in"):
+        with pytest.raises(CredentialsError, match="lets nobody in"):
             await let_in(server.url, replace(runner, password=None, nkey=node.nkey))
 
 
@@ -83,7 +83,7 @@ async def test_a_server_that_maps_no_certificates_lets_no_bare_name_in(tmp_path:
     runner = Credentials.read(users, "runner")
     async with nats_server(tmp_path / "nats", users=users) as server:
         bare = replace(runner, password=None)
-        with pytest.raises(AccessError, match="lets nobody in"):
+        with pytest.raises(CredentialsError, match="lets nobody in"):
             await let_in(server.url.replace("nats://", f"nats://{quote(admin)}:@"), bare)
 
 
@@ -115,7 +115,7 @@ async def test_rotation_cuts_nobody_off(tmp_path: Path, tls: bool) -> None:
                 await reloaded(server.url, Credentials.read(users, "runner"), refused=False)
                 await let_in(server.url, Credentials.read(old, "runner"))
                 assert client.nc.stats["reconnects"] == 0
-                with pytest.raises(AccessError, match="under way"):
+                with pytest.raises(CredentialsError, match="under way"):
                     list(begin_rotation(users))
                 assert list(finish_rotation(users))
                 reload(server)
@@ -129,7 +129,7 @@ async def test_rotation_cuts_nobody_off(tmp_path: Path, tls: bool) -> None:
                 publishing.cancel()
                 assert not client.closed.is_set() and not publishing.done()
                 assert (await admin.js.stream_info("TASKS")).state.messages >= published
-        with pytest.raises(AccessError, match="no rotation"):
+        with pytest.raises(CredentialsError, match="no rotation"):
             list(finish_rotation(users))
 
 

@@ -20,7 +20,7 @@ from nats.errors import StaleConnectionError
 from bus.client import Bus
 from bus.dead_letters import DeadLetterQueue
 from bus.embedded.nats_server import nats_server
-from bus.errors import AccessError, BusError
+from bus.errors import BusError, CredentialsError
 from bus.lease import keep_renewed
 from bus.message import Message
 from bus.security.credentials import Credentials
@@ -134,7 +134,9 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
             await store.ensure_consumer(consumer)
 
         tasks = runner_consumer("calc", "train", ack_wait=1.0)
-        with pytest.raises(AccessError, match=r"run `lightningbus provision --agent calc --ack-wait 1` once as admin"):
+        with pytest.raises(
+            CredentialsError, match=r"run `lightningbus provision --agent calc --ack-wait 1` once as admin"
+        ):
             await runner.ensure_consumer(tasks)
         await roles["admin"].provision(more=[tasks])
         await runner.ensure_consumer(tasks)
@@ -307,9 +309,9 @@ async def test_what_a_role_does_not_need_is_refused(secured: Secured, role: str)
 async def test_a_word_that_is_refused_is_an_error_at_once(secured: Secured) -> None:
     """No publisher waits for the acknowledgement of what the server will not take; provisioning neither."""
     async with secured.as_("runner") as bus, asyncio.timeout(4):
-        with pytest.raises(AccessError, match=r"lb\.task\.train\.calc: this user has no right"):
+        with pytest.raises(CredentialsError, match=r"lb\.task\.train\.calc: this user has no right"):
             await TaskPublisher(bus).publish_task(Task(id="mine", run_id="r", agent="calc", input=1))
-        with pytest.raises(AccessError, match=r"no right to do that: .*stream\.info\.tasks"):
+        with pytest.raises(CredentialsError, match=r"no right to do that: .*stream\.info\.tasks"):
             await bus.provision()
 
 
@@ -400,7 +402,7 @@ async def test_a_stranger_is_refused_in_one_sentence(
 ) -> None:
     """Whatever is missing or wrong is said at once, and not tried again and again."""
     wrong = {name: value and strangers / value for name, value in changes.items()}
-    with pytest.raises(AccessError, match=f"the bus at {secured.url} cannot be used: .*{sentence}"):
+    with pytest.raises(CredentialsError, match=f"the bus at {secured.url} cannot be used: .*{sentence}"):
         async with asyncio.timeout(10), secured.as_("runner", **wrong):
             pass
 
@@ -464,7 +466,7 @@ def test_a_bad_file_is_one_sentence(tmp_path: Path, file: str, content: str | No
     path.unlink()
     if content is not None:
         path.write_text(content)
-    with pytest.raises(AccessError, match=sentence) as caught:
+    with pytest.raises(CredentialsError, match=sentence) as caught:
         Credentials.read(tmp_path, "runner")
     assert "SUNOTASEED" not in str(caught.value)
 

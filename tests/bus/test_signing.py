@@ -8,7 +8,7 @@ import pytest
 
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
-from bus.errors import AccessError, FencedError
+from bus.errors import CredentialsError, FencedError
 from bus.security.credentials import FILE, Credentials
 from bus.security.permissions import PERMISSIONS
 from bus.security.signing import EXPECTED_LAST_HEADER, SIGNATURE_HEADER, InvalidSignatureError, SigningKeys, make_keys
@@ -122,11 +122,11 @@ async def test_a_decision_counts_only_from_who_may_decide_it(roles: Roles) -> No
     sequence = 0
     for version in range(3):
         sequence = await learner.publish(SUBJECT, manifest(version), msg_id=str(version), expect_last=sequence)
-    with pytest.raises(AccessError, match="may not sign this ReleaseState"):
+    with pytest.raises(CredentialsError, match="may not sign this ReleaseState"):
         await WeightRegistry(learner, "policy").append_decision("revoked", 2, who="me")
-    with pytest.raises(AccessError, match="may not sign this ReleaseState"):
+    with pytest.raises(CredentialsError, match="may not sign this ReleaseState"):
         await WeightRegistry(node, "policy").append_decision("pinned", 0, who="me")
-    with pytest.raises(AccessError, match="has no signing key"):
+    with pytest.raises(CredentialsError, match="has no signing key"):
         await WeightRegistry(await roles.as_("client"), "policy").append_decision("revoked", 2, who="me")
     await WeightRegistry(node, "policy").append_decision("revoked", 2, who="n")
     assert (await served(node))[0] == 1
@@ -134,7 +134,7 @@ async def test_a_decision_counts_only_from_who_may_decide_it(roles: Roles) -> No
     assert (await served(node))[0] == 0
     await roles.send(RELEASE, encode(ReleaseState(model="policy", pinned=2)))
     assert (await served(node))[0] == 0
-    await WeightRegistry(admin, "policy").append_decision("released", 1, who="me")
+    await WeightRegistry(admin, "policy").append_decision("approved", 1, who="me")
     assert await served(node) == (1, "")
 
 
@@ -145,7 +145,7 @@ async def test_a_node_that_leaves_a_decision_out_changes_nothing(roles: Roles) -
     await learner.publish(SUBJECT, manifest(1), msg_id="1", expect_last=first)
     releases = WeightRegistry(admin, "policy")
     await releases.append_decision("revoked", 1, who="me")
-    forged = apply_decision(ReleaseState(model="policy"), decision("released", 1))
+    forged = apply_decision(ReleaseState(model="policy"), decision("approved", 1))
     await node.publish(RELEASE, forged, msg_id="forged", expect_last=releases._last_decision.sequence)
     version, problem = await served(node)
     assert version == 0 and "not the decisions before it and one more" in problem

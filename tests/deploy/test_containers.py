@@ -21,7 +21,7 @@ from lightningbus.cli.commands.store import ADMIN_VARIABLE, READER_VARIABLE, URL
 from lightningbus.run.discovery import API_KEY_VARIABLE
 from lightningbus.run.store_discovery import SQL_VARIABLE
 from runners.settings import RunnerSettings
-from runners.task_handler import GIVE_BACK_SECONDS
+from runners.task_handler import NAK_DELAY_SECONDS
 from store.clickhouse.users import READER, WRITER
 from tests.deploy.commands import DEPLOY, ROLES, ROOT, Commands, Document
 
@@ -97,7 +97,7 @@ def test_a_services_command_is_one_of_ours_and_its_health_is_asked_where_it_answ
         assert settings.inference_api_key_file is not None
     if isinstance(settings, RunnerSettings):
         grace = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
-        assert grace >= settings.drain_timeout_seconds + 2 * GIVE_BACK_SECONDS + 10
+        assert grace >= settings.drain_timeout_seconds + 2 * NAK_DELAY_SECONDS + 10
 
 
 def test_the_other_commands_are_ours_too_and_nothing_is_open_to_others(commands: Commands) -> None:

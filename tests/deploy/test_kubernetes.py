@@ -16,7 +16,7 @@ from inference.settings import InferenceSettings
 from lightningbus.cli.commands.store import URL_VARIABLE
 from lightningbus.run.discovery import CREDENTIALS_VARIABLE
 from runners.settings import RunnerSettings
-from runners.task_handler import GIVE_BACK_SECONDS
+from runners.task_handler import NAK_DELAY_SECONDS
 from schemas import subjects
 from store.settings import StoreSettings
 from tests.deploy.commands import DEPLOY, ROLES, ROOT, Commands, Document
@@ -176,7 +176,7 @@ def test_a_runner_has_the_time_it_says_it_needs_and_is_scaled_by_its_queue(comma
     settings = begun(commands, "runner")
     assert isinstance(settings, RunnerSettings) and settings.inference_api_key_file is not None
     (grace,) = (pod["terminationGracePeriodSeconds"] for name, pod in pods() if name == "runner")
-    assert grace >= settings.drain_timeout_seconds + 2 * GIVE_BACK_SECONDS + 10
+    assert grace >= settings.drain_timeout_seconds + 2 * NAK_DELAY_SECONDS + 10
     scaled = of("ScaledObject")["runner"]["spec"]
     assert scaled["scaleTargetRef"]["name"] in of("Deployment") and "replicas" not in of("Deployment")["runner"]["spec"]
     monitor = ports(container("nats"))["monitor"]

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from bus.client import Bus
 from bus.task_publisher import TaskPublisher
-from runners.protocol.dialects.responses import Responses
+from runners.protocol.dialects.responses import ResponsesDialect
 from schemas.semconv.span_kinds import kind_of
 from schemas.spans import Span
 from tests.examples.endpoint import Answer, Endpoint, Failed, talk
@@ -44,7 +44,7 @@ class AnyEndpoint(Endpoint):
     """OpenAI's own API for agents, beside chats; what it is asked is kept as the chat that it stands for."""
 
     async def _response(self, request: web.Request) -> web.Response:
-        asked = Responses(await request.json(), {})
+        asked = ResponsesDialect(await request.json(), {})
         self.requests.append(asked.call.body)
         message = self.answer(asked.call.body["messages"])
         if isinstance(message, int):

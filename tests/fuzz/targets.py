@@ -19,7 +19,7 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.test_utils import make_mocked_request
 
 from bus.dead_letters import build_replay
-from bus.errors import AccessError, BusError
+from bus.errors import BusError, CredentialsError
 from bus.security.credentials import FILE, Credentials
 from bus.task_file import TaskFileError, load_tasks
 from inference.gateway.version_stamp import add_cache_salt, stamp_event
@@ -30,14 +30,14 @@ from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import RunSettings, load
 from runners.agent.executors import AgentError, parse_reply
 from runners.gateway import routing
-from runners.gateway.requests import TurnedAway, well_formed
+from runners.gateway.requests import ApiError, raise_on_malformed
 from runners.gateway.upstream import events_of
 from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator, malformed_engine_output
-from runners.protocol.dialects.registry import APIS, passed_on
+from runners.protocol.dialects.registry import APIS, translate_error
 from runners.protocol.token_history import TokenHistory
 from runners.recording import otlp, rewards
 from runners.recording.attempt import AttemptRecorder
-from runners.rollout import result_of
+from runners.rollout import parse_result
 from schemas import ids
 from schemas.base import Event
 from schemas.codec import DecodeError, decode, decode_as, encode, schema_of
@@ -114,14 +114,14 @@ def _telemetry() -> Iterator[Target]:
         ),
         ("logs", [corpora.LOGS], corpora.LOGS_IN_JSON),
     ):
-        yield Target(f"OTLP {signal}", plain, partial(_otlp, signal, "application/x-protobuf"), (otlp.BadTelemetry,))
-        yield Target(f"OTLP {signal} in JSON", said, partial(_otlp, signal, otlp.JSON), (otlp.BadTelemetry,), "json")
+        yield Target(f"OTLP {signal}", plain, partial(_otlp, signal, "application/x-protobuf"), (otlp.InvalidOtlp,))
+        yield Target(f"OTLP {signal} in JSON", said, partial(_otlp, signal, otlp.JSON), (otlp.InvalidOtlp,), "json")
 
 
 def _otlp(signal: str, kind: str, data: bytes) -> None:
     """Spans are taken into an attempt, and it ends as always."""
     attempt = AttemptRecorder(corpora.TASK, 1, "runner")
-    for span in otlp.read(signal, data, kind, attempt.rollout, attempt.root_id):
+    for span in otlp.parse_request(signal, data, kind, attempt.rollout, attempt.root_id):
         attempt.add(span)
     with contextlib.suppress(rewards.InvalidReward):
         rewards.resolve_reward({"value": None}, attempt.reward_spans)
@@ -137,13 +137,13 @@ def _requests() -> Iterator[Target]:
         ("responses", corpora.RESPONSES),
         ("messages", corpora.MESSAGES),
     ):
-        yield Target(f"request {path}", corpus, partial(_asked, path), (TurnedAway,), "json", 2.0)
+        yield Target(f"request {path}", corpus, partial(_asked, path), (ApiError,), "json", 2.0)
 
 
 def _asked(path: str, data: bytes) -> None:
     """A request is refused with a sentence, or goes all its way: to an engine, which breaks off, and back."""
     history = TokenHistory(responses={"resp_1": [{"role": "user", "content": "hello"}]})
-    with well_formed():
+    with raise_on_malformed():
         dialect = APIS[path].parse(json.loads(data), history)
     call = dialect.call
     attempt = AttemptRecorder(corpora.TASK, 1, "runner", history=history)
@@ -174,7 +174,7 @@ def _recorded(completion: StreamAccumulator, dialect: Any, attempt: AttemptRecor
         request = dialect.call.to_record()
         attempt.add_call(part, node="n", role=dialect.call.role, request=request, started_ns=1, ended_ns=2)
         if dialect.call.chat:
-            attempt.history.add(dialect.call, json.loads(part.response), part.tokens)
+            attempt.history.add(dialect.call, json.loads(part.response), part.num_tokens)
     attempt.finish("ok", 1.0, "", "")
     for batch in attempt.outbox:
         decode(SpanBatch, encode(batch))
@@ -234,7 +234,7 @@ def _chunked(answered: Callable[[bytes], None], data: bytes) -> None:
 
 def _refused(data: bytes) -> None:
     for api in APIS.values():
-        passed_on(api, 400, data)
+        translate_error(api, 400, data)
 
 
 def _engine(data: bytes) -> None:
@@ -245,7 +245,7 @@ def _engine(data: bytes) -> None:
 def _agent(data: bytes) -> None:
     answer = parse_reply(data)
     rewards.resolve_reward(answer, [])
-    result_of(answer)
+    parse_result(answer)
     ids.parse_span_id(data.decode(errors="replace"))
 
 
@@ -274,7 +274,7 @@ def _files() -> Iterator[Target]:
         "access file",
         access,
         partial(_file, lambda path: Credentials.read(path.parent, "runner"), path),
-        (AccessError,),
+        (CredentialsError,),
         "json",
         0.3,
     )

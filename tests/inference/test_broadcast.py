@@ -117,7 +117,7 @@ async def until(fleet: Fleet, met: Callable[[dict[str, Heartbeat]], bool]) -> di
 async def served(fleet: Fleet, version: int, ids: str) -> dict[str, str]:
     """Wait until nodes serve a version; the life of each one's engine."""
     said = await until(fleet, lambda said: all(id in said and said[id].version == version for id in ids))
-    return {id: said[id].status["reach"]["engine"] for id in ids}
+    return {id: said[id].status["broadcast"]["engine"] for id in ids}
 
 
 def fetched(directory: Path) -> list[int]:
@@ -185,7 +185,7 @@ async def test_who_never_comes_is_waited_for_within_a_bound_and_not_again(bus: B
             state="ready",
             model="policy",
             version=version,
-            status={"reach": reach},
+            status={"broadcast": reach},
             sent_at_ns=1,
         )
         await bus.nc.publish(subjects.heartbeat("inference", "g"), encode(beat))
@@ -307,13 +307,13 @@ def test_what_is_not_what_was_published_is_known(tmp_path: Path) -> None:
 
 def beat(id: str, **changes: Any) -> Heartbeat:
     reach = to_builtins(BroadcastCapability(engine=f"e{id}", ranks=2, backends=("nccl", "gloo")))
-    fields = {"role": "inference", "state": "ready", "model": "policy", "version": 4, "status": {"reach": reach}}
+    fields = {"role": "inference", "state": "ready", "model": "policy", "version": 4, "status": {"broadcast": reach}}
     return Heartbeat(id=id, sent_at_ns=1, **{**fields, **changes})  # type: ignore[arg-type]
 
 
 def test_a_seat_is_for_who_serves_the_version_before() -> None:
     def seated(beats: Sequence[Heartbeat], **changes: Any) -> tuple[RankAssignment, ...]:
-        return assign_ranks(beats, **{"model": "policy", "backend": "nccl", "held": 4, **changes})
+        return assign_ranks(beats, **{"model": "policy", "backend": "nccl", "base_version": 4, **changes})
 
     fit = [beat("a"), beat("b")]
     assert [(seat.node, seat.engine, seat.rank, seat.ranks) for seat in seated(fit)] == [
@@ -327,12 +327,12 @@ def test_a_seat_is_for_who_serves_the_version_before() -> None:
         {"state": "awaiting_weights"},
         {"model": "other"},
         {"status": {}},
-        {"status": {"reach": {"engine": "e", "ranks": 1, "backends": ["gloo"]}}},
-        {"status": {"reach": {"engine": "e", "ranks": 0, "backends": ["nccl"]}}},
+        {"status": {"broadcast": {"engine": "e", "ranks": 1, "backends": ["gloo"]}}},
+        {"status": {"broadcast": {"engine": "e", "ranks": 0, "backends": ["nccl"]}}},
     )
     for changes in others:
         assert seated([beat("x", **changes), *fit]) == seated(fit), changes
-    assert [seat.node for seat in seated(fit, resting=["ea"])] == ["b"]
+    assert [seat.node for seat in seated(fit, cooldown=["ea"])] == ["b"]
 
 
 def test_every_address_is_none_to_meet_at() -> None:

@@ -67,7 +67,7 @@ async def published(bus: Bus, publisher: WeightPublisher, path: Path) -> tuple[B
 
 async def says_it_serves(bus: Bus, nodes: Fleet, version: int | None) -> None:
     """A node that is not there says that it could take part."""
-    reach = {"reach": to_builtins(BroadcastCapability(engine="gone", ranks=1, backends=("gloo",)))}
+    reach = {"broadcast": to_builtins(BroadcastCapability(engine="gone", ranks=1, backends=("gloo",)))}
     said = {
         "state": "ready",
         "model": "policy",
@@ -124,5 +124,5 @@ async def test_what_is_broadcast_answers_as_what_is_fetched(bus: Bus, tmp_path: 
         assert ids == same
         np.testing.assert_allclose(told, logprobs, atol=1e-6)
     assert fetched[0][2] != fetched[1][2]
-    assert at.status["reach"] == received[0][1].status["reach"], "with the engine it had"
+    assert at.status["broadcast"] == received[0][1].status["broadcast"], "with the engine it had"
     assert answer[0] == fetched[0][2][0]

@@ -112,14 +112,14 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
         (directory,) = {path.parent for path in sockets}
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700, "its control routes ask nobody who they are"
         good = await decided(bus, 0)
-        assert good.action == "released" and 0 <= good.metrics["k3_kl"] < 1e-6, good
+        assert good.action == "approved" and 0 <= good.metrics["k3_kl"] < 1e-6, good
         assert 0 < good.metrics["entropy"] < 7 and good.metrics["length"] > 1
         await publish(1, {name: LOUD * tensor for name, tensor in weights.items()}, trial)
         bad = await decided(bus, 1)
         assert bad.action == "revoked" and "k3-KL to the learner is" in bad.reason, bad
         await seen(bus, "ready", 0, "version 1 was revoked: k3-KL")
         await publish(2, {name: tensor.clone() for name, tensor in weights.items()}, trial)
-        assert (await decided(bus, 2)).action == "released"
+        assert (await decided(bus, 2)).action == "approved"
         await seen(bus, "ready", 2)
         broken = dict(weights)
         name = next(name for name in weights if name.endswith("mlp.up_proj.weight"))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bus.client import Bus
 from bus.connection import Connection
-from bus.errors import AccessError
+from bus.errors import CredentialsError
 from bus.fleet.node_state import TRANSITIONS, NodeEvent, State, is_ready, next_state
 from bus.security.secrets import bearer_header, has_bearer
 from common.observability.metric_registry import REGISTRIES
@@ -258,7 +258,7 @@ async def test_beyond_loopback_a_node_has_a_key(tmp_path: Path) -> None:
     settings = InferenceSettings(model_path=tmp_path, host="0.0.0.0")
     bus = Bus(Connection("nats://127.0.0.1", None))
     with pytest.raises(
-        AccessError, match=r"host: 0\.0\.0\.0 is reached from other machines.*set inference_api_key_file"
+        CredentialsError, match=r"host: 0\.0\.0\.0 is reached from other machines.*set inference_api_key_file"
     ):
         await run(bus, settings, asyncio.Event())
     for content, sentence in (
@@ -266,7 +266,7 @@ async def test_beyond_loopback_a_node_has_a_key(tmp_path: Path) -> None:
         ("two words of a key", "holds no inference API key"),
     ):
         (tmp_path / "key").write_text(content)
-        with pytest.raises(AccessError, match=sentence) as caught:
+        with pytest.raises(CredentialsError, match=sentence) as caught:
             await run(bus, settings.model_copy(update={"inference_api_key_file": tmp_path / "key"}), asyncio.Event())
         assert content not in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Which version nodes serve: revoked, pinned, released after a trial on one of them. On a real broker."""
+"""Which version nodes serve: revoked, pinned, approved after a canary on one of them. On a real broker."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -117,7 +117,7 @@ async def test_a_version_that_is_revoked_is_left_by_all_and_taken_by_nobody(bus:
             await all_hold([*engines, *late], 3)
             assert [version for version, _ in late[0].held] == [0, 3]
         await releases.append_decision("revoked", 3, who="me")
-        await releases.append_decision("released", 2, who="me", why="it was a quotation")
+        await releases.append_decision("approved", 2, who="me", why="it was a quotation")
         await all_hold(engines, 2)
     for engine in engines:
         assert all(content == b"weights of version %d" % version * 1000 for version, content in engine.held)
@@ -259,7 +259,7 @@ async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(
         own = {int(one.split()[1]) for one in judge.happened if one.startswith("judges")}
         assert {version for version, _ in engine.held} == {0, 3} | own
     passed = latest_verdict(releases.state, 3) or latest_verdict(await releases.refresh(), 3)
-    assert passed is not None and passed.action == "released" and passed.metrics == {"length": 4.0}
+    assert passed is not None and passed.action == "approved" and passed.metrics == {"length": 4.0}
 
 
 async def test_the_first_version_is_tried_too_and_nobody_serves_what_is_revoked(bus: Bus, tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ async def test_a_trial_that_cannot_be_made_here_is_left_to_others(bus: Bus, tmp_
         async with asyncio.timeout(10):
             while not all("do not fit" in node.problem for node in made):
                 await asyncio.sleep(0.01)
-        await WeightRegistry(bus, "policy").append_decision("released", 0, who="me")  # all look again
+        await WeightRegistry(bus, "policy").append_decision("approved", 0, who="me")  # all look again
         await publish(bus, tmp_path, 2)
         await all_hold(engines, 2)
     assert [judge.happened for judge in judges] == [["canary_started"], ["canary_started"]]
@@ -369,7 +369,7 @@ def test_what_a_delta_that_is_needed_is_built_upon_is_kept() -> None:
     assert versions_to_delete(names, 2) == ["0", "1-delta", "2-delta"]
 
 
-WORDS = st.sampled_from(["released", "revoked", "pinned", "unpinned"])
+WORDS = st.sampled_from(["approved", "revoked", "pinned", "unpinned"])
 
 
 @given(st.lists(st.tuples(WORDS, st.integers(0, 6)), max_size=30), st.sets(st.integers(0, 6), min_size=1))
@@ -377,7 +377,7 @@ def test_the_last_word_counts_and_nothing_revoked_is_needed(told: list[tuple[str
     release = ReleaseState(model="m")
     for at, (what, version) in enumerate(told):
         release = apply_decision(release, ReleaseDecision(action=what, version=version, actor="x", decided_at_ns=at))  # type: ignore[arg-type]
-    words = {version: what for what, version in told if what in ("released", "revoked")}
+    words = {version: what for what, version in told if what in ("approved", "revoked")}
     for version in range(7):
         said = latest_verdict(release, version)
         assert (said.action if said else None) == words.get(version)

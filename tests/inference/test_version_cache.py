@@ -24,7 +24,7 @@ from tests.inference.test_updater import Engine, following
 from tests.tensorfiles import stepped, weights, write
 
 
-@pytest.fixture(params=["blob", "file", "s3"])
+@pytest.fixture(params=["bus", "file", "s3"])
 def by(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """The settings of each transport, with a server that speaks S3 where one is needed."""
     if request.param != "s3":

@@ -111,7 +111,9 @@ def test_an_estimator_that_cannot_be_used_is_refused_with_a_sentence(name: str, 
 
 def test_a_users_own_credit_is_found_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("mine")
-    module.first = lambda episodes, estimate, settings: [[1.0] + [0.0] * (episode.num_calls - 1) for episode in episodes]
+    module.first = lambda episodes, estimate, settings: [
+        [1.0] + [0.0] * (episode.num_calls - 1) for episode in episodes
+    ]
     module.wrong = lambda episodes, estimate, settings: [[float("nan")] for _ in episodes]
     monkeypatch.setitem(sys.modules, "mine", module)
     settings = LearnerSettings.model_validate({"model_path": Path("m"), "credit": "mine:first"})

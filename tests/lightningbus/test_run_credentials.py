@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bus.client import Bus
-from bus.errors import AccessError
+from bus.errors import CredentialsError
 from bus.security.credentials import Credentials
 from lightningbus.run.discovery import connect, discover_bus
 from lightningbus.run.run_directory import RunDirectory
@@ -36,7 +36,7 @@ async def test_the_bus_of_a_run_is_open_to_nobody_by_default() -> None:
     async with start_stack(directory, BusSettings(port=0), "test") as made:
         access = directory.path / CREDENTIALS
         assert access.stat().st_mode & 0o777 == 0o700
-        with pytest.raises(AccessError, match="lets nobody in whom it does not know"):
+        with pytest.raises(CredentialsError, match="lets nobody in whom it does not know"):
             async with Bus.connect(made.url):
                 pass
         async with connect(None, "other terminal") as client, client.fleet("*") as fleet:

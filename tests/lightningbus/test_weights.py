@@ -45,7 +45,7 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, n
         ):
             rows = await listed(nats_url)
             assert [(row["version"], row["state"], sorted(row["nodes"])) for row in rows] == [
-                (2, "released", ["adapters", "node"]), (1, "released", ["adapters"]), (0, "released", []),
+                (2, "approved", ["adapters", "node"]), (1, "approved", ["adapters"]), (0, "approved", []),
             ]  # fmt: skip
             assert rows[0]["bytes"] == 20000 and rows[0]["kind"] == "full" and rows[0]["step"] == 2
             assert "version 2 is revoked" in await weights(nats_url, "revoke", 2, "--reason", "it swears")
@@ -55,18 +55,18 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, n
             assert "approve 2` first" in await weights(nats_url, "pin", 2, code=2)
             assert "version 0 is pinned" in await weights(nats_url, "pin", 0, "--reason", "to compare")
             await engine.holds(0)
-            assert [row["state"] for row in await listed(nats_url)] == ["revoked", "released", "pinned"]
+            assert [row["state"] for row in await listed(nats_url)] == ["revoked", "approved", "pinned"]
             assert "version 0 is unpinned" in await weights(nats_url, "unpin")
             await engine.holds(1)
             assert "no version of model 'policy' is pinned" in await weights(nats_url, "unpin", code=2)
-            assert "version 2 is released" in await weights(nats_url, "approve", 2)
+            assert "version 2 is approved" in await weights(nats_url, "approve", 2)
             await engine.holds(2)
     await bus.object_store.delete(subjects.WEIGHT_BUCKET, "policy-0")
     assert "policy-0 has expired" in await weights(nats_url, "pin", 0, code=2)
     shown = json.loads(await weights(nats_url, "show", 2))
     assert [(one["action"], one.get("reason", "")) for one in shown["decisions"]] == [
         ("revoked", "it swears"),
-        ("released", ""),
+        ("approved", ""),
     ]
     assert all("@" in one["actor"] for one in shown["decisions"])
     assert [one["node"] for one in shown["applied"]] == ["node", "node"]
@@ -81,10 +81,10 @@ async def test_a_trial_is_shown_with_its_figures(bus: Bus, nats_url: str, tmp_pa
     (row,) = await listed(nats_url)
     assert row["state"] == "awaits its trial"
     await WeightRegistry(bus, "policy").append_decision(
-        "released", 0, who="n0", figures=(await Judge().run(trial_of(-1.0), 0, None)).metrics
+        "approved", 0, who="n0", figures=(await Judge().run(trial_of(-1.0), 0, None)).metrics
     )
     shown = json.loads(await weights(nats_url, "show", 0))
-    assert shown["state"] == "released" and shown["decisions"][0]["metrics"] == {"length": 1.0}
+    assert shown["state"] == "approved" and shown["decisions"][0]["metrics"] == {"length": 1.0}
     assert shown["manifest"]["canary"]["prompts"] == 1 and shown["manifest"]["canary"]["max_kl"] == 0.1
 
 

@@ -84,7 +84,7 @@ class Grouping(RuleBasedStateMachine):
         )
         reward = 1.0 if outcome == "ok" else None
         base = rollout("a", sample, reward, outcome=outcome, samples=self.samples)
-        changed = {"resolution": resolution, "execution": f"e{next(self.executions)}"}
+        changed = {"resolution": resolution, "execution_id": f"e{next(self.executions)}"}
         attempt = Rollout(**{**{name: getattr(base, name) for name in Rollout.__slots__}, **changed})
         self.added.append(attempt)
         self.groups.add(attempt, self.now)

@@ -35,7 +35,7 @@ def test_a_stream_over_a_swap_keeps_the_version_of_every_token() -> None:
     assert array("I", part.response_ids).tolist() == [7, 8, 9, 10]
     assert array("I", part.prompt_ids).tolist() == [1, 2, 3]
     assert array("f", part.logprobs).tolist() == [-0.5] * 4
-    assert part.versions == (VersionSpan(version=4, start=0, end=3), VersionSpan(version=5, start=3, end=4))
+    assert part.weight_versions == (VersionSpan(version=4, start=0, end=3), VersionSpan(version=5, start=3, end=4))
     assert json.loads(part.response) == {"role": "assistant", "content": "abc"}
     assert part.sampling == {"temperature": 0.5}
 

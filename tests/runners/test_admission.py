@@ -88,7 +88,7 @@ async def test_so_many_requests_per_second_and_no_more(bus: Bus) -> None:
 @given(rate=st.floats(0.1, 50), pauses=st.lists(st.floats(0, 3), max_size=60))
 def test_never_more_than_the_rate_and_one_second_ahead(rate: float, pauses: list[float]) -> None:
     now = 1000.0
-    admission = Admission(RateLimits(per_second=rate), clock=lambda: now)
+    admission = Admission(RateLimits(requests_per_second=rate), clock=lambda: now)
     admitted = 0
     for pause in pauses:
         now += pause

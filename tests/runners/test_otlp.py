@@ -47,8 +47,10 @@ def test_telemetry_in_protobuf_and_json_becomes_part_of_the_rollouts_trace() -> 
             }
         ]
     }
-    from_protobuf = otlp.read("traces", telemetry().SerializeToString(), "application/x-protobuf", "t.0", "root")
-    assert otlp.read("traces", json.dumps(as_json).encode(), "application/json", "t.0", "root") == [
+    from_protobuf = otlp.parse_request(
+        "traces", telemetry().SerializeToString(), "application/x-protobuf", "t.0", "root"
+    )
+    assert otlp.parse_request("traces", json.dumps(as_json).encode(), "application/json", "t.0", "root") == [
         replace(one, attributes={**one.attributes, "lightningbus.otlp.unknown.somethingNew": "1"})
         for one in from_protobuf
     ]
@@ -62,5 +64,5 @@ def test_telemetry_in_protobuf_and_json_becomes_part_of_the_rollouts_trace() -> 
     [(b"\xff\xff", "application/x-protobuf"), (b"[1]", "application/json"), (b"{", "application/json")],
 )
 def test_what_is_no_telemetry_is_refused_in_one_sentence(body: bytes, kind: str) -> None:
-    with pytest.raises(otlp.BadTelemetry, match="not an OTLP request"):
-        otlp.read("traces", body, kind, "t.0", "root")
+    with pytest.raises(otlp.InvalidOtlp, match="not an OTLP request"):
+        otlp.parse_request("traces", body, kind, "t.0", "root")

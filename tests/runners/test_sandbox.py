@@ -25,7 +25,7 @@ from common.subprocesses import kill_group, spawn
 from inference.engine.vllm_server import VllmServer
 from inference.settings import InferenceSettings
 from lightningbus.run import preflight
-from runners.agent.factory import RELAY, paths_of
+from runners.agent.factory import RELAY_SCRIPT, sandbox_paths
 from runners.agent.launcher import AgentLauncher, AgentStartError
 from runners.agent.limits import ResourceLimits
 from runners.agent.output import BURST_BYTES, READ_BYTES
@@ -230,16 +230,16 @@ def test_an_interpreter_that_stands_anywhere_lets_nothing_into_the_sandbox(tmp_p
     python.parent.mkdir()
     python.symlink_to(sys.executable)
     installed = str(Path(sys.executable).resolve().parents[1])
-    assert paths_of(python)["venv"] == installed == paths_of(python)["base"]
+    assert sandbox_paths(python)["venv"] == installed == sandbox_paths(python)["base"]
     (tmp_path / "pyvenv.cfg").touch()
-    assert paths_of(python)["venv"] == str(tmp_path)
+    assert sandbox_paths(python)["venv"] == str(tmp_path)
 
 
 def test_a_signal_that_a_sandbox_hands_on_is_known() -> None:
     limits = ResourceLimits(memory_limit_gib=2)
     for code in (-signal.SIGSEGV, 128 + signal.SIGSEGV):
-        assert limits.ended(code) == f"its process ended with {code}; the limit is memory_limit_gib: 2"
-    assert limits.ended(3) == "its process ended with 3"
+        assert limits.explain_exit(code) == f"its process ended with {code}; the limit is memory_limit_gib: 2"
+    assert limits.explain_exit(3) == "its process ended with 3"
 
 
 def documented() -> dict[str, Any]:
@@ -332,7 +332,7 @@ async def test_a_relay_hands_on_what_comes_and_becomes_the_program(tmp_path: Pat
     await runner.setup()
     await web.UnixSite(runner, str(tmp_path / "socket")).start()
     address = f"127.0.0.1:{free_port()}"
-    relay = [sys.executable, "-I", str(RELAY), str(tmp_path / "socket"), address]
+    relay = [sys.executable, "-I", str(RELAY_SCRIPT), str(tmp_path / "socket"), address]
     command = [*relay, sys.executable, "-c", RELAYED, f"http://{address}/"]
     process = await spawn(*command, stdout=asyncio.subprocess.PIPE)
     out, _ = await process.communicate()

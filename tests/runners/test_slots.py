@@ -194,10 +194,10 @@ async def test_an_error_of_ours_is_counted_and_the_task_tried_again(bus: Bus, mo
 async def test_a_task_that_fails_its_runner_every_time_is_a_dead_letter_in_the_end(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry_policy, "LONGEST_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(retry_policy, "MAX_RETRY_SECONDS", 0.05)
     async with running(bus, entrypoint="plain:answers"):
         await publish_input(bus, "large", "x" * (MAX_BYTES - 200))  # with its publisher's span it is no record
         await TaskPublisher(bus).publish_task(task(id="next"))
         await queue_is_empty(bus)
     (letter,) = [letter async for _, letter in DeadLetterQueue(bus).list_letters()]
-    assert letter.num_delivered == retry_policy.MOST_DELIVERIES and "the limit is" in letter.reason
+    assert letter.num_delivered == retry_policy.MAX_DELIVERIES and "the limit is" in letter.reason

@@ -27,7 +27,7 @@ from runners.gateway.server import Gateway
 from runners.gateway.slot import Slot
 from runners.recording import otlp
 from runners.recording.attempt import AttemptRecorder
-from runners.recording.usage import UsageMeter, seconds
+from runners.recording.usage import UsageMeter, total_seconds
 from schemas import ids
 from schemas.semconv import attributes
 from schemas.spans import Span, SpanBatch
@@ -145,7 +145,7 @@ def test_nothing_of_a_span_is_thrown_away() -> None:
     parsed = ExportTraceServiceRequest.FromString(request)
     newer = parsed.resource_spans[0].scope_spans[0].spans[0].SerializeToString() + unknown
     parsed.resource_spans[0].scope_spans[0].spans[0].ParseFromString(newer)
-    (span,) = otlp.read("traces", parsed.SerializeToString(), PROTOBUF, "t.0", "root")
+    (span,) = otlp.parse_request("traces", parsed.SerializeToString(), PROTOBUF, "t.0", "root")
     assert span.attributes["otel.scope.version"] == "1.2"
     assert span.attributes["otel.trace_state"] == "vendor=1"
     assert span.attributes["lightningbus.otlp.unknown.1023"] == 7
@@ -169,7 +169,7 @@ def test_links_among_an_agents_spans_move_with_them_into_the_rollouts_trace(kind
     if kind == otlp.JSON:
         said = json_format.MessageToDict(request)
         body = json.dumps(with_hex_ids(said)).encode()
-    for moved in otlp.read("traces", body, kind, "t.0", "root"):
+    for moved in otlp.parse_request("traces", body, kind, "t.0", "root"):
         own, foreign = ids.trace_id("t.0"), "05" * 16
         assert [link["trace_id"] for link in moved.links] == [own, own, own, own, foreign]
         assert [link["attributes"].get("lightningbus.otlp.trace_id") for link in moved.links] == [
@@ -195,7 +195,9 @@ def test_a_log_record_is_a_span_that_takes_no_time() -> None:
     record = request.resource_logs.add().scope_logs.add().log_records.add(time_unix_nano=7, span_id=b"\4" * 8)
     record.event_name = "gen_ai.client.inference.operation.details"
     record.body.string_value = "hello"
-    once, again = (otlp.read("logs", request.SerializeToString(), PROTOBUF, "t.0", "root")[0] for _ in range(2))
+    once, again = (
+        otlp.parse_request("logs", request.SerializeToString(), PROTOBUF, "t.0", "root")[0] for _ in range(2)
+    )
     assert (once.name, once.start_ns, once.end_ns, once.parent_span_id) == (record.event_name, 7, 7, "04" * 8)
     assert once.attributes["log.body"] == "hello" and once.span_id == again.span_id
     assert once.trace_id == ids.trace_id("t.0")
@@ -211,7 +213,7 @@ async def test_an_attempts_spans_come_in_batches_and_its_end_counts_them(bus: Bu
 
 
 def test_time_is_counted_once_where_calls_overlap() -> None:
-    assert seconds([(0, 10**9), (5 * 10**8, 2 * 10**9), (3 * 10**9, 4 * 10**9)]) == 3.0
+    assert total_seconds([(0, 10**9), (5 * 10**8, 2 * 10**9), (3 * 10**9, 4 * 10**9)]) == 3.0
     meter = UsageMeter()
     times = [("execute_tool a", 0, 2), ("execute_tool b", 1, 3), ("other", 0, 9)]
     for name, start, end in times:

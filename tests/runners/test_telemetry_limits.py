@@ -30,8 +30,8 @@ def calls_of(signal: str, body: bytes, kind: str = PROTOBUF) -> int:
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        otlp.read(signal, body, kind, "t.0", "root")
-    except otlp.BadTelemetry:
+        otlp.parse_request(signal, body, kind, "t.0", "root")
+    except otlp.InvalidOtlp:
         pass
     finally:
         sys.setprofile(before)
@@ -57,8 +57,8 @@ def test_spans_are_counted_before_any_is_converted(kind: str) -> None:
         body = request.SerializeToString()
     else:
         body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [{}] * count}]}]}).encode()
-    with pytest.raises(otlp.BadTelemetry, match=f"{count} spans in one request; the limit is {MAX_SPANS}"):
-        otlp.read("traces", body, kind, "t.0", "root")
+    with pytest.raises(otlp.InvalidOtlp, match=f"{count} spans in one request; the limit is {MAX_SPANS}"):
+        otlp.parse_request("traces", body, kind, "t.0", "root")
     assert kind != PROTOBUF or calls_of("traces", body, kind) < 100
 
 
@@ -67,15 +67,15 @@ def test_spans_are_counted_before_any_is_converted(kind: str) -> None:
 )
 def test_a_body_of_empty_objects_is_refused(body: bytes) -> None:
     assert len(body) < MAX_BYTES
-    with pytest.raises(otlp.BadTelemetry, match=f"more than {MAX_VALUES} values in one request"):
-        otlp.read("traces", body, otlp.JSON if body[:1] == b"{" else PROTOBUF, "t.0", "root")
+    with pytest.raises(otlp.InvalidOtlp, match=f"more than {MAX_VALUES} values in one request"):
+        otlp.parse_request("traces", body, otlp.JSON if body[:1] == b"{" else PROTOBUF, "t.0", "root")
 
 
 def test_what_is_kept_of_unknown_fields_grows_with_their_bytes() -> None:
     """A span inside an unknown field of a span is written as JSON once, however deep it is."""
     for levels in (2, 20):
         body = corpora.nested(levels)
-        (span,) = otlp.read("traces", body, otlp.JSON, "t.0", "root")
+        (span,) = otlp.parse_request("traces", body, otlp.JSON, "t.0", "root")
         kept = span.attributes["lightningbus.otlp.unknown.new"]
         assert (
             len(kept) < len(body)
@@ -91,8 +91,8 @@ def test_what_spans_share_is_not_multiplied_without_end() -> None:
     scope = group.scope_spans.add()
     for number in range(1000):
         scope.spans.add(span_id=(number + 1).to_bytes(8, "big"))
-    with pytest.raises(otlp.BadTelemetry, match=r"resource and scope, .* the limit is"):
-        otlp.read("traces", request.SerializeToString(), PROTOBUF, "t.0", "root")
+    with pytest.raises(otlp.InvalidOtlp, match=r"resource and scope, .* the limit is"):
+        otlp.parse_request("traces", request.SerializeToString(), PROTOBUF, "t.0", "root")
 
 
 async def test_a_request_of_telemetry_may_have_a_few_mib(bus: Bus) -> None:
@@ -102,14 +102,14 @@ async def test_a_request_of_telemetry_may_have_a_few_mib(bus: Bus) -> None:
 
 
 async def test_others_are_answered_while_telemetry_is_decoded(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, answered, read = threading.Event(), threading.Event(), otlp.read
+    begun, answered, read = threading.Event(), threading.Event(), otlp.parse_request
 
     def slow(*arguments: Any) -> Any:
         begun.set()
         assert answered.wait(20), "nobody else was answered meanwhile"
         return read(*arguments)
 
-    monkeypatch.setattr(otlp, "read", slow)
+    monkeypatch.setattr(otlp, "parse_request", slow)
     async with bed(bus) as made, aiohttp.ClientSession() as http, asyncio.timeout(30):
         sending = asyncio.create_task(made.post("traces", traces().SerializeToString()))
         await asyncio.to_thread(begun.wait, 20)

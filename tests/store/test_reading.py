@@ -14,7 +14,7 @@ import pytest
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
 
-from bus.errors import AccessError
+from bus.errors import CredentialsError
 from store.clickhouse import users
 from store.clickhouse.client import connect, connect_readonly, without_secrets
 from store.clickhouse.query_limits import INTERACTIVE, UI, explain_error
@@ -222,7 +222,7 @@ def test_a_reader_of_ours_has_the_lower_limits_it_was_made_with(store: StoreProc
 
 def test_a_key_that_was_cut_off_is_named_for_what_it_is(tmp_path: Path) -> None:
     (tmp_path / KEY_FILE).touch(0o600)
-    with pytest.raises(AccessError, match=f"{tmp_path / KEY_FILE} holds no key of the writer"):
+    with pytest.raises(CredentialsError, match=f"{tmp_path / KEY_FILE} holds no key of the writer"):
         writer_url(tmp_path, "http://127.0.0.1:8123")
 
 

@@ -28,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-What = Literal["released", "revoked", "pinned", "unpinned"]
+What = Literal["approved", "revoked", "pinned", "unpinned"]
 VersionArgument = Annotated[int, typer.Argument(min=0, help="as `list` shows it")]
 ModelOption = Annotated[str, typer.Option(help="name the versions are published under")]
 ReasonOption = Annotated[str, typer.Option(help="kept with the decision")]
@@ -102,7 +102,7 @@ def approve(
     version: VersionArgument, reason: ReasonOption = "", model: ModelOption = "policy", bus: BusOption = None
 ) -> None:
     """This version may be served, whatever was said of it before."""
-    _decide("released", version, model, bus, reason)
+    _decide("approved", version, model, bus, reason)
 
 
 @app.command()
@@ -159,7 +159,7 @@ def _decide(what: What, version: int | None, model: str, bus: str | None, reason
 
 async def _expired(at: Bus, manifest: WeightManifest) -> str:
     """A file of a version that is not on the bus any more, if there is one; places elsewhere are not looked at."""
-    if manifest.transport != "blob":
+    if manifest.transport != "bus":
         return ""
     wanted = {(blob.bucket, blob.name) for blob in (*manifest.blobs, *(link.blob for link in manifest.chain))}
     there = {(bucket, name) for bucket, _ in wanted for name in await at.object_store.list_names(bucket)}
@@ -192,7 +192,7 @@ def _state(manifest: WeightManifest, release: ReleaseState) -> str:
     if is_pending_canary(release, manifest):
         return "awaits its trial"
     verdict = latest_verdict(release, manifest.version)
-    return verdict.action if verdict is not None else "released"
+    return verdict.action if verdict is not None else "approved"
 
 
 def _readable(manifest: WeightManifest) -> Mapping[str, Any]:

@@ -10,8 +10,8 @@ from runners.protocol.dialects.anthropic_request import chat
 from runners.protocol.dialects.base import sse_event
 from runners.protocol.request import ChatRequest
 
-STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-KINDS = {
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+BLOCK_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
@@ -21,7 +21,7 @@ KINDS = {
 """Names of errors by HTTP status; of any other: api_error."""
 
 
-class Messages:
+class AnthropicDialect:
     """One request."""
 
     def __init__(self, body: Any) -> None:
@@ -35,15 +35,18 @@ class Messages:
         """The message."""
         choice = response["choices"][0]
         message = choice["message"]
-        message_body = {**begun(response, str(self._model)), **ended(choice, bool(message.get("tool_calls")))}
+        message_body = {
+            **message_head(response, str(self._model)),
+            **stop_fields(choice, bool(message.get("tool_calls"))),
+        }
         return {**message_body, "usage": _usage(response.get("usage")), "content": list(_blocks(message))}
 
-    def events(self) -> "MessageEvents":
+    def events(self) -> "AnthropicEncoder":
         """A new stream."""
-        return MessageEvents(str(self._model))
+        return AnthropicEncoder(str(self._model))
 
 
-class MessageEvents:
+class AnthropicEncoder:
     """Server-sent events of one message: blocks are started, grow, and are stopped; then the message is."""
 
     def __init__(self, model: str) -> None:
@@ -62,7 +65,7 @@ class MessageEvents:
         events = b""
         if not self._begun:
             self._begun = True
-            message = {**begun(chunk, self._model), "stop_reason": None, "stop_sequence": None, "content": []}
+            message = {**message_head(chunk, self._model), "stop_reason": None, "stop_sequence": None, "content": []}
             events += _event("message_start", message={**message, "usage": _usage(None)})
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices", ()):
@@ -91,7 +94,7 @@ class MessageEvents:
         return (
             empty
             + self._stop()
-            + _event("message_delta", delta=ended(self._ending, self._called), usage=_usage(self._usage))
+            + _event("message_delta", delta=stop_fields(self._ending, self._called), usage=_usage(self._usage))
             + _event("message_stop")
         )
 
@@ -122,21 +125,23 @@ class MessageEvents:
 
 def error(status: int, message: str) -> dict[str, Any]:
     """An error as Anthropic's API says it."""
-    return {"type": "error", "error": {"type": KINDS.get(status, "api_error"), "message": message}}
+    return {"type": "error", "error": {"type": BLOCK_TYPES.get(status, "api_error"), "message": message}}
 
 
-def begun(head: dict[str, Any], model: str) -> dict[str, Any]:
+def message_head(head: dict[str, Any], model: str) -> dict[str, Any]:
     """A message before it says anything; the model is called as the agent called it."""
     tail = str(head.get("id", "")).rpartition("-")[2]
     return {"id": f"msg_{tail}", "type": "message", "role": "assistant", "model": model}
 
 
-def ended(choice: dict[str, Any], called: bool) -> dict[str, Any]:
+def stop_fields(choice: dict[str, Any], called: bool) -> dict[str, Any]:
     """Why it ended; a call that was asked for by name ends a chat with ``stop``, a message with ``tool_use``."""
     stop = choice.get("stop_reason")
     at = stop if isinstance(stop, str) else None  # else a token's number, or none
     finish = str(choice.get("finish_reason"))
-    reason = "stop_sequence" if at is not None else STOPS.get("tool_calls" if called and finish == "stop" else finish)
+    reason = (
+        "stop_sequence" if at is not None else STOP_REASONS.get("tool_calls" if called and finish == "stop" else finish)
+    )
     reason = reason or "end_turn"
     return {"stop_reason": reason, "stop_sequence": at}
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-THEIRS = frozenset({
+API_FIELDS = frozenset({
     "cache_control", "container", "context_management", "mcp_servers", "messages", "metadata", "output_config",
     "output_format", "service_tier", "stop_sequences", "stream", "system", "thinking", "tool_choice", "tools",
 })  # fmt: skip
@@ -18,7 +18,7 @@ def chat(body: dict[str, Any]) -> dict[str, Any]:
     """The chat that a request stands for; raises ValueError with a sentence for the agent."""
     if not isinstance(body.get("messages"), list):
         raise ValueError("the request has no list of messages")
-    request = {name: value for name, value in body.items() if name not in THEIRS and value is not None}
+    request = {name: value for name, value in body.items() if name not in API_FIELDS and value is not None}
     request |= {"messages": _messages(body), "stream": bool(body.get("stream"))}
     request["stream_options"] = {"include_usage": True}
     choice = body.get("tool_choice") or {}

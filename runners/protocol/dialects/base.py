@@ -43,12 +43,12 @@ class OpenAIDialect:
         """As it is."""
         return response
 
-    def events(self) -> "PlainEvents":
+    def events(self) -> "OpenAIEncoder":
         """Chunks as they are."""
-        return PlainEvents()
+        return OpenAIEncoder()
 
 
-class PlainEvents:
+class OpenAIEncoder:
     """``data:`` lines up to ``[DONE]``."""
 
     def on_chunk(self, chunk: dict[str, Any]) -> bytes:

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from runners.protocol.dialects import anthropic, base
-from runners.protocol.dialects.anthropic import Messages
+from runners.protocol.dialects.anthropic import AnthropicDialect
 from runners.protocol.dialects.base import Dialect, OpenAIDialect
-from runners.protocol.dialects.responses import Responses
+from runners.protocol.dialects.responses import ResponsesDialect
 from runners.protocol.token_history import TokenHistory
 
 
@@ -31,34 +31,34 @@ def _anthropic(status: int, kind: str, message: str) -> dict[str, Any]:
     return anthropic.error(status, message)
 
 
-def _plain(chat: bool, body: Any, history: TokenHistory) -> Dialect:
+def _openai_dialect(chat: bool, body: Any, history: TokenHistory) -> Dialect:
     return OpenAIDialect(body, chat)
 
 
-def _responses(body: Any, history: TokenHistory) -> Dialect:
-    return Responses(body, history.responses)
+def _responses_dialect(body: Any, history: TokenHistory) -> Dialect:
+    return ResponsesDialect(body, history.responses)
 
 
-def _messages(body: Any, history: TokenHistory) -> Dialect:
-    return Messages(body)
+def _anthropic_dialect(body: Any, history: TokenHistory) -> Dialect:
+    return AnthropicDialect(body)
 
 
 APIS = {
-    "chat/completions": Api(partial(_plain, True), _openai),
-    "completions": Api(partial(_plain, False), _openai),
-    "responses": Api(_responses, _openai),
-    "messages": Api(_messages, _anthropic),
+    "chat/completions": Api(partial(_openai_dialect, True), _openai),
+    "completions": Api(partial(_openai_dialect, False), _openai),
+    "responses": Api(_responses_dialect, _openai),
+    "messages": Api(_anthropic_dialect, _anthropic),
 }
 """By the path behind ``/v1/``."""
 
 
-def api_of(path: str) -> Api:
+def find_api(path: str) -> Api:
     """The dialect of whoever asks for a path; OpenAI's where it is none of theirs."""
     behind = path.partition("/v1/")[2]
     return APIS.get(behind, APIS["messages" if behind.startswith("messages") else "chat/completions"])
 
 
-def passed_on(api: Api, status: int, body: bytes) -> bytes:
+def translate_error(api: Api, status: int, body: bytes) -> bytes:
     """An engine's error, which it says in OpenAI's way, as this API says it."""
     if api.error is _openai:
         return body

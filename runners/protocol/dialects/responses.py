@@ -2,18 +2,18 @@
 
 from typing import Any
 
-from runners.protocol.dialects.responses_events import ResponseEvents
-from runners.protocol.dialects.responses_items import id_of, items, usage_of
+from runners.protocol.dialects.responses_events import ResponsesEncoder
+from runners.protocol.dialects.responses_items import item_id, output_items, usage_of
 from runners.protocol.dialects.responses_request import Earlier, chat
 from runners.protocol.request import ChatRequest
 
-ECHOED = (
+ECHOED_FIELDS = (
     "instructions", "max_output_tokens", "metadata", "previous_response_id", "reasoning", "temperature", "text",
     "tool_choice", "tools", "top_p", "truncation", "user",
 )  # fmt: skip
 
 
-class Responses:
+class ResponsesDialect:
     """One request."""
 
     def __init__(self, body: Any, earlier: Earlier) -> None:
@@ -28,14 +28,14 @@ class Responses:
         """The response, which a later request may name as the one before it."""
         choice = response["choices"][0]
         response_body = self.render(
-            response, choice["finish_reason"], list(items(choice["message"], str(response.get("id"))))
+            response, choice["finish_reason"], list(output_items(choice["message"], str(response.get("id"))))
         )
         self.remember(response_body["id"], choice["message"])
         return response_body
 
-    def events(self) -> ResponseEvents:
+    def events(self) -> ResponsesEncoder:
         """A new stream."""
-        return ResponseEvents(self.render, self.remember)
+        return ResponsesEncoder(self.render, self.remember)
 
     def remember(self, id: str, message: dict[str, Any]) -> None:
         """A later request may go on from here."""
@@ -46,14 +46,14 @@ class Responses:
         """The response with what it holds so far; ``finish_reason`` None: it is not over."""
         cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(finish_reason or "")
         status = "in_progress" if finish_reason is None else "incomplete" if cut else "completed"
-        echoed = {name: self.body.get(name) for name in ECHOED}
+        echoed = {name: self.body.get(name) for name in ECHOED_FIELDS}
         echoed["tools"] = echoed["tools"] or []
         echoed["tool_choice"] = echoed["tool_choice"] or "auto"
         echoed["metadata"] = echoed["metadata"] or {}
         parallel = self.body.get("parallel_tool_calls")
         return {
             **echoed,
-            "id": id_of("resp", head),
+            "id": item_id("resp", head),
             "object": "response",
             "created_at": head.get("created", 0),
             "status": status,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from runners.protocol.dialects.base import sse_event
-from runners.protocol.dialects.responses_items import function_item, id_of, message_item, reasoning_item
+from runners.protocol.dialects.responses_items import function_item, item_id, message_item, reasoning_item
 
 Shown = Callable[[dict[str, Any], str | None, list[Any]], dict[str, Any]]
 """The response from its head, how it ended (None: it has not) and its items."""
@@ -12,7 +12,7 @@ Remember = Callable[[str, dict[str, Any]], None]
 """Of a whole response its id and the chat's message."""
 
 
-class ResponseEvents:
+class ResponsesEncoder:
     """Server-sent events of one response."""
 
     def __init__(self, render: Shown, remember: Remember) -> None:
@@ -118,11 +118,11 @@ class ResponseEvents:
     def _item(self) -> dict[str, Any]:
         place = len(self._done)
         if self._open == "reasoning":
-            return reasoning_item(id_of("rs", self._head, place), self._text)
+            return reasoning_item(item_id("rs", self._head, place), self._text)
         if self._open == "message":
-            return message_item(id_of("msg", self._head, place), self._text)
+            return message_item(item_id("msg", self._head, place), self._text)
         function = {"name": self._call["name"], "arguments": self._text}
-        return function_item(id_of("fc", self._head, place), self._call["id"], function)
+        return function_item(item_id("fc", self._head, place), self._call["id"], function)
 
     def _where(self) -> dict[str, Any]:
         return {"item_id": self._item()["id"], "output_index": len(self._done)}

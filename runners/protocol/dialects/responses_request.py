@@ -9,7 +9,7 @@ from typing import Any
 
 from runners.protocol.dialects.base import text_of
 
-THEIRS = frozenset({
+API_FIELDS = frozenset({
     "background", "context_management", "conversation", "include", "input", "instructions", "max_output_tokens",
     "max_tool_calls", "metadata", "parallel_tool_calls", "previous_response_id", "prompt", "prompt_cache_key",
     "prompt_cache_retention", "reasoning", "safety_identifier", "service_tier", "store", "stream", "stream_options",
@@ -27,7 +27,7 @@ def chat(body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
     for field in ("background", "conversation", "prompt"):
         if body.get(field):
             raise ValueError(f"{field} needs a service that keeps state; send the whole input instead")
-    request = {name: value for name, value in body.items() if name not in THEIRS and value is not None}
+    request = {name: value for name, value in body.items() if name not in API_FIELDS and value is not None}
     request |= {"messages": _messages(body, earlier), "stream": bool(body.get("stream"))}
     request["stream_options"] = {"include_usage": True}
     text = body.get("text") or {}

@@ -189,7 +189,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_weight_activations{on_cluster}
 ENGINE = {replicated}ReplacingMergeTree ORDER BY (model, version, node, activated_at)
 SETTINGS non_replicated_deduplication_window = 1000;
 
--- Which version was released, revoked or pinned, by whom, why, and the canary's metrics.
+-- Which version was approved, revoked or pinned, by whom, why, and the canary's metrics.
 CREATE TABLE IF NOT EXISTS {database}.raw_release_decisions{on_cluster}
 (
     model LowCardinality(String),
