@@ -74,4 +74,4 @@ async def test_two_ranks_on_two_hosts_train_and_one_goes_on(tmp_path: Path) -> N
             )
             await rollouts(bus, "c")
             assert await trained(bus, [alone], [tmp_path / "alone.log"]) == STEPS + 1
-    assert f"goes on at step {STEPS}" in (tmp_path / "alone.log").read_text()
+    assert f"resumed at step {STEPS}" in (tmp_path / "alone.log").read_text()

@@ -130,4 +130,4 @@ async def test_the_intake_says_how_full_its_share_is(bus: Bus) -> None:
         intake.mark_consumed(intake.groups.pop_ready(1)[0].rollouts)
         await intake.acknowledge(intake.replay_position())
         while intake.fill.share:
-            await intake.fill.look()
+            await intake.fill.refresh()

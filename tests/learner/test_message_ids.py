@@ -1,15 +1,17 @@
 """Nobody can take the id of a learner's message before the learner does."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bus.client import Bus
 from bus.errors import DuplicateMessageError, FencedError
 from bus.weights.registry import WeightRegistry
-from learner.learner import Learner
+from learner.checkpointing.checkpoint import LearnerState
 from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
+from learner.training_loop import TrainingLoop
 from schemas import subjects
 from schemas.training import TrainingStep
 from schemas.weights.events import WeightManifest, WeightsActivated
@@ -46,7 +48,8 @@ async def test_a_role_that_guesses_message_ids_suppresses_no_weight_version(
 async def test_a_step_whose_id_was_taken_is_an_error_and_one_said_again_after_a_crash_is_none(
     bus: Bus, settings: LearnerSettings
 ) -> None:
-    learner = Learner(bus, settings)
+    unused: Any = None
+    loop = TrainingLoop(bus, settings, LearnerState(run_id="run", model="policy"), *[unused] * 9)
     step = TrainingStep(
         run_id="run", model="policy", step=1, version=1, epoch=1, started_ns=1, ended_ns=2,
         rollouts=(), metrics={}, batch_sha256="", settings="{}", spans=(),
@@ -55,9 +58,9 @@ async def test_a_step_whose_id_was_taken_is_an_error_and_one_said_again_after_a_
     await bus.publish(subjects.TASK_PUBLISHED, version, msg_id="step:run:1:1")
     await bus.publish(subjects.TASK_PUBLISHED, version, msg_id="step:run:1:1:taken")
     with pytest.raises(DuplicateMessageError, match="step:run:1:1:taken"):
-        await learner._publish_step(step, "taken", unique=True)
-    await learner._publish_step(step, "mine", unique=True)
-    await learner._publish_step(step, "mine")
+        await loop.publish_step(step, "taken", unique=True)
+    await loop.publish_step(step, "mine", unique=True)
+    await loop.publish_step(step, "mine")
     assert (await bus.js.stream_info(subjects.EVENTS)).state.messages == 3
 
 

@@ -1,0 +1,238 @@
+"""The training loop: takes groups, trains on them, commits each step and publishes what became of every rollout."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+from nats.errors import Error as NatsError
+
+from bus.client import Bus
+from bus.errors import BusError
+from bus.fleet.heartbeats import Fleet
+from bus.fleet.node_state import is_ready
+from common.observability import metrics, tracing
+from learner.accounting import ExcludedRollouts
+from learner.batching.batch import STALE, Batch, BatchBuilder
+from learner.batching.rollout_dispositions import build_spans
+from learner.checkpointing.checkpoint import LearnerState
+from learner.checkpointing.step_committer import InThread, StepCommitter
+from learner.errors import LearnerError
+from learner.publishing.publisher import NONCE_BYTES
+from learner.rollouts.assembler import Rollout
+from learner.rollouts.consumer import RolloutConsumer
+from learner.rollouts.dispatcher import Dispatcher
+from learner.rollouts.groups import RolloutGroup, in_dispatch_order
+from learner.rollouts.loss_recovery import LossRecovery
+from learner.settings.learner import LearnerSettings
+from learner.training.trainer import Trainer
+from schemas import ids, subjects
+from schemas.codec import encode
+from schemas.fleet import Heartbeat
+from schemas.semconv import attributes
+from schemas.training import TrainingStep
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class TrainingLoop:
+    """Trains until the last step; a step that is interrupted is lost, and the last checkpoint counts."""
+
+    bus: Bus
+    settings: LearnerSettings
+    state: LearnerState
+    consumer: RolloutConsumer
+    dispatcher: Dispatcher
+    recovery: LossRecovery
+    builder: BatchBuilder
+    trainer: Trainer
+    committer: StepCommitter
+    excluded: ExcludedRollouts
+    nodes: Fleet
+    in_thread: InThread
+    last_event: TrainingStep | None = None
+    phase: str = "waiting"
+    blocked_on: str = ""
+    """What the loop waits for, if it is not rollouts."""
+    last_metrics: dict[str, float] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Train until `max_steps`, then publish what became of the rollouts that came too late."""
+        while self.state.step < self.settings.max_steps:
+            waited_since = time.monotonic()
+            self.phase = "waiting"
+            with tracing.start_as_current_span("step", {attributes.RUN: self.settings.run}) as span:
+                with tracing.start_as_current_span("wait"):
+                    groups = await self._next_groups()
+                self.phase = "training"
+                await self._train_on(groups, time.monotonic() - waited_since)
+                span.set_attributes({attributes.STEP: self.state.step, attributes.WEIGHT_VERSION: self.state.version})
+        await self._publish_remaining()
+
+    async def publish_step(self, event: TrainingStep, part: str = "", unique: bool = False) -> None:
+        """Publish the event of a step; ``part`` tells further events of the same step apart."""
+        msg_id = ids.step_msg_id(event.run_id, event.epoch, event.step, self.state.nonce) + part
+        await self.bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf, unique=unique)
+
+    def checkpoint_state(self, state: LearnerState) -> LearnerState:
+        """The state with everything a learner needs to continue from here."""
+        position = self.consumer.replay_position()
+        return replace(
+            state,
+            stream_position=position,
+            stream_mark=self.recovery.mark,
+            consumed_executions=self.consumer.consumed_since(position),
+            closed_groups=self.consumer.groups.released_tasks(),
+            groups_dispatched=self.dispatcher.dispatched,
+            outstanding=self.dispatcher.outstanding,
+        )
+
+    async def _next_groups(self) -> list[RolloutGroup]:
+        while True:
+            seconds_left = self.consumer.expire()
+            self._replace_dropped_groups(self.excluded.collect())
+            groups = self.consumer.groups.pop_ready(self.settings.groups_per_step, self._order_groups)
+            metrics.groups_ready.set(len(self.consumer.groups.ready))
+            if groups:
+                return groups
+            await self._checkpoint_if_filling()
+            self.consumer.attempt_ended.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds_left):
+                    await self.consumer.attempt_ended.wait()
+
+    def _order_groups(self, ready: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
+        if not self.dispatcher.dispatch_order:
+            return ready
+        return in_dispatch_order(ready, self.dispatcher.dispatch_order, self.consumer.groups.closed)
+
+    def _replace_dropped_groups(self, task_ids: Sequence[str]) -> None:
+        """Dispatch as many groups more as were dropped."""
+        if not task_ids:
+            return
+        self.dispatcher.release(task_ids)
+        self.state = replace(self.state, groups_dropped=self.state.groups_dropped + len(task_ids))
+        self.dispatcher.update_limit(self.state.step, self.state.groups_dropped)
+
+    async def _train_on(self, groups: list[RolloutGroup], idle_seconds: float) -> None:
+        started_ns = time.time_ns()
+        rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
+        try:
+            with tracing.start_as_current_span("batch"):
+                batch: Batch = await self.in_thread(self.builder.build, groups, self.state.version)
+        except ValueError as error:  # raised by a credit function of the user's own
+            raise LearnerError(str(error)) from error
+        if not batch.sequences:
+            await self._drop_batch(batch, groups, rollouts)
+            return
+        with tracing.start_as_current_span("train"):
+            step_metrics = await self.in_thread(self.trainer.step, batch)
+        state = replace(
+            self.state,
+            step=self.state.step + 1,
+            version=self.state.version + 1,
+            nonce=secrets.token_hex(NONCE_BYTES),
+        )
+        event = TrainingStep(
+            run_id=state.run_id,
+            model=state.model,
+            step=state.step,
+            version=state.version,
+            epoch=state.epoch,
+            started_ns=started_ns,
+            ended_ns=time.time_ns(),
+            rollouts=(*batch.dispositions, *self.excluded.drain()),
+            metrics={**batch.metrics, **step_metrics, **self.recovery.status(), "seconds/idle": idle_seconds},
+            batch_sha256=await self.in_thread(batch.compute_sha256),
+            settings=self.settings.model_dump_json(),
+            spans=(),
+        )
+        await self._commit(state, replace(event, spans=build_spans(event, rollouts)), groups, rollouts)
+
+    async def _drop_batch(self, batch: Batch, groups: list[RolloutGroup], rollouts: dict[str, Rollout]) -> None:
+        reasons = {disposition.exclusion_reason for disposition in batch.dispositions}
+        log.warning("%d groups gave nothing to train on: %s", len(groups), reasons)
+        self.excluded.add(batch.dispositions, rollouts.values())
+        if reasons == {STALE}:
+            await self._wait_for_fresh_node()  # else the same old weights would sample as many more, without end
+        self._replace_dropped_groups([group.task_id for group in groups])
+
+    async def _wait_for_fresh_node(self) -> None:
+        """Wait for a node that serves a version that is not too old to train on."""
+        oldest = self.state.version - self.settings.max_staleness
+        self.blocked_on = f"a node that serves version {oldest} or a newer one"
+        while not any(self._serves(beat, oldest) for beat in self.nodes.members()):
+            await self.nodes.wait_for_change()
+        self.blocked_on = ""
+
+    def _serves(self, beat: Heartbeat, oldest: int) -> bool:
+        return is_ready(beat.state) and beat.model == self.settings.model and (beat.version or 0) >= oldest
+
+    async def _commit(
+        self, state: LearnerState, event: TrainingStep, groups: list[RolloutGroup], rollouts: dict[str, Rollout]
+    ) -> None:
+        """Publish the version, write the checkpoint if one is due, acknowledge, publish the step: in this order."""
+        self.last_metrics = event.metrics
+        self.consumer.mark_consumed(rollouts.values())
+        self.dispatcher.release(group.task_id for group in groups)
+        is_written = self.committer.is_checkpoint_due(state.step, await self._is_stream_filling())
+        if is_written:
+            state = self.checkpoint_state(replace(state, last_step_event=encode(event)))
+        with tracing.start_as_current_span("publish"):
+            await self.committer.commit(state, is_written)
+        self.state, self.last_event = state, event
+        _update_metrics(event)
+        if is_written:
+            await self.consumer.acknowledge(state.stream_position)
+        await self.publish_step(event, unique=True)
+        await self.recovery.resolve()
+        self.dispatcher.update_limit(state.step, state.groups_dropped)
+        log.info("step %d/%d: reward %.3f", state.step, self.settings.max_steps, event.metrics["reward/mean"])
+
+    async def _is_stream_filling(self) -> bool:
+        with contextlib.suppress(BusError, NatsError):  # the bus is away: as full as it was before
+            await self.consumer.fill.refresh()
+        return self.consumer.fill.is_filling
+
+    async def _checkpoint_if_filling(self) -> None:
+        """Write a checkpoint between two steps if rollouts that are not trained on fill the stream."""
+        if not self.consumer.fill.is_filling or self.consumer.replay_position() <= self.consumer.acked_up_to:
+            return
+        state = self.checkpoint_state(self.state)
+        dispositions = self.excluded.drain()
+        if self.last_event is not None:
+            state = replace(state, last_step_event=encode(self.last_event))
+            event = replace(self.last_event, rollouts=tuple(dispositions), spans=())
+            await self.publish_step(event, f"-{state.stream_position}")
+        else:
+            self.excluded.add(dispositions, [])  # the first step reports them
+        await self.committer.write_checkpoint(state)
+        self.state = state
+        await self.consumer.acknowledge(state.stream_position)
+        await self._is_stream_filling()
+        log.info("checkpoint between two steps: the stream was filling")
+
+    async def _publish_remaining(self) -> None:
+        """Report what ended after the last step was built."""
+        self.excluded.collect_remaining()
+        dispositions = tuple(self.excluded.drain())
+        if dispositions and self.last_event is not None:
+            await self.publish_step(replace(self.last_event, rollouts=dispositions, spans=()), "rest")
+
+
+def _update_metrics(event: TrainingStep) -> None:
+    metrics.steps.inc()
+    metrics.step_duration.observe((event.ended_ns - event.started_ns) / 1e9)
+    metrics.learner_idle.inc(event.metrics["seconds/idle"])
+    metrics.learner_weight_version.set(event.version)
+    metrics.reward_mean.set(event.metrics["reward/mean"])
+    metrics.staleness.set(event.metrics["staleness/mean"])
+    metrics.trained_tokens.inc(event.metrics["tokens"])
+    for disposition in event.rollouts:
+        metrics.learner_rollouts.labels("trained" if disposition.trained else "excluded").inc()
