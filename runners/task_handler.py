@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from nats.errors import Error as NatsError
+from structlog.contextvars import bind_contextvars
 
 from bus.client import Bus
 from bus.dead_letters import DeadLetterQueue
@@ -128,6 +129,7 @@ class TaskHandler:
         recorder = AttemptRecorder(
             task, task.prior_attempts + delivery.num_delivered, self._runner, delivery.timestamp_ns
         )
+        bind_contextvars(run=task.run_id, rollout=recorder.rollout)
         reason = retry_policy.find_problem(task)
         if not reason and retry_policy.is_exhausted(task, delivery.num_delivered):
             reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
@@ -160,11 +162,7 @@ class TaskHandler:
             raise
         slot_lease.release(task.mode)
         if not lease.is_held(asyncio.get_running_loop().time()):
-            log.warning(
-                "rollout %s: its lease ran out, so another runner may have it too",
-                recorder.rollout,
-                extra=recorder.log_context,
-            )
+            log.warning("rollout %s: its lease ran out, so another runner may have it too", recorder.rollout)
         with tracing.start_as_current_span("publish"):
             await self._finish(
                 recorder, delivery, retry_policy.decide_next_action(task, delivery.num_delivered, end.outcome), end
@@ -199,7 +197,7 @@ class TaskHandler:
         if end.outcome != "ok":
             self.problem = end.error
             values = (recorder.rollout, recorder.number, end.outcome, end.error)
-            log.warning("rollout %s attempt %d: %s: %s", *values, extra=recorder.log_context)
+            log.warning("rollout %s attempt %d: %s: %s", *values)
         final = decision.retry_after is None
         recorder.finish(end.outcome, end.reward, end.error, end.result, final, end.reward_span)
         await send(self._bus, recorder)

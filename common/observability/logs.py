@@ -1,19 +1,25 @@
-"""Log lines on standard error: for people, or one JSON object each for whatever collects them."""
+"""Log lines on standard error: for people, or one JSON object each for a collector.
+
+Modules log by the standard library. structlog renders the JSON, with the fields that `bind_process_context` and
+structlog's context variables add.
+"""
 
 import json
 import logging
 import sys
-from datetime import UTC, datetime
 from enum import StrEnum
 from types import TracebackType
 from typing import Any
+
+import structlog
+from structlog.typing import EventDict
 
 from common.printable import printable_json, to_printable
 
 FORMAT_VARIABLE = "LIGHTNINGBUS_LOG_FORMAT"
 WARNING_LOGGERS = ("asyncio", "httpx", "filelock", "nats")
 ERROR_LOGGERS = ("urllib3", "clickhouse_connect")
-"""What these warn of they raise too, and it is said in a sentence of ours."""
+"""What these warn of they also raise, and we log it in one sentence."""
 
 
 class LogFormat(StrEnum):
@@ -23,27 +29,30 @@ class LogFormat(StrEnum):
     json = "json"
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(structlog.stdlib.ProcessorFormatter):
     """A line as an object: time, level, logger, message; role, run and rollout where they are known."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.context: dict[str, str] = {}
-        """Fields of every line of this process."""
+        self.process_context: dict[str, str] = {}
+        """Fields of every line of this process, in any thread."""
+        super().__init__(
+            foreign_pre_chain=[
+                structlog.processors.TimeStamper("iso", key="time"),
+                structlog.stdlib.add_log_level,
+                structlog.contextvars.merge_contextvars,
+                self._add_process_context,
+                structlog.stdlib.add_logger_name,
+                structlog.processors.format_exc_info,
+                structlog.processors.EventRenamer("message"),
+            ],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(lambda event, **_: printable_json(event)),
+            ],
+        )
 
-    def format(self, record: logging.LogRecord) -> str:
-        """See the class."""
-        fields: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            **self.context,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        fields |= {name: getattr(record, name) for name in ("run", "rollout") if hasattr(record, name)}
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        return printable_json(fields)
+    def _add_process_context(self, logger: Any, method: str, event: EventDict) -> EventDict:
+        return {**self.process_context, **event}
 
 
 class HumanFormatter(logging.Formatter):
@@ -58,9 +67,9 @@ class HumanFormatter(logging.Formatter):
 
 
 def configure_logging(verbose: bool = False, form: LogFormat = LogFormat.human) -> None:
-    """Log lines on standard error, one per event."""
+    """Log to standard error, one line per event."""
     handler = logging.StreamHandler(sys.stderr)
-    # verl names its loggers by file, and says at every checkpoint what it wrote where.
+    # verl names its loggers by file, and reports every file that a checkpoint writes.
     handler.addFilter(lambda line: line.levelno >= logging.WARNING or line.name[0] != "/")
     handler.addFilter(lambda line: line.name.partition(".")[0] not in ERROR_LOGGERS)
     if form is LogFormat.json:
@@ -76,25 +85,20 @@ def configure_logging(verbose: bool = False, form: LogFormat = LogFormat.human) 
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    text = f"ended by {kind.__name__}: {error}"
-    logging.getLogger("lightningbus").critical(text, exc_info=(kind, error, trace))
-
-
 def find_json_formatter() -> JsonFormatter | None:
     """The formatter of this process, if its lines are objects."""
     formatters = [handler.formatter for handler in logging.getLogger().handlers]
     return next((formatter for formatter in formatters if isinstance(formatter, JsonFormatter)), None)
 
 
-def bind_process_context(**known: str | None) -> None:
-    """Add role and run to every later line of this process."""
+def bind_process_context(**fields: str | None) -> None:
+    """Add fields, such as role and run, to every later line of this process."""
     if (formatter := find_json_formatter()) is not None:
-        formatter.context |= {name: value for name, value in known.items() if value}
+        formatter.process_context |= {name: value for name, value in fields.items() if value}
 
 
 def print_fatal(sentence: object) -> None:
-    """The last words of a process that cannot go on."""
+    """Print why a process ends, in the form of its log lines."""
     if find_json_formatter() is not None:
         logging.getLogger("lightningbus").critical("%s", sentence)
     else:
@@ -102,8 +106,13 @@ def print_fatal(sentence: object) -> None:
 
 
 def extract_message(line: str) -> str:
-    """What a line says, whichever its form."""
+    """The message of a log line, whichever its form."""
     try:
         return str(json.loads(line)["message"])
     except (ValueError, LookupError, TypeError):
         return line.removeprefix("lightningbus: ")
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    text = f"ended by {kind.__name__}: {error}"
+    logging.getLogger("lightningbus").critical(text, exc_info=(kind, error, trace))

@@ -27,6 +27,7 @@ from lightningbus.cli.commands import (
     up,
     weights,
 )
+from lightningbus.cli.options import ANY_SETTING
 from lightningbus.run.discovery import CREDENTIALS_VARIABLE
 
 app = typer.Typer(
@@ -38,14 +39,17 @@ app = typer.Typer(
 )
 COMMANDS = (
     demo.demo, train.train, up.up, publish.publish, query.query, status.status, report.report, ui.ui,
-    runner.runner, learner.learner, inference.inference, provision.provision,
+    provision.provision,
 )  # fmt: skip
+ROLES = (runner.runner, learner.learner, inference.inference)
 GROUPS = {
     "rollouts": rollouts.app, "steps": steps.app, "weights": weights.app, "dlq": dlq.app,
     "store": store.app, "bus": bus.app,
 }  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
+for role in ROLES:
+    app.command(context_settings=ANY_SETTING)(role)
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)
 

@@ -3,13 +3,14 @@
 import asyncio
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from pydantic import BaseModel
+from typer.core import TyperGroup
 
 from bus.errors import BusError
 from bus.stream_sizes import StreamSizes
@@ -17,6 +18,7 @@ from bus.task_file import TaskFileError
 from common.aio import Interrupted, run_unless
 from lightningbus.run.discovery import BusEndpoint
 from lightningbus.run.role_process import UserError, exit_with, on_stop_signals
+from lightningbus.run.setting_sources import merge, read_environment, read_flags
 from lightningbus.run.settings import load_fields, validate_settings
 
 S = TypeVar("S", bound=BaseModel)
@@ -34,11 +36,28 @@ HealthOption = Annotated[
     typer.Option(help="answer /healthz, /readyz and /metrics at this port or address:port; 0: any [default: nowhere]"),
 ]
 SettingsOption = Annotated[
-    Path | None, typer.Option("--settings", help="YAML or JSON with any field of this role; options win over it")
+    Path | None,
+    typer.Option("--settings", help="YAML or JSON with any field of this role; variables and options win over it"),
 ]
 DatabaseOption = Annotated[str, typer.Option(help="ClickHouse database")]
 JsonOption = Annotated[bool, typer.Option("--json", help="a list of objects")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="comma-separated, with a header")]
+
+ANY_SETTING = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Context settings of a role's command: any field of its settings is an option too, see `load_settings`."""
+
+
+class RoleGroup(TyperGroup):
+    """A role's command that has subcommands beside its flags."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take what begins with a flag that is no option of the command as the role's flags, not as a subcommand."""
+        rest = super().parse_args(ctx, args)
+        first = next(iter(ctx._protected_args), "")
+        if first.startswith("-"):
+            ctx.args, ctx._protected_args = [*ctx._protected_args, *ctx.args], []
+        return rest
+
 
 DEFAULT_AGENT = "default"
 SizeOption = Annotated[
@@ -53,11 +72,22 @@ SizeOption = Annotated[
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def load_settings(kind: type[S], file: Path | None, /, **options: Any) -> S:
-    """Settings from a file and the options given, which win; ends with the sentence that names a wrong field."""
-    fields = exit_on_user_error(load_fields, file) if file is not None else {}
-    fields |= {name: value for name, value in options.items() if value is not None}
-    return exit_on_user_error(validate_settings, kind, fields, str(file) if file is not None else "settings")
+def load_settings(kind: type[S], role: str, file: Path | None, flags: Sequence[str], /, **options: Any) -> S:
+    """Settings of a role from its file, the environment, flags and options; a later source wins.
+
+    Ends with the sentence that names a wrong field.
+    """
+    return exit_on_user_error(_load_settings, kind, role, file, flags, options)
+
+
+def _load_settings(kind: type[S], role: str, file: Path | None, flags: Sequence[str], options: Mapping[str, Any]) -> S:
+    fields = merge(
+        load_fields(file) if file is not None else {},
+        read_environment(kind, role),
+        read_flags(kind, role, flags),
+        {name: value for name, value in options.items() if value is not None},
+    )
+    return validate_settings(kind, fields, str(file) if file is not None else "settings")
 
 
 def with_api_key(settings: S, at: BusEndpoint) -> S:

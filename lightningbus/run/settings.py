@@ -11,6 +11,7 @@ from common.name_suggestions import suggest_name
 from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.role_process import UserError
+from lightningbus.run.setting_sources import merge, read_environment
 from runners.settings import RunnerSettings
 from store.settings import StoreSettings
 
@@ -76,9 +77,30 @@ class RunSettings(BaseModel):
     eval: EvalSettings | None = Field(None, description="what `lightningbus train` measures itself on")
 
 
-def load(kind: type[M], path: Path) -> M:
-    """Settings from a YAML or JSON file; raises `UserError` naming the field that is wrong."""
-    return validate_settings(kind, load_fields(path), str(path))
+ROLE_SECTIONS: "dict[str, tuple[str, type[BaseModel]]]" = {
+    "store": ("store", StoreSettings),
+    "inference": ("inference", InferenceSettings),
+    "learner": ("learner", LearnerSettings),
+    "runners": ("runner", RunnerSettings),
+}
+"""Keys of a run file -> the role, and its settings."""
+
+
+def load_run_settings(path: Path) -> RunSettings:
+    """Settings of a run from its file and the environment; raises `UserError` naming the field that is wrong."""
+    return validate_settings(RunSettings, load_run_fields(path), str(path))
+
+
+def load_run_fields(path: Path) -> dict[str, Any]:
+    """What a run file holds, with the variables of each role in its section, unchecked; raises `UserError`."""
+    fields = load_fields(path)
+    for section, (role, kind) in ROLE_SECTIONS.items():
+        variables, value = read_environment(kind, role), fields.get(section)
+        if variables and isinstance(value, dict):
+            fields[section] = merge(value, variables)
+        elif variables and isinstance(value, list):
+            fields[section] = [merge(entry, variables) if isinstance(entry, dict) else entry for entry in value]
+    return fields
 
 
 def load_fields(path: Path) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from common.subprocesses import spawn, terminate
 from lightningbus.run.discovery import BUS_VARIABLE
 from lightningbus.run.role_process import EX_TEMPFAIL, UserError
 from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.setting_sources import without_settings
+from lightningbus.run.settings import ROLE_SECTIONS
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +163,11 @@ class Supervisor:
             "--settings",
             str(settings),
         ]
-        environment = os.environ | self._environment | {BUS_VARIABLE: self._bus_url}  # it may hold a password
+        environment = (
+            without_settings(os.environ, [role for role, _ in ROLE_SECTIONS.values()])
+            | self._environment
+            | {BUS_VARIABLE: self._bus_url}
+        )  # it may hold a password
         self._starts[child.name] += 1
         with self._directory.log(child.name).open("ab") as out:
             self._processes[child.name] = await spawn(

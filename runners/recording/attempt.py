@@ -80,11 +80,6 @@ class AttemptRecorder:
         """Model calls so far."""
         return self._meter.num_calls
 
-    @property
-    def log_context(self) -> dict[str, str]:
-        """What log lines about this attempt say beside their words."""
-        return {"run": self.task.run_id, "rollout": self.rollout}
-
     def add(self, span: Span) -> bool:
         """Keep a span, if there is room for it; one that an exporter sends again is kept once."""
         if span.span_id in self._ids:

@@ -27,7 +27,7 @@ from learner.rollouts.assembler import Assembler
 from learner.settings.learner import AirRule
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import RunSettings, load
+from lightningbus.run.settings import load_run_settings
 from runners.agent.executors import AgentError, parse_reply
 from runners.gateway import routing
 from runners.gateway.requests import ApiError, raise_on_malformed
@@ -264,9 +264,7 @@ def _files() -> Iterator[Target]:
     tasks = [b'{"id": "a1", "input": {"question": "x"}}\n\n{"input": 1}\n']
     yield Target("task file", tasks, partial(_file, load_tasks, directory / "tasks"), (TaskFileError,), weight=0.5)
     runs = [(Path(__file__).parents[2] / "examples/calculator/run.yaml").read_bytes()]
-    yield Target(
-        "run file", runs, partial(_file, partial(load, RunSettings), directory / "run"), (UserError,), weight=0.05
-    )
+    yield Target("run file", runs, partial(_file, load_run_settings, directory / "run"), (UserError,), weight=0.05)
     access = corpora.json_lines({"inbox": "_INBOX_runner"}, {"inbox": "x", "nkey": "none", "ca": "none"})
     (directory / "access").mkdir()
     path = directory / "access" / FILE

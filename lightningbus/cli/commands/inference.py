@@ -19,6 +19,7 @@ from lightningbus.run.role_process import run_role
 
 
 def inference(
+    context: typer.Context,
     model_path: Annotated[Path | None, typer.Option(help="model directory: architecture and tokenizer")] = None,
     bus: BusOption = None,
     model: Annotated[str | None, typer.Option(help="name agents ask for [default: policy]")] = None,
@@ -28,13 +29,16 @@ def inference(
     health: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
-    """Run vLLM behind a gateway, and swap each new weight version in while requests are in flight."""
+    """Run vLLM behind a gateway, and swap each new weight version in while requests are in flight.
+
+    Every field of its settings is an option too, such as --max-model-len 4096.
+    """
     with require_extra("inference"):
         from inference import node
         from inference.engine import vllm_server
         from inference.settings import InferenceSettings
 
     options = {"model_path": model_path, "model": model, "port": port, "host": host, "advertise_url": advertise}
-    checked = load_settings(InferenceSettings, settings, **options, health_address=health)
+    checked = load_settings(InferenceSettings, "inference", settings, context.args, **options, health_address=health)
     at = exit_on_user_error(discover_bus, bus, "inference")
     run_role(at, "inference", node.run, with_api_key(checked, at), vllm_server.EngineError)

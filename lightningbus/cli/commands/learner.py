@@ -19,6 +19,7 @@ from lightningbus.run.role_process import run_role
 
 
 def learner(
+    context: typer.Context,
     model_path: Annotated[Path | None, typer.Option(help="model directory to start from")] = None,
     tasks: Annotated[Path | None, typer.Option(help="JSONL of training tasks to dispatch")] = None,
     steps: Annotated[int | None, typer.Option(help="training steps [default: 100]")] = None,
@@ -30,6 +31,8 @@ def learner(
 ) -> None:
     """Train on finished rollouts with verl, and publish every step as a weight version.
 
+    Every field of its settings is an option too, such as --group-size 4 or --actor.optim.lr 1e-4.
+
     Over several GPUs or processes: torchrun --nproc-per-node 2 -m lightningbus learner ...
     """
     with require_extra("learner"):
@@ -40,7 +43,7 @@ def learner(
         from learner.training import distributed
 
     options = {"model_path": model_path, "tasks": tasks, "max_steps": steps, "run": run, "checkpoint_dir": checkpoints}
-    checked = load_settings(LearnerSettings, settings, **options, health_address=health)
+    checked = load_settings(LearnerSettings, "learner", settings, context.args, **options, health_address=health)
     if distributed.is_worker_rank():
         room.run_worker(checked)
         return

@@ -19,6 +19,7 @@ from lightningbus.run.role_process import run_role
 
 
 def runner(
+    context: typer.Context,
     agent: Annotated[str | None, typer.Option(help="the agent as module:function, sync or async")] = None,
     python: Annotated[Path | None, typer.Option(help="interpreter it runs in [default: this one]")] = None,
     path: Annotated[Path | None, typer.Option(help="directory it runs in [default: here]")] = None,
@@ -34,7 +35,10 @@ def runner(
     health: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
-    """Take tasks from the bus, run the agent on each, and publish what happened."""
+    """Take tasks from the bus, run the agent on each, and publish what happened.
+
+    Every field of its settings is an option too, such as --memory-limit-gib 2.
+    """
     from common.subprocesses import ProcessGuard
     from runners import runner as room
     from runners.agent.launcher import AgentStartError
@@ -47,10 +51,11 @@ def runner(
         "working_dir": path,
         "concurrency": concurrency,
         "command": words,
+        "reward_fn": reward,
+        "agent_name": name,
+        "health_address": health,
     }
-    checked = load_settings(
-        RunnerSettings, settings, **options, reward_fn=reward, agent_name=name, health_address=health
-    )
+    checked = load_settings(RunnerSettings, "runner", settings, context.args, **options)
     at = exit_on_user_error(discover_bus, bus, "runner")
     ProcessGuard.enable()
     run_role(at, "runner", room.run, with_api_key(checked, at), AgentStartError)

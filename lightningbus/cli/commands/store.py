@@ -8,9 +8,11 @@ import typer
 
 from common.listeners import AddressInUseError
 from lightningbus.cli.options import (
+    ANY_SETTING,
     BusOption,
     DatabaseOption,
     HealthOption,
+    RoleGroup,
     SettingsOption,
     check_names,
     exit_on_user_error,
@@ -20,7 +22,7 @@ from lightningbus.cli.options import (
 from lightningbus.run.discovery import discover_bus
 from lightningbus.run.role_process import exit_with, run_role
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, cls=RoleGroup)
 
 
 READER_VARIABLE, WRITER_VARIABLE = "LIGHTNINGBUS_READER_PASSWORD", "LIGHTNINGBUS_WRITER_PASSWORD"
@@ -30,7 +32,7 @@ URL_VARIABLE, ADMIN_VARIABLE = "LIGHTNINGBUS_STORE_URL", "LIGHTNINGBUS_ADMIN_SQL
 """Addresses with a password in them, which everybody on a machine sees in the arguments of a process."""
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, context_settings=ANY_SETTING)
 def store(
     context: typer.Context,
     bus: BusOption = None,
@@ -42,7 +44,10 @@ def store(
     health: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
-    """Write every event into ClickHouse, and answer SQL over ClickHouse's HTTP interface."""
+    """Write every event into ClickHouse, and answer SQL over ClickHouse's HTTP interface.
+
+    Every field of its settings is an option too, such as --retention-days 30.
+    """
     if context.invoked_subcommand is not None:
         return
     with require_extra("store"):
@@ -51,10 +56,8 @@ def store(
         from store.embedded import engine
         from store.settings import StoreSettings
 
-    options = {"data_dir": data_dir, "http_port": http_port, "health_address": health}
-    checked = load_settings(StoreSettings, settings, url=url, **options)
-    if "url" not in checked.model_fields_set:
-        checked = load_settings(StoreSettings, settings, url=os.environ.get(URL_VARIABLE), **options)
+    options = {"url": url, "data_dir": data_dir, "http_port": http_port, "health_address": health}
+    checked = load_settings(StoreSettings, "store", settings, context.args, **options)
     expected = (AddressInUseError, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
     run_role(exit_on_user_error(discover_bus, bus, "store"), "store", room.run, checked, *expected)
 

@@ -22,9 +22,9 @@ def train(
     with require_extra("demo"):
         importlib.import_module("matplotlib")  # the picture comes last, and is not to be what fails
     from lightningbus.run import preflight, train_job
-    from lightningbus.run.settings import RunSettings, load
+    from lightningbus.run.settings import load_run_settings
 
-    settings = exit_on_user_error(load, RunSettings, config)
+    settings = exit_on_user_error(load_run_settings, config)
     job = exit_on_user_error(preflight.parse_job, settings, str(config))
 
     def look() -> None:

@@ -15,7 +15,7 @@ def up(
     config: Annotated[Path, typer.Option("--config", "-c", help="run file; see examples/calculator/run.yaml")],
 ) -> None:
     """Run all roles of a run file on this machine, under one supervisor, until Ctrl-C or the last step."""
-    from lightningbus.run.settings import RunSettings, load
+    from lightningbus.run.settings import load_run_settings
     from lightningbus.run.stack import up as bring_up
 
-    run_async(bring_up(exit_on_user_error(load, RunSettings, config)))
+    run_async(bring_up(exit_on_user_error(load_run_settings, config)))

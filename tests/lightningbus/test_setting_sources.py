@@ -1,0 +1,104 @@
+"""Every setting of a role can stand in its file, in the environment and in a flag; the later one wins."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from learner.settings.learner import LearnerSettings
+from lightningbus.cli.app import app
+from lightningbus.cli.options import load_settings
+from lightningbus.run.role_process import UserError
+from lightningbus.run.setting_sources import merge, read_environment, read_flags, without_settings
+from lightningbus.run.settings import load_run_settings
+from store.settings import StoreSettings
+
+FLAGS = ["--group-size", "4", "--actor.optim.lr", "1e-4", "--train-roles", "a", "--train-roles", "b"]
+
+
+def load(file: Path, *flags: str, **options: Any) -> LearnerSettings:
+    return load_settings(LearnerSettings, "learner", file, flags, **options)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "learner.yaml"
+    path.write_text("model_path: m\ngroup_size: 2\nmax_staleness: 5\nactor: {clip_ratio_low: 0.1, optim: {lr: 0.5}}\n")
+    return path
+
+
+def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNINGBUS_LEARNER_GROUP_SIZE", "3")
+    monkeypatch.setenv("LIGHTNINGBUS_LEARNER_GROUPS_PER_STEP", "7")
+    monkeypatch.setenv("LIGHTNINGBUS_LEARNER_ACTOR__OPTIM__WEIGHT_DECAY", "0.25")
+    settings = load(file, *FLAGS, max_steps=9)
+    assert (settings.max_staleness, settings.groups_per_step, settings.group_size, settings.max_steps) == (5, 7, 4, 9)
+    optim = settings.actor.optim
+    assert (settings.actor.clip_ratio_low, optim.lr, optim.weight_decay) == (0.1, 1e-4, 0.25), "level by level"
+    assert settings.train_roles == ["a", "b"]
+
+
+def test_lists_and_mappings_of_variables_are_json(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNINGBUS_LEARNER_TRAIN_ROLES", '["writer"]')
+    monkeypatch.setenv("LIGHTNINGBUS_LEARNER_SAMPLING_PARAMS", '{"temperature": 0.5}')
+    settings = load(file)
+    assert settings.train_roles == ["writer"] and settings.sampling_params == {"temperature": 0.5}
+    monkeypatch.setenv("LIGHTNINGBUS_LEARNER_TRAIN_ROLES", "writer")
+    with pytest.raises(UserError, match="train_roles"):
+        read_environment(LearnerSettings, "learner")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--groupsize", "4"], "--groupsize: no such option; did you mean '--group-size'?"),
+        (["--group-size"], "expected one argument"),
+        (["tasks.jsonl"], "tasks.jsonl: no such option"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence(flags: list[str], sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_flags(LearnerSettings, "learner", flags)
+    assert sentence in str(error.value)
+
+
+def test_a_wrong_value_is_one_sentence_and_exit_code_2(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        load(file, "--group-size", "many")
+    assert end.value.code == 2 and "group_size: Input should be a valid integer" in capsys.readouterr().err
+
+
+def test_a_misspelt_variable_is_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("LIGHTNINGBUS_LEARNER_GROUPSIZE", "4")
+    assert read_environment(LearnerSettings, "learner") == {}
+    assert "did you mean 'LIGHTNINGBUS_LEARNER_GROUP_SIZE'?" in caplog.text
+
+
+def test_the_store_takes_flags_beside_its_subcommands(monkeypatch: pytest.MonkeyPatch) -> None:
+    group: Any = typer.main.get_command(app)
+    store = group.commands["store"]
+    context = store.make_context("store", ["--http-port", "0", "--batch-rows", "5"])
+    assert context.args == ["--batch-rows", "5"] and context.params["http_port"] == 0
+    assert read_flags(StoreSettings, "store", context.args) == {"batch_rows": "5"}
+    assert store.make_context("store", ["create-users"])._protected_args == ["create-users"]
+
+
+def test_a_run_file_takes_the_variables_of_the_roles_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNINGBUS_RUNNER_CONCURRENCY", "9")
+    monkeypatch.setenv("LIGHTNINGBUS_LEARNER_MAX_STEPS", "3")
+    path = tmp_path / "run.yaml"
+    runners = [{"entrypoint": "a:b"}, {"entrypoint": "c:d", "agent_name": "other"}]
+    path.write_text(json.dumps({"name": "r", "runners": runners}))
+    settings = load_run_settings(path)
+    assert [runner.concurrency for runner in settings.runners] == [9, 9] and settings.learner is None
+    environment = {"PATH": "p", "LIGHTNINGBUS_RUNNER_CONCURRENCY": "9", "LIGHTNINGBUS_BUS": "nats://x"}
+    assert without_settings(environment, ["runner", "learner"]) == {"PATH": "p", "LIGHTNINGBUS_BUS": "nats://x"}
+
+
+def test_a_level_is_merged_and_anything_else_replaced() -> None:
+    assert merge({"a": {"b": 1, "c": [1]}, "d": 1}, {"a": {"c": [2]}}, {"d": {"e": 1}}) == {
+        "a": {"b": 1, "c": [2]},
+        "d": {"e": 1},
+    }
