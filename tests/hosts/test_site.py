@@ -66,7 +66,7 @@ async def test_runners_of_a_far_site_know_one_server(tmp_path: Path) -> None:
         local = far.plug(leaf)
         await command(
             "bus",
-            "users",
+            "create-users",
             "--out",
             "site",
             "--tls",
