@@ -142,12 +142,12 @@ class TaskHandler:
             attributes.ROLLOUT: recorder.rollout,
             attributes.ATTEMPT: recorder.number,
         }
-        with tracing.start_as_current_span(f"attempt {task.agent}", span_attributes, parent, "consumer") as traced:
-            recorder.traceparent = traced.traceparent
+        with tracing.start_as_current_span(f"attempt {task.agent}", span_attributes, parent, "consumer") as span:
+            recorder.traceparent = tracing.format_traceparent(span)
             outcome = await self._run(slot_lease, delivery, lease, task, recorder)
-            traced.set_attributes({attributes.OUTCOME: outcome})
+            span.set_attributes({attributes.OUTCOME: outcome})
             if outcome != "ok":
-                traced.set_error(outcome)
+                tracing.set_error(span, outcome)
 
     async def _run(
         self, slot_lease: SlotLease, delivery: Message, lease: Lease, task: Task, recorder: AttemptRecorder

@@ -1,7 +1,7 @@
-"""A role's own traces, by OpenTelemetry's SDK and its OTLP/HTTP exporter, which ``OTEL_*`` of the environment set up.
+"""A role's own traces: OpenTelemetry's API always, its SDK and OTLP/HTTP exporter where ``OTEL_*`` names a collector.
 
-Without an endpoint there are none, and nothing of OpenTelemetry is imported. What a span says is names and numbers,
-never what was asked, answered or configured. These are an operator's; a rollout's own trace is in the store either way.
+A span holds names and numbers, never prompts, answers or settings. These traces are for operators; a rollout's own
+trace is in the store either way.
 """
 
 import logging
@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+from opentelemetry.context import Context
+from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode, Tracer, use_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExportResult
-    from opentelemetry.trace import Span, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -32,41 +34,9 @@ Attributes = Mapping[str, str | int | float | bool]
 """Attributes of a span."""
 
 
-class SpanHandle:
-    """An open span. A no-op where traces are not exported."""
-
-    def __init__(self, span: "Span | None" = None) -> None:
-        self.span = span
-
-    @property
-    def traceparent(self) -> str:
-        """W3C Trace Context of the span, for services that do a part of the work. Empty without a span."""
-        if self.span is None:
-            return ""
-        context = self.span.get_span_context()
-        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The header with `traceparent`."""
-        return {"traceparent": self.traceparent} if self.span is not None else {}
-
-    def set_attributes(self, attributes: Attributes) -> None:
-        """Add attributes."""
-        if self.span is not None:
-            self.span.set_attributes(attributes)
-
-    def set_error(self, why: str) -> None:
-        """The span failed. ``why`` is a kind of failure, not its message."""
-        if self.span is not None:
-            from opentelemetry.trace import StatusCode
-
-            self.span.set_status(StatusCode.ERROR, why)
-
-
-NOOP = SpanHandle()
+TRACE_CONTEXT = TraceContextTextMapPropagator()
 _provider: "TracerProvider | None" = None
-_tracer: "Tracer | None" = None
+_tracer: Tracer = NoOpTracer()
 
 
 def setup(role: str, instance: str) -> None:
@@ -93,7 +63,7 @@ def setup(role: str, instance: str) -> None:
 def shutdown() -> None:
     """Export the remaining spans, for at most `FLUSH_SECONDS`, and stop exporting."""
     global _provider, _tracer
-    provider, _provider, _tracer = _provider, None, None
+    provider, _provider, _tracer = _provider, None, NoOpTracer()
     if provider is not None:  # the SDK would wait for a collector that does not answer
         last = threading.Thread(target=provider.shutdown, daemon=True)
         last.start()
@@ -103,21 +73,15 @@ def shutdown() -> None:
 @contextmanager
 def start_span(
     name: str, attributes: Attributes | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
-) -> Iterator[SpanHandle]:
+) -> Iterator[Span]:
     """A span of the block, as a child of the current span or of a W3C traceparent."""
-    if _tracer is None:
-        yield NOOP
-        return
-    from opentelemetry.trace import SpanKind
-
     span = _tracer.start_span(name, _context(parent), SpanKind[kind.upper()], attributes, start_time=started_ns or None)
-    traced = SpanHandle(span)
     try:
-        yield traced
+        yield span
     except GeneratorExit:  # the reader has stopped early
         raise
     except BaseException as error:
-        traced.set_error(type(error).__name__)
+        set_error(span, type(error).__name__)
         raise
     finally:
         span.end()
@@ -126,22 +90,35 @@ def start_span(
 @contextmanager
 def start_as_current_span(
     name: str, attributes: Attributes | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
-) -> Iterator[SpanHandle]:
+) -> Iterator[Span]:
     """`start_span`, as the current span of the block: inner spans are its children. Not for generators."""
-    with start_span(name, attributes, parent, kind, started_ns) as traced:
-        if traced.span is None:
-            yield traced
-            return
-        from opentelemetry.trace import use_span
-
-        with use_span(traced.span, record_exception=False, set_status_on_exception=False):
-            yield traced
+    with (
+        start_span(name, attributes, parent, kind, started_ns) as span,
+        use_span(span, record_exception=False, set_status_on_exception=False),
+    ):
+        yield span
 
 
 def record_span(name: str, started_ns: int, ended_ns: int) -> None:
-    """A finished span, as a child of the current one."""
-    if _tracer is not None:
-        _tracer.start_span(name, start_time=started_ns).end(max(started_ns, ended_ns))
+    """Record a finished span, as a child of the current one."""
+    _tracer.start_span(name, start_time=started_ns).end(max(started_ns, ended_ns))
+
+
+def set_error(span: Span, kind: str) -> None:
+    """Mark a span as failed. ``kind`` is a kind of failure, not its message."""
+    span.set_status(StatusCode.ERROR, kind)
+
+
+def format_headers(span: Span) -> dict[str, str]:
+    """W3C Trace Context of a span for a service that does a part of the work; empty where traces are not exported."""
+    if _provider is None or not (context := span.get_span_context()).is_valid:
+        return {}
+    return {"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"}
+
+
+def format_traceparent(span: Span) -> str:
+    """The ``traceparent`` of `format_headers`; empty where traces are not exported."""
+    return format_headers(span).get("traceparent", "")
 
 
 def without_otel_exporter_env(environment: Mapping[str, str]) -> dict[str, str]:
@@ -153,12 +130,8 @@ def without_otel_exporter_env(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _context(traceparent: str) -> "Context | None":
-    if not traceparent:
-        return None
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    return TraceContextTextMapPropagator().extract({"traceparent": traceparent})
+def _context(traceparent: str) -> Context | None:
+    return TRACE_CONTEXT.extract({"traceparent": traceparent}) if traceparent else None
 
 
 def _create_provider(role: str, instance: str) -> "TracerProvider":

@@ -188,7 +188,7 @@ class Gateway:
             self._track(request, version) as (engine_model, stamp),
             tracing.start_as_current_span(f"POST {request.path}", span_attributes, traceparent, "server") as span,
         ):
-            headers = {"Content-Type": "application/json", **span.headers}
+            headers = {"Content-Type": "application/json", **tracing.format_headers(span)}
             body = add_cache_salt(body, version, engine_model)
             try:
                 async with self._session.post(self._engine_url + request.path, data=body, headers=headers) as response:

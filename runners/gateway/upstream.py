@@ -120,9 +120,12 @@ class Upstream:
             try:
                 with tracing.start_span(
                     f"chat {context.model}", span_attributes, attempt.traceparent, "client"
-                ) as traced:
+                ) as span:
                     async with self._session.post(
-                        node.address + path, data=payload, headers=headers | traced.headers, allow_redirects=False
+                        node.address + path,
+                        data=payload,
+                        headers=headers | tracing.format_headers(span),
+                        allow_redirects=False,
                     ) as response:
                         if response.status == 200:
                             attempt.node = node.id
@@ -135,7 +138,7 @@ class Upstream:
                             problem = f"{node.id} answered {response.status}"
                         else:
                             raise EngineRejected(response.status, await response.read())
-                        traced.set_error(problem)
+                        tracing.set_error(span, problem)
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = f"{node.id} cannot be reached: {error or type(error).__name__}"
                 self._fleet.suspect("inference", node.id)

@@ -138,16 +138,17 @@ def test_every_command_of_a_page_is_ours_or_says_what_it_needs(page: str, comman
     assert ours >= 2
 
 
-def test_the_address_of_clickhouse_is_an_option_else_a_setting_else_in_the_environment(commands: Commands) -> None:
+def test_the_address_of_clickhouse_is_an_option_else_in_the_environment_else_a_setting(commands: Commands) -> None:
     option, setting, named = (f"http://{name}:8123" for name in ("option", "setting", "named"))
     file = {"/etc/lightningbus/store.yaml": f"url: {setting}"}
     for words, expected in (
         (["--url", option, "--settings", *file], option),
-        (["--settings", *file], setting),
-        ([], named),
+        (["--settings", *file], named),
     ):
         begun = commands.begun(["store", "--bus", "nats://bus:4222", *words], file, url=named)
         assert isinstance(begun, StoreSettings) and begun.url == expected
+    begun = commands.begun(["store", "--bus", "nats://bus:4222", "--settings", *file], file)
+    assert isinstance(begun, StoreSettings) and begun.url == setting
     begun = commands.begun(["store", "--bus", "nats://bus:4222"], {})
     assert isinstance(begun, StoreSettings) and begun.url is None
 
