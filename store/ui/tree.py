@@ -69,7 +69,7 @@ def build_tree(
                 "what": kind,
                 "title": entity_name(name, span_attributes),
                 "gist": summarize(name, span_attributes),
-                "shown": payload_keys(span_attributes),
+                "payload_keys": payload_keys(span_attributes),
                 "call": call_of_span.get(row["span_id"], None if subject is None else numbers[subject][0]),
             }
         )

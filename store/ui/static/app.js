@@ -9,16 +9,16 @@ import { rolloutPage } from "./rollout.js";
 
 const page = document.getElementById("page");
 const crumbs = document.getElementById("crumbs");
-let shown = { path: null, leave: new AbortController(), update: () => {} };
+let current = { path: null, leave: new AbortController(), update: () => {} };
 
 function show() {
   const { path, names, query } = place();
   showTip(null);
-  if (path === shown.path) {
-    shown.update(query); // the same page, asked something else
+  if (path === current.path) {
+    current.update(query); // the same page, asked something else
     return;
   }
-  shown.leave.abort();
+  current.leave.abort();
   const leave = new AbortController();
   page.replaceChildren();
   scrollTo(0, 0);
@@ -27,7 +27,7 @@ function show() {
   crumbs.replaceChildren(...trail(kind === "run" ? run : null, part === "rollout" ? rollout : null));
   document.title = [rollout, run, "lightningbus"].filter(Boolean).join(" · ");
   const open = rollout ? rolloutPage : run ? runPage : runsPage;
-  shown = { path, leave, update: open(page, { run, rollout, query }, leave.signal) ?? (() => {}) };
+  current = { path, leave, update: open(page, { run, rollout, query }, leave.signal) ?? (() => {}) };
 }
 
 function trail(run, rollout) {

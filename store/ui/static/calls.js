@@ -9,28 +9,28 @@ import { COLOURS, legendOf, tokensOf } from "./tokens.js";
 
 /** The panel; `show` fills it with a rollout's calls in one of `COLOURS`, or in the one that tells most. */
 export function callsPanel(of) {
-  let shown = [], execution = "";
+  let calls = [], execution = "";
   const key = h("div", { class: "key" });
-  const buttons = Object.entries(COLOURS).map(([name, one]) => h("button", { type: "button", data: { colour: name }, "aria-pressed": "false", title: one.about, click: () => paint(name, true) }, one.title));
+  const buttons = Object.entries(COLOURS).map(([name, item]) => h("button", { type: "button", data: { colour: name }, "aria-pressed": "false", title: item.about, click: () => paint(name, true) }, item.title));
   const box = panel("Model calls", { name: "calls", height: 200, extra: h("div", { class: "switch", role: "group", "aria-label": "What the colour of a token shows" }, h("span", {}, "colour"), buttons) });
 
   function paint(name, keep = false) {
     for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.colour === name));
-    key.replaceChildren(legendOf(name, shown));
-    for (const one of box.root.querySelectorAll(".tokens")) one.paint(name);
+    key.replaceChildren(legendOf(name, calls));
+    for (const item of box.root.querySelectorAll(".tokens")) item.paint(name);
     if (keep) change({ colour: name }, false);
   }
 
   return {
     root: box.root,
-    show(found, colour) {
-      [shown, execution] = [found.calls, found.execution_id];
-      if (!shown.length) {
+    show(data, colour) {
+      [calls, execution] = [data.calls, data.execution_id];
+      if (!calls.length) {
         box.show(empty("This attempt has made no model call."));
         return;
       }
-      box.show(key, h("ol", { class: "calls" }, shown.map((call) => h("li", { id: `call-${call.call}` }, described(call, { ...of, execution_id: execution })))));
-      const trained = shown.some((call) => call.advantage !== null);
+      box.show(key, h("ol", { class: "calls" }, calls.map((call) => h("li", { id: `call-${call.call}` }, described(call, { ...of, execution_id: execution })))));
+      const trained = calls.some((call) => call.advantage !== null);
       paint(colour in COLOURS ? colour : trained ? "advantage" : "probability");
     },
   };
@@ -43,13 +43,13 @@ function described(call, of) {
   return h("article", { class: "call" },
     h("header", {}, h("h3", {}, `Call ${call.call}`), h("p", {}, facts.filter(Boolean).join(" · ")), whole(call, of)),
     known ? h("p", { class: "known" }, known) : null,
-    call.messages.map((message) => said(String(message?.role ?? "message"), h("div", { class: "text" }, textOf(message)))),
-    said("assistant", call.tokens.length ? tokensOf(call) : h("div", { class: "text" }, textOf(call.answer))));
+    call.messages.map((message) => messageOf(String(message?.role ?? "message"), h("div", { class: "text" }, textOf(message)))),
+    messageOf("assistant", call.tokens.length ? tokensOf(call) : h("div", { class: "text" }, textOf(call.answer))));
 }
 
 const signed = (value) => `${value > 0 ? "+" : ""}${value.toFixed(3)}`;
 
-function said(role, content) {
+function messageOf(role, content) {
   return h("div", { class: "message" }, h("span", { class: `role ${["system", "user", "assistant", "tool"].includes(role) ? role : ""}` }, role), content);
 }
 

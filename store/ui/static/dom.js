@@ -28,8 +28,8 @@ function filled(element, attributes, children) {
 export function table(columns, rows, rowAttributes = () => ({})) {
   const kind = (column) => [column.number ? "number" : "", column.class ?? ""].join(" ").trim() || null;
   return h("div", { class: "scroll" }, h("table", {},
-    h("thead", {}, h("tr", {}, columns.map((one) => h("th", { class: kind(one), title: one.about, scope: "col" }, one.title)))),
-    h("tbody", {}, rows.map((row) => h("tr", rowAttributes(row), columns.map((one) => h("td", { class: kind(one) }, one.cell(row)))))),
+    h("thead", {}, h("tr", {}, columns.map((column) => h("th", { class: kind(column), title: column.about, scope: "col" }, column.title)))),
+    h("tbody", {}, rows.map((row) => h("tr", rowAttributes(row), columns.map((column) => h("td", { class: kind(column) }, column.cell(row)))))),
   ));
 }
 

@@ -27,19 +27,19 @@ function members({ members: all, problem }) {
   if (problem) return empty(`Nobody can be seen at work: ${problem}. Where it is can be said with`, "lightningbus ui --bus nats://…");
   if (!all.length) return empty("Nobody is alive on this bus. Start all of a run with", "lightningbus up -c run.yaml");
   const sorted = [...all].sort((a, b) => RANK.indexOf(a.role) - RANK.indexOf(b.role) || a.id.localeCompare(b.id));
-  const alarms = sorted.filter((one) => one.status.alarm).map((one) => h("p", { class: "problem" }, String(one.status.alarm)));
+  const alarms = sorted.filter((member) => member.status.alarm).map((member) => h("p", { class: "problem" }, String(member.status.alarm)));
   return h("div", {}, alarms, table([
-    { title: "role", cell: (one) => one.role },
-    { title: "name", cell: (one) => one.id },
-    { title: "state", cell: (one) => h("span", { class: `state ${one.state}` }, one.state) },
-    { title: "version", number: true, cell: (one) => one.version ?? "–" },
-    { title: "doing", class: "doing", cell: (one) => doing(one.status) },
+    { title: "role", cell: (member) => member.role },
+    { title: "name", cell: (member) => member.id },
+    { title: "state", cell: (member) => h("span", { class: `state ${member.state}` }, member.state) },
+    { title: "version", number: true, cell: (member) => member.version ?? "–" },
+    { title: "doing", class: "doing", cell: (member) => doing(member.status) },
   ], sorted));
 }
 
 function doing(detail) {
-  const said = Object.entries(detail).filter(([name, value]) => name !== "alarm" && value !== null && value !== "");
-  return said.map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? figure(value) : typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+  const entries = Object.entries(detail).filter(([name, value]) => name !== "alarm" && value !== null && value !== "");
+  return entries.map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? figure(value) : typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
 }
 
 function served(rows) {
@@ -50,7 +50,7 @@ function served(rows) {
       steps: true,
       colour: COLOURS[place % COLOURS.length],
       points: rows.filter((row) => row.node === node).reverse().map((row) => ({
-        x: row.activated_ms, y: row.version, title: clock(row.activated_ms), said: `version ${row.version}, pause ${seconds(row.pause_seconds)}`,
+        x: row.activated_ms, y: row.version, title: clock(row.activated_ms), label: `version ${row.version}, pause ${seconds(row.pause_seconds)}`,
       })),
     })),
     x: timeAxis(rows.map((row) => row.activated_ms)), y: { label: "version", format: count }, height: 150,

@@ -4,15 +4,15 @@ const EVERY_MS = 2000;
 const REST = 2; // of the time an answer took, so that a busy store is not kept busy by looking at it
 
 /** Runs `look` now and every two seconds until the signal; not while the tab is hidden. `said` hears of its end. */
-export async function follow(look, signal, said = () => {}) {
+export async function follow(look, signal, report = () => {}) {
   while (!signal.aborted) {
     const began = performance.now();
     try {
       await look();
-      said(null);
+      report(null);
     } catch (error) {
       if (signal.aborted) return;
-      said(error);
+      report(error);
     }
     await pause(Math.max(EVERY_MS, REST * (performance.now() - began)), signal);
     while (document.hidden && !signal.aborted) await once(document, "visibilitychange", signal);

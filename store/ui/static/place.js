@@ -9,8 +9,8 @@ export function place() {
 /** The address of a run, of a rollout, of one of its attempts. */
 export function linkTo(run, rollout = "", query = {}) {
   const path = `#/run/${encodeURIComponent(run)}${rollout ? `/rollout/${encodeURIComponent(rollout)}` : ""}`;
-  const asked = String(new URLSearchParams(query));
-  return asked ? `${path}?${asked}` : path;
+  const search = String(new URLSearchParams(query));
+  return search ? `${path}?${search}` : path;
 }
 
 /** Changes the query of the page that is open; empty values are left out. A step is one the back button undoes. */

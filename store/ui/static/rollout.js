@@ -20,23 +20,23 @@ export function rolloutPage(root, { run, rollout, query }, signal) {
 
   const look = async () => {
     if (ended) return;
-    let found;
+    let data;
     try {
-      found = await ask("rollout", { run_id: run, rollout_id: rollout, execution_id: execution }, signal);
+      data = await ask("rollout", { run_id: run, rollout_id: rollout, execution_id: execution }, signal);
     } catch (error) {
       if (!signal.aborted) trace.fail(error);
       throw error;
     }
-    ended = found.attempts.some((one) => one.counts) && found.uses.length > 0; // nothing comes after its training
-    const now = JSON.stringify(found);
+    ended = data.attempts.some((item) => item.counts) && data.uses.length > 0; // nothing comes after its training
+    const now = JSON.stringify(data);
     if (now === drawn) return;
     drawn = now;
-    const asked = place().query; // its span and colour change without a question
-    head.lastChild.replaceChildren(...facts(found));
-    attempts.show(listed(found, run));
-    trace.show(found.spans.length ? waterfall(found, asked.get("span") ?? "") : empty("No span of it has been stored yet."));
-    if (found.spans_cut) trace.fail(new Error("This attempt has very many spans; only the first 2,000 are shown."));
-    calls.show(found, asked.get("colour") ?? "");
+    const params = place().query; // its span and colour change without a question
+    head.lastChild.replaceChildren(...facts(data));
+    attempts.show(listed(data, run));
+    trace.show(data.spans.length ? waterfall(data, params.get("span") ?? "") : empty("No span of it has been stored yet."));
+    if (data.spans_cut) trace.fail(new Error("This attempt has very many spans; only the first 2,000 are shown."));
+    calls.show(data, params.get("colour") ?? "");
   };
   follow(look, signal, (error) => showLive(error, ended));
   return (next) => {
@@ -69,14 +69,14 @@ function facts({ attempt, task, uses }) {
 function listed({ attempts, attempt, rollout_id: rollout }, run) {
   if (!attempts.length) return empty("Published, and taken by nobody yet. Start a runner with", "lightningbus runner --agent module:function");
   return table([
-    { title: "attempt", number: true, cell: (one) => h("a", { href: linkTo(run, rollout, { execution_id: one.execution_id }) }, one.attempt) },
-    { title: "", cell: (one) => (one.counts ? h("span", { class: "chip counts" }, "counts") : "") },
-    { title: "outcome", cell: (one) => h("span", { class: `outcome ${one.outcome ?? ""}` }, one.running ? "at work" : one.outcome) },
-    { title: "reward", number: true, cell: (one) => reward(one.reward) },
-    { title: "runner", cell: (one) => one.runner ?? "–" },
-    { title: "calls", number: true, cell: (one) => count(one.num_calls) },
-    { title: "began", class: "wide", cell: (one) => clock(one.started_ms, true) },
-    { title: "took", number: true, cell: (one) => (one.running ? "–" : seconds((one.ended_ms - one.started_ms) / 1000)) },
-    { title: "error", class: "doing", cell: (one) => one.error ?? "" },
-  ], attempts, (one) => ({ class: one.execution_id === attempt?.execution_id ? "chosen" : null }));
+    { title: "attempt", number: true, cell: (item) => h("a", { href: linkTo(run, rollout, { execution_id: item.execution_id }) }, item.attempt) },
+    { title: "", cell: (item) => (item.counts ? h("span", { class: "chip counts" }, "counts") : "") },
+    { title: "outcome", cell: (item) => h("span", { class: `outcome ${item.outcome ?? ""}` }, item.running ? "at work" : item.outcome) },
+    { title: "reward", number: true, cell: (item) => reward(item.reward) },
+    { title: "runner", cell: (item) => item.runner ?? "–" },
+    { title: "calls", number: true, cell: (item) => count(item.num_calls) },
+    { title: "began", class: "wide", cell: (item) => clock(item.started_ms, true) },
+    { title: "took", number: true, cell: (item) => (item.running ? "–" : seconds((item.ended_ms - item.started_ms) / 1000)) },
+    { title: "error", class: "doing", cell: (item) => item.error ?? "" },
+  ], attempts, (item) => ({ class: item.execution_id === attempt?.execution_id ? "chosen" : null }));
 }

@@ -34,36 +34,36 @@ const link = (row) => linkTo(run, row.rollout_id);
 /** The panel; `load` asks again, `ask` takes other filters, `outcomes` says which there are to choose from. */
 export function rolloutsPanel(of, query, signal) {
   run = of;
-  let asked = query;
+  let params = query;
   const fields = form((changed, typed) => go(changed, typed));
   const pager = h("nav", { class: "pager", "aria-label": "Pages of rollouts" });
   const box = panel("Rollouts", { name: "rollouts", height: 420, extra: pager });
   box.root.insertBefore(fields.root, box.root.children[1]);
 
   function go(changed, typed = false) {
-    const first = Object.keys(changed).every((name) => !asked.get(name));
+    const first = Object.keys(changed).every((name) => !params.get(name));
     take(change({ page: "", ...changed }, !typed || first)); // not a step back for every letter
   }
 
   let turn = 0;
   async function load() {
     const mine = (turn += 1);
-    const found = await fill(box, async () => {
-      const answer = await ask("run/rollouts", { run_id: of, ...Object.fromEntries(asked) }, signal);
+    const data = await fill(box, async () => {
+      const answer = await ask("run/rollouts", { run_id: of, ...Object.fromEntries(params) }, signal);
       if (mine !== turn) throw new DOMException("a later question was asked", "AbortError");
-      pager.replaceChildren(...pages(answer, Number(asked.get("page") || 1), (page) => go({ page: page > 1 ? String(page) : "" })));
-      return listed(answer, asked, () => go(Object.fromEntries([...asked.keys()].map((name) => [name, ""]))));
+      pager.replaceChildren(...pages(answer, Number(params.get("page") || 1), (page) => go({ page: page > 1 ? String(page) : "" })));
+      return listed(answer, params, () => go(Object.fromEntries([...params.keys()].map((name) => [name, ""]))));
     }, { get aborted() { return signal.aborted || mine !== turn; } }).catch((error) => { if (mine === turn) throw error; });
-    return found;
+    return data;
   }
 
   function take(next) {
-    asked = next;
-    fields.set(asked);
+    params = next;
+    fields.set(params);
     load().catch(() => {}); // it stands in the panel
   }
 
-  fields.set(asked);
+  fields.set(params);
   return { root: box.root, load, ask: take, outcomes: fields.outcomes };
 }
 
@@ -83,7 +83,7 @@ function form(changed) {
   const root = h("form", { class: "filters", submit: (event) => event.preventDefault() },
     field("name", "task or rollout", text("name", { placeholder: "part of its name" })),
     field("words", "words in prompts and answers", text("words", { placeholder: "all of these" })),
-    field("mode", "mode", select("mode", [h("option", { value: "" }, "any"), ...["train", "eval"].map((one) => h("option", { value: one }, one))])),
+    field("mode", "mode", select("mode", [h("option", { value: "" }, "any"), ...["train", "eval"].map((value) => h("option", { value }, value))])),
     field("outcome", "outcome", outcome),
     h("fieldset", { class: "field range" }, h("legend", {}, "reward"), range("reward", "any")),
     h("fieldset", { class: "field range" }, h("legend", {}, "version"), range("version", "1")),
@@ -93,20 +93,20 @@ function form(changed) {
     set(query) {
       for (const input of root.elements) {
         const value = query.get(input.name) ?? "";
-        if (input.name === "outcome" && value && ![...outcome.options].some((one) => one.value === value)) outcome.append(h("option", { value }, value));
+        if (input.name === "outcome" && value && ![...outcome.options].some((option) => option.value === value)) outcome.append(h("option", { value }, value));
         if (input.name && input !== document.activeElement && input.value !== value) input.value = value;
       }
     },
-    outcomes(found) {
-      const known = [...outcome.options].map((one) => one.value);
-      for (const one of found) if (!known.includes(one)) outcome.append(h("option", { value: one }, one));
+    outcomes(data) {
+      const known = [...outcome.options].map((option) => option.value);
+      for (const value of data) if (!known.includes(value)) outcome.append(h("option", { value }, value));
     },
   };
 }
 
-function listed({ rollouts }, asked, clear) {
+function listed({ rollouts }, params, clear) {
   if (rollouts.length) return table(COLUMNS, rollouts, (row) => ({ class: "link", click: (event) => follows(event, link(row)) }));
-  if (![...asked.keys()].length) return empty("No rollout has ended yet. Start a runner with", "lightningbus runner --agent module:function");
+  if (![...params.keys()].length) return empty("No rollout has ended yet. Start a runner with", "lightningbus runner --agent module:function");
   return h("div", { class: "empty" }, "No rollout fits these filters. ", h("button", { type: "button", click: clear }, "Show all"));
 }
 

@@ -19,7 +19,7 @@ export function runPage(root, { run, query }, signal) {
   const boxes = figures();
   const rollouts = rolloutsPanel(run, query, signal);
   const fleet = fleetPanel(run, signal);
-  root.append(head, h("div", { class: "grid" }, ...boxes.map((one) => one.box.root)), fleet.root, rollouts.root);
+  root.append(head, h("div", { class: "grid" }, ...boxes.map((item) => item.box.root)), fleet.root, rollouts.root);
 
   const seen = new Map();
   const look = async () => {
@@ -28,10 +28,10 @@ export function runPage(root, { run, query }, signal) {
       ["facts", async () => head.lastChild.replaceChildren(...facts(await ask("run/summary", { run_id: run }, signal), rollouts))],
       ["rollouts", () => rollouts.load()],
       ["served", () => fleet.served()],
-      ...boxes.map((one) => [one.question, () => fill(one.box, async () => one.draw(await ask(`run/${one.question}`, { run_id: run }, signal)), signal)]),
+      ...boxes.map((item) => [item.question, () => fill(item.box, async () => item.draw(await ask(`run/${item.question}`, { run_id: run }, signal)), signal)]),
     ].filter(([name]) => seen.get(name) !== pulse);
     const done = await Promise.allSettled(stale.map(async ([name, load]) => { await load(); seen.set(name, pulse); }));
-    const failed = done.find((one) => one.status === "rejected");
+    const failed = done.find((item) => item.status === "rejected");
     if (failed) throw failed.reason;
   };
   follow(look, signal, showLive);
@@ -39,32 +39,32 @@ export function runPage(root, { run, query }, signal) {
 }
 
 function figures() {
-  const made = (question, draw, title, about, height, wide = "") => {
+  const chartBox = (question, draw, title, about, height, wide = "") => {
     const box = panel(title, { about, height, short: !wide });
     box.root.id = `chart-${question}${wide ? "" : `-${title.split(" ")[0].toLowerCase()}`}`;
     box.root.classList.add(wide || "third");
     return { question, box, draw };
   };
-  const rewards = made("rewards", rewardChart, "Reward by weight version", "Mean of the rollouts that ended well; the band is one standard deviation.", 250, "two-thirds");
-  const time = made("time", timeBars, "Where the time of a rollout goes", "Mean seconds of its parts.", 250);
+  const rewards = chartBox("rewards", rewardChart, "Reward by weight version", "Mean of the rollouts that ended well; the band is one standard deviation.", 250, "two-thirds");
+  const time = chartBox("time", timeBars, "Where the time of a rollout goes", "Mean seconds of its parts.", 250);
   const steps = [
-    made("steps", staleness, "Staleness and sample size", "How many versions behind tokens were, and the share of them that counts.", SMALL),
-    made("steps", drift, "Drift between engine and learner", "k3 of the log-probabilities of both, and KL of the update.", SMALL),
+    chartBox("steps", staleness, "Staleness and sample size", "How many versions behind tokens were, and the share of them that counts.", SMALL),
+    chartBox("steps", drift, "Drift between engine and learner", "k3 of the log-probabilities of both, and KL of the update.", SMALL),
   ];
-  const pace = made("throughput", throughput, "Throughput", "By the minute in which an attempt ended.", SMALL);
+  const pace = chartBox("throughput", throughput, "Throughput", "By the minute in which an attempt ended.", SMALL);
   return [rewards, time, ...steps, pace];
 }
 
 function facts(modes, rollouts) {
-  rollouts.outcomes([...new Set(modes.flatMap((one) => one.outcomes))].sort());
+  rollouts.outcomes([...new Set(modes.flatMap((item) => item.outcomes))].sort());
   if (!modes.length) return [empty("No rollout of this run has ended yet; this page shows the first as it does.")];
-  return modes.map((one) => h("dl", { class: "fact" },
-    h("dt", {}, h("span", { class: `chip ${one.mode}` }, one.mode)),
-    h("dd", {}, `${count(one.rollouts)} rollouts`),
-    h("dd", {}, `${share(one.ended_well / one.rollouts)} ended well`),
-    h("dd", {}, `${count(one.retried)} tried again`),
-    h("dd", {}, one.version === null ? "no version" : `version ${one.version}`),
-    h("dd", { title: `${clock(one.first_ms)} to ${clock(one.last_ms)}` }, `${seconds((one.last_ms - one.first_ms) / 1000)} long, last ${ago(one.last_ms)}`)));
+  return modes.map((item) => h("dl", { class: "fact" },
+    h("dt", {}, h("span", { class: `chip ${item.mode}` }, item.mode)),
+    h("dd", {}, `${count(item.rollouts)} rollouts`),
+    h("dd", {}, `${share(item.ended_well / item.rollouts)} ended well`),
+    h("dd", {}, `${count(item.retried)} tried again`),
+    h("dd", {}, item.version === null ? "no version" : `version ${item.version}`),
+    h("dd", { title: `${clock(item.first_ms)} to ${clock(item.last_ms)}` }, `${seconds((item.last_ms - item.first_ms) / 1000)} long, last ${ago(item.last_ms)}`)));
 }
 
 function rewardChart(rows) {
@@ -78,7 +78,7 @@ function rewardChart(rows) {
       low: Math.max(row.worst, row.mean_reward - row.reward_spread),
       high: Math.min(row.best, row.mean_reward + row.reward_spread),
       title: span(row.version, row.per_point),
-      said: `${reward(row.mean_reward)} ± ${figure(row.reward_spread)} of ${count(row.rollouts)}`,
+      label: `${reward(row.mean_reward)} ± ${figure(row.reward_spread)} of ${count(row.rollouts)}`,
     })),
   }));
   return lineChart({ series, x: { label: "weight version", whole: true, format: count }, y: { label: "reward" }, height: 226 })
@@ -112,7 +112,7 @@ function drift(rows) {
 
 function throughput(all) {
   const rows = all.length > 2 ? all.slice(0, -1) : all; // the last minute is not over
-  const by = (name) => rows.map((row) => ({ x: row.minute_ms, y: row[name], said: `${figure(row[name])} /s` }));
+  const by = (name) => rows.map((row) => ({ x: row.minute_ms, y: row[name], label: `${figure(row[name])} /s` }));
   return lineChart({
     series: [{ name: "rollouts", colour: "var(--one)", points: by("rollouts_per_s") }, { name: "model calls", colour: "var(--two)", points: by("calls_per_s") }],
     x: timeAxis(rows.map((row) => row.minute_ms)), y: { label: "per second", min: 0 }, height: SMALL - 26,
@@ -124,14 +124,14 @@ const PARTS = { queue: "in the queue", model: "model calls", tool: "tools", agen
 function timeBars(rows) {
   const modes = [...new Set(rows.map((row) => row.mode))].sort().reverse();
   const colour = (mode) => COLOURS[mode] ?? "var(--three)";
-  const shown = Object.entries(PARTS).map(([part, name]) => ({
+  const parts = Object.entries(PARTS).map(([part, name]) => ({
     name,
     values: rows.filter((row) => row.part === part).sort((a, b) => modes.indexOf(a.mode) - modes.indexOf(b.mode)).map((row) => ({
       value: row.mean_seconds,
-      said: seconds(row.mean_seconds),
+      label: seconds(row.mean_seconds),
       colour: colour(row.mode),
       tip: `${row.mode}: mean ${seconds(row.mean_seconds)}, 95th percentile ${seconds(row.p95_seconds)}, ${count(row.rollouts)} rollouts`,
     })),
-  })).filter((one) => one.values.length);
-  return h("div", {}, modes.length ? legend(modes.map((mode) => ({ name: mode, colour: colour(mode) }))) : null, bars(shown, `${WAITING} rollouts.`));
+  })).filter((item) => item.values.length);
+  return h("div", {}, modes.length ? legend(modes.map((mode) => ({ name: mode, colour: colour(mode) }))) : null, bars(parts, `${WAITING} rollouts.`));
 }

@@ -70,6 +70,6 @@ const UNITS = { advantage: "advantage", staleness: "versions behind", probabilit
 export function legendOf(name, calls) {
   const untrained = name !== "probability" && calls.every((call) => call.advantage === null);
   return h("div", { class: "scale" }, h("span", {}, UNITS[name]),
-    SCALES[name].map(([said, colour]) => h("span", { class: "stop" }, h("i", { class: "swatch", style: { backgroundColor: colour } }), said)),
+    SCALES[name].map(([label, colour]) => h("span", { class: "stop" }, h("i", { class: "swatch", style: { backgroundColor: colour } }), label)),
     untrained ? h("em", {}, "This attempt was not trained on, so its tokens have no colour.") : null);
 }

@@ -55,23 +55,23 @@ function compressed(spans) {
     if (last && start <= last.end) last.end = Math.max(last.end, end);
     else busy.push({ start, end });
   }
-  const work = Math.max(busy.reduce((sum, one) => sum + one.end - one.start, 0), 0.001);
+  const work = Math.max(busy.reduce((sum, item) => sum + item.end - item.start, 0), 0.001);
   const pieces = []; // of time, each with its place
   let at = 0;
-  busy.forEach((one, place) => {
+  busy.forEach((item, place) => {
     const before = busy[place - 1];
     if (before) {
-      const gap = one.start - before.end;
+      const gap = item.start - before.end;
       const cut = gap > CUT * work;
-      pieces.push({ from: before.end, to: one.start, at, width: cut ? GAP * work : gap, cut });
+      pieces.push({ from: before.end, to: item.start, at, width: cut ? GAP * work : gap, cut });
       at += pieces.at(-1).width;
     }
-    pieces.push({ from: one.start, to: one.end, at, width: one.end - one.start, cut: false });
-    at += one.end - one.start;
+    pieces.push({ from: item.start, to: item.end, at, width: item.end - item.start, cut: false });
+    at += item.end - item.start;
   });
   const all = Math.max(at, 0.001);
   const scale = (ms) => {
-    const piece = pieces.find((one) => ms <= one.to) ?? pieces.at(-1);
+    const piece = pieces.find((item) => ms <= item.to) ?? pieces.at(-1);
     const share = piece.to > piece.from ? (ms - piece.from) / (piece.to - piece.from) : 0;
     return (1 - ROOM) * ((piece.at + Math.max(0, share) * piece.width) / all);
   };
@@ -79,10 +79,10 @@ function compressed(spans) {
 }
 
 function axis({ scale, pieces, start, work }) {
-  const marks = pieces.filter((one) => one.cut).map((one) => h("span", {
-    class: "gap", style: { left: percent(scale(one.from)), width: percent(scale(one.to) - scale(one.from)) }, title: `${seconds((one.to - one.from) / 1000)} in which nothing happened`,
+  const marks = pieces.filter((item) => item.cut).map((item) => h("span", {
+    class: "gap", style: { left: percent(scale(item.from)), width: percent(scale(item.to) - scale(item.from)) }, title: `${seconds((item.to - item.from) / 1000)} in which nothing happened`,
   }));
-  const ticks = pieces.filter((one) => !one.cut && one.width > 0.12 * work).map((one) => h("span", { class: "tick", style: { left: percent(scale(one.from)) } }, `+${seconds((one.from - start) / 1000)}`));
+  const ticks = pieces.filter((item) => !item.cut && item.width > 0.12 * work).map((item) => h("span", { class: "tick", style: { left: percent(scale(item.from)) } }, `+${seconds((item.from - start) / 1000)}`));
   return h("li", { class: "axis" }, h("span", {}, "kind"), h("span", {}, "span"), h("span", { class: "track" }, marks, ticks));
 }
 
@@ -90,7 +90,7 @@ const percent = (share) => `${(100 * share).toFixed(3)}%`;
 
 function bar(span, depth, { scale, pieces }, choose) {
   const left = scale(span.start_ms), width = Math.max(0.002, scale(span.end_ms) - left);
-  const gaps = pieces.filter((one) => one.cut).map((one) => h("span", { class: "gap", style: { left: percent(scale(one.from)), width: percent(scale(one.to) - scale(one.from)) } }));
+  const gaps = pieces.filter((item) => item.cut).map((item) => h("span", { class: "gap", style: { left: percent(scale(item.from)), width: percent(scale(item.to) - scale(item.from)) } }));
   const length = h("span", { class: "length", style: beside(left, width) }, seconds((span.end_ms - span.start_ms) / 1000));
   return h("button", {
     type: "button", class: span.status === "error" ? "bar error" : "bar", data: { span: span.span_id, what: span.what }, "aria-pressed": "false", click: choose,
@@ -111,8 +111,8 @@ function beside(left, width) {
 function label(span) {
   const bad = span.status === "error" ? h("span", { class: "bad" }, " !") : null;
   if (EMITTED.has(span.what) && span.gist) return [span.gist, bad];
-  const own = span.title && !span.name.includes(span.title) ? ` ${span.title}` : "";
-  return [span.name, own, isCall(span) ? h("span", { class: "quiet" }, ` call ${span.call}`) : null, bad];
+  const title = span.title && !span.name.includes(span.title) ? ` ${span.title}` : "";
+  return [span.name, title, isCall(span) ? h("span", { class: "quiet" }, ` call ${span.call}`) : null, bad];
 }
 
 const isCall = (span) => span.call !== null && span.scope === "lightningbus.runners";
@@ -135,15 +135,15 @@ function described(span, attempt) {
       ["took", seconds((span.end_ms - span.start_ms) / 1000)], ["began", clock(span.start_ms, true)],
       ...(from.length && span.start_ms >= attempt.started_ms ? from : []), ["span kind", span.kind], ["said by", span.scope || "–"], ["span", span.span_id],
     ]),
-    Object.entries(span.shown).map(([part, name]) => h("div", { class: "payload" }, h("h4", {}, part), h("pre", {}, pretty(span.attributes[name])))),
-    attributes("Attributes", without(span.attributes, Object.values(span.shown))), attributes("Resource", span.resource),
+    Object.entries(span.payload_keys).map(([part, name]) => h("div", { class: "payload" }, h("h4", {}, part), h("pre", {}, pretty(span.attributes[name])))),
+    attributes("Attributes", without(span.attributes, Object.values(span.payload_keys))), attributes("Resource", span.resource),
     events.length ? h("div", { class: "all-width" }, h("h4", {}, "Events"), table([
-      { title: "event", cell: (one) => String(one.name ?? "") },
-      { title: "says", class: "doing", cell: (one) => JSON.stringify(one.attributes ?? {}) },
+      { title: "event", cell: (item) => String(item.name ?? "") },
+      { title: "says", class: "doing", cell: (item) => JSON.stringify(item.attributes ?? {}) },
     ], events)) : null);
 }
 
-const without = (found, names) => Object.fromEntries(Object.entries(found).filter(([name]) => !names.includes(name)));
+const without = (values, names) => Object.fromEntries(Object.entries(values).filter(([name]) => !names.includes(name)));
 
 /** Text as it is, JSON on lines of its own. */
 function pretty(text) {
@@ -155,16 +155,16 @@ function pretty(text) {
   }
 }
 
-function attributes(title, found) {
-  const names = Object.keys(found).sort();
+function attributes(title, values) {
+  const names = Object.keys(values).sort();
   if (!names.length) return null;
-  return h("div", {}, h("h4", {}, title), h("dl", { class: "pairs all" }, names.map((name) => [h("dt", {}, name), h("dd", {}, found[name])])));
+  return h("div", {}, h("h4", {}, title), h("dl", { class: "pairs all" }, names.map((name) => [h("dt", {}, name), h("dd", {}, values[name])])));
 }
 
 function parsed(text) {
   try {
-    const found = JSON.parse(text || "[]");
-    return Array.isArray(found) ? found : [];
+    const values = JSON.parse(text || "[]");
+    return Array.isArray(values) ? values : [];
   } catch {
     return [{ name: text }];
   }
