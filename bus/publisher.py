@@ -28,6 +28,7 @@ from bus.errors import (
     StreamFullError,
     classify,
 )
+from common.backoff import Backoff, RetryPolicy
 from common.observability import metrics
 from schemas.subjects import MSG_ID_HEADER
 
@@ -37,7 +38,7 @@ MAX_PENDING_ACKS = 512
 """Unacknowledged messages at most; beyond it publishing waits."""
 ATTEMPT_SECONDS = 5.0
 """How long one attempt waits for its acknowledgement."""
-BACKOFF_SECONDS = (0.05, 2.0)
+RETRY_POLICY = RetryPolicy(0.05, 2.0)
 """First and longest pause between attempts; the pause is drawn from zero up to it."""
 
 
@@ -91,7 +92,7 @@ class Publisher:
         self, deadline: float, subject: str, payload: bytes, headers: dict[str, str], timeout: float, unique: bool
     ) -> int:
         loop = asyncio.get_running_loop()
-        pause, longest = BACKOFF_SECONDS
+        backoff = Backoff(RETRY_POLICY)
         full, first = False, True
         try:
             while (left := deadline - loop.time()) > 0:
@@ -111,8 +112,7 @@ class Publisher:
                 if verdict is PublishFailure.FULL and not full:
                     full = True
                     self._count_blocked(subject, 1)
-                await asyncio.sleep(min(random.uniform(0, pause), max(0.0, deadline - loop.time())))
-                pause = min(pause * 2, longest)
+                await asyncio.sleep(min(random.uniform(0, backoff.next_delay()), max(0.0, deadline - loop.time())))
         finally:
             if full:
                 self._count_blocked(subject, -1)

@@ -15,6 +15,7 @@ from bus.fleet.heartbeats import HeartbeatPublisher, default_instance_id
 from bus.fleet.node_state import NodeEvent, next_state
 from bus.security.secrets import is_loopback, read_key
 from common.aio import cancel_and_wait, first_completed
+from common.backoff import Backoff, RetryPolicy
 from inference.engine.broadcast_seats import find_assignment, rendezvous_info
 from inference.engine.vllm_server import URL, EngineError, EngineKilledError, EngineRejectedError, VllmServer
 from inference.gateway.server import Gateway
@@ -27,7 +28,7 @@ from schemas.weights.events import ReleaseState, WeightManifest
 
 log = logging.getLogger(__name__)
 
-RESTART_SECONDS = (1.0, 30.0)
+RESTART_POLICY = RetryPolicy(1.0, 30.0)
 
 
 async def run(bus: Bus, settings: InferenceSettings, stop: asyncio.Event) -> None:
@@ -90,7 +91,7 @@ class Node:
 
     async def _keep_alive(self, stop: asyncio.Event) -> None:
         stopping = asyncio.create_task(stop.wait())
-        pause, max_pause = RESTART_SECONDS
+        backoff = Backoff(RESTART_POLICY)
         started_once = False
         while not stopping.done():
             engine_run = asyncio.create_task(self._run_engine())
@@ -108,9 +109,9 @@ class Node:
             if not isinstance(error, EngineError) or not can_restart:
                 stopping.cancel()
                 raise error or AssertionError("the engine ended without an error")
-            log.error("%s; starting it again in %g s", error, pause)
-            await asyncio.wait({stopping}, timeout=pause)
-            pause = min(pause * 2, max_pause)
+            delay = backoff.next_delay()
+            log.error("%s; starting it again in %g s", error, delay)
+            await asyncio.wait({stopping}, timeout=delay)
 
     async def _run_engine(self) -> None:
         """Start the engine and keep its weights up to date, until it ends; raises `EngineError`."""

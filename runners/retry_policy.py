@@ -6,12 +6,12 @@ Pure.
 import json
 from dataclasses import dataclass
 
+from common.backoff import RetryPolicy
 from schemas.base import Outcome
 from schemas.tasks import Task
 from schemas.trajectory.attempt_selection import INFRA_OUTCOMES
 
-FIRST_RETRY_SECONDS = 1.0
-MAX_RETRY_SECONDS = 30.0
+RETRY_POLICY = RetryPolicy(1.0, 30.0)
 MAX_DELIVERIES = 10
 """Of a task that fails its runner each time, before anything could be published of it."""
 
@@ -38,11 +38,6 @@ def find_problem(task: Task) -> str:
     return ""
 
 
-def retry_after(delivery: int) -> float:
-    """Seconds until the next try after a delivery, which count from 1: twice as long each time."""
-    return float(min(FIRST_RETRY_SECONDS * 2 ** min(delivery - 1, 10), MAX_RETRY_SECONDS))
-
-
 def decide_next_action(task: Task, delivery: int, outcome: Outcome) -> RetryDecision:
     """Deliveries count from 1. A preempted attempt is retried at once."""
     if outcome == "preempted":
@@ -50,5 +45,5 @@ def decide_next_action(task: Task, delivery: int, outcome: Outcome) -> RetryDeci
     if outcome not in INFRA_OUTCOMES:
         return RetryDecision()
     if delivery < task.max_attempts:
-        return RetryDecision(retry_after=retry_after(delivery))
+        return RetryDecision(retry_after=RETRY_POLICY.delay_after(delivery))
     return RetryDecision(dead_letter=True)

@@ -93,7 +93,7 @@ class TaskHandler:
             if not isinstance(error, EXPECTED_ERRORS):
                 count_fault(rollout, error)
             if isinstance(error, TRANSIENT_ERRORS) or not await self._is_given_up(delivery):
-                await self._nak(delivery, retry_policy.retry_after(delivery.num_delivered))
+                await self._nak(delivery, retry_policy.RETRY_POLICY.delay_after(delivery.num_delivered))
 
     async def _is_given_up(self, delivery: Message) -> bool:
         """Whether a task that fails its runner at every delivery has become a dead letter."""

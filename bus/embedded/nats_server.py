@@ -19,6 +19,7 @@ from bus.directory_lock import lock_directory
 from bus.errors import BusError
 from bus.security.secrets import connectable_host, has_tls, include_directive, is_loopback
 from common.aio import cancel_and_wait
+from common.backoff import Backoff, RetryPolicy
 from common.subprocesses import spawn, terminate
 from schemas.codec import MAX_BYTES
 
@@ -28,7 +29,7 @@ NON_EPHEMERAL_PORTS = range(15000, 32768)
 """Below the ports that Linux gives to whoever asks for any."""
 START_SECONDS = 15.0
 STOP_SECONDS = 10.0
-RESTART_SECONDS = (0.2, 5.0)
+RESTART_POLICY = RetryPolicy(0.2, 5.0)
 HEALTH_SECONDS = 2.0
 MIN_FREE_BYTES = 8 * 1024 * 1024
 """Free space at which a server that met a full disk is started again."""
@@ -175,7 +176,7 @@ class NatsServer:
 
         Also when it could not write: a stream that has met a full disk stays frozen until the server is started anew.
         """
-        pause, longest = RESTART_SECONDS
+        backoff = Backoff(RESTART_POLICY)
         while True:
             assert self.process is not None
             failure = asyncio.create_task(self._wait_for_write_error())
@@ -189,13 +190,12 @@ class NatsServer:
                 log.warning("nats-server ended with %d; starting it again", await ended)
             finally:
                 await cancel_and_wait(failure, ended)
-            await asyncio.sleep(pause)  # one that dies at once must not be started in a circle
+            await asyncio.sleep(backoff.next_delay())  # a server that dies at once is not started in a tight loop
             try:
                 await self.start()
-                pause = RESTART_SECONDS[0]
+                backoff.reset()
             except BusError as error:
                 log.error("%s; trying again", error)
-                pause = min(pause * 2, longest)
 
     async def _wait_for_write_error(self) -> str:
         """Wait until the server says that it could not write; returns its words."""

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from common.aio import cancel_and_wait
+from common.backoff import RetryPolicy
 from common.observability.logs import extract_message
 from common.subprocesses import spawn, terminate
 from lightningbus.run.discovery import BUS_VARIABLE
@@ -27,7 +28,7 @@ from lightningbus.run.settings import ROLE_SECTIONS
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 30.0
-RESTART_SECONDS = (0.5, 15.0)
+RESTART_POLICY = RetryPolicy(0.5, 15.0)
 MAX_RESTARTS = 5
 """A child that dies this often, each time before it had settled, is given up with the last words of its log."""
 STABLE_AFTER_SECONDS = 5.0
@@ -60,8 +61,7 @@ class RestartPolicy:
         self._short_lives = 0 if lived >= settled else self._short_lives + 1
         if self._short_lives > MAX_RESTARTS and code != EX_TEMPFAIL:
             return None
-        first, longest = RESTART_SECONDS
-        return float(min(first * 2 ** max(0, self._short_lives - 1), longest))
+        return RESTART_POLICY.delay_after(self._short_lives)
 
 
 class Supervisor:

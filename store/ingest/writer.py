@@ -11,13 +11,14 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import DatabaseError, DataError
 
 from bus.client import Bus
+from common.backoff import Backoff, RetryPolicy
 from common.observability import metrics, tracing
 from store.ingest.batch import ColumnTypes, DecodedMessage, InsertBatch, build_insert_batch
 from store.ingest.settling import acknowledge, bury, extend
 
 log = logging.getLogger(__name__)
 
-BACKOFF_SECONDS = (0.2, 10.0)
+RETRY_POLICY = RetryPolicy(0.2, 10.0)
 RATE_WINDOW_SECONDS = 10.0
 POISON_CODES = frozenset({6, 27, 38, 41, 53, 69, 70, 72, 117, 131, 321, 469})
 """ClickHouse's errors about a value: parsing, conversion, range, size, a constraint."""
@@ -52,7 +53,7 @@ class Writer:
         Errors of the batch and of the database are not raised.
         """
         deliveries = [message.delivery for message in batch]
-        pause, longest = BACKOFF_SECONDS
+        backoff = Backoff(RETRY_POLICY)
         num_short = 0  # inserts that wrote too few rows
         try:
             built = await columns
@@ -72,9 +73,9 @@ class Writer:
                 metrics.insert_failures.inc()
                 num_short += isinstance(error, RowsMissingError)
                 self.problem = _one_line(error)[:200]
-                log.warning("not inserted, trying again in %.1f s: %s", pause, self.problem)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, longest)
+                delay = backoff.next_delay()
+                log.warning("not inserted, trying again in %.1f s: %s", delay, self.problem)
+            await asyncio.sleep(delay)
             await extend(deliveries)
         self.problem = ""
         self._record_success(batch)

@@ -9,6 +9,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from bus.client import Bus
+from common.backoff import RetryPolicy
 from lightningbus.run.attendance import Attendance
 from lightningbus.run.role_process import EX_TEMPFAIL, UserError
 from lightningbus.run.run_directory import Endpoints, RunDirectory
@@ -94,7 +95,7 @@ def test_a_fresh_run_moves_the_earlier_one_aside_and_says_where_its_servers_are(
 async def test_a_crash_loop_is_given_up_with_the_role_and_its_last_words(
     bus: Bus, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightningbus.run.supervisor.RESTART_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr("lightningbus.run.supervisor.RESTART_POLICY", RetryPolicy(0.01, 0.01))
     monkeypatch.setattr("lightningbus.run.supervisor.MAX_RESTARTS", 1)
     supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
     await supervisor.start(runner())

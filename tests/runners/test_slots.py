@@ -20,6 +20,7 @@ from bus.errors import BusError
 from bus.fleet.heartbeats import Fleet
 from bus.streams import STORE_TRAIN
 from bus.task_publisher import TaskPublisher
+from common.backoff import RetryPolicy
 from common.observability.metric_registry import REGISTRIES
 from runners import retry_policy
 from runners.task_handler import TaskHandler
@@ -166,7 +167,7 @@ async def test_whatever_is_thrown_at_any_await_of_a_rollout_frees_the_slot_and_s
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskHandler, "serve", interrupted)
-        patch.setattr(retry_policy, "FIRST_RETRY_SECONDS", 0.05)
+        patch.setattr(retry_policy, "RETRY_POLICY", RetryPolicy(0.05, 30.0))
         async with running(bus, entrypoint="plain:answers", concurrency=1, ack_wait=1.0, drain_timeout_seconds=0):
             await TaskPublisher(bus).publish_task(task(id="interrupted", max_attempts=2))
             await TaskPublisher(bus).publish_task(task(id="next"))
@@ -194,7 +195,7 @@ async def test_an_error_of_ours_is_counted_and_the_task_tried_again(bus: Bus, mo
 async def test_a_task_that_fails_its_runner_every_time_is_a_dead_letter_in_the_end(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry_policy, "MAX_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(retry_policy, "RETRY_POLICY", RetryPolicy(0.05, 0.05))
     async with running(bus, entrypoint="plain:answers"):
         await publish_input(bus, "large", "x" * (MAX_BYTES - 200))  # with its publisher's span it is no record
         await TaskPublisher(bus).publish_task(task(id="next"))
