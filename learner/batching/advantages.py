@@ -7,7 +7,7 @@ import numpy as np
 
 from learner.batching.credit import Estimate
 from learner.engine import cpu_platform
-from learner.settings.learner import AlgorithmSettings
+from learner.settings.algorithm import AlgorithmSettings
 
 GAE = "gae"
 """The estimator that needs a critic: scores are its rewards, and `critic.Critic` turns them into advantages."""

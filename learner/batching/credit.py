@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from learner.settings.learner import CreditSettings
+from learner.settings.algorithm import CreditSettings
 
 Estimate = Callable[[Sequence[float], Sequence[Hashable]], list[float]]
 """The advantage estimator of the run: scores and the group each belongs to, in; the advantage of each, out."""

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from learner.settings.learner import LearnerSettings, OptimSettings
+from learner.settings.algorithm import OptimSettings
+from learner.settings.learner import LearnerSettings
 
 EngineKind = Literal["language_model", "value_model"]
 

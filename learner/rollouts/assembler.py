@@ -5,7 +5,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from learner.rollouts.intermediate_rewards import intermediate_rewards
-from learner.settings.learner import AirRule
+from learner.settings.algorithm import AirRule
 from schemas import ids
 from schemas.base import Outcome
 from schemas.spans import ModelCall, SpanBatch

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from learner.settings.learner import AirRule
+from learner.settings.algorithm import AirRule
 from schemas.semconv import attributes
 from schemas.semconv.call_attribution import CallIndex, RecordedCall
 from schemas.semconv.rewards import extract_rewards

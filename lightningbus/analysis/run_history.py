@@ -12,7 +12,8 @@ from clickhouse_connect.driver.client import Client
 from learner.rollouts.assembler import Rollout
 from learner.rollouts.groups import RolloutGroup
 from learner.rollouts.intermediate_rewards import intermediate_rewards
-from learner.settings.learner import AirRule, LearnerSettings
+from learner.settings.algorithm import AirRule
+from learner.settings.learner import LearnerSettings
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import validate_settings
 from schemas.spans import ModelCall, Span, VersionSpan

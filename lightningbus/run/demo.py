@@ -11,7 +11,8 @@ from rich.console import Console
 
 from common.subprocesses import kill_group, spawn
 from inference.settings import InferenceSettings
-from learner.settings.learner import ActorSettings, LearnerSettings, OptimSettings
+from learner.settings.algorithm import ActorSettings, OptimSettings
+from learner.settings.learner import LearnerSettings
 from lightningbus.run import train_job
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory

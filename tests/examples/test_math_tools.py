@@ -14,7 +14,7 @@ from bus.client import Bus
 from bus.task_file import load_tasks
 from bus.task_publisher import TaskPublisher
 from learner.rollouts.intermediate_rewards import intermediate_rewards
-from learner.settings.learner import CreditSettings
+from learner.settings.algorithm import CreditSettings
 from schemas.semconv import attributes
 from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, made, module, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, Policy, imports_of, problem, records, scripted

@@ -24,7 +24,7 @@ from bus.security.credentials import FILE, Credentials
 from bus.task_file import TaskFileError, load_tasks
 from inference.gateway.version_stamp import add_cache_salt, stamp_event
 from learner.rollouts.assembler import Assembler
-from learner.settings.learner import AirRule
+from learner.settings.algorithm import AirRule
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import load_run_settings

@@ -19,7 +19,8 @@ from learner.rollouts.assembler import build_rollout
 from learner.rollouts.dispatcher import max_dispatched_groups, tasks_of_group
 from learner.rollouts.groups import RolloutGroup, in_dispatch_order
 from learner.rollouts.task_order import TaskOrder
-from learner.settings.learner import AlgorithmSettings, LearnerSettings
+from learner.settings.algorithm import AlgorithmSettings
+from learner.settings.learner import LearnerSettings
 from learner.training.token_weights import loss_weights
 from schemas import ids as identity
 from schemas.spans import ModelCall, VersionSpan

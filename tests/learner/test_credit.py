@@ -14,7 +14,8 @@ from learner.batching.advantages import make_estimator
 from learner.batching.batch import BatchBuilder
 from learner.batching.credit import Episode
 from learner.rollouts.intermediate_rewards import intermediate_rewards
-from learner.settings.learner import AirRule, AlgorithmSettings, CreditSettings, LearnerSettings
+from learner.settings.algorithm import AirRule, AlgorithmSettings, CreditSettings
+from learner.settings.learner import LearnerSettings
 from schemas.spans import Span
 from tests.factories import group, model_call, rollout
 

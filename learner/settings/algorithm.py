@@ -1,0 +1,160 @@
+"""Settings of credit, advantages, losses and optimisers. What verl calls by a name is called by that name here."""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from schemas.semconv.span_kinds import SpanKind
+
+
+class AirRule(BaseModel):
+    """A reward for what a span of the agent says; a span that several rules fit gets the sum."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field("*", description="pattern of the span's name, with * and ?")
+    attributes: dict[str, str] = Field({}, description="attributes it has, as text; a value may be a pattern")
+    kind: SpanKind | None = Field(
+        None, description="what it is, whoever instrumented the agent: tool, agent, …; none: any"
+    )
+    status: Literal["unset", "ok", "error"] | None = Field(None, description="its status; none: any")
+    reward: float = Field(description="what the call before it gets")
+
+
+class CreditSettings(BaseModel):
+    """How a rollout's outcome is shared among its calls."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    method: str = Field(
+        "identical",
+        description="identical, last_call, discounted, reward_to_go, air, gigpo, or module:function of your own",
+    )
+    gamma: float = Field(1.0, ge=0, le=1, description="discount per call")
+    gigpo_step_weight: float = Field(
+        1.0, ge=0, description="gigpo: weight of the advantage among calls of the same state"
+    )
+    rules: list[AirRule] = Field(
+        [AirRule(kind="tool", status="error", reward=-0.1)],
+        description="air: rewards for spans",
+    )
+
+    @property
+    def rules_in_force(self) -> list[AirRule]:
+        """The rules, where the method asks for them."""
+        return self.rules if self.method == "air" else []
+
+
+class RolloutCorrectionSettings(BaseModel):
+    """verl's ``algorithm.rollout_correction``: what to do about tokens an older version sampled."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    bypass_mode: bool = Field(
+        True,
+        description="PPO's ratio is taken against the policy that sampled the token, which clips how far a lagging "
+        "batch can push; false: against the policy at the start of the step, times truncated importance weights",
+    )
+    rollout_is: Literal["token", "sequence"] | None = Field(
+        "token",
+        description="level of the importance weights: not used by bypass_mode with ppo_clip; a sequence is a call",
+    )
+    loss_type: Literal["ppo_clip", "reinforce"] = Field(
+        "ppo_clip", description="bypass_mode: the policy loss, or importance-weighted REINFORCE"
+    )
+    rollout_is_threshold: float | str = Field(
+        2.0, description="weights are truncated here (TIS); 'low_high' zeroes what is outside (IcePop)"
+    )
+    rollout_is_batch_normalize: bool = Field(False, description="weights have mean 1 over the batch")
+    rollout_rs: str | None = Field(
+        None, description="rejection rules: token_k1, token_k2, token_k3, seq_sum_k1, seq_mean_k3, seq_max_k2, …"
+    )
+    rollout_rs_threshold: float | str | None = Field(None, description="their bounds: 'low_high' for k1, else a number")
+    ess_bound: float = Field(
+        0.0, ge=0, le=1, description="below this effective sample size, as a share, a step counts ESS / ess_bound"
+    )
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.rollout_rs is not None and self.rollout_rs_threshold is None:
+            raise ValueError("rollout_rs needs rollout_rs_threshold: verl has no default for it")
+        return self
+
+
+class AlgorithmSettings(BaseModel):
+    """verl's ``algorithm``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    adv_estimator: str = Field(
+        "grpo",
+        description="verl's name: grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, opo, gpg, grpo_passk, "
+        "…; gae: PPO with a critic",
+    )
+    norm_adv_by_std_in_grpo: bool = Field(True, description="divide by the group's standard deviation")
+    gamma: float = Field(1.0, ge=0, le=1, description="gae, reinforce_plus_plus: discount per token")
+    lam: float = Field(1.0, ge=0, le=1, description="gae: lambda")
+    rollout_correction: RolloutCorrectionSettings = RolloutCorrectionSettings()
+
+
+class OptimSettings(BaseModel):
+    """verl's ``actor.optim``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lr: float = Field(1e-6, gt=0, description="learning rate")
+    lr_scheduler_type: Literal["constant", "cosine"] = Field("constant", description="over the learner's steps")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="where the cosine ends, as a share of lr")
+    lr_warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's")
+    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW's")
+    clip_grad: float = Field(1.0, gt=0, description="largest gradient norm")
+
+
+class ActorSettings(BaseModel):
+    """verl's ``actor``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    policy_loss: str = Field(
+        "vanilla", description="verl's name: vanilla (PPO), gspo, cispo, dppo_tv, dppo_kl, sapo, gpg, geo_mean, …"
+    )
+    policy_loss_options: dict[str, float] = Field({}, description="its own numbers: dro_beta, clip_cov_ratio, …")
+    clip_ratio_low: float = Field(0.2, gt=0, description="PPO's ratio is clipped at 1 less this")
+    clip_ratio_high: float = Field(0.28, gt=0, description="and at 1 plus this")
+    clip_ratio_c: float = Field(3.0, gt=1, description="of tokens with negative advantage: dual-clip PPO's bound")
+    loss_agg_mode: Literal["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"] = Field(
+        "seq-mean-token-mean", description="how tokens are averaged; here a sequence is a whole rollout"
+    )
+    use_kl_loss: bool = Field(False, description="add the KL divergence to the model at the start")
+    kl_loss_coef: float = Field(0.001, ge=0, description="its weight")
+    kl_loss_type: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"] = Field(
+        "low_var_kl", description="how it is estimated"
+    )
+    entropy_coeff: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    ppo_epochs: int = Field(1, ge=1, description="passes over a batch")
+    ppo_mini_batch_size: int | None = Field(
+        None, ge=1, description="groups per optimiser step; none: the whole batch in one"
+    )
+    ppo_max_token_len_per_gpu: int = Field(16384, ge=64, description="tokens per micro-batch")
+    optim: OptimSettings = OptimSettings()
+
+
+class CriticSettings(BaseModel):
+    """verl's ``critic``, used by the estimator ``gae``: a value head on a copy of the model."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cliprange_value: float = Field(0.5, gt=0, description="how far a value may move from what it was in one step")
+    warmup: int = Field(0, ge=0, description="steps that train the critic alone (verl: critic_warmup)")
+    optim: OptimSettings = OptimSettings(lr=1e-5)
+
+
+class LoraSettings(BaseModel):
+    """verl's LoRA switches: train adapters, publish adapters."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lora_rank: int = Field(0, ge=0, description="0: train all weights")
+    lora_alpha: int = Field(16, ge=1, description="adapters are scaled by lora_alpha / lora_rank")
+    target_modules: str | list[str] = Field("all-linear", description="modules that get adapters")
