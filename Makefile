@@ -67,7 +67,7 @@ bench-ui: $(READY) ## how long the pages of a run of a million spans take
 bench-async: $(READY) ## synchronous against asynchronous training, to a target accuracy; goes on where it was stopped
 	$(BIN)/python -m benchmarks.asynchrony $(if $(ONLY),--only $(ONLY))
 
-bench-kv: $(READY) ## what a swap amid an answer does to log-probabilities, by kv_cache policy
+bench-kv: $(READY) ## what a swap amid an answer does to log-probabilities, by kv_cache_on_swap
 	$(BIN)/python -m benchmarks.kv_cache
 
 bench-weights: $(READY) ## a weight version by each transport, whole and as a delta; SIZES=0.5M,5M and MODELS=0.6M measure some

@@ -21,6 +21,6 @@ class RoleSettings(BaseModel):
 
 
 def parse_address(health: str) -> tuple[str, int]:
-    """Host and port of `RoleSettings.health`."""
+    """Host and port of `RoleSettings.health_address`."""
     host, _, port = health.rpartition(":")
     return host.strip("[]") or "127.0.0.1", int(port)

@@ -28,7 +28,8 @@ class ModelCall(Event, frozen=True, kw_only=True):
     """The role of the agent that made the call, from a model name such as ``policy:writer``."""
     node: str
     prompt_prefix_refs: tuple[PrefixRef, ...] = ()
-    """What the prompt repeats of earlier calls, in tokens. A call's own text: ``prompt_ids``, then ``response_ids``."""
+    """Pairs (call index, length). The prompt is, for each pair, the first ``length`` tokens of that call's
+    ``prompt_ids`` followed by its ``response_ids``; then come this call's ``prompt_ids``."""
     prompt_ids: bytes
     """``u32[P]``: the prompt's tokens after the prefix."""
     prompt_sha256: bytes = b""
@@ -43,7 +44,7 @@ class ModelCall(Event, frozen=True, kw_only=True):
     finish_reason: str = ""
     sampling_params: dict[str, Any] = field(default_factory=dict)
     request_prefix_refs: tuple[PrefixRef, ...] = ()
-    """What the request repeats of earlier calls' ``request``, in bytes of UTF-8."""
+    """Pairs (call index, length): the same for ``request``, in bytes of UTF-8."""
     request: str = ""
     """The agent's request body, JSON, after the prefix."""
     response: str = ""

@@ -158,7 +158,7 @@ async def _ingest(
         if lost_rollouts.missing:
             status["missing"] = lost_rollouts.missing
         if stall_detector.alert:
-            status["alarm"] = stall_detector.alert
+            status["alert"] = stall_detector.alert
         return {
             "state": "inserting" if not problem else "waiting",
             "address": without_secrets(url),

@@ -36,18 +36,18 @@ class StoreSettings(RoleSettings):
     batch_rows: int = Field(20_000, ge=1, description="rows that make a batch full")
     batch_bytes: int = Field(16 * 1024 * 1024, ge=1, description="bytes of messages that make a batch full")
     flush_interval_seconds: float = Field(0.25, gt=0, description="longest a row waits for its batch to fill")
-    disk_free_mib: int = Field(1024, ge=0, description="MiB free on ClickHouse's disk below which there is an alarm")
+    disk_free_mib: int = Field(1024, ge=0, description="MiB free on ClickHouse's disk below which there is an alert")
     stall_timeout_seconds: float = Field(
         120.0,
         gt=0,
-        description="seconds without a finished rollout, or a training step, before an alarm",
+        description="seconds without a finished rollout, or a training step, before an alert",
     )
     expected: list[Literal["runner", "inference", "learner"]] = Field(
         [],
-        description="roles whose absence is an alarm from the start; others raise one once they were seen, unless they "
+        description="roles whose absence raises an alert from the start; others do once they were seen, unless they "
         "announced that they stop",
     )
-    absent_seconds: float = Field(30.0, gt=0, description="seconds without a process of such a role before an alarm")
+    absent_seconds: float = Field(30.0, gt=0, description="seconds without a process of such a role before an alert")
     id: str | None = Field(None, description="name of this store; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
 
     def retention_days_of(self, run: str) -> int:

@@ -214,7 +214,7 @@ class StallDetector:
         if over:
             log.info("over: %s", stall.reason)
         else:
-            log.warning("ALARM: %s", stall.reason)
+            log.warning("ALERT: %s", stall.reason)
         metrics.alert_firing.labels(stall.role).set(not over)
-        alarm = Alert(role=stall.role, reason=stall.reason, resolved=over, fired_at_ns=time.time_ns())  # type: ignore[arg-type]
-        await self._bus.publish(subjects.ALERT, alarm, msg_id=f"alarm:{alarm.role}:{alarm.fired_at_ns}")
+        alert = Alert(role=stall.role, reason=stall.reason, resolved=over, fired_at_ns=time.time_ns())  # type: ignore[arg-type]
+        await self._bus.publish(subjects.ALERT, alert, msg_id=f"alert:{alert.role}:{alert.fired_at_ns}")

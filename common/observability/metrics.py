@@ -25,7 +25,7 @@ certificate_expires_at = register(
 )  # fmt: skip
 publish_duration = register(
     Histogram, "common", "bus_publish_duration_seconds", "An event is published: until the stream has it.",
-    "Slow: the broker's disk (`sync: always`), or a stream that is full.", buckets=MILLISECONDS,
+    "Slow: the broker's disk (`sync_interval: always`), or a stream that is full.", buckets=MILLISECONDS,
 )  # fmt: skip
 publishes_blocked = register(
     Gauge, "common", "bus_publishes_blocked", "Events that wait because their stream is full.",

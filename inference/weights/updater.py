@@ -244,7 +244,7 @@ class WeightUpdater:
         await canary.drain_traffic()
         try:
             pause_seconds = await self._load(update)
-            with tracing.start_as_current_span("trial"):
+            with tracing.start_as_current_span("canary"):
                 result = await canary.run(manifest.canary, version, last_approved_length(self._releases.state))
             is_kv_cache_tainted = result.is_kv_cache_tainted
             await self._publish_verdict(version, result)

@@ -50,7 +50,8 @@ def _too_much(settings: LearnerSettings, capacity: Capacity, steps: int, what: s
     rollouts, size = steps * settings.groups_per_step * settings.group_size, bytes_of_rollout(settings)
     messages = rollouts * (1 + size // MIB)
     shape = (
-        f"{steps} x groups_per_step {settings.groups_per_step} x samples {settings.group_size} = {rollouts:,} rollouts"
+        f"{steps} x groups_per_step {settings.groups_per_step} x group_size {settings.group_size} = "
+        f"{rollouts:,} rollouts"
         f" of {size:,} bytes"
     )
     if capacity.bytes > 0 and rollouts * size > FULL * capacity.bytes:

@@ -57,7 +57,7 @@ class LossRecovery:
             await self._publish(Alert(role=alert.role, reason=alert.reason, resolved=True, fired_at_ns=time.time_ns()))
 
     async def _publish(self, alert: Alert) -> None:
-        msg_id = f"alarm:{alert.role}:{alert.fired_at_ns}"
+        msg_id = f"alert:{alert.role}:{alert.fired_at_ns}"
         try:
             await self._bus.publish(subjects.ALERT, alert, msg_id=msg_id)
         except (BusError, NatsError) as error:  # the log has it

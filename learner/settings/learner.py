@@ -66,7 +66,7 @@ class LearnerSettings(RoleSettings):
     cpu_threads: int | None = Field(None, gt=0, description="CPU threads; default: torch's own choice")
     checkpoint_dir: Path = Field(Path("runs/checkpoints"), description="directory of checkpoints")
     disk_free_mib: int = Field(
-        1024, ge=0, description="MiB free on the checkpoints' disk below which there is an alarm"
+        1024, ge=0, description="MiB free on the checkpoints' disk below which there is an alert"
     )
     weight_sync_interval: int = Field(1, ge=1, description="steps between weight versions")
     checkpoint_interval: int | None = Field(
@@ -98,7 +98,7 @@ class LearnerSettings(RoleSettings):
     def _temperature(self) -> Self:
         temperature = self.sampling_params.get("temperature", 1.0)
         if not isinstance(temperature, int | float) or temperature <= 0:
-            raise ValueError("sampling.temperature must be above 0: a greedy group has no advantage")
+            raise ValueError("sampling_params.temperature must be above 0: a greedy group has no advantage")
         return self
 
     @model_validator(mode="after")

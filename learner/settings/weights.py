@@ -91,7 +91,7 @@ class WeightSettings(BaseModel):
     @model_validator(mode="after")
     def _place(self) -> Self:
         if self.transport == "bus" and self.location:
-            raise ValueError("place is for the transports file and s3: the bus has its own")
+            raise ValueError("location is for the transports file and s3: the bus has its own")
         if self.transport == "file":
             if not self.location or "://" in self.location:
                 raise ValueError("transport file needs location: a directory that learner and nodes see")

@@ -30,7 +30,7 @@ async def tail_rollouts(url: str | None, run: str, outcome: str, as_json: bool, 
         try:
             batch = decode(SpanBatch, message.data)
         except DecodeError:
-            return  # not an attempt's: a task, a training step, an alarm
+            return  # not an attempt's: a task, a training step, an alert
         if batch.end is None or batch.execution_id in seen or stop.is_set():
             return
         if (run and batch.run_id != run) or (outcome and batch.end.outcome != outcome):

@@ -66,7 +66,7 @@ class AttendanceWatch:
         """The supervisor's heartbeat: who is expected, and who of them is absent."""
         detail: dict[str, Any] = {"expects": ", ".join(self._supervisor.expected())}
         if self._absent:
-            detail["alarm"] = "; ".join(self._absent.values())
+            detail["alert"] = "; ".join(self._absent.values())
         return {"state": "watching", "status": detail}
 
     async def run(self) -> None:
@@ -83,9 +83,9 @@ class AttendanceWatch:
                 log.info("over: %s", before[name])
                 await self._publish(name, before[name], over=True)
             for name in absent.keys() - before.keys():
-                log.warning("ALARM: %s", absent[name])
+                log.warning("ALERT: %s", absent[name])
                 await self._publish(name, absent[name], over=False)
 
     async def _publish(self, name: str, reason: str, over: bool) -> None:
-        alarm = Alert(role=self._roles[name], reason=reason, resolved=over, fired_at_ns=time.time_ns())  # type: ignore[arg-type]
-        await self._bus.publish(subjects.ALERT, alarm, msg_id=f"absent:{name}:{alarm.fired_at_ns}", timeout=math.inf)
+        alert = Alert(role=self._roles[name], reason=reason, resolved=over, fired_at_ns=time.time_ns())  # type: ignore[arg-type]
+        await self._bus.publish(subjects.ALERT, alert, msg_id=f"absent:{name}:{alert.fired_at_ns}", timeout=math.inf)

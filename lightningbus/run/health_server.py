@@ -35,7 +35,7 @@ class HealthServer:
 
     @asynccontextmanager
     async def serve(self, where: str | None) -> AsyncIterator[None]:
-        """Listen while the block runs, at `RoleSettings.health`; raises `AddressInUseError`."""
+        """Listen while the block runs, at `RoleSettings.health_address`; raises `AddressInUseError`."""
         if where is None:
             yield
             return

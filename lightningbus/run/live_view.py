@@ -32,7 +32,7 @@ def describe(beat: Heartbeat) -> str:
     parts = [
         f"{key.replace('_', ' ')} {_short(value)}"
         for key, value in beat.status.items()
-        if value not in (None, "") and key != "alarm"
+        if value not in (None, "") and key != "alert"
     ]
     return ", ".join(parts)
 
@@ -60,7 +60,7 @@ def members_table(members: Iterable[Heartbeat]) -> Table:
 
 def firing_alerts(members: Iterable[Heartbeat]) -> list[str]:
     """What the watchdogs have found and is not over."""
-    return [str(beat.status["alarm"]) for beat in members if beat.status.get("alarm")]
+    return [str(beat.status["alert"]) for beat in members if beat.status.get("alert")]
 
 
 class LiveView:
@@ -98,7 +98,7 @@ class LiveView:
         self._remember()
         parts: list[Text | Table] = [Text(f"{self._title}  {self._headline()}", style="bold")]
         parts.append(members_table(self._fleet.members()))
-        parts += [Text(f"ALARM  {alarm}", style="bold red") for alarm in firing_alerts(self._fleet.members())]
+        parts += [Text(f"ALERT  {alert}", style="bold red") for alert in firing_alerts(self._fleet.members())]
         if self._rewards:
             line = sparkline(self._rewards[step] for step in sorted(self._rewards))
             parts.append(Text(f"reward by step  {line}  {self._rewards[max(self._rewards)]:.2f}", style="green"))
@@ -121,8 +121,8 @@ class LiveView:
         while True:
             await asyncio.sleep(NON_TTY_INTERVAL_SECONDS)
             self._remember()
-            for alarm in firing_alerts(self._fleet.members()):
-                self._console.print(f"ALARM  {alarm}", highlight=False, soft_wrap=True, markup=False)
+            for alert in firing_alerts(self._fleet.members()):
+                self._console.print(f"ALERT  {alert}", highlight=False, soft_wrap=True, markup=False)
             lines = [_line(beat) for beat in self._fleet.members() if beat.role in ("learner", "inference")]
             for line in lines or [""]:
                 self._console.print(self._headline() + line, highlight=False, soft_wrap=True, markup=False)

@@ -50,7 +50,7 @@ def parse_job(settings: RunSettings, source: str) -> TrainJob:
 
 def _check_consistency(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings, source: str) -> None:
     agents = {runner.agent_name for runner in settings.runners}
-    for field, agent in (("learner.agent", learner.agent), ("heldout.agent", heldout.agent)):
+    for field, agent in (("learner.agent", learner.agent), ("eval.agent", heldout.agent)):
         if agent not in agents:
             raise UserError(f"{source}: {field}: no runner here takes tasks of {agent!r}")
     if learner.model not in {node.model for node in settings.inference}:
@@ -63,7 +63,7 @@ def _check_consistency(settings: RunSettings, learner: LearnerSettings, heldout:
     if learner.run != settings.name:
         raise UserError(f"{source}: learner.run: a job's run has its name, {settings.name!r}; leave it out")
     if not learner.max_steps:
-        raise UserError(f"{source}: learner.steps: a training job trains for at least one")
+        raise UserError(f"{source}: learner.max_steps: a training job trains for at least one")
 
 
 def run_checks(settings: RunSettings, job: TrainJob) -> Iterator[str]:

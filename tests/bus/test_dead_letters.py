@@ -127,8 +127,8 @@ async def test_a_letter_goes_where_its_stream_takes_it_and_nowhere_else(bus: Bus
 
 
 async def test_rollouts_and_events_are_sent_again_where_their_type_belongs(bus: Bus, nats_url: str) -> None:
-    alarm = Alert(role="store", reason="x", fired_at_ns=1)
-    await put_letter(bus, subjects.ALERTS, stream=subjects.ALERTS, payload=encode(alarm))
+    alert = Alert(role="store", reason="x", fired_at_ns=1)
+    await put_letter(bus, subjects.ALERTS, stream=subjects.ALERTS, payload=encode(alert))
     await dead(nats_url, "replay", "1")
     assert (await bus.js.get_last_msg(subjects.ALERTS, ">")).subject == subjects.ALERT
 

@@ -226,10 +226,10 @@ def test_tasks_of_a_file_reach_the_bus_once_however_often_it_is_published(tmp_pa
 
 async def test_status_shows_what_stands_still(bus: Bus, nats_url: str) -> None:
     reason = "no rollout has finished for 90 s and 7 tasks wait: no runner is there to take them"
-    async with bus.heartbeat("store", "store", lambda: {"state": "inserting", "status": {"rows": 5, "alarm": reason}}):
+    async with bus.heartbeat("store", "store", lambda: {"state": "inserting", "status": {"rows": 5, "alert": reason}}):
         done = await asyncio.to_thread(run, "status", "--bus", nats_url)
     assert done.returncode == 0, done.stderr
-    assert f"ALARM  {reason}" in done.stdout
+    assert f"ALERT  {reason}" in done.stdout
     assert "rows 5" in done.stdout and done.stdout.count(reason) == 1
 
 

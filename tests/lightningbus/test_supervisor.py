@@ -135,7 +135,7 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
             reason = f"store is gone: its process {pid} runs, but is silent"
             assert (alert.role, alert.reason, alert.resolved) == ("store", reason, False)
             done = await asyncio.to_thread(run, "status", "--bus", nats_url)
-            assert f"ALARM  {reason}" in done.stdout and "expects store" in done.stdout
+            assert f"ALERT  {reason}" in done.stdout and "expects store" in done.stdout
         finally:
             os.kill(pid, signal.SIGCONT)
         alert = await asyncio.wait_for(alerts.get(), 60)

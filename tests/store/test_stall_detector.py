@@ -105,7 +105,7 @@ def test_who_said_that_it_goes_is_not_missed_and_who_did_not_is() -> None:
 
 
 def test_a_learner_that_starts_again_and_again_without_a_step_is_counted() -> None:
-    """It is back before it is missed, each time: its absence alone would never be an alarm."""
+    """It is back before it is missed, each time: its absence alone would never be an alert."""
     roster = Roster([], 0.0)
     for number in range(5):
         roster.observe([other(LEARNER, id=f"l-{number}", pid=number)], 20.0 * number)
@@ -121,7 +121,7 @@ async def test_an_alarm_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats
     ((role, reason),) = store.sql.query("SELECT role, reason FROM alerts").result_rows
     assert role == "runner" and "no runner is there to take them" in reason
     async with bus.fleet("store") as fleet, asyncio.timeout(10):
-        while not any("no runner" in str(beat.status.get("alarm")) for beat in fleet.members()):
+        while not any("no runner" in str(beat.status.get("alert")) for beat in fleet.members()):
             await fleet.wait_for_change()
     await bus.js.purge_stream(subjects.TASKS)
     await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE resolved", 1)
@@ -130,7 +130,7 @@ async def test_an_alarm_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats
 async def test_a_learner_that_is_gone_is_an_alarm_also_when_its_stream_is_full(
     bus: Bus, nats_url: str, start_store: Start
 ) -> None:
-    """The alarm has a stream of its own; whoever reads training rollouts no more cannot hold it up."""
+    """The alert has a stream of its own; whoever reads training rollouts no more cannot hold it up."""
     store = await asyncio.to_thread(start_store, nats_url, absent_seconds=1.0)
     await limit(bus, subjects.TRAIN_ROLLOUTS, 1)
     (whole,) = batches("t", 0, parts=1)
@@ -141,6 +141,6 @@ async def test_a_learner_that_is_gone_is_an_alarm_also_when_its_stream_is_full(
                 await fleet.wait_for_change()
             for _ in range(5):
                 await fleet.wait_for_change()
-        while not any("no learner has been there" in str(beat.status.get("alarm")) for beat in fleet.members()):
+        while not any("no learner has been there" in str(beat.status.get("alert")) for beat in fleet.members()):
             await fleet.wait_for_change()
     await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE role = 'learner' AND NOT resolved", 1)

@@ -34,7 +34,7 @@ def status(
             await asyncio.sleep(SUSPECT_SECONDS)  # who lives has said so by then
             members = fleet.members()
             Terminal().print(members_table(members) if members else "nobody is alive on this bus")
-            for alarm in firing_alerts(members):
-                Terminal(soft_wrap=True).print(f"ALARM  {alarm}", style="bold red", highlight=False, markup=False)
+            for alert in firing_alerts(members):
+                Terminal(soft_wrap=True).print(f"ALERT  {alert}", style="bold red", highlight=False, markup=False)
 
     run_async(look())

@@ -190,7 +190,7 @@ def _state(manifest: WeightManifest, release: ReleaseState) -> str:
     if release.pinned == manifest.version:
         return "pinned"
     if is_pending_canary(release, manifest):
-        return "awaits its trial"
+        return "awaits its canary"
     verdict = latest_verdict(release, manifest.version)
     return verdict.action if verdict is not None else "approved"
 

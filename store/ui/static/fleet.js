@@ -27,8 +27,8 @@ function members({ members: all, problem }) {
   if (problem) return empty(`Nobody can be seen at work: ${problem}. Where it is can be said with`, "lightningbus ui --bus nats://…");
   if (!all.length) return empty("Nobody is alive on this bus. Start all of a run with", "lightningbus up -c run.yaml");
   const sorted = [...all].sort((a, b) => RANK.indexOf(a.role) - RANK.indexOf(b.role) || a.id.localeCompare(b.id));
-  const alarms = sorted.filter((member) => member.status.alarm).map((member) => h("p", { class: "problem" }, String(member.status.alarm)));
-  return h("div", {}, alarms, table([
+  const alerts = sorted.filter((member) => member.status.alert).map((member) => h("p", { class: "problem" }, String(member.status.alert)));
+  return h("div", {}, alerts, table([
     { title: "role", cell: (member) => member.role },
     { title: "name", cell: (member) => member.id },
     { title: "state", cell: (member) => h("span", { class: `state ${member.state}` }, member.state) },
@@ -38,7 +38,7 @@ function members({ members: all, problem }) {
 }
 
 function doing(detail) {
-  const entries = Object.entries(detail).filter(([name, value]) => name !== "alarm" && value !== null && value !== "");
+  const entries = Object.entries(detail).filter(([name, value]) => name !== "alert" && value !== null && value !== "");
   return entries.map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? figure(value) : typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
 }
 
