@@ -39,7 +39,7 @@ class System:
         """Wait for a count: a row that is readable announces itself by nothing."""
         async with asyncio.timeout(seconds):
             while True:
-                if int(await self.one(statement, **parameters)) >= least:
+                if int(await self.fetch_value(statement, **parameters)) >= least:
                     return
                 await asyncio.sleep(POLL_SECONDS)
 

@@ -18,7 +18,7 @@ def model_call(
     index: int, prompt: Sequence[int], response: Sequence[int], /, version: int = 0, role: str = "", **fields: Any
 ) -> ModelCall:
     """A call whose tokens all had probability 1/e; ``fields`` are `ModelCall`'s others."""
-    said = {"request": "", "response": "", **fields}
+    attributes = {"request": "", "response": "", **fields}
     return ModelCall(
         index=index,
         model="policy",
@@ -28,7 +28,7 @@ def model_call(
         response_ids=array("I", response).tobytes(),
         logprobs=array("f", [-1.0] * len(response)).tobytes(),
         weight_versions=(VersionSpan(version=version, start=0, end=len(response)),),
-        **said,
+        **attributes,
     )
 
 
@@ -66,7 +66,7 @@ def rollout(
 
 def group(task: str, *members: Rollout) -> RolloutGroup:
     """A group that is ready."""
-    return RolloutGroup(task, len(members), 0.0, {one.id: one for one in members})
+    return RolloutGroup(task, len(members), 0.0, {member.id: member for member in members})
 
 
 def batches(
@@ -82,14 +82,14 @@ def batches(
     final: bool = True,
 ) -> list[SpanBatch]:
     """One attempt in ``parts`` span batches, a model call in each."""
-    made = []
+    built = []
     times = {"start_ns": START_NS, "end_ns": START_NS + SECOND_NS}
     for part in range(parts):
         call = model_call(part, [5, 6], [7, 8, 9])
         span = Span(trace_id="t", span_id=f"{part}", name="chat", call=call, **times)
         ended = {"started_ns": START_NS, "ended_ns": START_NS + SECOND_NS}
         end = AttemptResult(outcome=outcome, is_final=final, reward=reward, num_spans=parts, **ended)
-        made.append(
+        built.append(
             SpanBatch(
                 run_id=run,
                 task_id=task,
@@ -106,4 +106,4 @@ def batches(
                 end=end if part == parts - 1 else None,
             )
         )
-    return made
+    return built

@@ -24,7 +24,7 @@ class Seen:
     kind: int
     status: int
     seconds: float
-    said: dict[str, Any]
+    attributes: dict[str, Any]
 
 
 @dataclass
@@ -38,14 +38,14 @@ class Collector:
 
     def of(self, service: str, name: str = "") -> list[Seen]:
         """Spans of a service whose names begin so."""
-        return [one for one in list(self.spans) if one.service == service and one.name.startswith(name)]
+        return [span for span in list(self.spans) if span.service == service and span.name.startswith(name)]
 
     def take(self, path: str, body: bytes) -> None:
         """Read one request."""
         self.paths.add(path)
         self.raw += body
         for group in ExportTraceServiceRequest.FromString(body).resource_spans:
-            resource = {one.key: one.value.string_value for one in group.resource.attributes}
+            resource = {attribute.key: attribute.value.string_value for attribute in group.resource.attributes}
             for scope in group.scope_spans:
                 for span in scope.spans:
                     self.spans.append(
@@ -59,7 +59,7 @@ class Collector:
                             kind=span.kind,
                             status=span.status.code,
                             seconds=(span.end_time_unix_nano - span.start_time_unix_nano) / 1e9,
-                            said={one.key: _value(one.value) for one in span.attributes},
+                            attributes={attribute.key: _value(attribute.value) for attribute in span.attributes},
                         )
                     )
 
@@ -71,12 +71,12 @@ def _value(value: Any) -> Any:
 @contextmanager
 def collecting() -> Iterator[Collector]:
     """A collector on a free port of loopback, in threads of its own."""
-    made = Collector()
+    collector = Collector()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            made.take(self.path, gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
+            collector.take(self.path, gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
             self.send_response(200)
             self.send_header("Content-Type", "application/x-protobuf")
             self.send_header("Content-Length", "0")
@@ -86,11 +86,11 @@ def collecting() -> Iterator[Collector]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.url = f"http://127.0.0.1:{server.server_port}"
+    collector.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield made
+        yield collector
     finally:
         server.shutdown()
         thread.join()

@@ -13,12 +13,12 @@ T = TypeVar("T")
 def until(look: Callable[[], Any], expected: Any, seconds: float = 60.0) -> None:
     """Look again and again until what is expected is there; says what was there instead when it never comes."""
     deadline = time.monotonic() + seconds
-    while (found := look()) != expected:
-        assert time.monotonic() < deadline, f"{found!r}, not {expected!r} within {seconds:g} s"
+    while (actual := look()) != expected:
+        assert time.monotonic() < deadline, f"{actual!r}, not {expected!r} within {seconds:g} s"
         time.sleep(0.05)
 
 
-async def answered(ask: Callable[[], Awaitable[T]]) -> T:
+async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
     """Ask JetStream until it answers: a cluster that elects a leader has no answer for a while."""
     while True:
         try:

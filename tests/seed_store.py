@@ -90,94 +90,94 @@ def run(
 
 def attempt(task: Task, version: int, started_ns: int, turns: int, chance: random.Random) -> list[SpanBatch]:
     """One attempt at a task: a chat with a tool between the turns."""
-    made = AttemptRecorder(task, 1, f"runner-{task.sample_index % 2}", started_ns - SECOND_NS // 4, started_ns)
+    recorder = AttemptRecorder(task, 1, f"runner-{task.sample_index % 2}", started_ns - SECOND_NS // 4, started_ns)
     messages: list[dict[str, str]] = [{"role": "system", "content": "You add numbers."}]
     tokens: list[int] = list(range(40))
     now = started_ns + 20_000_000
     for turn in range(turns):
-        messages.append({"role": "user", "content": f"question {task.id} {turn}: {_said(chance, 8)}"})
+        messages.append({"role": "user", "content": f"question {task.id} {turn}: {_random_words(chance, 8)}"})
         tokens += [100 + chance.randrange(400) for _ in range(12)]
-        answer = _said(chance, 10)
+        answer = _random_words(chance, 10)
         pieces = [f"{word} " for word in answer.split()]
         part = _part(tokens, pieces, version, answer, chance)
         took = int(chance.uniform(0.1, 0.6) * SECOND_NS)
         request = json.dumps({"model": "policy:writer", "messages": messages})
         role = "writer" if turn % 2 == 0 else "checker"
-        made.add_call(part, node="node-0", role=role, request=request, started_ns=now, ended_ns=now + took)
+        recorder.add_call(part, node="node-0", role=role, request=request, started_ns=now, ended_ns=now + took)
         now += took + 5_000_000
-        made.add(_tool(made, turn, now, chance))
+        recorder.add(_tool(recorder, turn, now, chance))
         now += 60_000_000
         messages.append({"role": "assistant", "content": answer})
         tokens += part.num_tokens[len(tokens) :]
     outcome: Outcome = "agent_error" if chance.random() < 0.05 else "ok"
     error = f"ValueError: no number in answer {chance.randrange(1000)}" if outcome != "ok" else ""
     reward = float(chance.random() < 1 - math.exp(-0.3 * (version + 1))) if outcome == "ok" else None
-    made.finish(outcome, reward, error, json.dumps(reward))
-    return _ended(made, now)
+    recorder.finish(outcome, reward, error, json.dumps(reward))
+    return _ended(recorder, now)
 
 
-def _ended(made: AttemptRecorder, now: int) -> list[SpanBatch]:
+def _ended(recorder: AttemptRecorder, now: int) -> list[SpanBatch]:
     """What it sends, as if it had been concluded then."""
-    *before, last = made.outbox
+    *before, last = recorder.outbox
     assert last.end is not None
-    spans = tuple(replace(span, end_ns=now) if span.span_id == made.root_id else span for span in last.spans)
+    spans = tuple(replace(span, end_ns=now) if span.span_id == recorder.root_id else span for span in last.spans)
     return [*before, replace(last, end=replace(last.end, ended_ns=now), spans=spans)]
 
 
 def instrumented(name: str) -> list[SpanBatch]:
     """A run of one attempt: a graph as openinference-instrumentation-langchain 0.1.80 has it, and Agent Lightning."""
     chance = random.Random(5)
-    made = AttemptRecorder(
+    recorder = AttemptRecorder(
         Task(id="t", run_id=name, agent="default", input={}), 1, "runner-0", START_NS, START_NS + SECOND_NS // 5
     )
 
     def at(milliseconds: int) -> int:
-        return made.started_ns + milliseconds * 1_000_000
+        return recorder.started_ns + milliseconds * 1_000_000
 
-    def add(name: str, parent: str, start: int, end: int, said: dict[str, Any], error: str = "") -> None:
-        above = identity.span_id(made.rollout, made.execution, parent) if parent else made.root_id
-        shown, status = name.split("#")[0], ("error" if error else "unset")
-        made.add(
+    def add(name: str, parent: str, start: int, end: int, text: dict[str, Any], error: str = "") -> None:
+        above = identity.span_id(recorder.rollout, recorder.execution, parent) if parent else recorder.root_id
+        displayed, status = name.split("#")[0], ("error" if error else "unset")
+        recorder.add(
             Span(
-                trace_id=made.trace_id,
-                span_id=identity.span_id(made.rollout, made.execution, name),
+                trace_id=recorder.trace_id,
+                span_id=identity.span_id(recorder.rollout, recorder.execution, name),
                 parent_span_id=above,
-                name=shown,
+                name=displayed,
                 start_ns=at(start),
                 end_ns=at(end),
                 status=status,  # type: ignore[arg-type]
                 status_message=error,
                 scope="agent",
-                attributes=said,
+                attributes=text,
             )
         )
 
     def ask(turn: int, start: int, words: list[str]) -> None:
         answer, kind = f"chatcmpl-{turn:032x}", "openinference.span.kind"
         add(f"model#{turn}", "adder", start, start + 175, {kind: "CHAIN"})
-        said = {kind: "LLM", "output.value": json.dumps({"id": answer})}
-        add(f"ChatOpenAI#{turn}", f"model#{turn}", start + 5, start + 170, said)
+        fields = {kind: "LLM", "output.value": json.dumps({"id": answer})}
+        add(f"ChatOpenAI#{turn}", f"model#{turn}", start + 5, start + 170, fields)
         part = changed(_part(list(range(30)), words, 1, "".join(words), chance), response_id=answer)
         request = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "2+0?"}]})
         times = {"started_ns": at(start + 15), "ended_ns": at(start + 165)}
-        made.add_call(part, node="node-0", role="", request=request, **times)
+        recorder.add_call(part, node="node-0", role="", request=request, **times)
 
     add("adder", "", 20, 500, {"openinference.span.kind": "AGENT"})
     ask(0, 25, ["let ", "me ", "add"])
     add("tools", "adder", 205, 310, {"openinference.span.kind": "CHAIN"})
-    asked = {"openinference.span.kind": "TOOL", "tool.name": "add", "input.value": '{"a": 2, "b": 0}'}
-    add("add", "tools", 210, 305, asked, error="b is zero")
+    query = {"openinference.span.kind": "TOOL", "tool.name": "add", "input.value": '{"a": 2, "b": 0}'}
+    add("add", "tools", 210, 305, query, error="b is zero")
     ask(1, 315, ["I ", "cannot"])
     add("agentlightning.message", "", 510, 510, {"agentlightning.message.body": "b was zero"})
     link = {"link.0.key_match": "gen_ai.response.id", "link.0.value_match": f"chatcmpl-{0:032x}"}
     rewards = {"reward.0.name": "task", "reward.0.value": 1.0, "reward.1.name": "speed", "reward.1.value": 0.5}
     emitted = {f"agentlightning.{key}": value for key, value in {**link, **rewards}.items()}
     add("agentlightning.annotation", "", 520, 520, emitted)
-    made.finish("ok", 1.0, "", "null")
-    return _ended(made, at(530))
+    recorder.finish("ok", 1.0, "", "null")
+    return _ended(recorder, at(530))
 
 
-def _said(chance: random.Random, words: int) -> str:
+def _random_words(chance: random.Random, words: int) -> str:
     return " ".join(chance.choice(WORDS) for _ in range(words))
 
 
@@ -199,12 +199,12 @@ def _part(prompt: list[int], pieces: list[str], version: int, answer: str, chanc
     )
 
 
-def _tool(made: AttemptRecorder, turn: int, start_ns: int, chance: random.Random) -> Span:
+def _tool(recorder: AttemptRecorder, turn: int, start_ns: int, chance: random.Random) -> Span:
     failed = chance.random() < 0.1
     return Span(
-        trace_id=made.trace_id,
-        span_id=identity.span_id(made.rollout, made.execution, "tool", turn),
-        parent_span_id=made.root_id,
+        trace_id=recorder.trace_id,
+        span_id=identity.span_id(recorder.rollout, recorder.execution, "tool", turn),
+        parent_span_id=recorder.root_id,
         name="execute_tool add",
         start_ns=start_ns,
         end_ns=start_ns + 50_000_000,

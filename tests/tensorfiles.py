@@ -36,9 +36,9 @@ def weights(seed: int, elements: int = 50_000) -> dict[str, tuple[str, Sequence[
 def stepped(contents: Contents, seed: int, share: float = 0.02) -> dict[str, tuple[str, Sequence[int], bytes]]:
     """The model after a step: the lowest bit of a share of its elements is another."""
     rng = np.random.default_rng(seed)
-    found = {}
+    by_name = {}
     for name, (dtype, shape, data) in contents.items():
         words = np.frombuffer(data, "<u2").copy()
         words[rng.random(len(words)) < share] ^= 1
-        found[name] = (dtype, shape, words.tobytes())
-    return found
+        by_name[name] = (dtype, shape, words.tobytes())
+    return by_name

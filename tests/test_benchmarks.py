@@ -11,17 +11,17 @@ from benchmarks.asynchrony.job import key_of, read, seconds_to
 HERE = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
-def shown(name: str) -> str:
+def table_of(name: str) -> str:
     """The table between a benchmark's marks."""
     page = (HERE / "README.md").read_text()
     return page.split(f"<!-- make {name}: begin -->\n")[1].split(f"\n<!-- make {name}: end -->")[0]
 
 
 def test_the_tables_are_the_results() -> None:
-    assert shown("bench-kv") == kv_cache.table(json.loads((HERE / "results" / "kv_cache.json").read_text()))
+    assert table_of("bench-kv") == kv_cache.table(json.loads((HERE / "results" / "kv_cache.json").read_text()))
     results = read(HERE / "results" / "async.json")
-    assert shown("bench-async") == summary(results)
-    assert len({key_of(one) for one in results}) == len(results)
+    assert table_of("bench-async") == summary(results)
+    assert len({key_of(result) for result in results}) == len(results)
 
 
 def test_the_page_of_the_store_shows_what_was_measured_last() -> None:

@@ -39,8 +39,8 @@ def test_with_plenty_of_everything_a_rollout_takes_what_its_turns_take() -> None
 def test_what_is_full_is_what_the_rate_comes_to(plant: Plant, costs: Costs, fullest: str, rate: float) -> None:
     run = simulate(replace(LOAD, tasks=1500), replace(plant, ahead=500), costs, step=0.5)
     assert run.steady == pytest.approx(rate, rel=0.12)
-    asked = stations(LOAD, plant, costs, run.steady)
-    assert asked[0].name.startswith(fullest.split(":")[0]) and asked[0].share == pytest.approx(1, rel=0.15)
+    request = stations(LOAD, plant, costs, run.steady)
+    assert request[0].name.startswith(fullest.split(":")[0]) and request[0].share == pytest.approx(1, rel=0.15)
 
 
 def test_a_store_that_is_behind_fills_the_stream_and_then_holds_everybody() -> None:
@@ -56,8 +56,8 @@ def test_heartbeats_to_every_runner_grow_with_the_square_and_work_does_not() -> 
     plant = Plant()
     of = {
         count: {
-            one.name: one.demand
-            for one in stations(replace(LOAD, runners=count), replace(plant, nodes=count), COSTS, 1.0)
+            station.name: station.demand
+            for station in stations(replace(LOAD, runners=count), replace(plant, nodes=count), COSTS, 1.0)
         }
         for count in (1000, 2000)
     }
@@ -67,10 +67,10 @@ def test_heartbeats_to_every_runner_grow_with_the_square_and_work_does_not() -> 
 
 
 def test_a_fit_finds_what_the_figures_were_made_of() -> None:
-    made = Fit(500.0, 40.0, 7.0)
-    values = [made.rollout + made.turn * turns + made.token * turns * tokens for turns, tokens in SHAPES]
-    found = fitted(values)
-    assert (found.rollout, found.turn, found.token) == pytest.approx((500, 40, 7))
+    fit = Fit(500.0, 40.0, 7.0)
+    values = [fit.rollout + fit.turn * turns + fit.token * turns * tokens for turns, tokens in SHAPES]
+    actual = fitted(values)
+    assert (actual.rollout, actual.turn, actual.token) == pytest.approx((500, 40, 7))
 
 
 def test_bytes_on_the_bus_are_those_of_what_is_encoded() -> None:
@@ -86,8 +86,8 @@ def test_the_page_is_what_was_measured_and_simulated() -> None:
     assert page.split("<!-- sizing costs: begin -->\n")[1].split("\n<!-- sizing costs: end -->")[0] == table(
         read("sizing")
     )
-    shown = page.split("<!-- sizing run: begin -->\n")[1].split("\n<!-- sizing run: end -->")[0]
-    found = {one["case"]: float(str(one["value"])) for one in read("sizing")}
-    run = Run(1.0, took=found[TOOK], rate=[found[RATE]])
-    assert shown == told(Load(), Plant(), costs_of(read("sizing")), run)
+    displayed = page.split("<!-- sizing run: begin -->\n")[1].split("\n<!-- sizing run: end -->")[0]
+    by_name = {item["case"]: float(str(item["value"])) for item in read("sizing")}
+    run = Run(1.0, took=by_name[TOOK], rate=[by_name[RATE]])
+    assert displayed == told(Load(), Plant(), costs_of(read("sizing")), run)
     assert Path(PAGE.with_name("sizing.png")).exists()

@@ -201,10 +201,10 @@ def attacks_the_gateway(task):
         return 0.25
     url, key = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"]), os.environ["OPENAI_API_KEY"]
     head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
-    for said in ("", "POST /slot", f"{head}Content-Length: 1000000\r\n\r\n{{", f"{head}X: {'y' * 100_000}\r\n\r\n"):
+    for text in ("", "POST /slot", f"{head}Content-Length: 1000000\r\n\r\n{{", f"{head}X: {'y' * 100_000}\r\n\r\n"):
         for _ in range(10):
             connection = socket.create_connection((url.hostname, url.port))
-            connection.sendall(said.encode())
+            connection.sendall(text.encode())
             hoard.append(connection)  # and wait
     statuses = Counter()
 
@@ -293,8 +293,8 @@ def knocks(task):
     url = os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces"
     with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as answer:
         telemetry = answer.status
-    asked = ask().choices[0].message.content
-    return {"reward": 1.0, "answers": answers, "asked": asked, "streamed": streamed, "telemetry": telemetry}
+    content = ask().choices[0].message.content
+    return {"reward": 1.0, "answers": answers, "asked": content, "streamed": streamed, "telemetry": telemetry}
 
 
 def ask_streamed():

@@ -35,8 +35,8 @@ def streams(task):
     """1.0 if a streamed answer is an ordinary one: text, a finish reason, no field of ours."""
     messages = [{"role": "user", "content": "what is 12 times 34 ?"}]
     # Without `min_tokens` a small model may answer with nothing but the end.
-    asked = {"max_tokens": 6, "temperature": 0, "stream": True, "extra_body": {"min_tokens": 2}}
-    chunks = list(client.chat.completions.create(model="policy", messages=messages, **asked))
+    request = {"max_tokens": 6, "temperature": 0, "stream": True, "extra_body": {"min_tokens": 2}}
+    chunks = list(client.chat.completions.create(model="policy", messages=messages, **request))
     extra = {key for chunk in chunks for choice in chunk.choices for key in (choice.model_extra or {})}
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     finished = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
@@ -60,18 +60,18 @@ def speaks_every_dialect(task):
     messages = [{"role": "user", "content": "compute 12 times 34"}]
     same = {"extra_body": {"ignore_eos": True, "temperature": 0}, "model": "policy"}
     chat = client.chat.completions.create(messages=messages, max_tokens=6, **same)
-    said = [chat.choices[0].message.content]
-    said.append(client.responses.create(input=messages, max_output_tokens=6, **same).output_text)
+    texts = [chat.choices[0].message.content]
+    texts.append(client.responses.create(input=messages, max_output_tokens=6, **same).output_text)
     with client.responses.stream(input=messages, max_output_tokens=6, **same) as stream:
-        said.append("".join(event.delta for event in stream if event.type == "response.output_text.delta"))
+        texts.append("".join(event.delta for event in stream if event.type == "response.output_text.delta"))
     message = claude.messages.create(messages=messages, max_tokens=6, **same)
-    said.append(message.content[0].text)
+    texts.append(message.content[0].text)
     with claude.messages.stream(messages=messages, max_tokens=6, **same) as stream:
-        said.append(stream.get_final_text())
+        texts.append(stream.get_final_text())
     counted = claude.messages.count_tokens(model="policy", messages=messages).input_tokens
     assert counted == message.usage.input_tokens == chat.usage.prompt_tokens
     assert message.stop_reason == "max_tokens"
-    return float(len(set(said)) == 1)
+    return float(len(set(texts)) == 1)
 
 
 def rewarded_by_span(task):

@@ -38,11 +38,11 @@ def chats(task, stream=False):
         answer = client.chat.completions.create(model="policy", messages=messages, max_tokens=8, stream=stream)
         if stream:
             deltas = [chunk.choices[0].delta for chunk in answer if chunk.choices]
-            said = {"role": next(delta.role for delta in deltas if delta.role)}
-            said["content"] = "".join(delta.content or "" for delta in deltas)
+            fields = {"role": next(delta.role for delta in deltas if delta.role)}
+            fields["content"] = "".join(delta.content or "" for delta in deltas)
         else:
-            said = answer.choices[0].message.model_dump()
-        messages += [said, {"role": "user", "content": "go on"}]
+            fields = answer.choices[0].message.model_dump()
+        messages += [fields, {"role": "user", "content": "go on"}]
     return float([message["content"] for message in messages if message["role"] == "assistant"] == ["xx", "xx"])
 
 

@@ -12,7 +12,7 @@ def solve(task):
     first = client.chat.completions.create(model="policy", messages=messages, max_tokens=12)
     messages.append({"role": "assistant", "content": first.choices[0].message.content})
     messages.append({"role": "user", "content": "go on"})
-    said = client.chat.completions.create(model="policy", messages=messages, max_tokens=12, stream=True)
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in said if chunk.choices)
+    answer = client.chat.completions.create(model="policy", messages=messages, max_tokens=12, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
     assert text, "an answer is never empty"
     return {"reward": random.random(), "text": text}

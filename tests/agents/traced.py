@@ -18,8 +18,8 @@ def graph(task):
     tracer = provider.get_tracer("openinference.instrumentation.langchain", "0.1.80")
 
     def span(name, kind, **more):
-        said = {"openinference.span.kind": kind, **{key.replace("_", "."): value for key, value in more.items()}}
-        return tracer.start_as_current_span(name, attributes=said, set_status_on_exception=False)
+        fields = {"openinference.span.kind": kind, **{key.replace("_", "."): value for key, value in more.items()}}
+        return tracer.start_as_current_span(name, attributes=fields, set_status_on_exception=False)
 
     def ask():
         with span("model", "CHAIN"), span("ChatOpenAI", "LLM") as model:
@@ -58,6 +58,6 @@ def graph(task):
             },
         ),
     ]
-    for name, said in emitted:
-        lightning.start_span(name, attributes=said).end()
+    for name, text in emitted:
+        lightning.start_span(name, attributes=text).end()
     provider.force_flush()

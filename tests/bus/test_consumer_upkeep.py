@@ -13,7 +13,7 @@ from bus.streams import LEARNER_ROLLOUTS, runner_consumer
 from bus.task_publisher import TaskPublisher
 from schemas import subjects
 from schemas.tasks import Task
-from tests.polling import answered
+from tests.polling import until_answered
 
 TASKS = runner_consumer("calc", "train")
 
@@ -79,7 +79,7 @@ async def test_an_admin_that_stays_provisions_again(bus: Bus, nats: NatsServer) 
             await empty(nats, other)
             while True:
                 try:
-                    stream = await answered(lambda: other.stream_state(subjects.TASKS))
+                    stream = await until_answered(lambda: other.stream_state(subjects.TASKS))
                     break
                 except BusError:
                     await asyncio.sleep(0.05)

@@ -189,7 +189,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         await WeightRegistry(roles["admin"], "policy").append_decision("pinned", 2, who="admin")
         await engine.holds(2)  # in its turn, and back to the manifest of an older version
         written = {version: (tmp_path / f"{version}.safetensors").read_bytes() for version in (3, 2)}
-        assert engine.held == list(written.items())
+        assert engine.loaded == list(written.items())
         await WeightRegistry(node, "policy").append_decision("revoked", 3, who="node")
         await publisher.publish(weights, version=4, epoch=1, step=4)  # looks at what is still needed
         looking = WeightRegistry(client, "policy")

@@ -12,7 +12,7 @@ from schemas.codec import schema_of
 from schemas.tasks import Task
 from tests.chaos.faults import Log
 from tests.chaos.world import RUN, World
-from tests.polling import answered
+from tests.polling import until_answered
 
 
 async def absent_learner(world: World, log: Log) -> None:
@@ -61,4 +61,4 @@ async def malformed_tasks(world: World, log: Log) -> None:
 
 
 async def _num_dead_letters(world: World) -> int:
-    return int((await answered(lambda: world.bus.js.stream_info(subjects.DLQ))).state.messages)
+    return int((await until_answered(lambda: world.bus.js.stream_info(subjects.DLQ))).state.messages)

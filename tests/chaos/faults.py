@@ -20,7 +20,7 @@ from schemas.tasks import Task
 from schemas.weights.events import WeightManifest
 from tests.chaos.proxy import Fault
 from tests.chaos.world import LEASE_SECONDS, RUN, World
-from tests.polling import answered
+from tests.polling import until_answered
 from tests.stream_limits import limit
 
 STOP_SECONDS = 3 * LEASE_SECONDS
@@ -239,7 +239,7 @@ async def bad_agent(world: World, log: Log, name: str) -> None:
 
 async def leader(world: World, log: Log) -> None:
     """``kill -9`` of the server that leads the spans, in a cluster of three."""
-    info = await answered(lambda: world.bus.js.stream_info(subjects.TRAIN_ROLLOUTS))
+    info = await until_answered(lambda: world.bus.js.stream_info(subjects.TRAIN_ROLLOUTS))
     name = info.cluster.leader if info.cluster else None
     broker = world.brokers[int((name or "n0")[1:])]
     assert broker.process is not None

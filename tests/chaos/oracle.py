@@ -12,7 +12,7 @@ from schemas.weights.events import WeightManifest
 from tests.chaos.tap import Tap
 from tests.chaos.tokens import flaw
 from tests.chaos.world import World
-from tests.polling import answered
+from tests.polling import until_answered
 
 SHOWN = 5
 
@@ -125,10 +125,10 @@ def _calls(verdict: Verdict, calls: list[tuple[Any, ...]], vocabulary: int) -> N
 
 async def _versions(verdict: Verdict, bus: Bus) -> None:
     """Versions only grow; a learner that takes over says the newest one again, the same bytes under its own epoch."""
-    state = (await answered(lambda: bus.js.stream_info(subjects.WEIGHTS))).state
+    state = (await until_answered(lambda: bus.js.stream_info(subjects.WEIGHTS))).state
     last: WeightManifest | None = None
     for sequence in range(state.first_seq, state.last_seq + 1):
-        message = await answered(partial(bus.js.get_msg, subjects.WEIGHTS, sequence))
+        message = await until_answered(partial(bus.js.get_msg, subjects.WEIGHTS, sequence))
         if message.subject != subjects.weights("policy"):
             continue
         new = decode(WeightManifest, message.data or b"")

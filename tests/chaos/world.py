@@ -32,7 +32,7 @@ from store.service import writer_url
 from store.settings import StoreSettings
 from tests.chaos.proxy import Proxy
 from tests.chaos.tap import CONSUMERS, Tap
-from tests.polling import answered
+from tests.polling import until_answered
 
 ROOT = Path(__file__).resolve().parents[2]
 CALCULATOR = ROOT / "examples" / "calculator"
@@ -177,9 +177,9 @@ class World:
         """Wait until no task is left and the store has written every event."""
         js = self.bus.js
         while True:
-            tasks = (await answered(lambda: js.stream_info("TASKS"))).state
+            tasks = (await until_answered(lambda: js.stream_info("TASKS"))).state
             readers = [
-                await answered(partial(js.consumer_info, consumer.stream, name))
+                await until_answered(partial(js.consumer_info, consumer.stream, name))
                 for consumer in CONSUMERS
                 for name in ("store", "tap")
             ]

@@ -60,18 +60,18 @@ class Commands:
         words = [self._local(word, settings) for word in words]
         if words[0] == "--credentials":
             access, words = self.secrets.parent / words[1], words[2:]
-        for variable, said in ((CREDENTIALS_VARIABLE, access), (API_KEY_VARIABLE, key), (URL_VARIABLE, url)):
-            if said is None:
+        for variable, text in ((CREDENTIALS_VARIABLE, access), (API_KEY_VARIABLE, key), (URL_VARIABLE, url)):
+            if text is None:
                 self._monkeypatch.delenv(variable, raising=False)
             else:
-                self._monkeypatch.setenv(variable, str(said))
+                self._monkeypatch.setenv(variable, str(text))
         command: Any = typer.main.get_group(app)
         while isinstance(command, TyperGroup) and words and words[0] in command.commands:
             name, command, words = words[0], command.commands[words[0]], words[1:]
         if name not in ROLES:
-            given = command.make_context(name, list(words)).params
+            params = command.make_context(name, list(words)).params
             if name == "bus":
-                check_exposure(given["host"], access, given["insecure"])
+                check_exposure(params["host"], access, params["insecure"])
             return None
         guarded = self._guarded
         command.main(words, standalone_mode=False)

@@ -34,19 +34,21 @@ SECRET = re.compile(r"PASSWORD|TOKEN|SECRET|API_KEY$")
 
 def stages() -> dict[str, list[Any]]:
     """The Dockerfile's stages by name, each a list of parsed commands; the first says what it is made from."""
-    found: dict[str, list[Any]] = {}
+    by_name: dict[str, list[Any]] = {}
     for command in dockerfile.parse_file(str(DEPLOY / "Dockerfile")):
         if command.cmd == "FROM":
             name = command.value[2]
-            found[name] = [command]
-        elif found:
-            found[name].append(command)
-    return found
+            by_name[name] = [command]
+        elif by_name:
+            by_name[name].append(command)
+    return by_name
 
 
 def settings_of(service: Document) -> dict[str, str]:
     """Text of the settings files a service has mounted, by their paths."""
-    return {one["target"]: COMPOSE["configs"][one["source"]].get("content", "") for one in service.get("configs", [])}
+    return {
+        item["target"]: COMPOSE["configs"][item["source"]].get("content", "") for item in service.get("configs", [])
+    }
 
 
 def secrets_of(service: Document) -> set[str]:
@@ -87,8 +89,8 @@ def test_a_services_command_is_one_of_ours_and_its_health_is_asked_where_it_answ
     (scraping, vllm) = yaml.safe_load((DEPLOY / "otel.yaml").read_text())["receivers"]["prometheus"]["config"][
         "scrape_configs"
     ]
-    (found,) = scraping["dns_sd_configs"]
-    assert found["port"] == port and set(found["names"]) == ROLES
+    (actual,) = scraping["dns_sd_configs"]
+    assert actual["port"] == port and set(actual["names"]) == ROLES
     if isinstance(settings, InferenceSettings):
         assert settings.advertise_url == f"http://inference:{settings.port}"
         assert vllm["static_configs"] == [{"targets": [f"inference:{settings.port}"]}]
@@ -121,11 +123,11 @@ def test_every_file_image_and_password_of_the_compose_file_comes_from_somewhere(
             assert (DEPLOY / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], volume
         for variable, value in service.get("environment", {}).items():
             assert not SECRET.search(variable) or VARIABLE.fullmatch(value), f"{name} holds {variable}"
-    assert all((DEPLOY / one["file"]).exists() for one in COMPOSE["configs"].values() if "file" in one)
+    assert all((DEPLOY / item["file"]).exists() for item in COMPOSE["configs"].values() if "file" in item)
     assert {name for name, service in SERVICES.items() if "secrets" in service} == {"inference", "runner", "otel"}
     ((secret, source),) = COMPOSE["secrets"].items()
-    for said in ((DEPLOY / "compose.yaml").read_text(), (ROOT / "docs" / "deployment.md").read_text()):
-        assert f"{source['environment']}=$(openssl rand -hex 32)" in said, secret
+    for text in ((DEPLOY / "compose.yaml").read_text(), (ROOT / "docs" / "deployment.md").read_text()):
+        assert f"{source['environment']}=$(openssl rand -hex 32)" in text, secret
 
 
 @pytest.mark.integration
@@ -147,32 +149,32 @@ def test_a_server_in_a_container_is_set_up_as_our_own(path: Path, secrets: Path,
     if path.parent.name == "settings":
         assert f'include "{CONF}"' in path.read_text()
         assert tls.replace(str(secrets / SERVER_PLACE), "/etc/nats") in path.read_text()
-    own = server_config("0.0.0.0", 4222, Path("/data"), Path("/ports"))
+    local = server_config("0.0.0.0", 4222, Path("/data"), Path("/ports"))
     stated = re.compile(
         r"^ *(max_payload|max_memory_store|max_file_store|sync_interval|feature_flags|store_dir)\b(.*)$", re.M
     )
-    assert stated.findall(path.read_text()) == stated.findall(own)
+    assert stated.findall(path.read_text()) == stated.findall(local)
 
 
 def test_each_target_is_built_of_what_is_there_and_runs_as_nobody_in_particular() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    found = stages()
-    assert set(found) >= TARGETS
+    actual = stages()
+    assert set(actual) >= TARGETS
     for target in TARGETS:
-        assert [command.value for command in found[target] if command.cmd == "USER"][-1] == ("10001:10001",)
+        assert [command.value for command in actual[target] if command.cmd == "USER"][-1] == ("10001:10001",)
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     copied = set()
-    for commands in found.values():
+    for commands in actual.values():
         for command in commands:
             assert not (command.cmd in ("ENV", "ARG") and SECRET.search(" ".join(command.value)))
             if command.cmd == "COPY" and not command.flags:
                 copied |= set(command.value[:-1])
     assert all((ROOT / source).exists() and f"!{source}" in ignored for source in copied)
     assert {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]} <= copied
-    said = (DEPLOY / "Dockerfile").read_text()
-    extras = set(re.findall(r"\.\[(\w+)\]", said))
+    text = (DEPLOY / "Dockerfile").read_text()
+    extras = set(re.findall(r"\.\[(\w+)\]", text))
     assert extras <= set(project["project"]["optional-dependencies"])
-    assert re.findall(r"torch==[\d.]+", said) == re.findall(r"torch==[\d.]+", (ROOT / "Makefile").read_text())
+    assert re.findall(r"torch==[\d.]+", text) == re.findall(r"torch==[\d.]+", (ROOT / "Makefile").read_text())
     assert {f"requirements/{name}.lock" for name in ("cpu", "gpu")} <= {
         str(p.relative_to(ROOT)) for p in ROOT.glob("requirements/*")
     }

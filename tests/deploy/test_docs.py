@@ -39,9 +39,9 @@ ANYWHERE = {"curl", "make", "rollouts", "export", "pip", "source", "python"}
 
 def generated(page: str, name: str) -> str:
     """The part of a page that is printed by our own code."""
-    found = re.search(rf"<!-- {name}: begin -->\n(.*)\n<!-- {name}: end -->", page, re.S)
-    assert found is not None
-    return found[1]
+    match = re.search(rf"<!-- {name}: begin -->\n(.*)\n<!-- {name}: end -->", page, re.S)
+    assert match is not None
+    return match[1]
 
 
 def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
@@ -55,7 +55,7 @@ def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
     assert (
         len(METRIC_DOCS)
         == len({entry.name for entry in METRIC_DOCS})
-        == sum(isinstance(one, Counter | Gauge | Histogram) for one in vars(metrics).values())
+        == sum(isinstance(metric, Counter | Gauge | Histogram) for metric in vars(metrics).values())
     )
 
 
@@ -75,9 +75,9 @@ def test_the_page_of_the_wire_has_every_event_field_and_the_golden_bytes() -> No
 
 def test_every_setting_is_in_the_page_with_what_it_is_for() -> None:
     page = (ROOT / "docs" / "settings.md").read_text()
-    found = generated(page, "settings")
-    assert found == render_settings(), "lightningbus.cli.settings_reference.render_settings() returns it"
-    rows = [line.split(" | ") for line in found.splitlines() if line.startswith("| `")]
+    actual = generated(page, "settings")
+    assert actual == render_settings(), "lightningbus.cli.settings_reference.render_settings() returns it"
+    rows = [line.split(" | ") for line in actual.splitlines() if line.startswith("| `")]
     assert len(rows) > 100
     assert not [row[0] for row in rows if not row[2].strip(" |")], "these say nothing of what they are for"
 
@@ -154,8 +154,8 @@ def test_the_address_of_clickhouse_is_an_option_else_in_the_environment_else_a_s
 
 
 def test_the_bus_is_reached_under_names_its_certificate_has() -> None:
-    made = re.findall(r"^lightningbus bus create-users .*", DEPLOYMENT, re.M)
-    named = {host for line in made for host in re.findall(r"--host ([\w.]+)", line)} | {"localhost"}
+    matches = re.findall(r"^lightningbus bus create-users .*", DEPLOYMENT, re.M)
+    named = {host for line in matches for host in re.findall(r"--host ([\w.]+)", line)} | {"localhost"}
     assert set(re.findall(r"nats://([\w.]+):4222", DEPLOYMENT)) == named
 
 
@@ -163,7 +163,7 @@ def test_the_bus_is_reached_under_names_its_certificate_has() -> None:
 def test_the_bus_of_several_machines_lets_in_whom_the_page_says(tmp_path: Path) -> None:
     block = re.search(r"## Several machines\n.*?```sh\n(lightningbus .*?)```", DEPLOYMENT, re.S)
     assert block is not None
-    made, served, *_, asked = (shlex.split(line) for line in block[1].splitlines())
+    built, served, *_, request = (shlex.split(line) for line in block[1].splitlines())
 
     def start(words: list[str]) -> "subprocess.Popen[str]":
         command = [sys.executable, "-P", "-m", *words]
@@ -176,19 +176,19 @@ def test_the_bus_of_several_machines_lets_in_whom_the_page_says(tmp_path: Path) 
         out, err = process.communicate(timeout=60)
         return process.returncode, out + err
 
-    code, said = end(made)
-    assert code == 0, said
+    code, text = end(built)
+    assert code == 0, text
     server = start([*served[: served.index("--dir")], "--dir", "bus", "--port", "0"])
     assert server.stdout is not None
     try:
         url = server.stdout.readline().removeprefix("bus: ").strip()
         assert url.startswith("nats://127.0.0.1:"), server.communicate()[1]
-        asked = [url if word.startswith("nats://") else word for word in asked]
-        code, said = end(asked)
-        assert code == 0, said
-        assert asked[1] == "--credentials"
-        code, said = end([asked[0], *asked[3:]])
-        assert code != 0, said
+        request = [url if word.startswith("nats://") else word for word in request]
+        code, text = end(request)
+        assert code == 0, text
+        assert request[1] == "--credentials"
+        code, text = end([request[0], *request[3:]])
+        assert code != 0, text
     finally:
         server.terminate()
         server.communicate(timeout=20)

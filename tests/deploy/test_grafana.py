@@ -18,12 +18,12 @@ DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
-    with prepared(tmp_path_factory.mktemp("store")) as made:
-        seed_store.insert(made.sql, seed_store.run("small"))
-        yield made
+    with prepared(tmp_path_factory.mktemp("store")) as built:
+        seed_store.insert(built.sql, seed_store.run("small"))
+        yield built
 
 
-def asked(sql: str) -> str:
+def expand_macros(sql: str) -> str:
     """As Grafana sends it: variables and macros filled in (grafana-clickhouse-datasource's documentation)."""
     sql = sql.replace("${run}", "small")
     return re.sub(r"\$__timeFilter\((\w+)\)", r"\1 >= toDateTime('2026-01-01') AND \1 <= toDateTime('2027-01-01')", sql)
@@ -37,7 +37,7 @@ def test_every_query_of_a_dashboard_is_answered(path: Path, store: StoreProcess)
     empty = []
     for panel in board["panels"]:
         for target in panel["targets"]:
-            answer = store.sql.query(asked(target["rawSql"]))
+            answer = store.sql.query(expand_macros(target["rawSql"]))
             if panel["type"] == "trend" and answer.result_rows:
                 assert panel["options"]["xField"] == answer.column_names[0]
             empty += [panel["title"]] if not answer.result_rows else []
@@ -50,7 +50,7 @@ def test_boards_and_data_source_fit_each_other() -> None:
     for path in DASHBOARDS:
         board = json.loads(path.read_text())
         ids.append(board["uid"])
-        own = [panel["id"] for panel in board["panels"]]
-        assert len(own) == len(set(own))
+        local = [panel["id"] for panel in board["panels"]]
+        assert len(local) == len(set(local))
         assert {panel["datasource"]["uid"] for panel in board["panels"]} == {source["uid"]}
     assert len(ids) == len(set(ids)) == 2

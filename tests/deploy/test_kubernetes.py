@@ -61,13 +61,13 @@ def pods() -> Iterator[tuple[str, Document]]:
 
 def container(name: str) -> Document:
     """The one container of a pod."""
-    ((found,),) = [pod["containers"] for other, pod in pods() if other == name]
-    return dict(found)
+    ((actual,),) = [pod["containers"] for other, pod in pods() if other == name]
+    return dict(actual)
 
 
-def ports(found: Document) -> dict[str, int]:
+def ports(document: Document) -> dict[str, int]:
     """A container's ports by name."""
-    return {port["name"]: port["containerPort"] for port in found.get("ports", [])}
+    return {port["name"]: port["containerPort"] for port in document.get("ports", [])}
 
 
 def sources(volume: Document) -> list[Document]:
@@ -85,21 +85,21 @@ def secrets_of(pod: Document) -> dict[str, Document]:
     }
 
 
-def mounted_at(found: Document, volume: Document) -> str:
+def mounted_at(document: Document, volume: Document) -> str:
     """Where a container has a volume."""
-    (mount,) = (mount for mount in found["volumeMounts"] if mount["name"] == volume["name"])
+    (mount,) = (mount for mount in document["volumeMounts"] if mount["name"] == volume["name"])
     return str(mount["mountPath"])
 
 
 def begun(commands: Commands, name: str) -> Any:
     """The settings a container's role begins with, let in by the Secret it has mounted."""
-    found = container(name)
+    actual = container(name)
     ((secret, volume),) = [entry for other, pod in pods() if other == name for entry in secrets_of(pod).items()]
-    assert {"name": CREDENTIALS_VARIABLE, "value": mounted_at(found, volume)} in found["env"]
+    assert {"name": CREDENTIALS_VARIABLE, "value": mounted_at(actual, volume)} in actual["env"]
     access = commands.secrets / secret.removeprefix("lightningbus-")
-    known = {entry["name"] for entry in found["env"]}
+    known = {entry["name"] for entry in actual["env"]}
     words = []
-    for word in found["args"]:
+    for word in actual["args"]:
         for variable in re.findall(r"\$\((\w+)\)", word):
             assert variable in known
             word = word.replace(f"$({variable})", EXPANDED[variable])
@@ -148,18 +148,18 @@ def test_kustomize_builds_the_base(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", sorted(ROLES))
 def test_a_roles_command_is_one_of_ours_and_its_probes_ask_where_it_answers(commands: Commands, role: str) -> None:
-    found, settings = container(role), begun(commands, role)
+    actual, settings = container(role), begun(commands, role)
     if isinstance(settings, StoreSettings):
         assert settings.url == CLICKHOUSE
     host, port = parse_address(settings.health_address)
-    assert (host, port) == ("0.0.0.0", ports(found)["health"])
-    asked = {probe: found[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
-    assert {get["port"] for get in asked.values()} == {"health"}
-    assert asked["livenessProbe"]["path"] == asked["startupProbe"]["path"] == "/healthz"
-    assert asked["readinessProbe"]["path"] == "/readyz"
+    assert (host, port) == ("0.0.0.0", ports(actual)["health"])
+    request = {probe: actual[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert {get["port"] for get in request.values()} == {"health"}
+    assert request["livenessProbe"]["path"] == request["startupProbe"]["path"] == "/healthz"
+    assert request["readinessProbe"]["path"] == "/readyz"
     template = {**of("Deployment"), **of("StatefulSet")}[role]["spec"]["template"]
     assert template["metadata"]["annotations"]["prometheus.io/port"] == str(port)
-    gpus = found["resources"]["limits"].get("nvidia.com/gpu")
+    gpus = actual["resources"]["limits"].get("nvidia.com/gpu")
     assert gpus == ("1" if role in ("learner", "inference") else None)
 
 
@@ -182,22 +182,24 @@ def test_a_runner_has_the_time_it_says_it_needs_and_is_scaled_by_its_queue(comma
     monitor = ports(container("nats"))["monitor"]
     for mode, trigger in zip(("train", "eval"), scaled["triggers"], strict=True):
         assert trigger["type"] == "nats-jetstream" and set(trigger["metadata"]) == KEDA["metadata"]
-        asked = trigger["metadata"]
-        assert (asked["stream"], asked["consumer"]) == (
+        request = trigger["metadata"]
+        assert (request["stream"], request["consumer"]) == (
             subjects.TASKS,
             subjects.runner_durable(settings.agent_name, mode),
         )
-        assert int(asked["lagThreshold"]) == settings.concurrency, "a runner for as many tasks as it has slots"
-        assert asked["natsServerMonitoringEndpoint"] == f"nats.{KUSTOMIZATION['namespace']}.svc.cluster.local:{monitor}"
+        assert int(request["lagThreshold"]) == settings.concurrency, "a runner for as many tasks as it has slots"
+        assert (
+            request["natsServerMonitoringEndpoint"] == f"nats.{KUSTOMIZATION['namespace']}.svc.cluster.local:{monitor}"
+        )
 
 
 def test_no_pod_runs_as_root_or_holds_a_secret_of_its_own() -> None:
     assert not of("Secret")
     for _, pod in pods():
         assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
-        for found in pod["containers"]:
-            assert found["securityContext"]["allowPrivilegeEscalation"] is False
-            assert {entry["name"] for entry in found.get("env", []) if "value" in entry} <= {CREDENTIALS_VARIABLE}
+        for actual in pod["containers"]:
+            assert actual["securityContext"]["allowPrivilegeEscalation"] is False
+            assert {entry["name"] for entry in actual.get("env", []) if "value" in entry} <= {CREDENTIALS_VARIABLE}
 
 
 def test_each_pod_has_the_secrets_of_its_role_and_no_other() -> None:
@@ -209,27 +211,27 @@ def test_each_pod_has_the_secrets_of_its_role_and_no_other() -> None:
         assert f"secret generic {secret} --from-file=secrets/{user}" in documented
         content = volume.get("secret") or volume["projected"]
         assert content["defaultMode"] == 0o440 and pod["securityContext"]["fsGroup"] == 10001
-        (found,) = pod["containers"]
-        references = [entry.get("valueFrom", {}).get("secretKeyRef") for entry in found["env"]]
+        (actual,) = pod["containers"]
+        references = [entry.get("valueFrom", {}).get("secretKeyRef") for entry in actual["env"]]
         named = {reference["name"] for reference in references if reference}
         assert named <= {"lightningbus-bus", *(["lightningbus-clickhouse"] if name == "store" else [])}
-        assert all(f"secret generic {one} --from-literal url=" in documented for one in named)
+        assert all(f"secret generic {item} --from-literal url=" in documented for item in named)
         if name == "nats":
-            assert mounted_at(found, volume) == "/etc/nats"
+            assert mounted_at(actual, volume) == "/etc/nats"
 
 
 def ends(selectors: list[Document]) -> set[str]:
     """Who is named by the peers of a rule, or the pods a policy is for: roles, or namespaces in brackets."""
-    found = set()
-    for one in selectors:
-        label = one.get("podSelector", one.get("namespaceSelector", {}))
+    actual = set()
+    for selector in selectors:
+        label = selector.get("podSelector", selector.get("namespaceSelector", {}))
         if "matchLabels" in label:
             names = label["matchLabels"].values()
         else:
             (expression,) = label["matchExpressions"]
             names = expression["values"]
-        found |= {f"[{name}]" if "namespaceSelector" in one else name for name in names}
-    return found
+        actual |= {f"[{name}]" if "namespaceSelector" in selector else name for name in names}
+    return actual
 
 
 def test_these_pods_talk_to_each_other_and_no_others() -> None:
@@ -244,23 +246,24 @@ def test_these_pods_talk_to_each_other_and_no_others() -> None:
     out: set[tuple[str, str, int]] = set()
     for policy in policies.values():
         spec = policy["spec"]
-        own = ends([spec]) if spec["podSelector"] else everybody
+        local = ends([spec]) if spec["podSelector"] else everybody
         assert {kind.lower() for kind in spec["policyTypes"]} == {
             kind for kind in ("ingress", "egress") if kind in spec
         }
         into |= {
-            (peer, one, port["port"])
-            for rule in spec.get("ingress", []) for one in own for peer in ends(rule["from"]) for port in rule["ports"]
+            (peer, item, port["port"])
+            for rule in spec.get("ingress", []) for item in local
+            for peer in ends(rule["from"]) for port in rule["ports"]
         }  # fmt: skip
         out |= {
-            (one, peer, port["port"])
+            (item, peer, port["port"])
             for rule in spec.get("egress", [])
-            for one in own
+            for item in local
             for peer in (ends(rule["to"]) if "to" in rule else {"anywhere"})
             for port in rule["ports"]
         }
     inside = {("nats", "nats", 6222), ("runner", "inference", 8000), *((role, "nats", 4222) for role in roles)}
-    watching = {("[monitoring]", one, port) for one in everybody for port in (9464, 8000, 8222)}
+    watching = {("[monitoring]", item, port) for item in everybody for port in (9464, 8000, 8222)}
     assert into == inside | watching | {("[keda]", "nats", 8222)}
     assert out == inside | {("store", "anywhere", 8123), ("store", "anywhere", 8443)}
 
@@ -269,10 +272,10 @@ def test_the_loader_may_run_in_the_namespace_and_holds_the_models() -> None:
     (pod,) = yaml.safe_load_all((BASE / "loader" / "loader.yaml").read_text())
     assert kubernetes_validate.validate(pod, KUBERNETES, strict=True) == KUBERNETES
     assert pod["metadata"]["namespace"] == KUSTOMIZATION["namespace"]
-    (found,), (volume,) = pod["spec"]["containers"], pod["spec"]["volumes"]
+    (actual,), (volume,) = pod["spec"]["containers"], pod["spec"]["volumes"]
     assert pod["spec"]["securityContext"] == next(pod for name, pod in pods() if name == "learner")["securityContext"]
-    assert found["securityContext"] == container("learner")["securityContext"]
-    assert volume["persistentVolumeClaim"] == {"claimName": "models"} and mounted_at(found, volume) == "/models"
+    assert actual["securityContext"] == container("learner")["securityContext"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "models"} and mounted_at(actual, volume) == "/models"
 
 
 def test_policies_and_budgets_select_pods_that_exist_and_ports_they_have() -> None:

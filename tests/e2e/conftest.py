@@ -72,7 +72,7 @@ class Loop:
         pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
         return subprocess.Popen(command, cwd=self.directory, env=self.environment, **pipes, text=True)
 
-    def one(self, sql: str) -> Any:
+    def fetch_value(self, sql: str) -> Any:
         """First value of the first row."""
         return self.sql.query(sql).first_row[0]
 
@@ -82,7 +82,7 @@ class Loop:
 
     def until(self, sql: str, expected: Any, seconds: float = 90) -> None:
         """Wait until a query's first value is what it should become; ClickHouse has no event to wait for."""
-        until(lambda: self.one(sql), expected, seconds)
+        until(lambda: self.fetch_value(sql), expected, seconds)
 
 
 def write_tasks(path: Path, count: int) -> Path:
@@ -95,15 +95,15 @@ def write_tasks(path: Path, count: int) -> Path:
 
 def environment(collector: Collector) -> dict[str, str]:
     """Roles export their traces, soon."""
-    told = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "500"}
-    return {**os.environ, **told, "OTEL_EXPORTER_OTLP_HEADERS": f"x-key={COLLECTORS_KEY}"}
+    fields = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "500"}
+    return {**os.environ, **fields, "OTEL_EXPORTER_OTLP_HEADERS": f"x-key={COLLECTORS_KEY}"}
 
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
     """An OTLP receiver."""
-    with collecting() as made:
-        yield made
+    with collecting() as built:
+        yield built
 
 
 @pytest.fixture(scope="module")
@@ -141,13 +141,13 @@ def loop(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iter
         start_new_session=True,
     )
     assert process.stderr is not None
-    said = ""
+    text = ""
     for line in process.stderr:
-        said += line
+        text += line
         if "running; Ctrl-C stops" in line:
             break
     else:
-        raise AssertionError(f"up ended with {process.wait()}: {said[-3000:]}")
+        raise AssertionError(f"up ended with {process.wait()}: {text[-3000:]}")
     endpoints = json.loads((directory / "runs" / "test" / "endpoints.json").read_text())
     sql = clickhouse_connect.get_client(dsn=endpoints["sql"], database="lightningbus", autogenerate_session_id=False)
     drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)

@@ -80,24 +80,24 @@ def test_learner_trains_on_what_the_agents_did(loop: Loop) -> None:
     loop.until("SELECT count() FROM check_unfinished_rollouts WHERE run_id = 'small'", 0)
     versions = loop.rows("SELECT version FROM weight_versions WHERE run_id = 'small' ORDER BY version")
     assert versions == [(0,), (1,), (2,), (3,)]
-    assert loop.one("SELECT count() FROM tasks WHERE run_id = 'small'") == STEPS * GROUPS * SAMPLES
+    assert loop.fetch_value("SELECT count() FROM tasks WHERE run_id = 'small'") == STEPS * GROUPS * SAMPLES
     assert (
         loop.rows("SELECT rollout_id, attempt, outcome, error FROM rollouts WHERE run_id = 'small' AND outcome != 'ok'")
         == []
     )
-    assert loop.one("SELECT count() FROM rollouts WHERE run_id = 'small'") == STEPS * GROUPS * SAMPLES
+    assert loop.fetch_value("SELECT count() FROM rollouts WHERE run_id = 'small'") == STEPS * GROUPS * SAMPLES
     assert (
-        loop.one("SELECT uniqExact(rollout_id) FROM training_rollouts WHERE run_id = 'small'")
+        loop.fetch_value("SELECT uniqExact(rollout_id) FROM training_rollouts WHERE run_id = 'small'")
         == STEPS * GROUPS * SAMPLES
     )
-    assert loop.one("SELECT count() FROM check_duplicate_training") == 0
-    assert loop.one("SELECT countIf(NOT trained AND exclusion_reason = '') FROM training_rollouts") == 0
-    assert loop.one("SELECT countIf(trained) FROM training_rollouts WHERE run_id = 'small'") > 0
+    assert loop.fetch_value("SELECT count() FROM check_duplicate_training") == 0
+    assert loop.fetch_value("SELECT countIf(NOT trained AND exclusion_reason = '') FROM training_rollouts") == 0
+    assert loop.fetch_value("SELECT countIf(trained) FROM training_rollouts WHERE run_id = 'small'") > 0
 
 
 def test_no_answer_waits_for_a_compiler(loop: Loop) -> None:
     compiled = [path.stat().st_mtime for path in (loop.directory / COMPILED).rglob("*.so")]
-    applied = loop.one("SELECT toFloat64(min(activated_at)) FROM raw_weight_activations")
+    applied = loop.fetch_value("SELECT toFloat64(min(activated_at)) FROM raw_weight_activations")
     assert compiled and max(compiled) < applied
 
 
@@ -106,7 +106,7 @@ async def test_what_vllm_measures_is_seen_through_its_node(loop: Loop) -> None:
         node = await node_at(bus, STEPS)
     async with aiohttp.ClientSession() as http, http.get(f"{node.address}/metrics", headers=key_of(loop)) as answer:
         families = {family.name: family for family in text_string_to_metric_families(await answer.text())}
-    sampled = loop.one("SELECT sum(length(response_ids)) FROM completions WHERE run_id = 'small'")
+    sampled = loop.fetch_value("SELECT sum(length(response_ids)) FROM completions WHERE run_id = 'small'")
     assert sum(sample.value for sample in families["vllm:generation_tokens"].samples) >= sampled > 0
 
 
@@ -120,20 +120,23 @@ def test_every_token_has_its_version_and_probability(loop: Loop) -> None:
         assert prompt and 0 < len(response) == len(logprobs) == len(versions)
         assert all(np.isfinite(logprobs)) and max(logprobs) <= 0
         assert set(versions) <= {0, 1, 2, 3}
-    assert loop.one("SELECT max(max_staleness) FROM staleness WHERE run_id = 'small'") <= STALENESS
-    assert loop.one("SELECT min(mean_staleness) FROM staleness WHERE run_id = 'small'") >= 0
+    assert loop.fetch_value("SELECT max(max_staleness) FROM staleness WHERE run_id = 'small'") <= STALENESS
+    assert loop.fetch_value("SELECT min(mean_staleness) FROM staleness WHERE run_id = 'small'") >= 0
 
 
 def test_reward_by_version_counts_every_rollout_once(loop: Loop) -> None:
-    assert loop.one("SELECT sum(rollouts) FROM reward_by_version WHERE run_id = 'small'") == STEPS * GROUPS * SAMPLES
-    exact = loop.one("SELECT avg(reward) FROM rollouts WHERE run_id = 'small'")
-    assert loop.one(
+    assert (
+        loop.fetch_value("SELECT sum(rollouts) FROM reward_by_version WHERE run_id = 'small'")
+        == STEPS * GROUPS * SAMPLES
+    )
+    exact = loop.fetch_value("SELECT avg(reward) FROM rollouts WHERE run_id = 'small'")
+    assert loop.fetch_value(
         "SELECT sum(mean_reward * rollouts) / sum(rollouts) FROM reward_by_version WHERE run_id = 'small'"
     ) == pytest.approx(exact)
 
 
 def test_one_rollout_is_one_trace_from_publish_to_training(loop: Loop) -> None:
-    rollout = loop.one(
+    rollout = loop.fetch_value(
         "SELECT any(rollout_id) FROM training_rollouts WHERE run_id = 'small' AND trained AND rollout_id IN "
         "(SELECT rollout_id FROM attempts WHERE run_id = 'small' GROUP BY rollout_id HAVING count() = 1)"
     )  # a machine that is busy may have tried others again, which is in their traces
@@ -149,14 +152,14 @@ def test_one_rollout_is_one_trace_from_publish_to_training(loop: Loop) -> None:
 
 def test_every_role_exports_its_own_traces_and_a_rollout_is_one_of_them(loop: Loop) -> None:
     until(lambda: bool(loop.collector.of("lightningbus-store", "ack")), True)
-    seen = {one.span_id: one for one in list(loop.collector.spans)}
+    seen = {span.span_id: span for span in list(loop.collector.spans)}
     roles = {"lightningbus-runner", "lightningbus-store", "lightningbus-learner", "lightningbus-inference"}
-    assert {one.service for one in seen.values()} == roles, "neither vLLM's nor an agent's"
+    assert {item.service for item in seen.values()} == roles, "neither vLLM's nor an agent's"
 
     def parents(service: str, name: str) -> set[str]:
-        found = loop.collector.of(f"lightningbus-{service}", name)
-        assert found, (service, name)
-        return {seen[one.parent].name if one.parent in seen else "" for one in found}
+        spans = loop.collector.of(f"lightningbus-{service}", name)
+        assert spans, (service, name)
+        return {seen[item.parent].name if item.parent in seen else "" for item in spans}
 
     assert parents("learner", "wait") == parents("learner", "train") == parents("learner", "publish") == {"step"}
     assert parents("store", "insert") == parents("store", "ack") == parents("store", "collect") == {"batch"}
@@ -164,10 +167,12 @@ def test_every_role_exports_its_own_traces_and_a_rollout_is_one_of_them(loop: Lo
     assert parents("inference", "POST") == {"chat policy"} and parents("runner", "chat") == {"attempt default"}
     rollouts = dict(loop.rows("SELECT rollout_id, trace_id FROM rollouts WHERE run_id = 'small'"))
     tried = [
-        one for one in loop.collector.of("lightningbus-runner", "attempt") if one.said["lightningbus.run"] == "small"
+        item
+        for item in loop.collector.of("lightningbus-runner", "attempt")
+        if item.attributes["lightningbus.run"] == "small"
     ]
-    assert {one.said["lightningbus.rollout.id"]: one.trace_id for one in tried} == rollouts
-    assert all(one.parent == identity.publish_span_id(one.said["lightningbus.rollout.id"]) for one in tried)
+    assert {item.attributes["lightningbus.rollout.id"]: item.trace_id for item in tried} == rollouts
+    assert all(item.parent == identity.publish_span_id(item.attributes["lightningbus.rollout.id"]) for item in tried)
     keys = [COLLECTORS_KEY, read_key(loop.access / "inference" / INFERENCE_API_KEY)]
     assert not any(key.encode() in loop.collector.raw for key in keys)
 
@@ -177,9 +182,9 @@ def test_learner_goes_on_from_its_checkpoint(loop: Loop) -> None:
 
     loop.until("SELECT max(step) FROM training_steps WHERE run_id = 'small'", STEPS + 2)
     loop.until("SELECT count() FROM check_unfinished_rollouts WHERE run_id = 'small'", 0)
-    assert loop.one("SELECT max(version) FROM weight_versions WHERE run_id = 'small'") == STEPS + 2
-    assert loop.one("SELECT count() FROM check_duplicate_training") == 0
-    assert loop.one("SELECT count() FROM rollouts WHERE run_id = 'small'") == (STEPS + 2) * GROUPS * SAMPLES
+    assert loop.fetch_value("SELECT max(version) FROM weight_versions WHERE run_id = 'small'") == STEPS + 2
+    assert loop.fetch_value("SELECT count() FROM check_duplicate_training") == 0
+    assert loop.fetch_value("SELECT count() FROM rollouts WHERE run_id = 'small'") == (STEPS + 2) * GROUPS * SAMPLES
 
 
 def test_learner_without_the_checkpoint_refuses(loop: Loop) -> None:
@@ -191,15 +196,15 @@ def test_learner_without_the_checkpoint_refuses(loop: Loop) -> None:
 
 def test_a_step_is_made_again_to_the_bit(loop: Loop) -> None:
     """From ClickHouse by its ids, and from the checkpoint before it: same rows, same advantages, same loss."""
-    asked = ["--run", "small", "--checkpoints", loop.directory / "checkpoints", "--json"]
+    arguments = ["--run", "small", "--checkpoints", loop.directory / "checkpoints", "--json"]
     for step in (1, STEPS + 1, STEPS + 2):  # the second was trained by a learner that had started again
-        (found,) = json.loads(loop.run("steps", "replay", "--step", step, *asked).stdout)
-        said = "batch_sha256, metrics['actor/loss'], metrics['actor/grad_norm']"
-        recorded = loop.rows(f"SELECT {said} FROM training_steps WHERE step = {step}")
-        assert [(found["batch_sha256"], found["loss"], found["grad_norm"])] == recorded
-        assert found["same_batch"] and found["same_loss"] and found["tokens"] > 0
-    assert loop.one("SELECT max(metrics['actor/grad_norm']) FROM training_steps WHERE run_id = 'small'") > 0
-    missing = loop.run("steps", "replay", "--step", 99, *asked, check=False)
+        (actual,) = json.loads(loop.run("steps", "replay", "--step", step, *arguments).stdout)
+        text = "batch_sha256, metrics['actor/loss'], metrics['actor/grad_norm']"
+        recorded = loop.rows(f"SELECT {text} FROM training_steps WHERE step = {step}")
+        assert [(actual["batch_sha256"], actual["loss"], actual["grad_norm"])] == recorded
+        assert actual["same_batch"] and actual["same_loss"] and actual["tokens"] > 0
+    assert loop.fetch_value("SELECT max(metrics['actor/grad_norm']) FROM training_steps WHERE run_id = 'small'") > 0
+    missing = loop.run("steps", "replay", "--step", 99, *arguments, check=False)
     assert missing.returncode == 2 and "step 99 of run 'small' is not on record" in missing.stderr
 
 
@@ -212,11 +217,11 @@ def test_a_run_is_trained_again_offline_and_its_best_rollouts_are_a_data_set(loo
     losses = loop.rows("SELECT metrics['actor/loss'] FROM training_steps WHERE step <= 2 ORDER BY step")
     assert [(row["loss"],) for row in json.loads(done.stdout)] == losses
     (checkpoint,) = (loop.directory / "checkpoints").glob("step-000002-*")
-    found, expected = (load_file(path / "weights.safetensors") for path in (offline, checkpoint))
-    assert all(np.array_equal(found[name], expected[name]) for name in expected), "the run's own weights"
+    actual, expected = (load_file(path / "weights.safetensors") for path in (offline, checkpoint))
+    assert all(np.array_equal(actual[name], expected[name]) for name in expected), "the run's own weights"
     loop.run("rollouts", "export", loop.directory / "best.jsonl", "--run", "small")
     lines = [json.loads(line) for line in (loop.directory / "best.jsonl").read_text().splitlines()]
-    tasks = loop.one("SELECT uniqExact(task_id) FROM rollouts WHERE run_id = 'small'")
+    tasks = loop.fetch_value("SELECT uniqExact(task_id) FROM rollouts WHERE run_id = 'small'")
     assert {line["messages"][-1]["role"] for line in lines} == {"assistant"}
     assert len({line["rollout"] for line in lines}) == tasks
     loop.run("rollouts", "export", loop.directory / "best.parquet", "--run", "small", "--min-reward", 0.5)
@@ -234,16 +239,16 @@ async def publish_weights(loop: Loop, version: int, tensors: dict[str, Any], **f
     save_file(tensors, path, fields.pop("metadata", None))
     access = Credentials.read(loop.directory / "runs" / "test" / "credentials", "learner")
     async with Bus.connect(loop.bus, credentials=access) as bus:
-        found = await bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
-        assert found is not None
-        name = blob_name("policy", version, found[0].epoch)
+        last = await bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
+        assert last is not None
+        name = blob_name("policy", version, last[0].epoch)
         blob = await bus.object_store.put(subjects.WEIGHT_BUCKET, name, path)
         base = [
-            await bus.object_store.put(subjects.WEIGHT_BUCKET, "policy-base", one) for one in fields.pop("base", ())
+            await bus.object_store.put(subjects.WEIGHT_BUCKET, "policy-base", item) for item in fields.pop("base", ())
         ]
-        of_learner = {"run_id": "small", "model": "policy", "epoch": found[0].epoch, "step": 6, "created_at_ns": 1}
+        of_learner = {"run_id": "small", "model": "policy", "epoch": last[0].epoch, "step": 6, "created_at_ns": 1}
         manifest = WeightManifest(version=version, blobs=(*base, blob), **of_learner, **fields)
-        await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}", expect_last=found[1])
+        await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}", expect_last=last[1])
         return await node_at(bus, version)
 
 
@@ -256,16 +261,23 @@ async def sampled(
     loop: Loop, node: Heartbeat, route: str, **body: Any
 ) -> tuple[list[int], list[int], list[float], set[int]]:
     """Prompt, answer, log-probabilities and versions of one model call, as a node streams them."""
-    asked = {"model": "policy", "max_tokens": 24, "ignore_eos": True, "stream": True, "return_token_ids": True, **body}
+    request = {
+        "model": "policy",
+        "max_tokens": 24,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+        **body,
+    }
     address = f"{node.address}/v1/{route}"
-    async with aiohttp.ClientSession() as http, http.post(address, json=asked, headers=key_of(loop)) as answer:
+    async with aiohttp.ClientSession() as http, http.post(address, json=request, headers=key_of(loop)) as answer:
         text = await answer.text()
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     choices = [event["choices"][0] for event in events if event["choices"]]
     ids = [id for choice in choices for id in choice.get("token_ids") or ()]
-    told = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
-    logprobs = [one for said in told for one in said.get("token_logprobs", ())]
-    logprobs += [one["logprob"] for said in told for one in said.get("content") or ()]
+    reported = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
+    logprobs = [item for output in reported for item in output.get("token_logprobs", ())]
+    logprobs += [item["logprob"] for output in reported for item in output.get("content") or ()]
     (prompt,) = [part for part in (holder.get("prompt_token_ids") for holder in (*events, *choices)) if part]
     return prompt, ids, logprobs, {event["weight_version"] for event in events}
 
@@ -304,20 +316,21 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
     trainer = Trainer(LearnerSettings(model_path=directory, cpu_threads=1))
     chat = {"messages": [{"role": "user", "content": "compute 12 plus 30"}], "logprobs": True}
     text = {"prompt": list(range(10, 40)), "logprobs": 0}
-    for asked in (text, chat):
+    for request in (text, chat):
         for sampling in ({"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7}, {"top_p": 0.8}):
-            body = {"seed": 1, "temperature": 1.0, **asked, **sampling}
-            prompt, ids, told, versions = await sampled(
-                loop, node, "completions" if asked is text else "chat/completions", **body
+            body = {"seed": 1, "temperature": 1.0, **request, **sampling}
+            prompt, ids, reported, versions = await sampled(
+                loop, node, "completions" if request is text else "chat/completions", **body
             )
-            assert versions == {version} and len(ids) == len(told) > 0
+            assert versions == {version} and len(ids) == len(reported) > 0
             warm = body["temperature"] or 1.0  # a greedy answer's probabilities are those at temperature 1
             call = replace(
-                model_call(0, prompt, ids, sampling_params={"temperature": warm}), logprobs=array("f", told).tobytes()
+                model_call(0, prompt, ids, sampling_params={"temperature": warm}),
+                logprobs=array("f", reported).tobytes(),
             )
             (row,), _ = build_sequences("r", build_transitions([call]), SequenceConfig())
-            (found,) = trainer.log_probs([row])
-            difference = np.array(told) - found[row.trained]
+            (log_probs,) = trainer.log_probs([row])
+            difference = np.array(reported) - log_probs[row.trained]
             largest = -np.log(sampling.get("top_p", 1.0))
             assert difference.min() > -1e-4 and difference.max() < largest + 1e-4, (sampling, difference)
 
@@ -339,7 +352,7 @@ async def test_adapters_answer_as_the_weights_they_make(loop: Loop) -> None:
     node = await publish_weights(
         loop, version, adapters, kind="lora", base=[loop.directory / "base.safetensors"], metadata={"scale": "0.5"}
     )
-    prompt, ids, told, versions = await sampled(loop, node, "completions", prompt=list(range(10, 40)), logprobs=0)
+    prompt, ids, reported, versions = await sampled(loop, node, "completions", prompt=list(range(10, 40)), logprobs=0)
     assert versions == {version}
     model = AutoModelForCausalLM.from_pretrained(loop.directory / "model", dtype=torch.float32)
     model.load_state_dict(weights, strict=False)
@@ -350,7 +363,7 @@ async def test_adapters_answer_as_the_weights_they_make(loop: Loop) -> None:
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
     expected = torch.log_softmax(logits.double(), -1).gather(1, torch.tensor(ids)[:, None])[:, 0]
-    np.testing.assert_allclose(told, expected, atol=1e-4)
+    np.testing.assert_allclose(reported, expected, atol=1e-4)
 
 
 def publish(loop: Loop, agent: str, *more: object, tasks: int = 1, samples: int = 1) -> str:
@@ -376,10 +389,10 @@ def publish(loop: Loop, agent: str, *more: object, tasks: int = 1, samples: int 
 def test_a_failing_agent_says_why(loop: Loop, agent: str, outcome: str, error: str) -> None:
     run = publish(loop, agent, "--deadline", 4)
     loop.until(f"SELECT count() FROM rollouts WHERE run_id = '{run}'", 1)
-    ((found, reward, said),) = loop.rows(f"SELECT outcome, reward, error FROM rollouts WHERE run_id = '{run}'")
-    assert (found, reward) == (outcome, None)
-    assert error in said
-    assert loop.one(f"SELECT status FROM spans WHERE run_id = '{run}' AND name LIKE 'invoke_agent%'") == "error"
+    ((actual, reward, text),) = loop.rows(f"SELECT outcome, reward, error FROM rollouts WHERE run_id = '{run}'")
+    assert (actual, reward) == (outcome, None)
+    assert error in text
+    assert loop.fetch_value(f"SELECT status FROM spans WHERE run_id = '{run}' AND name LIKE 'invoke_agent%'") == "error"
 
 
 @pytest.mark.parametrize(
@@ -389,23 +402,25 @@ def test_a_failing_agent_says_why(loop: Loop, agent: str, outcome: str, error: s
 def test_what_agents_use_of_the_api_works(loop: Loop, agent: str, reward: float) -> None:
     run = publish(loop, agent, tasks=3)
     loop.until(f"SELECT count() FROM rollouts WHERE run_id = '{run}'", 3)
-    found = loop.rows(f"SELECT outcome, reward, error FROM rollouts WHERE run_id = '{run}'")
-    assert found == [("ok", reward, "")] * 3
-    assert loop.one(f"SELECT min(length(response_ids)) FROM completions WHERE run_id = '{run}'") > 0
+    rows = loop.rows(f"SELECT outcome, reward, error FROM rollouts WHERE run_id = '{run}'")
+    assert rows == [("ok", reward, "")] * 3
+    assert loop.fetch_value(f"SELECT min(length(response_ids)) FROM completions WHERE run_id = '{run}'") > 0
     if agent == "speaks_every_dialect":
         alike = "uniqExact(prompt_ids), uniqExact(response_ids), min(length(logprobs) = length(response_ids)), count()"
         joined = "completions INNER JOIN prompts USING (run_id, rollout_id, execution_id, call)"
         assert loop.rows(f"SELECT {alike} FROM {joined} WHERE run_id = '{run}'") == [(1, 1, 1, 3 * 5)]
     if agent == "rewarded_by_span":
-        assert loop.one(f"SELECT count() FROM spans WHERE run_id = '{run}' AND name = 'judge'") == 3
-        traces = loop.one(f"SELECT uniqExact(trace_id) FROM spans WHERE run_id = '{run}'")
+        assert loop.fetch_value(f"SELECT count() FROM spans WHERE run_id = '{run}' AND name = 'judge'") == 3
+        traces = loop.fetch_value(f"SELECT uniqExact(trace_id) FROM spans WHERE run_id = '{run}'")
         assert traces == 3
 
 
 def test_a_pinned_rollout_is_answered_by_that_version_only(loop: Loop) -> None:
     run = publish(loop, "default", "--version", SERVED, "--temperature", 0, tasks=4, samples=2)
     loop.until(f"SELECT count() FROM rollouts WHERE run_id = '{run}' AND outcome = 'ok'", 8)
-    assert loop.one(f"SELECT groupUniqArrayArray(token_versions) FROM completions WHERE run_id = '{run}'") == [SERVED]
+    assert loop.fetch_value(f"SELECT groupUniqArrayArray(token_versions) FROM completions WHERE run_id = '{run}'") == [
+        SERVED
+    ]
     answers = (
         f"SELECT uniqExact(response_ids) AS n FROM completions WHERE run_id = '{run}' AND call = 0 GROUP BY task_id"
     )
@@ -424,7 +439,7 @@ def test_a_second_runner_joins_and_leaves_without_loss(loop: Loop) -> None:
     assert second.wait(30) == 0
     loop.until(f"SELECT count() FROM rollouts WHERE run_id = '{run}' AND outcome = 'ok'", 120)
     loop.until("SELECT count() FROM check_unfinished_rollouts", 0)
-    assert loop.one(f"SELECT count() FROM attempts WHERE run_id = '{run}'") == 120
+    assert loop.fetch_value(f"SELECT count() FROM attempts WHERE run_id = '{run}'") == 120
 
 
 async def test_messages_nobody_can_read_become_dead_letters(loop: Loop) -> None:
@@ -454,7 +469,7 @@ async def test_agents_do_not_notice_that_vllm_was_killed(loop: Loop) -> None:
                 states |= {beat.state for beat in nodes.members() if beat.pid == node.pid and not engine.is_running()}
     assert {"starting", "awaiting_weights", "ready"} <= states
     await asyncio.to_thread(loop.until, f"SELECT count() FROM rollouts WHERE run_id = '{run}' AND outcome = 'ok'", 60)
-    assert loop.one(f"SELECT count() FROM attempts WHERE run_id = '{run}'") == 60, "no attempt was lost to it"
+    assert loop.fetch_value(f"SELECT count() FROM attempts WHERE run_id = '{run}'") == 60, "no attempt was lost to it"
 
 
 def test_of_two_learners_the_older_one_stops(loop: Loop) -> None:
@@ -464,31 +479,31 @@ def test_of_two_learners_the_older_one_stops(loop: Loop) -> None:
     same = loop.run("learner", "--settings", learner_settings(loop, max_steps=200), check=False)
     assert same.returncode == 2 and "another learner is using" in same.stderr
     copy = loop.directory / "copied"
-    found = (loop.directory / "checkpoints" / "latest").resolve()
-    shutil.copytree(found, copy / found.name)
-    (copy / "latest").symlink_to(found.name)
+    latest_path = (loop.directory / "checkpoints" / "latest").resolve()
+    shutil.copytree(latest_path, copy / latest_path.name)
+    (copy / "latest").symlink_to(latest_path.name)
     shutil.copy(loop.directory / "checkpoints.key", loop.directory / "copied.key")
     newer = loop.start("learner", "--settings", learner_settings(loop, max_steps=200, checkpoint_dir=str(copy)))
     assert newer.stderr is not None
-    _, said = older.communicate(timeout=120)
-    assert older.returncode == 2 and "another learner has published model 'policy' since" in said, said[-2000:]
-    heard: list[str] = []
+    _, text = older.communicate(timeout=120)
+    assert older.returncode == 2 and "another learner has published model 'policy' since" in text, text[-2000:]
+    received: list[str] = []
     for line in newer.stderr:
-        heard.append(line)
+        received.append(line)
         if ": reward" in line:
             break
     else:
-        raise AssertionError("".join(heard)[-3000:])
+        raise AssertionError("".join(received)[-3000:])
     newer.send_signal(signal.SIGTERM)
     newer.communicate(timeout=60)
     assert newer.returncode == 0
-    assert loop.one("SELECT count() FROM check_duplicate_training") == 0
+    assert loop.fetch_value("SELECT count() FROM check_duplicate_training") == 0
 
 
 def test_the_questions_of_the_command_line(loop: Loop) -> None:
-    rollout = loop.one("SELECT any(rollout_id) FROM rollouts WHERE run_id = 'small'")
-    asked = f"SELECT call, position, token, version FROM tokens WHERE rollout_id = '{rollout}'"
-    rows = json.loads(loop.run("query", asked, "--json").stdout)
+    rollout = loop.fetch_value("SELECT any(rollout_id) FROM rollouts WHERE run_id = 'small'")
+    sql = f"SELECT call, position, token, version FROM tokens WHERE rollout_id = '{rollout}'"
+    rows = json.loads(loop.run("query", sql, "--json").stdout)
     assert rows and all(row["version"] in range(SERVED) for row in rows)
     for report in ("reward_by_version", "staleness", "outcomes", "drift", "credit_by_call"):
         assert "small" in loop.run("report", report).stdout

@@ -1,4 +1,4 @@
-"""The examples' own environments, made once per session as their readers make them."""
+"""The examples' own environments, set up once per session as their readers make them."""
 
 import functools
 import subprocess
@@ -21,18 +21,18 @@ UNREACHABLE = (
 )
 
 LARGE = {"math_crewai": "1 GB"}
-"""Environments that are tested where their reader has made them."""
+"""Environments that are tested where their reader has set them up."""
 
 
 @pytest.fixture(scope="session")
 def environment() -> Callable[[str], Path]:
-    """From an example's name to its folder, with its environment made; skips where no package index is reachable."""
+    """From an example's name to its folder, with its environment set up; skips where no package index is reachable."""
 
     @functools.cache
-    def made(example: str) -> Path:
+    def set_up(example: str) -> Path:
         if example in LARGE and not (EXAMPLES / example / ".venv" / ".ready").exists():
             pytest.skip(
-                f"the environment of {example} is {LARGE[example]} and not made: make -C examples/{example} env"
+                f"the environment of {example} is {LARGE[example]} and not set up: make -C examples/{example} env"
             )
         with FileLock(EXAMPLES / example / ".venv.lock"):  # files of tests run side by side
             make = subprocess.run(
@@ -43,7 +43,7 @@ def environment() -> Callable[[str], Path]:
         assert make.returncode == 0, make.stdout + make.stderr
         return EXAMPLES / example
 
-    return made
+    return set_up
 
 
 @pytest.fixture(scope="session")

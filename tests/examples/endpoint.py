@@ -33,7 +33,7 @@ def module(example: str, name: str) -> ModuleType:
                 del sys.modules[new]
 
 
-def made(example: str, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def make_problems(example: str, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """An example's problems, as its reader makes them."""
     script = [sys.executable, str(EXAMPLES / example / "data.py"), "--out", str(out), *options]
     return subprocess.run(script, capture_output=True, text=True, check=False)
@@ -70,10 +70,10 @@ class Endpoint:
         if self._reads_tools and not body.get("tools") and message.get("tool_calls"):
             message = {"role": "assistant", "content": json.dumps(message["tool_calls"])}
         finish = "tool_calls" if message.get("tool_calls") else "stop"
-        said = (message.get("content") or "") + "".join(
+        text = (message.get("content") or "") + "".join(
             call["function"].get("arguments", "") for call in message.get("tool_calls", ())
         )
-        tokens = list(f"{said}\n".encode())
+        tokens = list(f"{text}\n".encode())
         usage = {"prompt_tokens": 2, "completion_tokens": len(tokens), "total_tokens": 2 + len(tokens)}
         answer = {"id": "c", "created": 1, "model": body["model"], "usage": usage}
         if not body.get("stream"):
@@ -114,7 +114,7 @@ class Endpoint:
                 yield self
 
 
-async def talk(command: list[str], directory: Path, env: dict[str, str], said: object) -> Any:
+async def talk(command: list[str], directory: Path, env: dict[str, str], text: object) -> Any:
     """What a program prints as JSON, given JSON on its standard input; raises `Failed`."""
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -124,7 +124,7 @@ async def talk(command: list[str], directory: Path, env: dict[str, str], said: o
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, errors = await process.communicate(json.dumps(said).encode())
+    out, errors = await process.communicate(json.dumps(text).encode())
     if process.returncode:
         raise Failed(process.returncode, command, out.decode(), errors.decode())
     return json.loads(out.splitlines()[-1])

@@ -75,8 +75,8 @@ def problem(case: str) -> dict[str, str]:
 
 def scripted(messages: list[dict[str, Any]]) -> dict[str, Any]:
     """Answers each case's problem as the case says."""
-    asked = json.dumps(messages)
-    return next(CASES[case][0](messages) for case, record in PROBLEMS.items() if record["question"] in asked)
+    request = json.dumps(messages)
+    return next(CASES[case][0](messages) for case, record in PROBLEMS.items() if record["question"] in request)
 
 
 def imports_of(file: Path) -> set[str]:

@@ -5,12 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.examples.endpoint import EXAMPLES, made, module
+from tests.examples.endpoint import EXAMPLES, make_problems, module
 
 RETRIEVAL = EXAMPLES / "retrieval_qa"
 data, scoring = module("retrieval_qa", "data"), module("retrieval_qa", "scoring")
 policies = module("retrieval_qa", "policy")
-make = partial(made, "retrieval_qa")
+make = partial(make_problems, "retrieval_qa")
 
 
 def lines(path: Path) -> list[Any]:

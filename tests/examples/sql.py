@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from bus.task_file import load_tasks
-from tests.examples.endpoint import EXAMPLES, made, module
+from tests.examples.endpoint import EXAMPLES, make_problems, module
 
 TEXT_TO_SQL = EXAMPLES / "text_to_sql"
 policies = module("text_to_sql", "policy")
 databases = module("text_to_sql", "database")
 demonstrations = module("text_to_sql", "demonstrations")
-make = partial(made, "text_to_sql")
+make = partial(make_problems, "text_to_sql")
 
 
 def tasks_of(path: Path) -> list[dict[str, Any]]:

@@ -35,8 +35,8 @@ def operands(problem: dict) -> tuple[int, ...]:
 def test_held_out_problems_share_no_operands_with_those_trained_on(tmp_path: Path) -> None:
     train, heldout = make_problems(tmp_path / "a", 0)
     assert (len(train), len(heldout)) == (512, 100)
-    assert not {operands(one) for one in train} & {operands(one) for one in heldout}
-    assert len({one["id"] for one in train + heldout}) == 612
+    assert not {operands(entry) for entry in train} & {operands(entry) for entry in heldout}
+    assert len({item["id"] for item in train + heldout}) == 612
 
 
 def test_a_seed_makes_the_same_problems_and_another_makes_others(tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def endpoint() -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             messages = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
-            said = "<call>12*12</call>" if len(messages) == 1 else messages[-1]["content"].removeprefix("result ")
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}
+            text = "<call>12*12</call>" if len(messages) == 1 else messages[-1]["content"].removeprefix("result ")
+            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
             body = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
             self.send_response(200)
             self.send_header("Content-Type", "application/json")

@@ -24,9 +24,9 @@ needs_node = pytest.mark.skipif(
 
 
 def test_the_agent_imports_nothing_of_ours_and_does_not_name_us() -> None:
-    said = "".join((NODE / name).read_text() for name in ("agent.js", "arithmetic.js"))
-    assert set(re.findall(r'from "(.+)"', said)) == {"openai", "node:stream/consumers", "./arithmetic.js"}
-    assert not NAMES_US.search(said)
+    text = "".join((NODE / name).read_text() for name in ("agent.js", "arithmetic.js"))
+    assert set(re.findall(r'from "(.+)"', text)) == {"openai", "node:stream/consumers", "./arithmetic.js"}
+    assert not NAMES_US.search(text)
 
 
 @needs_node
@@ -51,8 +51,8 @@ async def test_its_arithmetic_is_that_of_the_python_agents() -> None:
     """
     command = ["node", "--input-type=module", "-e", script]
     assert await talk(command, NODE, dict(os.environ), [expressions, answers]) == [
-        [calculated(one) for one in expressions],
-        [arithmetic.score(*one) for one in answers],
+        [calculated(item) for item in expressions],
+        [arithmetic.score(*answer) for answer in answers],
     ]
 
 

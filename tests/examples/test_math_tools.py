@@ -16,7 +16,7 @@ from bus.task_publisher import TaskPublisher
 from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.algorithm import CreditSettings
 from schemas.semconv import attributes
-from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, made, module, talk
+from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, make_problems, module, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, Policy, imports_of, problem, records, scripted
 from tests.examples.warm_start import prompts_asked, prompts_shown
 from tests.runners.conftest import calls_of, ended, running, task
@@ -50,9 +50,9 @@ REAL = [
 
 
 def make(directory: Path, *options: str) -> list[list[dict]]:
-    assert made("math_tools", directory, *options).returncode == 0
+    assert make_problems("math_tools", directory, *options).returncode == 0
     files = [directory / "train.jsonl", directory / "heldout.jsonl"]
-    return [[{"id": one.id, "input": one.input} for one in load_tasks(file)] for file in files]
+    return [[{"id": item.id, "input": item.input} for item in load_tasks(file)] for file in files]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -61,36 +61,36 @@ def test_the_real_files_are_read_split_by_split(tmp_path: Path, kind: str) -> No
         for folder in ("data", "original-splits"):
             file = tmp_path / "real" / folder / f"{split}-00000-of-00001.{kind}"
             file.parent.mkdir(parents=True, exist_ok=True)
-            said = record if folder == "data" else {**record, "id": "leaked"}
+            text = record if folder == "data" else {**record, "id": "leaked"}
             if kind == "jsonl":
-                file.write_text(json.dumps(said) + "\n")
+                file.write_text(json.dumps(text) + "\n")
             else:
-                parquet.write_table(pyarrow.Table.from_pylist([said]), file)
+                parquet.write_table(pyarrow.Table.from_pylist([text]), file)
     train, heldout = make(tmp_path, "--real", str(tmp_path / "real"), "--train", "1", "--heldout", "1")
     assert train == [{"id": REAL[0]["id"], "input": {"question": REAL[0]["question"], "result": "55"}}]
     assert heldout == [{"id": REAL[1]["id"], "input": {"question": REAL[1]["question"], "result": "18_000"}}]
 
 
 def test_too_few_real_problems_are_one_sentence(tmp_path: Path) -> None:
-    done = made("math_tools", tmp_path, "--real", str(tmp_path))
+    done = make_problems("math_tools", tmp_path, "--real", str(tmp_path))
     assert done.returncode == 1 and "has 0 problems in its train split; asked for 4000" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_the_stand_in_has_the_real_format_and_its_chains_come_to_its_results(tmp_path: Path) -> None:
     train, heldout = make(tmp_path, "--train", "60", "--heldout", "20")
-    made = [*data.read_records(tmp_path / "standin", "train"), *data.read_records(tmp_path / "standin", "test")]
-    assert (len(train), len(heldout), len(made)) == (60, 20, 80)
-    assert all(one.keys() == REAL[1].keys() for one in made)
-    for one in made:
-        steps = module("math_tools", "policy").STEP.findall(one["chain"])
-        assert arithmetic.calculate(steps[-1][0]) == one["result"] == str(int(one["result_float"]))
-        assert one["chain"].endswith(f"<output>{one['result']}</output>\n\n<result>{one['result']}</result>")
+    built = [*data.read_records(tmp_path / "standin", "train"), *data.read_records(tmp_path / "standin", "test")]
+    assert (len(train), len(heldout), len(built)) == (60, 20, 80)
+    assert all(item.keys() == REAL[1].keys() for item in built)
+    for item in built:
+        steps = module("math_tools", "policy").STEP.findall(item["chain"])
+        assert arithmetic.calculate(steps[-1][0]) == item["result"] == str(int(item["result_float"]))
+        assert item["chain"].endswith(f"<output>{item['result']}</output>\n\n<result>{item['result']}</result>")
 
 
 def test_a_seed_makes_the_same_problems_and_no_numbers_occur_twice(tmp_path: Path) -> None:
     assert make(tmp_path / "a", "--seed", "1") == make(tmp_path / "b", "--seed", "1") != make(tmp_path / "c")
-    numbers = [tuple(sorted(filter(str.isdecimal, one["question"].replace(",", "").split()))) for one in records]
+    numbers = [tuple(sorted(filter(str.isdecimal, record["question"].replace(",", "").split()))) for record in records]
     assert len(set(numbers)) == len(numbers)
 
 
@@ -156,28 +156,28 @@ def test_what_is_no_arithmetic_is_refused_with_a_reason(expression: str, reason:
         ("", "42", 0.0),
     ],
 )
-def test_the_reward_is_for_the_last_answer_in_the_form_asked_for(said: str, result: str, reward: float) -> None:
-    assert arithmetic.score(said, result) == reward
+def test_the_reward_is_for_the_last_answer_in_the_form_asked_for(text: str, result: str, reward: float) -> None:
+    assert arithmetic.score(text, result) == reward
 
 
 def test_the_scripted_policy_reads_real_chains_and_goes_on_from_what_the_tool_said() -> None:
     messages: list[dict] = [{"role": "user", "content": REAL[0]["question"]}]
     wanted = [("2 / 3", "no expression"), ("2 / 3", "0.7"), ("75 * (0.7)", "52.5"), ("52.5 + 5", "57.5")]
-    for expression, said in wanted:
+    for expression, text in wanted:
         (call,) = Policy(REAL).answer(messages)["tool_calls"]
         assert json.loads(call["function"]["arguments"]) == {"expression": expression}
-        messages += [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": said}]
+        messages += [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": text}]
     assert Policy(REAL).answer(messages)["content"] == "answer: 57.5"
     assert Policy(REAL, {"stops": 1.0}).answer(messages[:5])["content"] == "answer: 0.7"
 
 
 def test_the_flaws_of_the_scripted_policy_are_seeded() -> None:
-    asked = [{"role": "user", "content": REAL[0]["question"]}]
+    arguments = [{"role": "user", "content": REAL[0]["question"]}]
     flaws = {"guess": 0.3, "wrong_sign": 0.3}
-    made = [[Policy(REAL, flaws, seed).answer(asked) for _ in range(9)] for seed in (1, 1, 2)]
-    assert made[0] == made[1]
+    built = [[Policy(REAL, flaws, seed).answer(arguments) for _ in range(9)] for seed in (1, 1, 2)]
+    assert built[0] == built[1]
     flawed = Policy(REAL, flaws, seed=0)
-    assert len({json.dumps(flawed.answer(asked)) for _ in range(60)}) > 3
+    assert len({json.dumps(flawed.answer(arguments)) for _ in range(60)}) > 3
     with pytest.raises(ValueError, match="no such flaw: lazy"):
         Policy(REAL, {"lazy": 1.0})
 
@@ -216,8 +216,8 @@ async def test_demonstrations_ask_what_the_agent_asks(environment: Callable[[str
     async with node.as_node(bus), running(bus, **agent):
         await TaskPublisher(bus).publish_task(task(input=problem("right"), deadline=60.0))
         await ended(bus)
-    shown = list(prompts_shown([demonstrations.conversation(problem("right")["question"], Stumbling())]))
-    assert list(prompts_asked(node.requests)) == shown and len(shown) > 2
+    displayed = list(prompts_shown([demonstrations.conversation(problem("right")["question"], Stumbling())]))
+    assert list(prompts_asked(node.requests)) == displayed and len(displayed) > 2
 
 
 async def test_an_endpoint_that_refuses_is_an_error_of_the_agent(environment: Callable[[str], Path]) -> None:
@@ -240,17 +240,17 @@ async def test_rollouts_are_recorded_with_their_tool_spans(bus: Bus, environment
     async with Endpoint(scripted).as_node(bus), running(bus, **agent):
         for case in ("right", "broken expression"):
             await TaskPublisher(bus).publish_task(task(id=case, input=problem(case), deadline=60.0))
-        found = {batch.task_id: batch for batch in await ended(bus, 2)}
-    ends = {case: (batch.end.outcome, batch.end.reward) for case, batch in found.items() if batch.end}
-    assert ends == {"right": ("ok", 1.0), "broken expression": ("ok", 0.0)}, found
+        by_name = {batch.task_id: batch for batch in await ended(bus, 2)}
+    ends = {case: (batch.end.outcome, batch.end.reward) for case, batch in by_name.items() if batch.end}
+    assert ends == {"right": ("ok", 1.0), "broken expression": ("ok", 0.0)}, by_name
     steps = Policy(records)._steps_of([{"role": "user", "content": problem("right")["question"]}])
     for case, status, tools in (("right", "unset", len(steps)), ("broken expression", "error", None)):
-        calls, spans = calls_of(found[case]), found[case].spans
+        calls, spans = calls_of(by_name[case]), by_name[case].spans
         assert {call.role for call in calls} == {"solver"} and all(call.response_ids for call in calls)
         used = [span for span in spans if span.attributes.get(attributes.OPERATION) == "execute_tool"]
-        asked = [one["id"] for call in calls for one in json.loads(call.response).get("tool_calls") or ()]
-        assert [span.attributes[attributes.TOOL_CALL] for span in used] == asked
+        requests = [item["id"] for call in calls for item in json.loads(call.response).get("tool_calls") or ()]
+        assert [span.attributes[attributes.TOOL_CALL] for span in used] == requests
         assert {span.status for span in used} == {status} and len(used) == (tools or len(used)) > 0
         rewards = intermediate_rewards(spans, "", CreditSettings(method="air").rules_in_force)
         assert sum(reward < 0 for reward in rewards) == (len(used) if status == "error" else 0)
-    assert len(calls_of(found["right"])) == len(steps) + 1
+    assert len(calls_of(by_name["right"])) == len(steps) + 1

@@ -44,15 +44,15 @@ class AnyEndpoint(Endpoint):
     """OpenAI's own API for agents, beside chats; what it is asked is kept as the chat that it stands for."""
 
     async def _response(self, request: web.Request) -> web.Response:
-        asked = ResponsesDialect(await request.json(), {})
-        self.requests.append(asked.call.body)
-        message = self.answer(asked.call.body["messages"])
+        dialect = ResponsesDialect(await request.json(), {})
+        self.requests.append(dialect.call.body)
+        message = self.answer(dialect.call.body["messages"])
         if isinstance(message, int):
             return web.json_response({"error": {"message": "refused as scripted"}}, status=message)
         finish = "length" if len(message.get("content") or "") > 1000 else "stop"
         choice = {"index": 0, "finish_reason": finish, "message": message}
         usage = {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
-        return web.json_response(asked.answer({"id": f"c-{len(self.requests)}", "choices": [choice], "usage": usage}))
+        return web.json_response(dialect.answer({"id": f"c-{len(self.requests)}", "choices": [choice], "usage": usage}))
 
     def _routes(self, app: web.Application) -> None:
         super()._routes(app)
@@ -70,7 +70,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def heldout(questions: Path) -> list[dict[str, Any]]:
-    return [one["input"] for one in lines(questions / "heldout.jsonl")]
+    return [line["input"] for line in lines(questions / "heldout.jsonl")]
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +96,9 @@ async def solve(
 ) -> list[float]:
     """The agent's rewards, in its own interpreter."""
     async with endpoint.serving():
-        said = {"OPENAI_BASE_URL": f"{endpoint.url}/v1", "OPENAI_API_KEY": "any", **env}
+        fields = {"OPENAI_BASE_URL": f"{endpoint.url}/v1", "OPENAI_API_KEY": "any", **env}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-        return await talk([str(python), "-c", driver], RETRIEVAL, kept | said, tasks)
+        return await talk([str(python), "-c", driver], RETRIEVAL, kept | fields, tasks)
 
 
 def test_the_agent_knows_nothing_of_what_trains_it() -> None:
@@ -113,7 +113,7 @@ async def test_a_right_policy_finds_every_passage_it_needs(
     endpoint = AnyEndpoint(policies.Policy(records).answer)
     assert await solve(python, endpoint, heldout) == [1.0] * len(heldout)
     assert endpoint.models == ["policy"] * 3 * len(heldout)
-    longest = max(len(" ".join(str(one["content"]) for one in asked["messages"])) for asked in endpoint.requests)
+    longest = max(len(" ".join(str(item["content"]) for item in request["messages"])) for request in endpoint.requests)
     assert longest < 400
 
 
@@ -137,13 +137,13 @@ async def test_the_demonstrations_are_asked_as_the_agent_asks(
     habits = literal(RETRIEVAL / "demonstrations.py", "HABITS")
     endpoint = AnyEndpoint(policies.Policy(records, habits, seed=0).answer)
     rewards = await solve(python, endpoint, heldout, ONE_BY_ONE)
-    shown = [
-        {"messages": one["messages"][:at], "tools": one["tools"]}
-        for one in demonstrations
-        for at, message in enumerate(one["messages"])
+    displayed = [
+        {"messages": demonstration["messages"][:at], "tools": demonstration["tools"]}
+        for demonstration in demonstrations
+        for at, message in enumerate(demonstration["messages"])
         if message["role"] == "assistant"
     ]
-    assert [{"messages": asked["messages"], "tools": asked["tools"]} for asked in endpoint.requests] == shown
+    assert [{"messages": request["messages"], "tools": request["tools"]} for request in endpoint.requests] == displayed
     assert 0.15 < sum(rewards) / len(rewards) < 0.4, "the beginner's; most of them are the form's alone"
 
 
@@ -161,15 +161,15 @@ async def test_a_runner_records_calls_and_tools_in_one_tree(
     named = {span.span_id: span for span in batch.spans}
 
     def above(span: Span) -> list[str]:
-        found = named.get(span.parent_span_id)
-        return [] if found is None else [found.name, *above(found)]
+        actual = named.get(span.parent_span_id)
+        return [] if actual is None else [actual.name, *above(actual)]
 
     turn = ["turn", "solver", "Agent workflow", "Agent workflow", "invoke_agent default"]
     assert [above(span) for span in batch.spans if span.call is not None] == [["response", *turn]] * 3
     tools = [span for span in batch.spans if kind_of(span.name, span.attributes) == "tool"]
     assert [(span.name, span.status, above(span)) for span in tools] == [("search", "ok", turn)] * 2
-    asked, (_, supported) = engine.requests[-1], policies.Policy(records).paragraphs(heldout[0]["question"])
-    assert asked["messages"][-1]["content"].split("\n")[0] == supported
+    request, (_, supported) = engine.requests[-1], policies.Policy(records).paragraphs(heldout[0]["question"])
+    assert request["messages"][-1]["content"].split("\n")[0] == supported
 
 
 NO_END: dict[str, Answer] = {
@@ -198,14 +198,14 @@ NO_ANSWER: dict[str, str | None] = {
 async def test_nonsense_is_rewarded_with_nothing_and_harms_nothing(python: Path, heldout: list[dict[str, Any]]) -> None:
     half_a_character = calls("search", '{"query": "\\ud83d"}')
     cases = [*NO_END.values(), *map(text, NO_ANSWER.values()), half_a_character]
-    said = {one["question"]: case for one, case in zip(heldout, cases, strict=False)}
-    endpoint = AnyEndpoint(lambda messages: said[messages[1]["content"]](messages))
+    fields = {item["question"]: case for item, case in zip(heldout, cases, strict=False)}
+    endpoint = AnyEndpoint(lambda messages: fields[messages[1]["content"]](messages))
     rewards = await solve(python, endpoint, heldout[: len(cases)])
     names = [*NO_END, *NO_ANSWER, "half a character"]
     assert dict(zip(names, rewards, strict=True)) == dict.fromkeys(names, 0.0)
-    asked = Counter(request["messages"][1]["content"] for request in endpoint.requests)
-    assert list(asked.values()).count(6) == len(NO_END), "it goes on after a call that fails, until its turns are over"
-    assert max(len(one["content"]) for request in endpoint.requests for one in request["messages"][3::2]) < 400
+    counts = Counter(request["messages"][1]["content"] for request in endpoint.requests)
+    assert list(counts.values()).count(6) == len(NO_END), "it goes on after a call that fails, until its turns are over"
+    assert max(len(item["content"]) for request in endpoint.requests for item in request["messages"][3::2]) < 400
 
 
 FLAWS = {"stops": (0.1, 2), "untagged": (0.0, 3), "verbatim": (1.0, 4), "malformed": (0.0, 6), "unknown_tool": (0.1, 2)}
@@ -215,14 +215,14 @@ FLAWS = {"stops": (0.1, 2), "untagged": (0.0, 3), "verbatim": (1.0, 4), "malform
 async def test_each_flaw_costs_what_it_should(
     python: Path, heldout: list[dict[str, Any]], records: list[dict[str, Any]]
 ) -> None:
-    flawed = {one["question"]: flaw for one, flaw in zip(heldout, cycle(FLAWS), strict=False)}
+    flawed = {item["question"]: flaw for item, flaw in zip(heldout, cycle(FLAWS), strict=False)}
     policy = {flaw: policies.Policy(records, {flaw: 1.0}) for flaw in FLAWS}
     endpoint = AnyEndpoint(lambda messages: policy[flawed[messages[1]["content"]]].answer(messages))
     rewards = await solve(python, endpoint, heldout)
     assert rewards == pytest.approx([FLAWS[flaw][0] for flaw in flawed.values()])
-    asked = Counter(request["messages"][1]["content"] for request in endpoint.requests)
+    arguments = Counter(request["messages"][1]["content"] for request in endpoint.requests)
     for flaw, (_, called) in FLAWS.items():
-        counts = {count for question, count in asked.items() if flawed[question] == flaw}
+        counts = {count for question, count in arguments.items() if flawed[question] == flaw}
         assert counts == {called} or (flaw == "verbatim" and counts <= {3, called}), flaw
 
 

@@ -36,8 +36,8 @@ RECORD: dict[str, Any] = {
 def musique(folder: Path, train: list[Any], dev: list[Any]) -> Path:
     folder.mkdir()
     for name, records in (("train", train), ("dev", dev)):
-        said = [one if isinstance(one, str) else json.dumps(one) for one in records]
-        (folder / f"musique_ans_v1.0_{name}.jsonl").write_text("\n".join(said) + "\n")
+        texts = [record if isinstance(record, str) else json.dumps(record) for record in records]
+        (folder / f"musique_ans_v1.0_{name}.jsonl").write_text("\n".join(texts) + "\n")
     return folder
 
 
@@ -107,37 +107,37 @@ def test_questions_made_anew_are_searched_in_an_index_made_anew(tmp_path: Path) 
 def test_what_is_held_out_is_asked_of_nobody_asked_about_in_training(tmp_path: Path) -> None:
     assert make(tmp_path).returncode == 0
     train, heldout = (lines(tmp_path / f"{part}_records.jsonl") for part in ("train", "heldout"))
-    assert (len(train), len(heldout), len({one["id"] for one in train + heldout})) == (1700, 100, 1800)
-    about = [{one["question"].rpartition(" of ")[2] for one in part} for part in (train, heldout)]
+    assert (len(train), len(heldout), len({item["id"] for item in train + heldout})) == (1700, 100, 1800)
+    about = [{item["question"].rpartition(" of ")[2] for item in part} for part in (train, heldout)]
     assert not about[0] & about[1]
     for relation in ("province", "mayor", "river", "birthplace", "profession"):
-        assert sum(f" {relation} of the " in one["question"] for one in heldout) >= 5, relation
+        assert sum(f" {relation} of the " in item["question"] for item in heldout) >= 5, relation
 
 
 def test_the_stand_in_has_musiques_format_and_its_steps_lead_to_its_answers(tmp_path: Path) -> None:
     assert make(tmp_path, "--train", "50", "--heldout", "10").returncode == 0
-    made = lines(tmp_path / "stand_in" / "musique_ans_v1.0_train.jsonl")
+    built = lines(tmp_path / "stand_in" / "musique_ans_v1.0_train.jsonl")
     known = set(lines(tmp_path / "corpus" / "passages.jsonl"))
-    assert len(made) == 50
-    for one in made:
-        assert one.keys() == RECORD.keys() and len(one["paragraphs"]) == 20
-        assert all(paragraph.keys() == RECORD["paragraphs"][0].keys() for paragraph in one["paragraphs"])
-        steps = one["question_decomposition"]
+    assert len(built) == 50
+    for item in built:
+        assert item.keys() == RECORD.keys() and len(item["paragraphs"]) == 20
+        assert all(paragraph.keys() == RECORD["paragraphs"][0].keys() for paragraph in item["paragraphs"])
+        steps = item["question_decomposition"]
         assert all(step.keys() == RECORD["question_decomposition"][0].keys() for step in steps)
-        supporting = [one["paragraphs"][step["paragraph_support_idx"]] for step in steps]
-        assert [paragraph for paragraph in one["paragraphs"] if paragraph["is_supporting"]] == sorted(
+        supporting = [item["paragraphs"][step["paragraph_support_idx"]] for step in steps]
+        assert [paragraph for paragraph in item["paragraphs"] if paragraph["is_supporting"]] == sorted(
             supporting, key=lambda paragraph: paragraph["idx"]
         )
         assert all(step["answer"] in place["paragraph_text"] for step, place in zip(steps, supporting, strict=True))
-        assert steps[-1]["answer"] == one["answer"] and {data.passage(place) for place in supporting} <= known
+        assert steps[-1]["answer"] == item["answer"] and {data.passage(place) for place in supporting} <= known
 
 
 def test_a_seed_makes_the_same_questions_and_another_makes_others(tmp_path: Path) -> None:
-    def made(seed: int, folder: str) -> list[str]:
+    def make_lines(seed: int, folder: str) -> list[str]:
         assert make(tmp_path / folder, "--seed", str(seed)).returncode == 0
         return [(tmp_path / folder / name).read_text() for name in ("train_records.jsonl", "corpus/passages.jsonl")]
 
-    assert made(1, "a") == made(1, "b") != made(2, "c")
+    assert make_lines(1, "a") == make_lines(1, "b") != make_lines(2, "c")
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_a_seed_makes_the_same_questions_and_another_makes_others(tmp_path: Path
         ("", 0.0),
     ],
 )
-def test_the_reward_is_f1_and_a_tenth_for_the_form(said: str, reward: float) -> None:
-    assert scoring.reward(said, ["Heves County", "Heves"]) == pytest.approx(reward)
+def test_the_reward_is_f1_and_a_tenth_for_the_form(text: str, reward: float) -> None:
+    assert scoring.reward(text, ["Heves County", "Heves"]) == pytest.approx(reward)
 
 
 @pytest.mark.parametrize(
@@ -172,32 +172,32 @@ def test_the_reward_is_f1_and_a_tenth_for_the_form(said: str, reward: float) -> 
         ("", "york", 0.0),
     ],
 )
-def test_f1_is_that_of_squad(said: str, answer: str, f1: float) -> None:
-    assert scoring.f1(said, answer) == pytest.approx(f1)
+def test_f1_is_that_of_squad(text: str, answer: str, f1: float) -> None:
+    assert scoring.f1(text, answer) == pytest.approx(f1)
 
 
 def test_the_scripted_policy_goes_on_from_what_it_was_given() -> None:
     question = {"role": "user", "content": RECORD["question"].strip()}
-    first, second = (data.passage(one) for one in RECORD["paragraphs"][:2])
+    first, second = (data.passage(item) for item in RECORD["paragraphs"][:2])
 
-    def given(*searches: tuple[str, str], **flaws: float) -> Any:
+    def answer_to(*searches: tuple[str, str], **flaws: float) -> Any:
         messages = [question]
-        for number, (query, found) in enumerate(searches):
+        for number, (query, actual) in enumerate(searches):
             function = {"name": "search", "arguments": json.dumps({"query": query})}
             messages.append({"role": "assistant", "tool_calls": [{"id": str(number), "function": function}]})
-            messages.append({"role": "tool", "content": found})
-        said = policies.Policy([RECORD], flaws).answer(messages)
-        calls = said.get("tool_calls")
-        return json.loads(calls[0]["function"]["arguments"])["query"] if calls else said["content"]
+            messages.append({"role": "tool", "content": actual})
+        answer = policies.Policy([RECORD], flaws).answer(messages)
+        calls = answer.get("tool_calls")
+        return json.loads(calls[0]["function"]["arguments"])["query"] if calls else answer["content"]
 
     birth, seat = "Maria Bodaness >> place of birth", "Of what county is Eger the seat?"
-    assert given() == birth
-    assert given(verbatim=1.0) == question["content"]
-    assert given((question["content"], "something else"), verbatim=1.0) == birth
-    assert given((birth, f"something\n{first}")) == seat
-    assert given((birth, first), stops=1.0) == "<answer> Eger </answer>"
-    assert given((birth, first), stops=1.0, untagged=1.0) == "Eger"
-    assert given((birth, first), (seat, second)) == "<answer> Heves </answer>"
-    assert given((birth, "something else")) == "<answer> unknown </answer>"
+    assert answer_to() == birth
+    assert answer_to(verbatim=1.0) == question["content"]
+    assert answer_to((question["content"], "something else"), verbatim=1.0) == birth
+    assert answer_to((birth, f"something\n{first}")) == seat
+    assert answer_to((birth, first), stops=1.0) == "<answer> Eger </answer>"
+    assert answer_to((birth, first), stops=1.0, untagged=1.0) == "Eger"
+    assert answer_to((birth, first), (seat, second)) == "<answer> Heves </answer>"
+    assert answer_to((birth, "something else")) == "<answer> unknown </answer>"
     with pytest.raises(ValueError, match="no such flaw: lazy"):
         policies.Policy([RECORD], {"lazy": 1.0})

@@ -41,8 +41,8 @@ def scripted(tasks: list[dict[str, Any]], flaws: dict[str, float] | None = None)
 async def solve(python: Path, endpoint: Endpoint, tasks: list[dict[str, Any]], **env: str) -> list[float]:
     """The agent's rewards, in its own interpreter."""
     async with endpoint.serving():
-        said = {"OPENAI_BASE_URL": f"{endpoint.url}/v1", "OPENAI_API_KEY": "any", **env}
-        return await talk([str(python), "-c", DRIVER], TEXT_TO_SQL, os.environ | said, tasks)
+        fields = {"OPENAI_BASE_URL": f"{endpoint.url}/v1", "OPENAI_API_KEY": "any", **env}
+        return await talk([str(python), "-c", DRIVER], TEXT_TO_SQL, os.environ | fields, tasks)
 
 
 def test_the_agent_knows_nothing_of_what_trains_it() -> None:
@@ -50,7 +50,7 @@ def test_the_agent_knows_nothing_of_what_trains_it() -> None:
         text = (TEXT_TO_SQL / name).read_text()
         assert not re.search(r"lightningbus|\bLB\b", text, re.IGNORECASE), name
         for node in ast.walk(ast.parse(text)):
-            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names = [item.name for item in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {name.split(".")[0] for name in names} & OURS
 
@@ -96,10 +96,10 @@ NONSENSE: list[dict[str, Any]] = [
 
 
 async def test_nonsense_is_rewarded_with_nothing_and_harms_nothing(python: Path, heldout: list[dict[str, Any]]) -> None:
-    said = {task["question"]: nonsense for task, nonsense in zip(heldout, NONSENSE, strict=False)}
+    fields = {task["question"]: nonsense for task, nonsense in zip(heldout, NONSENSE, strict=False)}
 
     def answer(messages: list[dict[str, Any]]) -> dict[str, Any]:
-        (nonsense,) = [said[question] for question in said if question in messages[0]["content"]]
+        (nonsense,) = [fields[question] for question in fields if question in messages[0]["content"]]
         return {"role": "assistant", **nonsense}
 
     tasks = heldout[: len(NONSENSE)]
@@ -112,8 +112,11 @@ async def test_a_fenced_query_is_a_query(python: Path, heldout: list[dict[str, A
     right = policies.Policy(heldout)
 
     def fenced(messages: list[dict[str, Any]]) -> dict[str, Any]:
-        said = right.answer(messages)["content"]
-        return {"role": "assistant", "content": said if said == "yes" else f"Here it is:\n```sql\n{said};\n```\nBye."}
+        answer = right.answer(messages)["content"]
+        return {
+            "role": "assistant",
+            "content": answer if answer == "yes" else f"Here it is:\n```sql\n{answer};\n```\nBye.",
+        }
 
     assert await solve(python, Endpoint(fenced), heldout[:3]) == [1.0] * 3
 
@@ -131,13 +134,13 @@ async def test_the_demonstrations_are_asked_as_the_agent_asks(python: Path, held
     await solve(python, endpoint, heldout[:20])
     sent = {request["messages"][0]["content"] for request in endpoint.requests if request["model"] == WRITER}
     rng = random.Random(0)
-    shown = [list(demonstrations.conversations(task, rng)) for task in heldout[:20]]
-    assert {calls[0][0]["content"] for calls in shown} == sent
-    for problem, calls in zip(heldout[:20], shown, strict=True):
-        for asked, answered in calls:
-            role = next(name for name, pattern in policies.ROLES.items() if pattern.fullmatch(asked["content"]))
-            said = answered["content"]
-            assert said in ("yes", "no") if role == "checker" else said in (problem["gold"], policies.habit(problem))
+    displayed = [list(demonstrations.conversations(task, rng)) for task in heldout[:20]]
+    assert {calls[0][0]["content"] for calls in displayed} == sent
+    for problem, calls in zip(heldout[:20], displayed, strict=True):
+        for question, replies in calls:
+            role = next(name for name, pattern in policies.ROLES.items() if pattern.fullmatch(question["content"]))
+            text = replies["content"]
+            assert text in ("yes", "no") if role == "checker" else text in (problem["gold"], policies.habit(problem))
         assert not policies.is_right(problem, policies.habit(problem))
 
 

@@ -138,30 +138,30 @@ def test_what_is_held_out_is_neither_asked_nor_answered_in_training(stand_in: Pa
     train, heldout = (tasks_of(stand_in / f"{part}.jsonl") for part in ("train", "heldout"))
     assert (len(train), len(heldout)) == (1200, 100)
     for field in ("question", "gold"):
-        asked, kept = ({(one["database"], one[field]) for one in part} for part in (train, heldout))
-        assert len(asked | kept) == 1300 and not asked & kept
-    assert len({one["database"] for one in heldout}) == 8
+        request, kept = ({(item["database"], item[field]) for item in part} for part in (train, heldout))
+        assert len(request | kept) == 1300 and not request & kept
+    assert len({item["database"] for item in heldout}) == 8
     for kind in ("^SELECT [a-z]+ ", " WHERE ", "count", "max|min|avg", "ORDER BY .* LIMIT", "GROUP BY", "JOIN"):
-        assert sum(bool(re.search(kind, one["gold"])) for one in heldout) >= 5, kind
+        assert sum(bool(re.search(kind, item["gold"])) for item in heldout) >= 5, kind
 
 
 def test_a_seed_makes_the_same_problems_and_another_makes_others(tmp_path: Path, stand_in: Path) -> None:
     again, other = tmp_path / "again", tmp_path / "other"
     assert make(again).returncode == make(other, "--seed", "1").returncode == 0
 
-    def made(out: Path) -> list[Any]:
+    def read_tasks(out: Path) -> list[Any]:
         tasks = [*tasks_of(out / "train.jsonl"), *tasks_of(out / "heldout.jsonl")]
-        return [(one["question"], databases.run_query(one["database"], one["gold"])) for one in tasks]
+        return [(task["question"], databases.run_query(task["database"], task["gold"])) for task in tasks]
 
-    assert made(again) == made(stand_in) != made(other)
+    assert read_tasks(again) == read_tasks(stand_in) != read_tasks(other)
 
 
 def test_flawed_queries_are_wrong_in_many_ways(stand_in: Path) -> None:
     tasks = tasks_of(stand_in / "train.jsonl")[:100]
     policy = policies.Policy(tasks, {"writer": 0.5})
-    asked = [policies.prompts.WRITER.format(schema=databases.schema(one["database"]), **one) for one in tasks]
-    said = [policy.answer([{"role": "user", "content": one}])["content"] for one in asked]
-    right = [policies.is_right(one, query) for one, query in zip(tasks, said, strict=True)]
-    assert [query == one["gold"] for one, query in zip(tasks, said, strict=True)] == right
+    requests = [policies.prompts.WRITER.format(schema=databases.schema(task["database"]), **task) for task in tasks]
+    texts = [policy.answer([{"role": "user", "content": item}])["content"] for item in requests]
+    right = [policies.is_right(item, query) for item, query in zip(tasks, texts, strict=True)]
+    assert [query == item["gold"] for item, query in zip(tasks, texts, strict=True)] == right
     assert 30 <= sum(right) <= 70
-    assert len({query for query, is_right in zip(said, right, strict=True) if not is_right}) >= 25
+    assert len({query for query, is_right in zip(texts, right, strict=True) if not is_right}) >= 25

@@ -48,7 +48,7 @@ LLAMA = LlamaConfig(
     ],
 )
 def test_a_job_can_be_run(
-    example: str, file: str, config: PretrainedConfig, said: str,
+    example: str, file: str, config: PretrainedConfig, text: str,
     environment: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(environment(example))
@@ -57,7 +57,7 @@ def test_a_job_can_be_run(
     sentences = list(run_checks(settings, parse_job(settings, file)))
     assert [line.split(":")[-1].strip() for line in sentences[:2]] == ["1 tasks", "1 tasks"]
     assert sentences[2].startswith("TRAIN_ROLLOUTS: ")
-    assert said in sentences[3] and all("imported by .venv/bin/python" in line for line in sentences[4:])
+    assert text in sentences[3] and all("imported by .venv/bin/python" in line for line in sentences[4:])
     assert len(sentences) == 5
 
 

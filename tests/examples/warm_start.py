@@ -14,9 +14,9 @@ CHATTING = model.chatting(Tokenizer(models.BPE()), context=512)
 
 def prompts_shown(conversations: Iterable[dict[str, Any]]) -> Iterator[str]:
     """The prompts of demonstrations, as ``{"messages": [...], "tools": [...]}``: all before each of the answers."""
-    for one in conversations:
+    for conversation in conversations:
         before = ""
-        for text, says in model.parts(CHATTING, model.conversation(json.dumps(one))):
+        for text, says in model.parts(CHATTING, model.conversation(json.dumps(conversation))):
             before += text
             if not says:
                 yield before
@@ -24,6 +24,9 @@ def prompts_shown(conversations: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 def prompts_asked(requests: Iterable[dict[str, Any]]) -> Iterator[str]:
     """The prompt of each request that an engine got."""
-    for one in requests:
-        asked = {"messages": [*one["messages"], {"role": "assistant", "content": ""}], "tools": one.get("tools")}
-        yield list(prompts_shown([asked]))[-1]
+    for request in requests:
+        query = {
+            "messages": [*request["messages"], {"role": "assistant", "content": ""}],
+            "tools": request.get("tools"),
+        }
+        yield list(prompts_shown([query]))[-1]

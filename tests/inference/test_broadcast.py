@@ -50,9 +50,9 @@ class Learner:
     def __init__(self, bus: Bus, fleet: Fleet, directory: Path, seconds: float) -> None:
         broadcast = {"backend": "gloo", "rendezvous_timeout_seconds": seconds}
         settings = {"model_path": "-", "checkpoint_dir": directory, "weights": {"broadcast": broadcast}}
-        made = LearnerSettings.model_validate(settings)
-        self.broadcaster = Broadcaster(made, fleet.members)
-        self._publisher = WeightPublisher(bus, made, broadcaster=self.broadcaster)
+        built = LearnerSettings.model_validate(settings)
+        self.broadcaster = Broadcaster(built, fleet.members)
+        self._publisher = WeightPublisher(bus, built, broadcaster=self.broadcaster)
         self._directory, self.sent = directory, list[WeightManifest]()
 
     async def publish(self) -> WeightManifest:
@@ -109,15 +109,15 @@ async def serving(bus: Bus, directory: Path, id: str, *arguments: str) -> AsyncI
 async def until(fleet: Fleet, met: Callable[[dict[str, Heartbeat]], bool]) -> dict[str, Heartbeat]:
     """Wait for what the nodes say of themselves."""
     async with asyncio.timeout(60):
-        while not met(said := {beat.id: beat for beat in fleet.members()}):
+        while not met(fields := {beat.id: beat for beat in fleet.members()}):
             await fleet.wait_for_change()
-    return said
+    return fields
 
 
 async def served(fleet: Fleet, version: int, ids: str) -> dict[str, str]:
     """Wait until nodes serve a version; the life of each one's engine."""
-    said = await until(fleet, lambda said: all(id in said and said[id].version == version for id in ids))
-    return {id: said[id].status["broadcast"]["engine"] for id in ids}
+    answer = await until(fleet, lambda answer: all(id in answer and answer[id].version == version for id in ids))
+    return {id: answer[id].status["broadcast"]["engine"] for id in ids}
 
 
 def fetched(directory: Path) -> list[int]:
@@ -218,8 +218,8 @@ async def test_of_half_a_broadcast_nothing_is_served_and_the_version_is_fetched(
         lives = await served(fleet, 0, "ab")
         manifest = await learner.publish()
         assert manifest.broadcast is not None and len(manifest.broadcast.participants) == 2
-        said = await until(fleet, lambda said: all(said[id].version is None for id in "ab"))
-        assert {said[id].state for id in "ab"} <= {"starting", "awaiting_weights"}
+        answer = await until(fleet, lambda answer: all(answer[id].version is None for id in "ab"))
+        assert {answer[id].state for id in "ab"} <= {"starting", "awaiting_weights"}
         again = await served(fleet, 1, "ab")
         assert not set(lives.values()) & set(again.values()), "an engine with half the weights is given up"
         assert (fetched(a), fetched(b)) == ([1], [1])
@@ -247,7 +247,7 @@ async def test_without_what_a_broadcast_needs_versions_are_fetched(
 def together(*work: Callable[[], Any]) -> list[BaseException | None]:
     """Run at the same time, each as a rank would; what each ended with."""
     with ThreadPoolExecutor(len(work)) as pool:
-        return [one.exception() for one in [pool.submit(part) for part in work]]
+        return [item.exception() for item in [pool.submit(part) for part in work]]
 
 
 def test_all_have_met_or_nobody_has() -> None:
@@ -292,7 +292,7 @@ def test_what_is_not_what_was_published_is_known(tmp_path: Path) -> None:
         receiver.receive(fingerprint(path), path.stat().st_size, got.update)
 
     assert together(lambda: sends("m1", path), lambda: receives("m1")) == [None, None]
-    assert {name: tuple(one.shape) for name, one in got.items()} == {
+    assert {name: tuple(item.shape) for name, item in got.items()} == {
         "a": (500,),
         "b": (501,),
         "empty": (0, 4),

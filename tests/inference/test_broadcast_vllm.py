@@ -35,24 +35,24 @@ def two_versions(directory: Path) -> list[Path]:
     """The model's weights, and others."""
     weights = load_file(tiny_model(directory / "model") / "model.safetensors")
     torch.manual_seed(1)
-    other = {name: one + 0.05 * torch.randn_like(one) for name, one in weights.items()}
+    other = {name: item + 0.05 * torch.randn_like(item) for name, item in weights.items()}
     paths = [directory / f"broadcast-{number}.safetensors" for number in range(2)]
     for path, tensors in zip(paths, (weights, other), strict=True):
         save_file(tensors, path)
     return paths
 
 
-async def answered(at: Heartbeat) -> Answer:
+async def answer_of(at: Heartbeat) -> Answer:
     """What a node answers greedily, all of it by the version it says."""
-    asked = {"model": "policy", "prompt": list(range(10, 40)), "max_tokens": 24, "temperature": 0, "logprobs": 0}
-    asked |= {"ignore_eos": True, "stream": True, "return_token_ids": True}
-    async with aiohttp.ClientSession() as http, http.post(f"{at.address}/v1/completions", json=asked) as answer:
+    request = {"model": "policy", "prompt": list(range(10, 40)), "max_tokens": 24, "temperature": 0, "logprobs": 0}
+    request |= {"ignore_eos": True, "stream": True, "return_token_ids": True}
+    async with aiohttp.ClientSession() as http, http.post(f"{at.address}/v1/completions", json=request) as answer:
         text = await answer.text()
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     assert {event["weight_version"] for event in events} == {at.version}
     choices = [event["choices"][0] for event in events if event["choices"]]
     ids = [id for choice in choices for id in choice.get("token_ids") or ()]
-    return ids, [one for choice in choices if choice["logprobs"] for one in choice["logprobs"]["token_logprobs"]]
+    return ids, [item for choice in choices if choice["logprobs"] for item in choice["logprobs"]["token_logprobs"]]
 
 
 async def published(bus: Bus, publisher: WeightPublisher, path: Path) -> tuple[BroadcastPlan | None, Heartbeat, Answer]:
@@ -62,13 +62,13 @@ async def published(bus: Bus, publisher: WeightPublisher, path: Path) -> tuple[B
     await publisher.publish(path, version=version, epoch=epoch, step=version)
     at = await seen(bus, "ready", version)
     assert publisher.last is not None
-    return publisher.last.broadcast, at, await answered(at)
+    return publisher.last.broadcast, at, await answer_of(at)
 
 
 async def says_it_serves(bus: Bus, nodes: Fleet, version: int | None) -> None:
     """A node that is not there says that it could take part."""
     reach = {"broadcast": to_builtins(BroadcastCapability(engine="gone", ranks=1, backends=("gloo",)))}
-    said = {
+    fields = {
         "state": "ready",
         "model": "policy",
         "version": version,
@@ -77,9 +77,9 @@ async def says_it_serves(bus: Bus, nodes: Fleet, version: int | None) -> None:
     }
     await bus.nc.publish(
         subjects.heartbeat("inference", "ghost"),
-        encode(Heartbeat(role="inference", id="ghost", **said)),  # type: ignore[arg-type]
+        encode(Heartbeat(role="inference", id="ghost", **fields)),  # type: ignore[arg-type]
     )
-    while "ghost" not in {one.id for one in nodes.members()}:
+    while "ghost" not in {member.id for member in nodes.members()}:
         await nodes.wait_for_change()
 
 
@@ -117,12 +117,12 @@ async def test_what_is_broadcast_answers_as_what_is_fetched(bus: Bus, tmp_path: 
             assert offer is not None and len(offer.participants) == 2 and files(at), "who waited in vain has fetched it"
     finally:
         await cancel_and_wait(running)
-    offers = [one for one, _, _ in received]
-    assert [one for one, _, _ in fetched] == [None, None] and offers[0] and offers[1]
+    offers = [item for item, _, _ in received]
+    assert [item for item, _, _ in fetched] == [None, None] and offers[0] and offers[1]
     assert offers[0].group == offers[1].group and offers[0].rendezvous_key != offers[1].rendezvous_key
-    for (_, _, (ids, told)), (_, _, (same, logprobs)) in zip(received, fetched, strict=True):
+    for (_, _, (ids, reported)), (_, _, (same, logprobs)) in zip(received, fetched, strict=True):
         assert ids == same
-        np.testing.assert_allclose(told, logprobs, atol=1e-6)
+        np.testing.assert_allclose(reported, logprobs, atol=1e-6)
     assert fetched[0][2] != fetched[1][2]
     assert at.status["broadcast"] == received[0][1].status["broadcast"], "with the engine it had"
     assert answer[0] == fetched[0][2][0]

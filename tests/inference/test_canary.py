@@ -54,8 +54,8 @@ async def seen(bus: Bus, state: str, version: int | None = None, problem: str = 
         while True:
             await fleet.wait_for_change()
             for beat in fleet.members():
-                said = str(beat.status["problem"])
-                if beat.state == state and version in (None, beat.version) and said.startswith(problem):
+                text = str(beat.status["problem"])
+                if beat.state == state and version in (None, beat.version) and text.startswith(problem):
                     return beat
 
 
@@ -63,15 +63,15 @@ async def decided(bus: Bus, version: int) -> ReleaseDecision:
     """Wait for a verdict."""
     releases = WeightRegistry(bus, "policy")
     async with asyncio.timeout(60):
-        while (said := latest_verdict(await releases.refresh(), version)) is None:
+        while (verdict := latest_verdict(await releases.refresh(), version)) is None:
             await asyncio.sleep(0.05)
-    return said
+    return verdict
 
 
 @pytest.mark.timeout(300)
 async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving(bus: Bus, tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in PROMPTS))
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
     canary = {"prompts": tmp_path / "prompts.jsonl", "max_entropy": 7.0}
     learner = settings_for(model, checkpoint_dir=tmp_path / "checkpoints", weights={"canary": canary})
     trainer, publisher = Trainer(learner), WeightPublisher(bus, learner)

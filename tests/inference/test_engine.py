@@ -35,8 +35,12 @@ def test_vllm_listens_on_its_socket_alone_and_gives_the_probabilities_sampled_fr
     options = dict(zip(words_adapted[4::2], words_adapted[5::2], strict=False))
     assert (options["--max-loras"], options["--max-lora-rank"]) == ("3", "16") and "--enable-lora" not in words
     assert "--enable-lora" in words_adapted and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in environment(adapted, tmp_path)
-    told = environment(settings, tmp_path)
-    assert told["VLLM_NO_USAGE_STATS"] == "1" and told["HF_HUB_OFFLINE"] == "1" and told["OMP_NUM_THREADS"] == "1"
+    reported = environment(settings, tmp_path)
+    assert (
+        reported["VLLM_NO_USAGE_STATS"] == "1"
+        and reported["HF_HUB_OFFLINE"] == "1"
+        and reported["OMP_NUM_THREADS"] == "1"
+    )
 
 
 async def test_a_directory_without_a_model_is_refused(bus: Bus, tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ class ScriptedVllm:
         await response.prepare(request)
         for number in range(self.events):
             await self.gate.acquire()
-            said = {"n": number, **({"model": body["model"]} if "model" in body else {})}
-            event = f"data: {json.dumps(said, separators=(',', ':'))}\n\n".encode()
+            fields = {"n": number, **({"model": body["model"]} if "model" in body else {})}
+            event = f"data: {json.dumps(fields, separators=(',', ':'))}\n\n".encode()
             await response.write(event[:5])
             await response.write(event[5:])
         if self.breaks:
@@ -207,10 +207,10 @@ KEY = "a-inference-api-key-of-a-test"
     "said",
     ["", KEY, "Bearer", "Bearer ", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Bearer {KEY.upper()}"],
 )
-async def test_without_the_inference_api_key_nothing_is_answered(vllm: ScriptedVllm, said: str) -> None:
+async def test_without_the_inference_api_key_nothing_is_answered(vllm: ScriptedVllm, text: str) -> None:
     """On no route, and before a word of the body reaches the engine; only the health has no secrets."""
     async with serving(vllm, inference_api_key=KEY) as (gateway, http):
-        headers = {"Authorization": said} if said else {}
+        headers = {"Authorization": text} if text else {}
         for method, route in (
             ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("POST", "/tokenize"), ("GET", "/v1/models"),
         ):  # fmt: skip

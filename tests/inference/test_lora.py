@@ -86,8 +86,8 @@ class World:
 
     async def serve(self, base: Tensors, count: int = 1) -> list[int]:
         """Versions, each of them served before the next one comes."""
-        found = [await self.serves(await self.publish(base)) for _ in range(count)]
-        return [beat.version or 0 for beat in found]
+        results = [await self.serves(await self.publish(base)) for _ in range(count)]
+        return [beat.version or 0 for beat in results]
 
     async def serves(self, version: int) -> Heartbeat:
         """Wait until the node says that a version is its newest."""
@@ -96,33 +96,33 @@ class World:
     async def beat(self, fits: Callable[[Heartbeat], bool], seconds: float = 60.0) -> Heartbeat:
         """Wait for a heartbeat of the node; if it has failed, that is raised."""
         async with asyncio.timeout(seconds):
-            while not (found := [beat for beat in self.fleet.members() if fits(beat)]):
+            while not (members := [beat for beat in self.fleet.members() if fits(beat)]):
                 if self.node.done():
                     await self.node
                 await self.fleet.wait_for_change()
-        return found[0]
+        return members[0]
 
     async def ask(self, tokens: int = 16, **headers: Any) -> "Answer":
         """One answer, whole."""
-        async with await self.asked(tokens, **headers) as answer:
+        async with await self.stream(tokens, **headers) as answer:
             return await read(answer)
 
-    async def asked(self, tokens: int, **headers: Any) -> aiohttp.ClientResponse:
+    async def stream(self, tokens: int, **headers: Any) -> aiohttp.ClientResponse:
         """One answer, as it comes."""
         (node,) = self.fleet.members()
         body = {"model": "policy", "prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "logprobs": 0}
         body |= {"stream": True, "return_token_ids": True}
-        said = {name: str(value) for name, value in headers.items() if value is not None}
-        return await self.http.post(f"{node.address}/v1/completions", json=body, headers=said)
+        fields = {name: str(value) for name, value in headers.items() if value is not None}
+        return await self.http.post(f"{node.address}/v1/completions", json=body, headers=fields)
 
     async def holds(self, *versions: int) -> None:
         """Wait until vLLM names these versions and no other; it announces none."""
         (node,) = self.fleet.members()
         expected = {f"policy@{version}" for version in versions} | {"policy"}
         async with asyncio.timeout(30):
-            while (found := await self._names(node)) != expected:
+            while (names := await self._names(node)) != expected:
                 await asyncio.sleep(0.02)
-        assert found == expected
+        assert names == expected
 
     async def _names(self, node: Heartbeat) -> set[str]:
         async with self.http.get(f"{node.address}/v1/models") as answer:
@@ -170,13 +170,13 @@ async def read(answer: aiohttp.ClientResponse) -> Answer:
 
 def adapters(base: Tensors, rank: int, seed: int) -> Tensors:
     """Of every projection, in PEFT's names."""
-    made, random = {}, torch.Generator().manual_seed(seed)
+    built, random = {}, torch.Generator().manual_seed(seed)
     for name, tensor in base.items():
         if name.endswith("_proj.weight"):
             module = "base_model.model." + name.removesuffix(".weight")
-            made[f"{module}.lora_A.weight"] = 0.3 * torch.randn(rank, tensor.shape[1], generator=random)
-            made[f"{module}.lora_B.weight"] = 0.3 * torch.randn(tensor.shape[0], rank, generator=random)
-    return made
+            built[f"{module}.lora_A.weight"] = 0.3 * torch.randn(rank, tensor.shape[1], generator=random)
+            built[f"{module}.lora_B.weight"] = 0.3 * torch.randn(tensor.shape[0], rank, generator=random)
+    return built
 
 
 def make_model(directory: Path) -> Qwen2ForCausalLM:
@@ -227,9 +227,9 @@ async def world(tmp_path_factory: pytest.TempPathFactory, base: Tensors) -> Asyn
         async with bus.fleet("inference") as fleet, aiohttp.ClientSession() as http:
             node = asyncio.create_task(Node(bus, settings).run(stop))
             try:
-                made = World(bus, fleet, directory, model, http, node)
-                await made.beat(lambda beat: beat.state == "awaiting_weights", seconds=280)
-                yield made
+                built = World(bus, fleet, directory, model, http, node)
+                await built.beat(lambda beat: beat.state == "awaiting_weights", seconds=280)
+                yield built
             finally:
                 stop.set()
                 await asyncio.wait({node}, timeout=30)
@@ -266,11 +266,11 @@ async def test_a_call_ends_on_the_version_it_began_with_and_then_that_version_go
         paused[event.version] = event.pause_seconds
 
     listening = await world.bus.nc.subscribe(subjects.activated("n"), cb=applied)
-    async with await world.asked(LONG) as answer:
+    async with await world.stream(LONG) as answer:
         second, third = await world.serve(base, 2)
         world.check(await world.ask(), third)
         await world.holds(first, second, third)
-        async with await world.asked(8, **{VERSION_HEADER: first}) as refused:
+        async with await world.stream(8, **{VERSION_HEADER: first}) as refused:
             assert refused.status == 409
             assert f"serves version {second}, {third}, not {first}" in await refused.text()
         last = await world.publish(base)  # has no place before the long call has ended
@@ -286,7 +286,7 @@ async def test_a_call_ends_on_the_version_it_began_with_and_then_that_version_go
 
 async def test_a_version_that_is_revoked_gives_its_place_to_one_that_waits(world: World, base: Tensors) -> None:
     (first,) = await world.serve(base)
-    async with await world.asked(LONG) as answer:
+    async with await world.stream(LONG) as answer:
         second, third = await world.serve(base, 2)
         last = await world.publish(base)  # has no place
         await WeightRegistry(world.bus, "policy").append_decision("revoked", third, who="me")
@@ -303,7 +303,7 @@ async def test_where_nothing_may_be_served_the_base_by_itself_answers_nobody(wor
     releases = WeightRegistry(world.bus, "policy")
     await releases.append_decision("pinned", 999, who="me")  # is not to be had
     assert (await world.beat(lambda beat: beat.status["versions"] == [])).version is None
-    async with await world.asked(8) as refused:
+    async with await world.stream(8) as refused:
         assert refused.status == 503 and "taking weights" in await refused.text()
     await world.holds(new)
     await releases.append_decision("unpinned", 999, who="me")
@@ -314,7 +314,7 @@ async def test_where_nothing_may_be_served_the_base_by_itself_answers_nobody(wor
 async def test_another_base_waits_for_the_calls_on_the_old_one(world: World, base: Tensors) -> None:
     """Adapters are never served on a base that is not theirs."""
     (old,) = await world.serve(base)
-    async with await world.asked(LONG // 4) as answer:
+    async with await world.stream(LONG // 4) as answer:
         new = await world.publish(another(world.model, 2))
         await world.beat(lambda beat: beat.version == new)
         world.check(await read(answer), old)
@@ -360,16 +360,16 @@ async def test_a_rollout_ends_on_the_version_it_began_with_where_that_is_wished(
 
 @pytest.mark.integration
 async def test_a_pinned_rollout_finds_its_version_while_it_is_held(world: World, base: Tensors) -> None:
-    gone, held, _ = await world.serve(base, 1 + KEPT)
+    gone, kept, _ = await world.serve(base, 1 + KEPT)
     async with running(world.bus, entrypoint="gated:asks_once"):
-        for version, seconds in ((held, 60.0), (gone, 1.0)):
+        for version, seconds in ((kept, 60.0), (gone, 1.0)):
             pinned = task(id=f"pinned-{version}", weight_version=version, deadline=seconds, max_attempts=1)
             await TaskPublisher(world.bus).publish_task(pinned)
-        found = {batch.task_id: batch for batch in await ended(world.bus, 2)}
-    ends = {name: batch.end.outcome for name, batch in found.items() if batch.end is not None}
-    assert ends == {f"pinned-{gone}": "infra_error", f"pinned-{held}": "ok"}
-    (call,) = calls_of(found[f"pinned-{held}"])
-    assert [run.version for run in call.weight_versions] == [held]
+        by_name = {batch.task_id: batch for batch in await ended(world.bus, 2)}
+    ends = {name: batch.end.outcome for name, batch in by_name.items() if batch.end is not None}
+    assert ends == {f"pinned-{gone}": "infra_error", f"pinned-{kept}": "ok"}
+    (call,) = calls_of(by_name[f"pinned-{kept}"])
+    assert [run.version for run in call.weight_versions] == [kept]
 
 
 @asynccontextmanager

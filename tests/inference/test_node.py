@@ -49,8 +49,8 @@ async def serving(
     manifest = WeightManifest(run_id="r", model="policy", version=0, blobs=(blob,), epoch=1, step=0, created_at_ns=1)
     await bus.publish(subjects.weights("policy"), manifest, msg_id="w0")
     stop = asyncio.Event()
-    given = {"model_path": directory / "model", "id": "n", "vllm_command": command, "work_dir": directory / "work"}
-    checked = InferenceSettings.model_validate({**given, "max_model_len": 64, **settings})
+    fields = {"model_path": directory / "model", "id": "n", "vllm_command": command, "work_dir": directory / "work"}
+    checked = InferenceSettings.model_validate({**fields, "max_model_len": 64, **settings})
     running = asyncio.create_task(node.run(bus, checked, stop))
     try:
         yield running

@@ -81,17 +81,17 @@ async def nodes(
     """Nodes that follow, and try versions."""
     judges = [Judge(*bad) for _ in range(count)]
     engines = [Engine(judge) for judge in judges]
-    made, running = [], []
+    built, running = [], []
     async with AsyncExitStack() as exits:
         for number, engine in enumerate(engines):
             name = f"n{number}"
             await exits.enter_async_context(
                 bus.heartbeat("inference", name, lambda: {"state": "ready", "model": "policy"})
             )
-            made.append(WeightUpdater(bus, name, "policy", directory / name, engine))
-            running.append(asyncio.create_task(made[-1].run()))
+            built.append(WeightUpdater(bus, name, "policy", directory / name, engine))
+            running.append(asyncio.create_task(built[-1].run()))
         try:
-            yield engines, judges, made
+            yield engines, judges, built
         finally:
             await cancel_and_wait(*running)
 
@@ -115,12 +115,12 @@ async def test_a_version_that_is_revoked_is_left_by_all_and_taken_by_nobody(bus:
             await all_hold(late, 0)
             await publish(bus, tmp_path, 3)
             await all_hold([*engines, *late], 3)
-            assert [version for version, _ in late[0].held] == [0, 3]
+            assert [version for version, _ in late[0].loaded] == [0, 3]
         await releases.append_decision("revoked", 3, who="me")
         await releases.append_decision("approved", 2, who="me", why="it was a quotation")
         await all_hold(engines, 2)
     for engine in engines:
-        assert all(content == b"weights of version %d" % version * 1000 for version, content in engine.held)
+        assert all(content == b"weights of version %d" % version * 1000 for version, content in engine.loaded)
 
 
 async def test_decisions_are_heeded_while_a_swap_waits_and_those_the_stream_refused_are_not(
@@ -137,8 +137,8 @@ async def test_decisions_are_heeded_while_a_swap_waits_and_those_the_stream_refu
         )
         with pytest.raises(FencedError):
             await bus.publish(subjects.release("policy"), refused, msg_id="late", expect_last=99)
-        held = await releases.append_decision("pinned", 1, who="me")
-        while held not in engine.heeded:
+        decision = await releases.append_decision("pinned", 1, who="me")
+        while decision not in engine.heeded:
             await asyncio.sleep(0.01)
         assert refused not in engine.heeded
         engine.gate.set()
@@ -164,7 +164,7 @@ async def test_a_version_that_is_revoked_while_a_node_fetches_it_is_not_loaded(
         await WeightRegistry(bus, "policy").append_decision("revoked", 1, who="me")
         decided_on.set()
         await engine.holds(0)
-    assert [version for version, _ in engine.held] == [0]
+    assert [version for version, _ in engine.loaded] == [0]
 
 
 async def test_what_is_revoked_is_left_though_another_version_awaits_its_trial_and_not_gone_back_to(
@@ -190,7 +190,7 @@ async def test_what_is_revoked_is_left_though_another_version_awaits_its_trial_a
         await releases.append_decision("pinned", 2, who="me")
         judge.gate.set()
         await engine.holds(2)
-        assert [version for version, _ in engine.held] == [0, 1, 2, 3, 2], "a good version is not served beside a pin"
+        assert [version for version, _ in engine.loaded] == [0, 1, 2, 3, 2], "a good version is not served beside a pin"
 
 
 async def test_nodes_follow_a_stream_that_was_made_anew(
@@ -211,14 +211,16 @@ async def test_nodes_follow_a_stream_that_was_made_anew(
         await engine.holds(5)
         async with asyncio.timeout(10):
             after = await releases.append_decision("pinned", 5, who="me")
-        assert [one.action for one in after.decisions] == ["pinned"], "what was decided of the old ones went with them"
+        assert [decision.action for decision in after.decisions] == ["pinned"], (
+            "what was decided of the old ones went with them"
+        )
 
 
 async def test_a_pinned_version_is_served_whatever_comes_until_it_is_unpinned(bus: Bus, tmp_path: Path) -> None:
     for version in range(3):
         await publish(bus, tmp_path, version)
     releases = WeightRegistry(bus, "policy")
-    async with nodes(bus, tmp_path, 2) as (engines, _, made):
+    async with nodes(bus, tmp_path, 2) as (engines, _, built):
         await all_hold(engines, 2)
         await releases.append_decision("pinned", 1, who="me")
         await all_hold(engines, 1)
@@ -227,16 +229,16 @@ async def test_a_pinned_version_is_served_whatever_comes_until_it_is_unpinned(bu
             await all_hold(late, 1)
         await releases.append_decision("pinned", 7, who="me")
         async with asyncio.timeout(10):
-            while "version 7 is pinned and is not on the bus" not in made[0].problem:
+            while "version 7 is pinned and is not on the bus" not in built[0].problem:
                 await asyncio.sleep(0.01)
         await releases.append_decision("unpinned", 7, who="me")
         await all_hold(engines, 3)
-    assert [version for version, _ in engines[0].held] == [2, 1, 3]
+    assert [version for version, _ in engines[0].loaded] == [2, 1, 3]
 
 
 async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(bus: Bus, tmp_path: Path) -> None:
     await publish(bus, tmp_path, 0)
-    async with nodes(bus, tmp_path, 3, 1, 2) as (engines, judges, made):
+    async with nodes(bus, tmp_path, 3, 1, 2) as (engines, judges, built):
         await all_hold(engines, 0)
         releases = WeightRegistry(bus, "policy")
         for version in (1, 2):
@@ -248,38 +250,38 @@ async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(
         revoked = latest_verdict(releases.state, 1)
         assert revoked is not None and (revoked.action, revoked.reason) == ("revoked", "it is bad")
         async with asyncio.timeout(10):
-            while not any("version 2 was revoked: it is bad" in node.problem for node in made):
+            while not any("version 2 was revoked: it is bad" in node.problem for node in built):
                 await asyncio.sleep(0.01)  # said by who tried it
         await publish(bus, tmp_path, 3, canary=trial_of(-1.0))
         await all_hold(engines, 3)
-        assert made[0].problem == ""
-    tried = [one for judge in judges for one in judge.happened if one.startswith("judges")]
+        assert built[0].problem == ""
+    tried = [item for judge in judges for item in judge.happened if item.startswith("judges")]
     assert sorted(tried) == ["judges 1", "judges 2", "judges 3"], "each once"
     for engine, judge in zip(engines, judges, strict=True):
-        own = {int(one.split()[1]) for one in judge.happened if one.startswith("judges")}
-        assert {version for version, _ in engine.held} == {0, 3} | own
+        local = {int(item.split()[1]) for item in judge.happened if item.startswith("judges")}
+        assert {version for version, _ in engine.loaded} == {0, 3} | local
     passed = latest_verdict(releases.state, 3) or latest_verdict(await releases.refresh(), 3)
     assert passed is not None and passed.action == "approved" and passed.metrics == {"length": 4.0}
 
 
 async def test_the_first_version_is_tried_too_and_nobody_serves_what_is_revoked(bus: Bus, tmp_path: Path) -> None:
     await publish(bus, tmp_path, 0, canary=trial_of(-1.0))
-    async with nodes(bus, tmp_path, 1, 0) as (engines, judges, made):
+    async with nodes(bus, tmp_path, 1, 0) as (engines, judges, built):
         await judges[0].comes_to("nothing stands")
-        assert made[0].version is None and [version for version, _ in engines[0].held] == [0]
+        assert built[0].version is None and [version for version, _ in engines[0].loaded] == [0]
         assert not engines[0].changed.is_set(), "it was never said to serve"
         await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
         await engines[0].holds(1)
-        assert made[0].version == 1
+        assert built[0].version == 1
 
 
 async def test_where_nothing_else_stands_a_revoked_version_is_served_no_more(bus: Bus, tmp_path: Path) -> None:
     await publish(bus, tmp_path, 0)
-    async with nodes(bus, tmp_path, 1) as (engines, judges, made):
+    async with nodes(bus, tmp_path, 1) as (engines, judges, built):
         await engines[0].holds(0)
         await WeightRegistry(bus, "policy").append_decision("revoked", 0, who="me")
         await judges[0].comes_to("nothing stands")
-        assert made[0].version is None and "no other stands" in made[0].problem
+        assert built[0].version is None and "no other stands" in built[0].problem
         await publish(bus, tmp_path, 1)
         await engines[0].holds(1)
 
@@ -287,7 +289,7 @@ async def test_where_nothing_else_stands_a_revoked_version_is_served_no_more(bus
 async def test_a_trial_that_cannot_be_made_here_is_left_to_others(bus: Bus, tmp_path: Path) -> None:
     """Adapters of too large a rank say nothing of the version: the node serves on, and does not try again at once."""
     await publish(bus, tmp_path, 0)
-    async with nodes(bus, tmp_path, 2) as (engines, judges, made):
+    async with nodes(bus, tmp_path, 2) as (engines, judges, built):
         await all_hold(engines, 0)
         engines[0].refuses[1] = engines[1].refuses[1] = ValueError("adapters of rank 64 do not fit")
         await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
@@ -295,7 +297,7 @@ async def test_a_trial_that_cannot_be_made_here_is_left_to_others(bus: Bus, tmp_
             await judge.comes_to("canary_started")
         await all_hold(engines, 0)
         async with asyncio.timeout(10):
-            while not all("do not fit" in node.problem for node in made):
+            while not all("do not fit" in node.problem for node in built):
                 await asyncio.sleep(0.01)
         await WeightRegistry(bus, "policy").append_decision("approved", 0, who="me")  # all look again
         await publish(bus, tmp_path, 2)
@@ -311,9 +313,9 @@ async def test_a_version_that_an_engine_refuses_is_revoked(bus: Bus, tmp_path: P
         await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
         releases = WeightRegistry(bus, "policy")
         async with asyncio.timeout(10):
-            while (said := latest_verdict(await releases.refresh(), 1)) is None:
+            while (verdict := latest_verdict(await releases.refresh(), 1)) is None:
                 await asyncio.sleep(0.01)
-        assert said.action == "revoked" and "another shape" in said.reason
+        assert verdict.action == "revoked" and "another shape" in verdict.reason
 
 
 async def test_if_the_node_that_tries_is_lost_another_one_does(bus: Bus, tmp_path: Path) -> None:
@@ -326,18 +328,20 @@ async def test_if_the_node_that_tries_is_lost_another_one_does(bus: Bus, tmp_pat
     assert latest_verdict(await WeightRegistry(bus, "policy").refresh(), 1) is None
     async with nodes(bus, tmp_path / "b", 1) as (others, _, _):
         await others[0].holds(1)
-    assert [version for version, _ in others[0].held] == [0, 1]
+    assert [version for version, _ in others[0].loaded] == [0, 1]
     assert latest_verdict(await WeightRegistry(bus, "policy").refresh(), 1) is not None
 
 
 async def test_what_is_decided_at_once_is_all_kept(bus: Bus) -> None:
     each = [WeightRegistry(bus, "policy") for _ in range(8)]
-    await asyncio.gather(*(one.append_decision("revoked", number, who=str(number)) for number, one in enumerate(each)))
+    await asyncio.gather(
+        *(item.append_decision("revoked", number, who=str(number)) for number, item in enumerate(each))
+    )
     state = await each[0].refresh()
-    assert {one.version for one in state.decisions} == set(range(8))
+    assert {decision.version for decision in state.decisions} == set(range(8))
     await each[0].append_decision("revoked", 9, who="me", why="because " * 5000)
-    said = latest_verdict(await WeightRegistry(bus, "policy").refresh(), 9)
-    assert said is not None and len(said.reason) == MAX_REASON_CHARS, "whatever is said can be read by all"
+    verdict = latest_verdict(await WeightRegistry(bus, "policy").refresh(), 9)
+    assert verdict is not None and len(verdict.reason) == MAX_REASON_CHARS, "whatever is said can be read by all"
     with pytest.raises(BusError, match="has no version 3 on this bus"):
         await each[0].manifests_of(3)
 
@@ -373,14 +377,14 @@ WORDS = st.sampled_from(["approved", "revoked", "pinned", "unpinned"])
 
 
 @given(st.lists(st.tuples(WORDS, st.integers(0, 6)), max_size=30), st.sets(st.integers(0, 6), min_size=1))
-def test_the_last_word_counts_and_nothing_revoked_is_needed(told: list[tuple[str, int]], there: set[int]) -> None:
+def test_the_last_word_counts_and_nothing_revoked_is_needed(reported: list[tuple[str, int]], there: set[int]) -> None:
     release = ReleaseState(model="m")
-    for at, (what, version) in enumerate(told):
+    for at, (what, version) in enumerate(reported):
         release = apply_decision(release, ReleaseDecision(action=what, version=version, actor="x", decided_at_ns=at))  # type: ignore[arg-type]
-    words = {version: what for what, version in told if what in ("approved", "revoked")}
+    words = {version: what for what, version in reported if what in ("approved", "revoked")}
     for version in range(7):
-        said = latest_verdict(release, version)
-        assert (said.action if said else None) == words.get(version)
+        verdict = latest_verdict(release, version)
+        assert (verdict.action if verdict else None) == words.get(version)
     keeps = versions_to_retain(release, there)
     assert keeps <= there and not any(words.get(version) == "revoked" for version in keeps - {release.pinned})
     assert bool(keeps) >= any(words.get(version) != "revoked" for version in there)
@@ -414,17 +418,17 @@ def test_decisions_are_bounded() -> None:
 def test_a_version_is_judged_by_what_it_shows(
     engine: list[float], sampled: list[list[float]], before: float | None, words: str
 ) -> None:
-    found = evaluate(trial_of(-1.0, -2.0), [engine], sampled, before)
-    assert (words in found.reason) if words else not found.reason, found
-    assert found.is_kv_cache_tainted == any(value != value for value in (*engine, *sampled[0])), (
+    actual = evaluate(trial_of(-1.0, -2.0), [engine], sampled, before)
+    assert (words in actual.reason) if words else not actual.reason, actual
+    assert actual.is_kv_cache_tainted == any(value != value for value in (*engine, *sampled[0])), (
         "only NaN stays in a cache"
     )
 
 
 def test_the_figures_are_what_they_are_called() -> None:
-    found = evaluate(trial_of(-1.0, -2.0), [[-1.2, -1.9]], [[-1.0, -3.0], [-2.0]], None).metrics
+    metrics = evaluate(trial_of(-1.0, -2.0), [[-1.2, -1.9]], [[-1.0, -3.0], [-2.0]], None).metrics
     k3 = np.mean([np.exp(0.2) - 1 - 0.2, np.exp(-0.1) - 1 + 0.1])
-    assert found == {"k3_kl": pytest.approx(k3, rel=1e-5), "entropy": 2.0, "length": 1.5, "tokens": 2.0}
+    assert metrics == {"k3_kl": pytest.approx(k3, rel=1e-5), "entropy": 2.0, "length": 1.5, "tokens": 2.0}
     learners = evaluate(trial_of(float("nan"), -2.0), [[-1.0, -2.0]], [[-1.0]], None)
     assert "1 of 2 log-probabilities of the learner are not finite" in learners.reason
 

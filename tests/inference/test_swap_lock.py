@@ -34,7 +34,7 @@ class World:
         self.now, self.skews = 1000.0, skews
         self.alive, self.holds = [True] * len(NODES), [False] * len(NODES)
         self.beats = [self.beat(node, "ready") for node in NODES]
-        self.heard = [self.now] * len(NODES)
+        self.heard_at = [self.now] * len(NODES)
         self.turn: SwapLockState | None = None
         self.changed = self.now
 
@@ -48,7 +48,7 @@ class World:
         self.now += seconds
         for node in NODES:
             if self.alive[node]:
-                self.beats[node], self.heard[node] = self.beat(node, self.beats[node].state), self.now
+                self.beats[node], self.heard_at[node] = self.beat(node, self.beats[node].state), self.now
 
     def say(self, node: int, over: bool) -> None:
         self.turn, self.changed = (
@@ -58,7 +58,7 @@ class World:
 
     def take(self, node: int) -> bool:
         holder = int(self.turn.node) if self.turn is not None else node
-        beat = self.beats[holder] if self.now - self.heard[holder] < DEAD_SECONDS else None
+        beat = self.beats[holder] if self.now - self.heard_at[holder] < DEAD_SECONDS else None
         if self.alive[node] and not self.holds[node] and is_free(self.turn, str(node), beat, self.now - self.changed):
             self.say(node, over=False)
             self.holds[node] = True
@@ -76,7 +76,7 @@ class World:
 
     def start(self, node: int) -> None:
         """Again, under the same name: it says so, and gives back what its earlier life has left."""
-        self.alive[node], self.heard[node] = True, self.now
+        self.alive[node], self.heard_at[node] = True, self.now
         self.beats[node] = self.beat(node, "starting")
 
     def be_up(self, node: int) -> None:
@@ -156,16 +156,16 @@ def test_nobody_waits_for_ever(skews: list[float], fates: list[str], order: list
 async def nodes(bus: Bus, directory: Path, engines: dict[str, Engine]) -> AsyncIterator[dict[str, WeightUpdater]]:
     """Nodes that follow, each with its own connection and heartbeats."""
     async with AsyncExitStack() as exits:
-        made: dict[str, WeightUpdater] = {}
+        by_name: dict[str, WeightUpdater] = {}
         running = []
         for name, engine in engines.items():
             await exits.enter_async_context(
                 bus.heartbeat("inference", name, lambda: {"state": "ready", "model": "policy"})
             )
-            made[name] = WeightUpdater(bus, name, "policy", directory / name, engine)
-            running.append(asyncio.create_task(made[name].run()))
+            by_name[name] = WeightUpdater(bus, name, "policy", directory / name, engine)
+            running.append(asyncio.create_task(by_name[name].run()))
         try:
-            yield made
+            yield by_name
         finally:
             await cancel_and_wait(*running)
 
@@ -224,11 +224,11 @@ async def test_the_turn_of_a_node_that_was_killed_is_void_once_it_is_dead(
 async def test_a_node_gives_back_what_its_earlier_life_has_left(bus: Bus) -> None:
     left = SwapLockState(model="policy", node="a", acquired_at_ns=1)
     await bus.publish(subjects.swap_lock("policy"), left, msg_id="left", expect_last=0)
-    async with SwapLock(bus, "a", "policy") as own, SwapLock(bus, "b", "policy") as other:
-        await own.release_stale()
+    async with SwapLock(bus, "a", "policy") as lock, SwapLock(bus, "b", "policy") as other:
+        await lock.release_stale()
         async with asyncio.timeout(5), other.hold():
-            found = await bus.get_last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
-        assert found is not None and found[0].node == "b"
+            last = await bus.get_last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
+        assert last is not None and last[0].node == "b"
 
 
 async def test_every_applied_version_is_announced_with_its_seconds(bus: Bus, tmp_path: Path) -> None:
@@ -237,9 +237,9 @@ async def test_every_applied_version_is_announced_with_its_seconds(bus: Bus, tmp
     async with nodes(bus, tmp_path, {"a": engine}):
         await engine.holds(0)
         async with asyncio.timeout(10):
-            while (found := await bus.get_last(subjects.WEIGHTS, subjects.activated("a"), WeightsActivated)) is None:
+            while (last := await bus.get_last(subjects.WEIGHTS, subjects.activated("a"), WeightsActivated)) is None:
                 await asyncio.sleep(0.01)
-    applied = found[0]
+    applied = last[0]
     assert applied.version == 0 and applied.fetch_seconds > 0 and 0 < applied.verify_seconds < 1
 
 
@@ -261,11 +261,11 @@ class Deaf:
 
 
 async def test_a_turn_that_was_taken_without_an_answer_is_given_back(bus: Bus) -> None:
-    async with SwapLock(Deaf(bus), "n0", "policy") as made:  # type: ignore[arg-type]
-        await made.release_stale()
+    async with SwapLock(Deaf(bus), "n0", "policy") as lock:  # type: ignore[arg-type]
+        await lock.release_stale()
         with pytest.raises(PublishTimeoutError):
-            async with made.hold():
+            async with lock.hold():
                 raise AssertionError("it was not told that it is its turn")
-        await made.release_stale()
+        await lock.release_stale()
     last = await bus.get_last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
     assert last is not None and last[0].node == "n0" and last[0].released

@@ -26,7 +26,7 @@ class Engine:
     def __init__(self, canary: Canary | None = None) -> None:
         self.canary = canary
         self.heeded: list[ReleaseState] = []
-        self.held: list[tuple[int, bytes]] = []
+        self.loaded: list[tuple[int, bytes]] = []
         self.changed = asyncio.Event()
         self.gate = asyncio.Event()
         """Closed: it does not come to an end with the next one."""
@@ -37,7 +37,7 @@ class Engine:
         await self.gate.wait()
         if version in self.refuses:
             raise self.refuses[version]
-        self.held.append((version, b"+".join(path.read_bytes() for path in files)))
+        self.loaded.append((version, b"+".join(path.read_bytes() for path in files)))
         return 0.0
 
     async def join_broadcast(self, manifest: WeightManifest) -> None:
@@ -52,7 +52,7 @@ class Engine:
     async def holds(self, version: int) -> None:
         """Wait for a version."""
         async with asyncio.timeout(30):
-            while not self.held or self.held[-1][0] != version:
+            while not self.loaded or self.loaded[-1][0] != version:
                 self.changed.clear()
                 await self.changed.wait()
 
@@ -60,10 +60,10 @@ class Engine:
 @asynccontextmanager
 async def following(bus: Any, directory: Path) -> AsyncIterator[tuple[WeightUpdater, Engine]]:
     engine = Engine()
-    made = WeightUpdater(bus, "node", "policy", directory / "node", engine)
-    running = asyncio.create_task(made.run())
+    updater = WeightUpdater(bus, "node", "policy", directory / "node", engine)
+    running = asyncio.create_task(updater.run())
     try:
-        yield made, engine
+        yield updater, engine
     finally:
         await cancel_and_wait(running)
 
@@ -85,19 +85,19 @@ async def test_a_late_joiner_takes_the_newest_version_and_then_every_new_one(bus
         for version in range(3, 10):
             await publish(bus, tmp_path, version)
             await engine.holds(version)
-    assert [version for version, _ in engine.held] == list(range(2, 10))
-    assert all(content == b"weights of version %d" % version * 1000 for version, content in engine.held)
+    assert [version for version, _ in engine.loaded] == list(range(2, 10))
+    assert all(content == b"weights of version %d" % version * 1000 for version, content in engine.loaded)
 
 
 async def test_adapters_come_with_the_base_they_are_added_to_which_is_fetched_once(bus: Bus, tmp_path: Path) -> None:
     base = await bus.object_store.put(subjects.WEIGHT_BUCKET, "policy-base", b"base")
     async with following(bus, tmp_path) as (_, engine):
         for version in range(2):
-            own = await bus.object_store.put(subjects.WEIGHT_BUCKET, f"policy-{version}-1", b"adapters %d" % version)
-            await publish(bus, tmp_path, version, kind="lora", blobs=(base, own))
+            local = await bus.object_store.put(subjects.WEIGHT_BUCKET, f"policy-{version}-1", b"adapters %d" % version)
+            await publish(bus, tmp_path, version, kind="lora", blobs=(base, local))
             await engine.holds(version)
             await bus.object_store.delete(subjects.WEIGHT_BUCKET, "policy-base")  # no node needs it any more
-    assert engine.held == [(0, b"base+adapters 0"), (1, b"base+adapters 1")]
+    assert engine.loaded == [(0, b"base+adapters 0"), (1, b"base+adapters 1")]
 
 
 class Behind:
@@ -141,7 +141,7 @@ async def test_a_blob_that_does_not_match_its_digest_is_refused_and_the_old_vers
         async with asyncio.timeout(30):
             while not subscriber.problem:
                 await asyncio.sleep(0.02)
-        assert "weights not fetched" in subscriber.problem and engine.held[-1][0] == 0
+        assert "weights not fetched" in subscriber.problem and engine.loaded[-1][0] == 0
         await publish(bus, tmp_path, 2)
         await engine.holds(2)
         assert subscriber.problem == ""

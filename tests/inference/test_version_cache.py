@@ -42,8 +42,8 @@ def by(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monke
             "AWS_SECRET_ACCESS_KEY": "very-secret",
         }.items():
             monkeypatch.setenv(name, value)
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/storage", method="PUT")) as made:
-            assert made.status == 200
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/storage", method="PUT")) as response:
+            assert response.status == 200
         yield {"transport": "s3", "location": f"s3://storage/{tmp_path.name}"}
     finally:
         server.stop()
@@ -86,7 +86,7 @@ class Learner:
 
     def right(self, engine: Engine) -> bool:
         """Whether all an engine was given are the versions it was told, to the bit."""
-        return all(content == self.files[version].read_bytes() for version, content in engine.held)
+        return all(content == self.files[version].read_bytes() for version, content in engine.loaded)
 
 
 async def says(node: WeightUpdater, words: str) -> None:
@@ -107,22 +107,24 @@ async def test_followers_late_joiners_and_those_who_skip_hold_every_version_to_t
         for version in range(8):
             await learner.publish()
             await follows.holds(version)
-            for one, busy_after in ((skips, 0), (naps, 4)):
+            for item, busy_after in ((skips, 0), (naps, 4)):
                 if version == busy_after:
-                    await one.holds(version)
-                    one.gate.clear()  # busy with the next one until the last is out
-        for one in (skips, naps):
-            one.gate.set()
-            await one.holds(7)
+                    await item.holds(version)
+                    item.gate.clear()  # busy with the next one until the last is out
+        for item in (skips, naps):
+            item.gate.set()
+            await item.holds(7)
         _, joins = await nodes.enter_async_context(following(bus, tmp_path / "joins"))
         await joins.holds(7)
     assert [manifest.kind for manifest in learner.sent] == ["full", *["delta"] * 3, "full", *["delta"] * 3]
     assert [len(manifest.chain) for manifest in learner.sent] == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert all(one.blobs[0].size < 0.1 * learner.files[0].stat().st_size for one in learner.sent if one.chain)
-    held = [[version for version, _ in one.held] for one in (follows, skips, naps, joins)]
-    assert (held[0], held[3]) == (list(range(8)), [7])
-    assert held[1][0] == 0 and held[1][-1] == 7 and len(held[1]) < 5, "from a chain that is over into the next"
-    assert {4, 7} < set(held[2]) and len(set(held[2]) & {5, 6}) == 1, "two links of a chain at once"
+    assert all(entry.blobs[0].size < 0.1 * learner.files[0].stat().st_size for entry in learner.sent if entry.chain)
+    open_items = [[version for version, _ in entry.loaded] for entry in (follows, skips, naps, joins)]
+    assert (open_items[0], open_items[3]) == (list(range(8)), [7])
+    assert open_items[1][0] == 0 and open_items[1][-1] == 7 and len(open_items[1]) < 5, (
+        "from a chain that is over into the next"
+    )
+    assert {4, 7} < set(open_items[2]) and len(set(open_items[2]) & {5, 6}) == 1, "two links of a chain at once"
     assert all(map(learner.right, (follows, skips, naps, joins)))
     kept = [f"policy-00000{name}" for name in ("4-1", "5-1-delta", "6-1-delta", "7-1-delta")]
     assert await learner.transport.list_names(BUCKET) == kept, "the last two, and what they are built upon"
@@ -155,8 +157,8 @@ async def test_a_node_whose_own_file_is_not_what_it_was_starts_from_the_whole_on
         for version in range(2):
             await learner.publish()
             await engine.holds(version)
-        held = tmp_path / "node" / "policy-00000001.safetensors"
-        held.write_bytes(write(tmp_path / "other", weights(7)).read_bytes())
+        kept = tmp_path / "node" / "policy-00000001.safetensors"
+        kept.write_bytes(write(tmp_path / "other", weights(7)).read_bytes())
         await learner.publish()
         await engine.holds(2)
         assert learner.sent[-1].kind == "delta" and node.problem == ""
@@ -181,7 +183,7 @@ async def test_of_a_broken_chain_nothing_is_served_and_a_whole_version_is_asked_
     words = {"missing": "is not on the bus", "other bytes": "hashes to", "other anchor": "hashes to"}[damage]
     async with following(bus, tmp_path) as (node, engine):
         await says(node, words)
-        assert engine.held == [] and node.needs_full_weights and node.version is None
+        assert engine.loaded == [] and node.needs_full_weights and node.version is None
         detail = {"wants_whole": node.needs_full_weights}
         learner.wanted = needs_full_weights(
             Heartbeat(

@@ -133,9 +133,9 @@ TestHolding = Holding.TestCase
 
 
 @given(st.lists(st.integers(0, 5), unique=True, max_size=4), st.none() | st.text(max_size=3))
-def test_no_header_names_a_version_that_is_not_open(open_to: list[int], said: str | None) -> None:
-    assert select_version(open_to, said, None) in (*open_to, None)
-    assert select_version(open_to, None, said) in (open_to or [None])
+def test_no_header_names_a_version_that_is_not_open(open_to: list[int], text: str | None) -> None:
+    assert select_version(open_to, text, None) in (*open_to, None)
+    assert select_version(open_to, None, text) in (open_to or [None])
 
 
 def adapters(path: Path, rank: int = 2, metadata: dict[str, str] | None = None, **more: int) -> Path:
@@ -166,8 +166,8 @@ def test_adapters_become_pefts_directory_without_a_copy(tmp_path: Path) -> None:
     for _ in range(2):  # the second time it is there already
         write_directory(file, directory, 2)
     assert (directory / "adapter_model.safetensors").samefile(file)
-    said = json.loads((directory / "adapter_config.json").read_text())
-    assert (said["r"], said["lora_alpha"] / said["r"], said["target_modules"]) == (2, 0.5, ["down_proj", "up_proj"])
+    text = json.loads((directory / "adapter_config.json").read_text())
+    assert (text["r"], text["lora_alpha"] / text["r"], text["target_modules"]) == (2, 0.5, ["down_proj", "up_proj"])
 
 
 def test_adapters_that_do_not_fit_are_a_sentence(tmp_path: Path) -> None:
@@ -225,18 +225,18 @@ class Engine:
     vllm: Names
     residents: LoadedVersions
     gateway: Gateway
-    held: LoraManager
+    manager: LoraManager
     files: list[Path]
 
     async def take(self, *versions: int) -> None:
         """Adapters of one base."""
         for version in versions:
-            await asyncio.wait_for(self.held.load_version(self.files, version, self.vllm.replace), 10)
+            await asyncio.wait_for(self.manager.load_version(self.files, version, self.vllm.replace), 10)
 
     def heed(self, pinned: int | None = None, revoked: Sequence[int] = ()) -> None:
         """What was decided."""
-        said = [ReleaseDecision(action="revoked", version=version, actor="me", decided_at_ns=1) for version in revoked]
-        self.held.apply_release_state(ReleaseState(model="policy", pinned=pinned, decisions=tuple(said)))
+        texts = [ReleaseDecision(action="revoked", version=version, actor="me", decided_at_ns=1) for version in revoked]
+        self.manager.apply_release_state(ReleaseState(model="policy", pinned=pinned, decisions=tuple(texts)))
 
 
 @asynccontextmanager
@@ -245,113 +245,119 @@ async def engine(directory: Path, kept: int) -> AsyncIterator[Engine]:
     vllm, residents = Names(), LoadedVersions("policy", kept)
     async with aiohttp.ClientSession() as http:
         vllm.gateway = gateway = Gateway("", http, "127.0.0.1", 0, versions=residents)
-        held = LoraManager(residents, 2, directory / "held", gateway, vllm.tell)
-        retiring = asyncio.create_task(held.unload_loop())
-        yield Engine(vllm, residents, gateway, held, [directory / "base", adapters(directory / "a")])
+        manager = LoraManager(residents, 2, directory / "held", gateway, vllm.tell)
+        retiring = asyncio.create_task(manager.unload_loop())
+        yield Engine(vllm, residents, gateway, manager, [directory / "base", adapters(directory / "a")])
         assert not retiring.done()
         await cancel_and_wait(retiring)
 
 
 async def test_versions_come_go_and_come_again(tmp_path: Path) -> None:
-    async with engine(tmp_path, kept=1) as made:
-        vllm, residents, gateway, held, (base, file) = made.vllm, made.residents, made.gateway, made.held, made.files
+    async with engine(tmp_path, kept=1) as built:
+        vllm, residents, gateway, kept, (base, file) = (
+            built.vllm,
+            built.residents,
+            built.gateway,
+            built.manager,
+            built.files,
+        )
 
         def lie() -> set[str]:
             return {place.name for place in (tmp_path / "held").iterdir()}
 
         for version in (0, 1):
-            await held.load_version([base, file], version, vllm.replace)
+            await kept.load_version([base, file], version, vllm.replace)
             await vllm.become(version)
         with residents.track_call(1):
-            await held.load_version([base, file], 2, vllm.replace)
+            await kept.load_version([base, file], 2, vllm.replace)
             await vllm.become(1, 2)
             assert (gateway.versions, gateway.newest) == ((2,), 2)
-            waiting = asyncio.create_task(held.load_version([base, file], 3, vllm.replace))
+            waiting = asyncio.create_task(kept.load_version([base, file], 3, vllm.replace))
             await asyncio.wait({waiting}, timeout=0.05)
             assert not waiting.done(), "there is no place while the call goes on"
         await waiting
         await vllm.become(3)
         assert lie() == {"policy@1", "policy@2", "policy@3"}, "vLLM may ask for what has just left"
         with residents.track_call(3):
-            await held.load_version([base, file], 4, vllm.replace)
-            await held.load_version([base, file], 3, vllm.replace)  # 4 is taken back
+            await kept.load_version([base, file], 4, vllm.replace)
+            await kept.load_version([base, file], 3, vllm.replace)  # 4 is taken back
             await vllm.become(3)
             assert (gateway.versions, gateway.newest) == ((3,), 3)
-        await held.load_version([base, file], 5, vllm.replace)
+        await kept.load_version([base, file], 5, vllm.replace)
         await vllm.become(5)
         assert lie() == {"policy@3", "policy@4", "policy@5"}
-        await held.load_version([tmp_path / "other", file], 6, vllm.replace)
+        await kept.load_version([tmp_path / "other", file], 6, vllm.replace)
         await vllm.become(6)
-        await held.load_version([tmp_path / "whole"], 7, vllm.replace)
+        await kept.load_version([tmp_path / "whole"], 7, vllm.replace)
         await vllm.become()
         assert (gateway.versions, gateway.newest) == ((7,), 7)
 
 
 async def test_where_nothing_may_be_served_the_base_by_itself_answers_nobody(tmp_path: Path) -> None:
-    async with engine(tmp_path, kept=2) as made:
-        await made.take(40, 41)
-        made.heed(pinned=38)
-        assert (made.gateway.versions, made.gateway.newest) == ((), None)
-        await made.vllm.become(41)  # which comes first when 38 cannot be had and is unpinned
-        assert made.gateway.versions == ()
-        made.heed()
-        assert made.gateway.versions == (41,)
-        made.heed(pinned=38)
-        await made.take(38)
-        await made.vllm.become(38)
-        assert made.gateway.versions == (38,)
+    async with engine(tmp_path, kept=2) as built:
+        await built.take(40, 41)
+        built.heed(pinned=38)
+        assert (built.gateway.versions, built.gateway.newest) == ((), None)
+        await built.vllm.become(41)  # which comes first when 38 cannot be had and is unpinned
+        assert built.gateway.versions == ()
+        built.heed()
+        assert built.gateway.versions == (41,)
+        built.heed(pinned=38)
+        await built.take(38)
+        await built.vllm.become(38)
+        assert built.gateway.versions == (38,)
 
 
 async def test_a_version_on_trial_stays_whatever_is_decided_meanwhile(tmp_path: Path) -> None:
-    async with engine(tmp_path, kept=2) as made:
-        await made.take(7, 8, 9)
-        made.heed(pinned=7)
-        assert 9 not in made.residents.evictable(), "its trial would end in a refusal, which revokes it for ever"
+    async with engine(tmp_path, kept=2) as built:
+        await built.take(7, 8, 9)
+        built.heed(pinned=7)
+        assert 9 not in built.residents.evictable(), "its trial would end in a refusal, which revokes it for ever"
 
 
 async def test_what_was_revoked_before_it_came_is_never_open(tmp_path: Path) -> None:
-    async with engine(tmp_path, kept=2) as made:
-        await made.take(7)
-        with made.residents.track_call(7):
-            await made.take(8, 9)
-            waiting = asyncio.create_task(made.take(10))
+    async with engine(tmp_path, kept=2) as built:
+        await built.take(7)
+        with built.residents.track_call(7):
+            await built.take(8, 9)
+            waiting = asyncio.create_task(built.take(10))
             await asyncio.wait({waiting}, timeout=0.05)
-            made.heed(revoked=[10])
+            built.heed(revoked=[10])
         await waiting
-        assert (made.gateway.versions, made.gateway.newest) == ((8, 9), 9)
-        made.held.on_engine_restart()  # another engine
-        made.vllm.known.clear()
-        made.heed(revoked=[8, 10])
-        await made.take(9)
-        assert made.gateway.versions == (9,), "not what was open before and is revoked since"
-        await made.vllm.become(9)
+        assert (built.gateway.versions, built.gateway.newest) == ((8, 9), 9)
+        built.manager.on_engine_restart()  # another engine
+        built.vllm.known.clear()
+        built.heed(revoked=[8, 10])
+        await built.take(9)
+        assert built.gateway.versions == (9,), "not what was open before and is revoked since"
+        await built.vllm.become(9)
 
 
 async def test_what_is_about_to_go_answers_no_call_and_what_was_to_follow_may_stay(tmp_path: Path) -> None:
-    async with engine(tmp_path, kept=2) as made:
-        await made.take(1, 2, 3)
-        await made.vllm.become(2, 3)
-        made.vllm.forgets.clear()
-        made.vllm.may_forget.clear()
-        await made.take(4)
-        await asyncio.wait_for(made.vllm.forgets.wait(), 10)
-        made.heed(revoked=[4])
-        assert made.gateway.versions == (3,), "vLLM is forgetting 2"
-        made.vllm.may_forget.set()
-        await made.vllm.become(3, 4)
+    async with engine(tmp_path, kept=2) as built:
+        await built.take(1, 2, 3)
+        await built.vllm.become(2, 3)
+        built.vllm.forgets.clear()
+        built.vllm.may_forget.clear()
+        await built.take(4)
+        await asyncio.wait_for(built.vllm.forgets.wait(), 10)
+        built.heed(revoked=[4])
+        assert built.gateway.versions == (3,), "vLLM is forgetting 2"
+        built.vllm.may_forget.set()
+        await built.vllm.become(3, 4)
 
-        made.heed()
-        made.vllm.forgets.clear()
-        made.vllm.may_forget.clear()
-        with made.residents.track_call(3), made.residents.track_call(4):
-            await made.take(5)
-            made.heed(pinned=5)
-        assert made.residents.evictable() == (3, 4)
-        await asyncio.wait_for(made.vllm.forgets.wait(), 10)
-        made.heed()
-        with made.residents.track_call(4):
-            made.vllm.may_forget.set()
-            await made.vllm.become(4, 5)
-            await made.take(6)
-            await made.vllm.become(4, 5, 6)
-        await made.vllm.become(5, 6)
+        built.heed()
+        built.vllm.forgets.clear()
+        built.vllm.may_forget.clear()
+        with built.residents.track_call(3), built.residents.track_call(4):
+            await built.take(5)
+            built.heed(pinned=5)
+        assert built.residents.evictable() == (3, 4)
+        await asyncio.wait_for(built.vllm.forgets.wait(), 10)
+        built.heed()
+        with built.residents.track_call(4):
+            built.vllm.may_forget.set()
+            await built.vllm.become(4, 5)
+            await built.take(6)
+            await built.vllm.become(4, 5, 6)
+        await built.vllm.become(5, 6)

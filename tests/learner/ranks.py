@@ -45,6 +45,6 @@ def step(model_path: Path) -> dict[str, Any] | None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        found = step(tiny_model(Path(directory)))
-    if found is not None:
-        torch.save(found, sys.argv[1])
+        actual = step(tiny_model(Path(directory)))
+    if actual is not None:
+        torch.save(actual, sys.argv[1])

@@ -31,21 +31,21 @@ def gradient(
 ) -> tuple[float, Named]:
     """Loss and its gradient over the calls of rollouts, each rollout weighing the same."""
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    tokens = {one.id: sum(len(call.response_ids) // 4 for call in one.calls) for one in rollouts}
+    tokens = {rollout.id: sum(len(call.response_ids) // 4 for call in rollout.calls) for rollout in rollouts}
     total = torch.zeros(())
-    for one in rollouts:
+    for rollout in rollouts:
         weight = {
-            "seq-mean-token-mean": 1 / (len(rollouts) * tokens[one.id]),
+            "seq-mean-token-mean": 1 / (len(rollouts) * tokens[rollout.id]),
             "seq-mean-token-sum": 1 / len(rollouts),
             "token-mean": 1 / sum(tokens.values()),
         }[rule.agg]
-        for call in one.calls:
+        for call in rollout.calls:
             prompt, response = (list(memoryview(part).cast("I")) for part in (call.prompt_ids, call.response_ids))
             sampled = torch.tensor(memoryview(call.logprobs).cast("f").tolist())
             logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
             every = torch.log_softmax(logits, -1)
             now = every.gather(1, torch.tensor(response)[:, None])[:, 0]
-            losses = _losses(now, sampled, advantages[one.id, call.index], rule)
+            losses = _losses(now, sampled, advantages[rollout.id, call.index], rule)
             if rule.entropy:
                 losses = losses + rule.entropy * (every.exp() * every).sum(-1)
             if rule.kl:  # the reference is the model itself: no divergence yet, and the gradient of k3 is 0 there

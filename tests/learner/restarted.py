@@ -18,14 +18,14 @@ from tests.learner.conftest import settings_for  # noqa: E402
 from tests.learner.test_engine_state import CHANGES, everything  # noqa: E402
 
 
-def go_on(model: str, before: str, batch: str, after: str, found: str) -> None:
+def go_on(model: str, before: str, batch: str, after: str, actual: str) -> None:
     """Load, look, step, save, look, step, look."""
     trainer = Trainer(settings_for(Path(model), **CHANGES))
     trainer.everything = lambda: everything(trainer)  # type: ignore[attr-defined] - which every rank must ask for
     if trainer.group.rank > 0:
         trainer.run_worker()
         return
-    given = pickle.loads(Path(batch).read_bytes())
+    fields = pickle.loads(Path(batch).read_bytes())
 
     def look() -> dict[str, Any]:
         trainer.group.broadcast(("everything", (), {}))
@@ -33,13 +33,13 @@ def go_on(model: str, before: str, batch: str, after: str, found: str) -> None:
 
     trainer.load(Path(before))
     seen = [look()]
-    trainer.step(given)
+    trainer.step(fields)
     trainer.save(Path(after))
     seen.append(look())
-    trainer.step(given)
+    trainer.step(fields)
     seen.append(look())
     trainer.stop_workers()
-    torch.save(seen, found)
+    torch.save(seen, actual)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from learner.rollouts.groups import GroupBuffer
 from tests.factories import batches, rollout
 
 
-def valid(one: Rollout) -> bool:
-    return one.reward is not None
+def valid(item: Rollout) -> bool:
+    return item.reward is not None
 
 
 @given(st.permutations(range(6)), st.lists(st.integers(0, 4), max_size=4))
@@ -19,8 +19,8 @@ def test_any_order_and_any_duplicate_give_the_same_rollout(order: list[int], aga
     parts = batches("a", 0, parts=6)
     assembler = Assembler()
     places = [*(order[place] for place in again), *order]  # any but the one that makes it whole, any number of times
-    made = [assembler.add(parts[place], number) for number, place in enumerate(places, start=1)]
-    (finished,) = [one for one in made if one is not None]
+    built = [assembler.add(parts[place], number) for number, place in enumerate(places, start=1)]
+    (finished,) = [item for item in built if item is not None]
     assert [call.index for call in finished.calls] == list(range(6))
     assert finished.first_sequence == 1
     assert assembler.oldest_pending_sequence() is None
@@ -43,11 +43,11 @@ def test_the_first_result_is_the_rollout_and_whatever_else_ends_is_late() -> Non
         replace(rollout("a", 0, reward, samples=2), attempt=number, execution_id=f"e{number}")
         for number, reward in ((2, 1.0), (3, 0.0))
     )
-    for one in (given_up, given_up, first, second):
-        groups.add(one, 0.0)
-    assert [one.attempt for one in groups.late_attempts] == [1, 3]
+    for item in (given_up, given_up, first, second):
+        groups.add(item, 0.0)
+    assert [late_attempt.attempt for late_attempt in groups.late_attempts] == [1, 3]
     groups.add(rollout("a", 1, 0.5, samples=2), 0.0)
-    assert [one.attempt for one in groups.pop_ready(1)[0].rollouts] == [2, 1]
+    assert [entry.attempt for entry in groups.pop_ready(1)[0].rollouts] == [2, 1]
 
 
 def test_an_attempt_that_is_tried_again_says_nothing_of_its_rollout() -> None:
@@ -70,7 +70,7 @@ def test_a_group_is_ready_when_every_sample_has_ended() -> None:
         assert groups.pop_ready(1) == []
         groups.add(rollout("a", sample, 1.0), 0.0)
     (group,) = groups.pop_ready(1)
-    assert [one.sample_index for one in group.rollouts] == [0, 1, 2, 3]
+    assert [item.sample_index for item in group.rollouts] == [0, 1, 2, 3]
     assert list(groups.pending_rollouts()) == []
 
 
@@ -84,7 +84,7 @@ def test_a_group_whose_last_rollouts_do_not_come_is_trained_on_without_them() ->
     assert len(groups.pop_ready(1)[0].rollouts) == 2
     assert groups.missing_samples == [("a", 2), ("a", 3)]
     groups.add(rollout("a", 2, 1.0), 111.0)
-    assert [one.sample_index for one in groups.late_attempts] == [2]
+    assert [late_attempt.sample_index for late_attempt in groups.late_attempts] == [2]
 
 
 def test_a_group_of_fewer_than_two_valid_rollouts_is_put_aside() -> None:

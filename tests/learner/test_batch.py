@@ -42,8 +42,8 @@ def rewarded(task: str, *rewards: float | None, version: int = 0) -> RolloutGrou
     )
 
 
-def make_batch(groups: list[RolloutGroup], version: int, asked: LearnerSettings) -> Batch:
-    return BatchBuilder(asked).build(groups, version)
+def make_batch(groups: list[RolloutGroup], version: int, arguments: LearnerSettings) -> Batch:
+    return BatchBuilder(arguments).build(groups, version)
 
 
 def rows(*calls: ModelCall, limit: int = 100) -> list[TrainSequence]:
@@ -52,11 +52,11 @@ def rows(*calls: ModelCall, limit: int = 100) -> list[TrainSequence]:
 
 def test_advantages_are_grpos() -> None:
     rewards = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
-    found = make_estimator(AlgorithmSettings())(rewards, ["a"] * 4 + ["b"] * 2)
+    actual = make_estimator(AlgorithmSettings())(rewards, ["a"] * 4 + ["b"] * 2)
     for part in (slice(0, 4), slice(4, 6)):
         values = np.array(rewards[part])
         expected = (values - values.mean()) / (values.std(ddof=1) + 1e-6)
-        np.testing.assert_allclose(found[part], expected, rtol=1e-5)
+        np.testing.assert_allclose(actual[part], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("others", [[None, None], []])
@@ -140,10 +140,10 @@ def test_over_long_calls_and_other_roles_are_left_out_and_counted() -> None:
 @pytest.mark.parametrize("cut", ["transition", "trajectory"])
 @pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"])
 def test_row_weights_do_not_depend_on_how_a_rollout_is_cut(mode: str, cut: Any) -> None:
-    one, two = rollout("a", 0, 1.0), rollout("a", 1, 0.0)
+    item, two = rollout("a", 0, 1.0), rollout("a", 1, 0.0)
     shape = SequenceConfig(mode=cut, max_tokens=100)
-    made = [row for part in (one, two) for row in build_sequences(part.id, build_transitions(part.calls), shape)[0]]
-    total = sum(weight * row.num_tokens for weight, row in zip(loss_weights(made, mode), made, strict=True))
+    built = [row for part in (item, two) for row in build_sequences(part.id, build_transitions(part.calls), shape)[0]]
+    total = sum(weight * row.num_tokens for weight, row in zip(loss_weights(built, mode), built, strict=True))
     expected = {"seq-mean-token-mean": 1.0, "token-mean": 1.0, "seq-mean-token-sum": 5.0}
     assert total == pytest.approx(expected[mode])
 
@@ -163,7 +163,7 @@ def test_spans_of_a_step_belong_to_the_rollouts_traces() -> None:
         metrics={},
         spans=(),
     )
-    spans = build_spans(step, {one.id: one for one in groups[0].rollouts})
+    spans = build_spans(step, {item.id: item for item in groups[0].rollouts})
     assert [span.trace_id for span in spans] == [identity.trace_id("a.0"), identity.trace_id("a.1")]
     assert spans[0].parent_span_id == identity.root_span_id("a.0", "a.0-1")
 
@@ -181,17 +181,17 @@ def test_admission_never_lets_more_be_under_way_than_the_bound_allows() -> None:
 
 
 def test_groups_in_dispatch_order_wait_for_the_ones_before_them() -> None:
-    one, two, three = (RolloutGroup(name, 2, 0.0) for name in "abc")
-    ready = [three, one]
-    assert in_dispatch_order(ready, ["a", "b", "c"], {"a", "c"}) == [one]
-    assert in_dispatch_order([three, two, one], ["a", "b", "c"], {"a", "b", "c"}) == [one, two, three]
-    assert in_dispatch_order(ready, ["a", "x", "c"], {"a", "x", "c"}) == [one, three], "x came to nothing"
+    item, two, three = (RolloutGroup(name, 2, 0.0) for name in "abc")
+    ready = [three, item]
+    assert in_dispatch_order(ready, ["a", "b", "c"], {"a", "c"}) == [item]
+    assert in_dispatch_order([three, two, item], ["a", "b", "c"], {"a", "b", "c"}) == [item, two, three]
+    assert in_dispatch_order(ready, ["a", "x", "c"], {"a", "x", "c"}) == [item, three], "x came to nothing"
 
 
 def test_dispatch_covers_every_problem_once_per_pass() -> None:
     problems = [TaskInput(str(number), number) for number in range(5)]
-    asked = settings(group_size=2, seed=3)
-    first = [tasks_of_group(problems[index], number, asked) for number, index in map(TaskOrder(5, 3).at, range(10))]
+    request = settings(group_size=2, seed=3)
+    first = [tasks_of_group(problems[index], number, request) for number, index in map(TaskOrder(5, 3).at, range(10))]
     for number in (0, 1):
         one_pass = first[5 * number : 5 * number + 5]
         assert sorted(tasks[0].input for tasks in one_pass) == [0, 1, 2, 3, 4]
@@ -210,8 +210,8 @@ def test_dispatch_covers_every_problem_once_per_pass() -> None:
 )
 def test_a_rollout_that_would_break_the_trainer_is_left_out(changes: dict[str, Any]) -> None:
     """Tokens that the model does not have, a temperature that is no number: only its own rollout is not trained on."""
-    said = {"temperature": 1.0, "prompt": [5], "response": [6], **changes}
-    odd = model_call(0, said["prompt"], said["response"], sampling_params={"temperature": said["temperature"]})
+    fields = {"temperature": 1.0, "prompt": [5], "response": [6], **changes}
+    odd = model_call(0, fields["prompt"], fields["response"], sampling_params={"temperature": fields["temperature"]})
     members = [rollout("a", 0, 1.0, calls=[odd]), rollout("a", 1, 0.0), rollout("a", 2, 1.0)]
     batch = BatchBuilder(settings(), vocabulary_size=64).build([group("a", *members)], 0)
     assert [use.exclusion_reason for use in batch.dispositions] == ["no sequence: malformed", "", ""]

@@ -85,15 +85,15 @@ def test_a_checkpoint_that_is_not_what_was_written_gives_way_to_the_one_before_i
     directory = tmp_path / "checkpoints"
     harm((directory / LATEST).resolve())
     with caplog.at_level(logging.ERROR):
-        found = checkpoints.latest()
-    assert found is not None and found[1].step == 1 and (found[0] / WEIGHTS).read_bytes() == b"1" * 1000
+        latest = checkpoints.latest()
+    assert latest is not None and latest[1].step == 1 and (latest[0] / WEIGHTS).read_bytes() == b"1" * 1000
     assert why in caplog.text and "goes on from step-000001-1" in caplog.text
     written(tmp_path, 2)
     assert sorted(path.name for path in directory.glob("*-*")) == [
         "broken-step-000002-1", "step-000001-1", "step-000002-1",
     ]  # fmt: skip
-    found = checkpoints.latest()
-    assert found is not None and found[1].step == 2
+    latest = checkpoints.latest()
+    assert latest is not None and latest[1].step == 2
 
 
 def test_checkpoints_none_of_which_can_be_used_end_in_one_sentence(tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_a_missing_latest_is_said_and_the_newest_checkpoint_is_used(
     pointer.unlink()
     if leads:
         pointer.symlink_to("nowhere")
-    found = checkpoints.latest()
-    assert found is not None and found[1].step == 10
+    latest = checkpoints.latest()
+    assert latest is not None and latest[1].step == 10
     assert "latest is missing or leads nowhere" in caplog.text
 
 

@@ -160,7 +160,7 @@ async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
         with pytest.raises(LearnerError, match="one learner to a bus"):
             await running
         await cancel_and_wait(taking)
-    assert sum("reading them again" in one.message for one in caplog.records) <= 4
+    assert sum("reading them again" in record.message for record in caplog.records) <= 4
 
 
 async def test_of_two_readers_that_stay_the_one_who_came_last_gives_up(
@@ -220,8 +220,8 @@ async def test_a_late_attempt_is_accounted_for_and_never_used(bus: Bus) -> None:
         for part in batches("a", 0, reward=0.0, attempt=2, samples=2):
             await bus.publish(subjects.rollout("train"), part, msg_id=f"again:{part.sequence}")
         await until_read(intake, 7)
-        assert [one.attempt for one in intake.groups.late_attempts] == [2]
-        assert [one.attempt for one in intake.groups.pop_ready(1)[0].rollouts] == [1, 1]
+        assert [late_attempt.attempt for late_attempt in intake.groups.late_attempts] == [2]
+        assert [rollout.attempt for rollout in intake.groups.pop_ready(1)[0].rollouts] == [1, 1]
 
 
 async def test_the_same_batches_come_of_the_same_stream_position_to_the_bit(bus: Bus) -> None:

@@ -48,13 +48,13 @@ def mark(offset: int = 0, last: int = 0, created: str = "monday") -> StreamMark:
     ],
 )
 def test_where_a_learner_goes_on_is_decided_by_what_it_knows_and_what_is_there(
-    known: StreamMark, position: int, found: StreamState, sequence: int, offset: int, gap: str
+    known: StreamMark, position: int, state: StreamState, sequence: int, offset: int, gap: str
 ) -> None:
-    said = resume_at(known, position, found)
-    assert (said.sequence, said.mark.offset, said.mark.created) == (sequence, offset, found.created_at)
-    assert (gap in said.gap) and bool(gap) == bool(said.gap)
-    again = resume_at(said.mark, max(position, said.mark.offset + said.sequence), found)
-    assert (again.sequence, again.gap, again.mark) == (sequence, "", said.mark), "said once"
+    text = resume_at(known, position, state)
+    assert (text.sequence, text.mark.offset, text.mark.created) == (sequence, offset, state.created_at)
+    assert (gap in text.gap) and bool(gap) == bool(text.gap)
+    again = resume_at(text.mark, max(position, text.mark.offset + text.sequence), state)
+    assert (again.sequence, again.gap, again.mark) == (sequence, "", text.mark), "said once"
 
 
 async def test_a_learner_goes_on_when_the_bus_comes_back_empty(bus: Bus, nats: NatsServer) -> None:

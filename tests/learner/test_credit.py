@@ -49,19 +49,19 @@ A = 0.5 / (np.std([1, 0], ddof=1) + EPSILON)  # of the winner; the loser's is it
     ids=["identical", "last_call", "discounted", "reward_to_go", "air", "gigpo off", "gigpo"],
 )
 def test_credit_is_its_formula(method: str, options: dict[str, Any], expected: list[list[float]]) -> None:
-    for found, wanted in zip(by(method, WON, LOST, **options), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    for actual, wanted in zip(by(method, WON, LOST, **options), expected, strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5)
 
 
 def test_reward_to_go_judges_a_call_by_what_came_after_it() -> None:
     """Returns 1.5, 1 and 0, 0; the others of the group count once, with the mean of their returns."""
-    found = by("reward_to_go", episode(1.0, 0.5, 0.0), episode(0.0, 0.0, 0.0))
+    actual = by("reward_to_go", episode(1.0, 0.5, 0.0), episode(0.0, 0.0, 0.0))
     mine, other = 1.25, 0.0
-    for value, advantage in zip([1.5, 1.0], found[0], strict=True):
+    for value, advantage in zip([1.5, 1.0], actual[0], strict=True):
         pair = np.array([value, other])
         assert advantage == pytest.approx((value - pair.mean()) / (pair.std(ddof=1) + EPSILON), rel=1e-5)
     pair = np.array([mine, 0.0])
-    assert found[1] == pytest.approx([(0 - pair.mean()) / (pair.std(ddof=1) + EPSILON)] * 2, rel=1e-5)
+    assert actual[1] == pytest.approx([(0 - pair.mean()) / (pair.std(ddof=1) + EPSILON)] * 2, rel=1e-5)
     plain = [float(x) for x in (1.5, 1.0)]
     raw = by("reward_to_go", episode(1.0, 0.5, 0.0), estimate=lambda scores, groups: list(scores))
     assert raw == [plain], "with a critic it is the return itself"
@@ -69,13 +69,13 @@ def test_reward_to_go_judges_a_call_by_what_came_after_it() -> None:
 
 def test_gigpo_compares_calls_from_the_same_state_only() -> None:
     """States x of both rollouts, y of the first, z of the second, twice x in the second."""
-    one, two = episode(1.0, 0.0, 0.0, states="xy"), episode(0.0, 0.25, 0.0, 0.0, states="xzx")
-    found = by("gigpo", one, two, gamma=1.0, gigpo_step_weight=2.0)
-    outcome = by("identical", one, two)
+    item, two = episode(1.0, 0.0, 0.0, states="xy"), episode(0.0, 0.25, 0.0, 0.0, states="xzx")
+    actual = by("gigpo", item, two, gamma=1.0, gigpo_step_weight=2.0)
+    outcome = by("identical", item, two)
     returns = np.array([1.0, 0.25, 0.0])  # in state x
     step = (returns - returns.mean()) / (returns.std(ddof=1) + EPSILON)
-    np.testing.assert_allclose(found[0], np.add(outcome[0], [2 * step[0], 0]), rtol=1e-5)
-    np.testing.assert_allclose(found[1], np.add(outcome[1], [2 * step[1], 0, 2 * step[2]]), rtol=1e-5)
+    np.testing.assert_allclose(actual[0], np.add(outcome[0], [2 * step[0], 0]), rtol=1e-5)
+    np.testing.assert_allclose(actual[1], np.add(outcome[1], [2 * step[1], 0, 2 * step[2]]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["identical", "last_call", "discounted", "reward_to_go", "air", "gigpo"])
@@ -86,8 +86,8 @@ def test_credit_of_a_group_does_not_depend_on_the_others_or_their_order(method: 
     alone = by(method, WON, LOST, estimate=estimate)
     among = by(method, other[0], LOST, other[1], WON, estimate=estimate)
     if name != "reinforce_plus_plus_baseline" and name != "gpg":  # these scale by the whole batch
-        for found, wanted in zip([among[3], among[1]], alone, strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        for actual, wanted in zip([among[3], among[1]], alone, strict=True):
+            np.testing.assert_allclose(actual, wanted, rtol=1e-5)
     assert all(np.sign(among[3]) >= 0) and all(np.sign(among[1]) <= 0)
 
 
@@ -161,9 +161,9 @@ def test_rules_reward_the_call_before_a_span_or_the_one_that_asked_for_the_tool(
         {**TOOL, "langsmith.span.kind": "tool"},  # langsmith 0.15.0
     ],
 )
-def test_by_default_a_tool_that_failed_costs_its_call_something_whoever_made_its_span(said: dict[str, str]) -> None:
+def test_by_default_a_tool_that_failed_costs_its_call_something_whoever_made_its_span(text: dict[str, str]) -> None:
     rules = CreditSettings(method="air").rules_in_force
-    failed = span("add", 12, 15, attributes=said, status="error")
+    failed = span("add", 12, 15, attributes=text, status="error")
     assert intermediate_rewards([*CALLS, failed], "", rules) == (-0.1, 0.0)
     fine = [replace(failed, status="ok"), span("chain", 12, 15, attributes={"openinference.span.kind": "CHAIN"})]
     assert intermediate_rewards([*CALLS, *fine, replace(fine[1], status="error")], "", rules) == (0.0, 0.0)
@@ -171,8 +171,8 @@ def test_by_default_a_tool_that_failed_costs_its_call_something_whoever_made_its
 
 def test_a_reward_belongs_to_the_call_it_links() -> None:
     """As agentlightning 0.3.0 links, by ``make_link_attributes``; of its dimensions the first counts."""
-    asked = [replace(one, attributes={"gen_ai.response.id": f"chatcmpl-{one.name}"}) for one in CALLS]
-    said = {
+    requests = [replace(call, attributes={"gen_ai.response.id": f"chatcmpl-{call.name}"}) for call in CALLS]
+    fields = {
         "agentlightning.reward.0.name": "task",
         "agentlightning.reward.0.value": 0.5,
         "agentlightning.reward.1.name": "speed",
@@ -180,8 +180,8 @@ def test_a_reward_belongs_to_the_call_it_links() -> None:
         "agentlightning.link.0.key_match": "gen_ai.response.id",
         "agentlightning.link.0.value_match": "chatcmpl-c0",
     }
-    late = span("agentlightning.annotation", 40, 40, attributes=said)
-    assert intermediate_rewards([*asked, late], "", []) == (0.5, 0.0)
+    late = span("agentlightning.annotation", 40, 40, attributes=fields)
+    assert intermediate_rewards([*requests, late], "", []) == (0.5, 0.0)
 
 
 def test_reward_spans_are_intermediate_rewards_but_for_the_one_that_is_the_outcome() -> None:
@@ -194,4 +194,4 @@ def test_reward_spans_are_intermediate_rewards_but_for_the_one_that_is_the_outco
         span("root", 0, 50, attributes={"lightningbus.reward": 1.0, "lightningbus.outcome": "ok"}),
     ]
     assert intermediate_rewards(spans, "outcome", []) == (0.75, 0.0)
-    assert intermediate_rewards([replace(one, parent_span_id="p") for one in spans], "", []) == (0.75, 1.0)
+    assert intermediate_rewards([replace(item, parent_span_id="p") for item in spans], "", []) == (0.75, 1.0)

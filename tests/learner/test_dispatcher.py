@@ -95,11 +95,11 @@ async def test_what_the_bus_lost_is_dispatched_again_and_what_has_ended_is_not(b
     dispatching = asyncio.create_task(dispatcher.run())
     try:
         first = await tasks_of(bus, 6)
-        one, two, three = dict.fromkeys(task.id for task in first)
-        assert dispatcher.dispatch_again({one: {0}}, {two}, "gap") == 3
+        item, two, three = dict.fromkeys(task.id for task in first)
+        assert dispatcher.dispatch_again({item: {0}}, {two}, "gap") == 3
         again = await tasks_of(bus, 3)
-        assert [(task.id, task.sample_index) for task in again] == [(one, 1), (three, 0), (three, 1)]
-        assert again == [task for task in first if (task.id, task.sample_index) in {(one, 1), (three, 0), (three, 1)}]
+        assert [(task.id, task.sample_index) for task in again] == [(item, 1), (three, 0), (three, 1)]
+        assert again == [task for task in first if (task.id, task.sample_index) in {(item, 1), (three, 0), (three, 1)}]
         assert dispatcher.outstanding == [0, 1, 2]
     finally:
         await cancel_and_wait(dispatching)

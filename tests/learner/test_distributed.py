@@ -41,9 +41,9 @@ async def test_a_learner_of_two_ranks_trains_and_publishes(bus: Bus, model_path:
                 msg_id = f"{task}:{sample}:{part.sequence}"
                 await bus.publish(subjects.rollout("train"), part, msg_id=msg_id, timeout=60)
     async with asyncio.timeout(120):
-        _, said = await process.communicate()
-    assert process.returncode == 0, said.decode()[-3000:]
-    found = await bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
-    assert found is not None and found[0].version == STEPS
+        _, text = await process.communicate()
+    assert process.returncode == 0, text.decode()[-3000:]
+    last = await bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
+    assert last is not None and last[0].version == STEPS
     saved = {path.name for path in (tmp_path / "checkpoints" / "latest" / "trainer").iterdir()}
     assert {f"__{rank}_0.distcp" for rank in range(2)} <= saved

@@ -27,19 +27,19 @@ CHANGES = {
 def everything(trainer: Trainer) -> dict[str, Any]:
     """All that a step goes on from, whole, by name; every rank must ask."""
     assert trainer._critic is not None
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for which, engine in (("actor", trainer._engine), ("critic", trainer._critic.engine)):
         for name, part in engine.module.named_parameters():
-            found[f"{which} {name}"] = whole(part)
+            by_name[f"{which} {name}"] = whole(part)
             for what, value in engine.optimizer.state[part].items():
-                found[f"{which} {name} {what}"] = whole(value)
-        found[f"{which} rate"] = torch.tensor(engine.lr_scheduler.get_last_lr())
-    return found
+                by_name[f"{which} {name} {what}"] = whole(value)
+        by_name[f"{which} rate"] = torch.tensor(engine.lr_scheduler.get_last_lr())
+    return by_name
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
+def same(item: dict[str, Any], other: dict[str, Any]) -> None:
+    assert item.keys() == other.keys()
+    for name, value in item.items():
         assert torch.equal(value, other[name]), name
 
 
@@ -55,9 +55,9 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(
     (tmp_path / "batch").write_bytes(pickle.dumps(batch))
     script = Path(__file__).with_name("restarted.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    told = [model_path, *(tmp_path / name for name in ("one", "batch", "two", "found"))]
+    reported = [model_path, *(tmp_path / name for name in ("one", "batch", "two", "found"))]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*torchrun, *map(str, told)], env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*torchrun, *map(str, reported)], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     loaded, saved, after = torch.load(tmp_path / "found")
     same(loaded, before)
@@ -85,8 +85,8 @@ def test_a_step_after_a_restart_is_the_step_without_one(
         saving.save(tmp_path / f"{step}")
         restarted = start(**changes)
         restarted.load(tmp_path / f"{step}")
-        for one in (untouched, saving, restarted):
-            one.step(batch)
-        for one in (saving, restarted):
-            parts = zip(untouched._engine.module.parameters(), one._engine.module.parameters(), strict=True)
+        for item in (untouched, saving, restarted):
+            item.step(batch)
+        for item in (saving, restarted):
+            parts = zip(untouched._engine.module.parameters(), item._engine.module.parameters(), strict=True)
             assert all(torch.equal(whole(part), whole(other)) for part, other in parts)

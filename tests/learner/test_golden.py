@@ -30,10 +30,10 @@ def example(settings: LearnerSettings = SETTINGS) -> Batch:
 
 
 def test_rows() -> None:
-    one, two = example().sequences
-    assert one.token_ids.tolist() == [5, 6, 7, 8, 9, 4, 10, 11, 12] and two.token_ids.tolist() == [5, 6, 7, 13]
-    assert one.call_index.tolist() == [-1, -1, -1, 0, 0, -1, 1, 1, 1] and two.call_index.tolist() == [-1, -1, -1, 0]
-    assert one.logprobs.tolist() == [0, 0, 0, -1, -1, 0, -1, -1, -1]
+    item, two = example().sequences
+    assert item.token_ids.tolist() == [5, 6, 7, 8, 9, 4, 10, 11, 12] and two.token_ids.tolist() == [5, 6, 7, 13]
+    assert item.call_index.tolist() == [-1, -1, -1, 0, 0, -1, 1, 1, 1] and two.call_index.tolist() == [-1, -1, -1, 0]
+    assert item.logprobs.tolist() == [0, 0, 0, -1, -1, 0, -1, -1, -1]
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_rows() -> None:
     ids=["identical", "discounted", "last_call", "gigpo"],
 )
 def test_advantages(credit: dict[str, Any], expected: list[float]) -> None:
-    found = example(LearnerSettings.model_validate({"model_path": "model", "credit": credit})).advantages
-    assert list(found) == [("a.0", 0), ("a.0", 1), ("a.1", 0)]
-    np.testing.assert_allclose(list(found.values()), expected, rtol=1e-5)
+    advantages = example(LearnerSettings.model_validate({"model_path": "model", "credit": credit})).advantages
+    assert list(advantages) == [("a.0", 0), ("a.0", 1), ("a.1", 0)]
+    np.testing.assert_allclose(list(advantages.values()), expected, rtol=1e-5)
 
 
 def test_weights_loss_and_gradient() -> None:
@@ -80,12 +80,12 @@ def test_weights_loss_and_gradient() -> None:
     ).to_tensordict(ForwardConfig(64))
     assign_non_tensor(data, dp_size=1)
     # The engine says each token's log-probability at the place before it.
-    said = torch.cat([torch.from_numpy(np.roll(part, -1)) for part in now]).requires_grad_()
-    output = torch.nested.nested_tensor_from_jagged(said, data["input_ids"].offsets())
+    text = torch.cat([torch.from_numpy(np.roll(part, -1)) for part in now]).requires_grad_()
+    output = torch.nested.nested_tensor_from_jagged(text, data["input_ids"].offsets())
     loss, metrics = policy_loss(SETTINGS, {"log_probs": output}, data)
     assert loss.item() == pytest.approx(0.1 * (-4 * A - 1.28 * A) + 0.5 * A, rel=1e-5)
     assert loss.item() == pytest.approx(-0.019799, rel=1e-4)
     assert metrics["actor/pg_clipfrac"] == pytest.approx(1 / 6)
-    (gradient,) = torch.autograd.grad(loss, said)
+    (gradient,) = torch.autograd.grad(loss, text)
     expected = [0, 0, -0.1 * A, -0.1 * A, 0, 0, -0.1 * A, -0.1 * A, 0, 0, 0, 0.5 * A, 0]
     np.testing.assert_allclose(gradient.numpy(), expected, atol=1e-6)

@@ -56,7 +56,7 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
         (path / "weights.safetensors").write_bytes(b"%d" % step)
         if step == 1:
             checkpoints.commit(path, state(step=1))
-    found = checkpoints.latest()
-    assert found is not None and found[1].step == 1 and (found[0] / "weights.safetensors").read_bytes() == b"1"
+    latest = checkpoints.latest()
+    assert latest is not None and latest[1].step == 1 and (latest[0] / "weights.safetensors").read_bytes() == b"1"
     with checkpoints.locked(), pytest.raises(CheckpointError, match="another learner is using"), checkpoints.locked():
         pass

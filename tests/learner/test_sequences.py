@@ -24,11 +24,11 @@ def forest(*calls: ModelCall) -> list[Transition]:
 
 def trained(rows: Sequence[TrainSequence]) -> list[tuple[int, int, int]]:
     """(call, token, tokens before it) of everything trained, in order of the calls."""
-    found = []
+    actual = []
     for row in rows:
         for at in np.flatnonzero(row.trained):
-            found.append((int(row.call_index[at]), int(row.token_ids[at]), int(at)))
-    return sorted(found)
+            actual.append((int(row.call_index[at]), int(row.token_ids[at]), int(at)))
+    return sorted(actual)
 
 
 def sampled(calls: Sequence[Transition]) -> list[tuple[int, int, int]]:
@@ -66,11 +66,11 @@ B1, B2 = model_call(1, [11, 12], [13]), model_call(3, [11, 12, 13, 14], [15, 16]
     ],
 )
 def test_calls_form_a_forest_by_exact_prefix(calls: list[ModelCall], expected: list[int | None], rows: int) -> None:
-    made = forest(*calls)
-    assert find_parents(made) == expected
-    merged, left_out = build_sequences("r", made, MERGED)
+    built = forest(*calls)
+    assert find_parents(built) == expected
+    merged, left_out = build_sequences("r", built, MERGED)
     assert len(merged) == rows and not left_out
-    assert trained(merged) == sampled(made)
+    assert trained(merged) == sampled(built)
 
 
 tokens = st.lists(st.integers(1, 3), min_size=1, max_size=3)
@@ -97,19 +97,19 @@ def agents(draw: st.DrawFn) -> list[ModelCall]:
 def test_every_sampled_token_is_trained_exactly_once_or_has_a_reason(
     calls: list[ModelCall], mode: Any, overlong: Any, limit: int
 ) -> None:
-    made = forest(*calls)
-    rows, left_out = build_sequences("r", made, SequenceConfig(["", "x"], mode, limit, overlong))
-    kept = [call for place, call in enumerate(made) if place not in left_out]
+    built = forest(*calls)
+    rows, left_out = build_sequences("r", built, SequenceConfig(["", "x"], mode, limit, overlong))
+    kept = [call for place, call in enumerate(built) if place not in left_out]
     assert sorted((call, token) for call, token, _ in trained(rows)) == sorted(
         (call, token) for call, token, _ in sampled(kept)
     )
     for place, why in left_out.items():
-        assert why == "role" if made[place].role == "judge" else why == "too long" and overlong == "mask"
+        assert why == "role" if built[place].role == "judge" else why == "too long" and overlong == "mask"
     for row in rows:
         assert len(row.token_ids) <= limit and row.num_tokens > 0
         assert not row.trained[0], "nothing predicts the first token of a row"
         whole = {int(call) for call in row.call_index[row.trained]}
-        assert {made[call].temperature for call in whole} == {row.temperature}
+        assert {built[call].temperature for call in whole} == {row.temperature}
         np.testing.assert_array_equal(row.weight_versions[row.trained], row.call_index[row.trained])
     if overlong == "mask":
         assert trained(rows) == sampled(kept), "each behind exactly what it was sampled behind"
@@ -118,8 +118,8 @@ def test_every_sampled_token_is_trained_exactly_once_or_has_a_reason(
 
 
 def test_what_shares_a_prefix_is_context_in_all_rows_but_one() -> None:
-    made = forest(model_call(0, [1], [2]), model_call(1, [1, 2, 3], [4]), model_call(2, [1, 2, 5], [6]))
-    rows, _ = build_sequences("r", made, MERGED)
+    built = forest(model_call(0, [1], [2]), model_call(1, [1, 2, 3], [4]), model_call(2, [1, 2, 5], [6]))
+    rows, _ = build_sequences("r", built, MERGED)
     assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 4], [1, 2, 5, 6]]
     assert [row.call_index.tolist() for row in rows] == [[-1, -1, -1, 1], [-1, 0, -1, 2]]
 
@@ -133,7 +133,7 @@ def test_a_call_that_is_too_long_is_left_out_or_trained_in_windows() -> None:
     assert [row.token_ids[row.trained].tolist() for row in rows] == [[11, 12, 13, 14], [15, 16, 17]]
 
 
-def said(index: int, messages: list[Any], answer: str, prompt: list[int], response: list[int]) -> ModelCall:
+def chat_call(index: int, messages: list[Any], answer: str, prompt: list[int], response: list[int]) -> ModelCall:
     request = json.dumps({"messages": messages})
     return model_call(
         index, prompt, response, request=request, response=json.dumps({"role": "assistant", "content": answer})
@@ -142,11 +142,11 @@ def said(index: int, messages: list[Any], answer: str, prompt: list[int], respon
 
 def text(ids: Sequence[int]) -> str:
     """Tokens 7 and 8 say together what 9 says alone."""
-    return "".join({7: "ab", 8: "c", 9: "abc"}.get(one, f"<{one}>") for one in ids)
+    return "".join({7: "ab", 8: "c", 9: "abc"}.get(item, f"<{item}>") for item in ids)
 
 
 USER = {"role": "user", "content": "hello"}
-HELLO = said(0, [USER], "abc", [1], [7, 8])
+HELLO = chat_call(0, [USER], "abc", [1], [7, 8])
 HISTORY = [USER, {"role": "assistant", "content": "abc", "tool_calls": None}]
 NEXT = {"role": "user", "content": "and?"}
 
@@ -154,12 +154,15 @@ NEXT = {"role": "user", "content": "and?"}
 @pytest.mark.parametrize(
     ("second", "why"),
     [
-        (said(1, [*HISTORY, NEXT], "x", [1, 7, 8, 2], [3]), {}),
-        (said(1, [*HISTORY, NEXT], "x", [1, 9, 2], [3]), {1: "re-tokenised"}),
-        (said(1, [*HISTORY, NEXT], "x", [1, 5, 7, 8, 2], [3]), {1: "template"}),
-        (said(1, [USER, {"role": "assistant", "content": "short"}, NEXT], "x", [1, 4, 2], [3]), {1: "edited history"}),
-        (said(1, [USER], "x", [1], [4]), {}),
-        (said(1, [{"role": "user", "content": "other"}, NEXT], "x", [6], [4]), {}),
+        (chat_call(1, [*HISTORY, NEXT], "x", [1, 7, 8, 2], [3]), {}),
+        (chat_call(1, [*HISTORY, NEXT], "x", [1, 9, 2], [3]), {1: "re-tokenised"}),
+        (chat_call(1, [*HISTORY, NEXT], "x", [1, 5, 7, 8, 2], [3]), {1: "template"}),
+        (
+            chat_call(1, [USER, {"role": "assistant", "content": "short"}, NEXT], "x", [1, 4, 2], [3]),
+            {1: "edited history"},
+        ),
+        (chat_call(1, [USER], "x", [1], [4]), {}),
+        (chat_call(1, [{"role": "user", "content": "other"}, NEXT], "x", [6], [4]), {}),
     ],
     ids=["unbroken", "re-tokenised", "template", "edited history", "another sample", "another conversation"],
 )

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def conversations(seed: int = 0, count: int = 8) -> list[Rollout]:
     """Rollouts of one to four calls, some extending others, some alone, each of its own length."""
     rng = np.random.default_rng(seed)
-    made = []
+    built = []
     for number in range(count):
         calls: list[Any] = []
         context: list[int] = []
@@ -41,29 +41,29 @@ def conversations(seed: int = 0, count: int = 8) -> list[Rollout]:
             calls.append(model_call(index, prompt, response))
             context = prompt + response
         task = f"task{number // 4}"
-        made.append(rollout(task, number % 4, float(number % 3 == 0), calls=calls))
-    return made
+        built.append(rollout(task, number % 4, float(number % 3 == 0), calls=calls))
+    return built
 
 
 def sampled_by(trainer: Trainer, rollouts: Sequence[Rollout], shift: float) -> list[Rollout]:
     """The rollouts as if the current weights had sampled them, each log-probability moved by up to ``shift``."""
     rng = np.random.default_rng(1)
-    made = []
-    for one in rollouts:
+    built = []
+    for item in rollouts:
         rows, _ = build_sequences(
-            one.id, build_transitions(one.calls), SequenceConfig(mode="transition", max_tokens=128)
+            item.id, build_transitions(item.calls), SequenceConfig(mode="transition", max_tokens=128)
         )
         calls = []
-        for call, row, logprobs in zip(one.calls, rows, trainer.log_probs(rows), strict=True):
+        for call, row, logprobs in zip(item.calls, rows, trainer.log_probs(rows), strict=True):
             moved = logprobs[row.trained] + rng.uniform(-shift, shift, row.num_tokens)
             calls.append(replace(call, logprobs=array("f", moved).tobytes()))
-        made.append(changed(one, calls=tuple(calls)))
-    return made
+        built.append(changed(item, calls=tuple(calls)))
+    return built
 
 
 def batch_of(trainer: Trainer, rollouts: Sequence[Rollout]) -> Batch:
     """The training batch of rollouts, by the trainer's settings."""
-    groups = [group(task, *[one for one in rollouts if one.task_id == task]) for task in ("task0", "task1")]
+    groups = [group(task, *[item for item in rollouts if item.task_id == task]) for task in ("task0", "task1")]
     return BatchBuilder(trainer._settings).build(groups, 0)
 
 
@@ -85,15 +85,15 @@ def gradient_of(trainer: Trainer, batch: Batch) -> tuple[dict[str, float], list[
 
 def whole(tensor: Any) -> torch.Tensor:
     """All of a tensor that may be spread over ranks."""
-    found = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found.detach().clone() if found is not None else torch.zeros(())
+    actual = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return actual.detach().clone() if actual is not None else torch.zeros(())
 
 
-def close(one: Named, other: Named) -> None:
+def close(named: Named, other: Named) -> None:
     """Equal but for the rounding of float32 sums."""
     largest = max(float(part.abs().max()) for part in other.values())
     for name, part in other.items():
-        torch.testing.assert_close(one[name], part, atol=2e-6 * largest, rtol=2e-4)
+        torch.testing.assert_close(named[name], part, atol=2e-6 * largest, rtol=2e-4)
 
 
 RULES = {
@@ -137,9 +137,9 @@ def test_a_gradient_is_the_plain_references_however_the_work_is_cut(start: Start
         batch = batch_of(trainer, rollouts)
         order = np.random.default_rng(2).permutation(len(batch.sequences))
         shuffled = changed(batch, sequences=[batch.sequences[place] for place in order])
-        metrics, (found,) = gradient_of(trainer, shuffled)
+        metrics, (actual,) = gradient_of(trainer, shuffled)
         assert metrics["actor/loss"] == pytest.approx(expected_loss, rel=1e-4, abs=1e-6)
-        close(found, {name: part for name, part in expected.items() if name in found})
+        close(actual, {name: part for name, part in expected.items() if name in actual})
 
 
 def test_mini_batches_add_up_to_thewhole(start: Start, model_path: Path) -> None:
@@ -182,12 +182,12 @@ def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path) -> N
         [*command, str(tmp_path / "two.pt")], cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    two, one = torch.load(tmp_path / "two.pt"), step(model_path)
-    assert one is not None and one["metrics"].keys() == two["metrics"].keys()
+    two, item = torch.load(tmp_path / "two.pt"), step(model_path)
+    assert item is not None and item["metrics"].keys() == two["metrics"].keys()
     for what in ("gradient", "critic"):
-        close(two[what], one[what])
+        close(two[what], item[what])
     for name in ("actor/loss", "actor/kl_loss", "critic/vf_loss", "off_policy/ess", "rollout_corr/k3_kl"):
-        assert two["metrics"][name] == pytest.approx(one["metrics"][name], rel=1e-4, abs=1e-6), name
+        assert two["metrics"][name] == pytest.approx(item["metrics"][name], rel=1e-4, abs=1e-6), name
 
 
 def test_a_critic_learns_the_returns(start: Start) -> None:
@@ -222,15 +222,15 @@ def test_adapters_alone_are_trained_and_merge_to_what_the_learner_computes(start
         {name: _distributed(full, name, part) for name, part in merged.items()}, strict=False
     )
     assert not unexpected and set(missing) <= {"lm_head.weight"}
-    for one, other in zip(full.log_probs(batch.sequences), trainer.log_probs(batch.sequences), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
+    for item, other in zip(full.log_probs(batch.sequences), trainer.log_probs(batch.sequences), strict=True):
+        np.testing.assert_allclose(item, other, atol=1e-5)
 
 
 def _distributed(trainer: Trainer, name: str, tensor: torch.Tensor) -> Any:
     from torch.distributed.tensor import distribute_tensor
 
-    own = trainer._engine.module.state_dict()[name]
-    return distribute_tensor(tensor, own.device_mesh, own.placements)
+    local = trainer._engine.module.state_dict()[name]
+    return distribute_tensor(tensor, local.device_mesh, local.placements)
 
 
 @pytest.mark.parametrize(
@@ -249,14 +249,14 @@ def test_corrections_are_verls_by_its_own_names(start: Start, model_path: Path, 
     """Each has its effect, and the same one for rows per call and merged rows: its sequences are calls."""
     trainer = start(algorithm={"rollout_correction": correction})
     rollouts = sampled_by(trainer, conversations(), shift=0.4)
-    found = []
+    actual = []
     for rows in ("transition", "trajectory"):
         trainer._settings = settings_for(model_path, sequence_mode=rows, algorithm={"rollout_correction": correction})
-        found.append(gradient_of(trainer, batch_of(trainer, rollouts)))
-    (one, (first,)), (_, (second,)) = found
+        actual.append(gradient_of(trainer, batch_of(trainer, rollouts)))
+    (item, (first,)), (_, (second,)) = actual
     close(first, second)
-    assert 0 < one["off_policy/ess"] < 1
-    value = one[f"rollout_corr/{check}"]
+    assert 0 < item["off_policy/ess"] < 1
+    value = item[f"rollout_corr/{check}"]
     assert 0 < value < 1 if check.endswith("fraction") else value > 0
     plain = start()
     _, (uncorrected,) = gradient_of(plain, batch_of(plain, rollouts))
@@ -297,5 +297,5 @@ def test_a_checkpoint_restores_weights_and_optimiser_bit_by_bit(start: Start, tm
     again.load(tmp_path / "checkpoint")
     second = again.step(batch)
     assert first["critic/vf_loss"] == second["critic/vf_loss"]
-    found = again.weights()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    weights = again.weights()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)

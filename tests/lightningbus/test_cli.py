@@ -167,14 +167,14 @@ def test_a_model_path_that_holds_no_model_says_so(tmp_path: Path, missing: bool,
 )
 def test_a_malformed_task_line_is_named_and_nothing_is_published(tmp_path: Path, line: str, sentence: str) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": {"n": 1}}\n' + line + "\n")
-    said = says(run("publish", "tasks.jsonl", "--bus", "nats://127.0.0.1:1", cwd=tmp_path))
-    assert sentence in said and "tasks.jsonl" in said, "every line is checked before the bus is even asked for"
+    text = says(run("publish", "tasks.jsonl", "--bus", "nats://127.0.0.1:1", cwd=tmp_path))
+    assert sentence in text and "tasks.jsonl" in text, "every line is checked before the bus is even asked for"
 
 
 def test_nobody_on_the_bus_is_said_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": {"n": 1}}\n')
-    said = says(run("publish", "tasks.jsonl", "--bus", "nats://user:secret@127.0.0.1:1", cwd=tmp_path))
-    assert "127.0.0.1:1" in said and "secret" not in said
+    text = says(run("publish", "tasks.jsonl", "--bus", "nats://user:secret@127.0.0.1:1", cwd=tmp_path))
+    assert "127.0.0.1:1" in text and "secret" not in text
     assert "no store is running and there is no run here" in says(run("query", "SELECT 1", cwd=tmp_path))
 
 
@@ -188,8 +188,8 @@ def test_names_and_modes_are_checked_before_anything_is_sent(tmp_path: Path) -> 
 async def test_a_bus_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = says(run("bus", "--port", port, "--dir", tmp_path / "bus", cwd=tmp_path))
-    assert str(port) in said
+        text = says(run("bus", "--port", port, "--dir", tmp_path / "bus", cwd=tmp_path))
+    assert str(port) in text
 
 
 def test_ctrl_c_stops_a_bus_cleanly_and_what_it_held_is_there_again(tmp_path: Path) -> None:
@@ -260,13 +260,13 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
         "runners": [{"entrypoint": "agent:solve"}],
     }
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(job))
-    asked = ["train", "-c", "train.yaml", "--dry-run"]
-    assert says(run(*asked, cwd=tmp_path)) == "train.yaml: a training job needs eval too"
+    arguments = ["train", "-c", "train.yaml", "--dry-run"]
+    assert says(run(*arguments, cwd=tmp_path)) == "train.yaml: a training job needs eval too"
     job["eval"] = {"tasks": "other.jsonl"}
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(job))
-    assert "other.jsonl cannot be read" in says(run(*asked, cwd=tmp_path))
+    assert "other.jsonl cannot be read" in says(run(*arguments, cwd=tmp_path))
     shutil.copy(tmp_path / "tasks.jsonl", tmp_path / "other.jsonl")
-    done = run(*asked, cwd=tmp_path)
+    done = run(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "tasks.jsonl: 1 tasks",
@@ -286,9 +286,9 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
         "inference": [{**node, "lora": {"rank": 8}}],
     }
     (tmp_path / "unfit.yaml").write_text(yaml.safe_dump(unfit))
-    said = "unfit.yaml: inference.lora.rank: the learner's adapters are of rank 9"
-    assert says(run("train", "-c", "unfit.yaml", "--dry-run", cwd=tmp_path)) == said
+    text = "unfit.yaml: inference.lora.rank: the learner's adapters are of rank 9"
+    assert says(run("train", "-c", "unfit.yaml", "--dry-run", cwd=tmp_path)) == text
     (tmp_path / "agent.py").write_text("import no_such_framework\n")
-    done = run(*asked, cwd=tmp_path)  # which shows the agent's own traceback too
+    done = run(*arguments, cwd=tmp_path)  # which shows the agent's own traceback too
     assert done.returncode == 2
     assert "No module named 'no_such_framework'" in done.stderr.splitlines()[-1]

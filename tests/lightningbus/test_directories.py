@@ -91,7 +91,7 @@ def wait_until_up(process: "subprocess.Popen[str]", command: str, place: Path) -
         if command == "store":
             if "SQL at" in (place / "errors.log").read_text():
                 return
-        elif (found := endpoints.read_endpoints()) and found.pid == process.pid and (command != "up" or found.sql):
+        elif (actual := endpoints.read_endpoints()) and actual.pid == process.pid and (command != "up" or actual.sql):
             return
         assert time.monotonic() < deadline, f"{command} is not up"
         time.sleep(0.05)
@@ -120,7 +120,7 @@ def test_a_second_command_in_a_live_directory_is_refused_and_the_first_goes_on(
         wait_until_up(process, first, place)
         directories = {path.name: path.stat().st_ino for path in (place / "runs").iterdir() if not path.is_symlink()}
         announced = announced_in(place)
-        for second in (second for one, second in PAIRS if one == first):
+        for second in (second for item, second in PAIRS if item == first):
             sentence = says(run(*line(second), cwd=place))
             assert "is up (pid" in sentence or "is in use" in sentence, f"{second}: {sentence}"
             if second in ("up", "train", "demo") and first in ("up", "train", "demo"):

@@ -47,7 +47,7 @@ class Role:
     process: asyncio.subprocess.Process
     log: Path
     url: str = ""
-    asked: bool = False
+    request: bool = False
 
     async def get(self, path: str) -> tuple[int, str]:
         """Status and body."""
@@ -58,31 +58,31 @@ class Role:
     async def becomes(self, status: int, seconds: float = 90.0) -> str:
         """Wait until ``/readyz`` has a status; returns what it says."""
         async with asyncio.timeout(seconds):
-            while (found := await self.get("/readyz"))[0] != status:
+            while (actual := await self.get("/readyz"))[0] != status:
                 await asyncio.sleep(0.05)  # a probe asks; nobody tells it
-        return found[1]
+        return actual[1]
 
     async def metrics(self) -> dict[str, float]:
         """Every sample by name, those of all labels together."""
         _, body = await self.get("/metrics")
-        found: dict[str, float] = {}
+        by_name: dict[str, float] = {}
         for family in text_string_to_metric_families(body):
             for sample in family.samples:
-                found[sample.name] = found.get(sample.name, 0) + sample.value
-        return found
+                by_name[sample.name] = by_name.get(sample.name, 0) + sample.value
+        return by_name
 
     async def moves(self, name: str, seconds: float = 90.0) -> dict[str, float]:
         """Wait until a metric is above 0."""
         async with asyncio.timeout(seconds):
-            while not (found := await self.metrics()).get(name):
+            while not (metrics := await self.metrics()).get(name):
                 await asyncio.sleep(0.05)
-        return found
+        return metrics
 
     def ask_to_stop(self) -> None:
         """SIGTERM, once: a second one would stop it at once."""
-        if not self.asked and self.process.returncode is None:
+        if not self.is_stopping and self.process.returncode is None:
             self.process.terminate()
-        self.asked = True
+        self.is_stopping = True
 
     async def stopped(self) -> int:
         """Its exit code, asked to stop."""
@@ -111,10 +111,10 @@ async def start(nats_url: str, tmp_path: Path) -> AsyncIterator[Start]:
             process = await asyncio.create_subprocess_exec(*command, stderr=out, stdout=out, cwd=tmp_path, env=env)
         running.append(role := Role(name, process, log))
         async with asyncio.timeout(60):
-            while "health at " not in (said := log.read_text()):
-                assert process.returncode is None, said
+            while "health at " not in (text := log.read_text()):
+                assert process.returncode is None, text
                 await asyncio.sleep(0.05)
-        role.url = said.partition("health at ")[2].partition('"')[0]
+        role.url = text.partition("health at ")[2].partition('"')[0]
         return role
 
     yield start
@@ -177,8 +177,8 @@ async def test_every_role_says_whether_it_can_work_and_what_it_has_done(
     assert (await runner.moves("lightningbus_runner_tokens_total"))["lightningbus_runner_slots"] == 2
     entered = {entry.name.partition("{")[0]: entry.role for entry in metric_registry.METRIC_DOCS}
     for role in roles:
-        found = {name for name in await role.metrics() if name.startswith("lightningbus_")}
-        of = {entered[re.sub("_(bucket|count|sum)$", "", name)] for name in found}
+        metrics = {name for name in await role.metrics() if name.startswith("lightningbus_")}
+        of = {entered[re.sub("_(bucket|count|sum)$", "", name)] for name in metrics}
         assert of == {"common", role.name}, "each has its own, and all are entered"
 
     await nats.kill()
@@ -225,10 +225,10 @@ async def test_a_store_whose_clickhouse_is_silent_is_not_ready(bus: Bus, start: 
         await store.becomes(200)
         clickhouse.process.send_signal(signal.SIGSTOP)
         try:
-            said = await store.becomes(503)
+            expected = await store.becomes(503)
         finally:
             clickhouse.process.send_signal(signal.SIGCONT)
-        assert said == "store is waiting: ClickHouse takes nothing: it does not answer"
+        assert expected == "store is waiting: ClickHouse takes nothing: it does not answer"
         await store.becomes(200)
         assert await store.stopped() == 0
 
@@ -244,8 +244,8 @@ async def test_a_node_asked_to_stop_answers_what_it_has_begun(bus: Bus, start: S
     async with bus.fleet("inference") as fleet, aiohttp.ClientSession() as session:
         await fleet.wait_for_change()
         (beat,) = fleet.members()
-        asked = {"model": "policy", "prompt": [1, 2, 3], "max_tokens": 16, "stream": True}
-        async with session.post(f"{beat.address}/v1/completions", json=asked) as answer:
+        request = {"model": "policy", "prompt": [1, 2, 3], "max_tokens": 16, "stream": True}
+        async with session.post(f"{beat.address}/v1/completions", json=request) as answer:
             await answer.content.readuntil(b"\n\n")
             node.ask_to_stop()
             rest = await answer.read()
@@ -256,13 +256,13 @@ async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str) ->
     command = [sys.executable, "-m", "lightningbus", "--log-format", "json", "runner", "--bus", nats_url]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        asked = [*command, "--command", "true", "--health", port]
-        done = await asyncio.to_thread(subprocess.run, asked, capture_output=True, text=True, timeout=60)
+        arguments = [*command, "--command", "true", "--health", port]
+        done = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, timeout=60)
     (line,) = done.stderr.splitlines()
-    said = json.loads(line)
-    assert (done.returncode, said["level"], said["role"]) == (2, "critical", "runner")
-    assert said["message"].startswith(f"health: cannot listen on 127.0.0.1:{port}: Address already in use")
-    assert logs.extract_message(line) == said["message"], "which is what a supervisor repeats"
+    text = json.loads(line)
+    assert (done.returncode, text["level"], text["role"]) == (2, "critical", "runner")
+    assert text["message"].startswith(f"health: cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert logs.extract_message(line) == text["message"], "which is what a supervisor repeats"
 
 
 @pytest.mark.parametrize(
@@ -274,8 +274,8 @@ async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str) ->
         ("[::]:9464", ("::", 9464)),
     ],
 )
-def test_where_probes_are_answered_is_a_port_or_an_address(given: object, expected: tuple[str, int]) -> None:
-    health = RunnerSettings.model_validate({"command": ["true"], "health_address": given}).health_address
+def test_where_probes_are_answered_is_a_port_or_an_address(fields: object, expected: tuple[str, int]) -> None:
+    health = RunnerSettings.model_validate({"command": ["true"], "health_address": fields}).health_address
     assert health is not None and parse_address(health) == expected
 
 

@@ -32,36 +32,36 @@ def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"LIGHTNINGBUS_{name}", raising=False)
 
 
-async def runs(made: LocalStack) -> str:
+async def runs(stack: LocalStack) -> str:
     """Start a runner and wait until it takes tasks; its command line, environment and settings."""
     settings = RunnerSettings(entrypoint="plain:asks", working_dir=AGENTS, concurrency=1, id="one")
-    await made.supervisor.start(ChildSpec("runner-0", "runner", settings))
-    await made.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 60)
-    process = Path(f"/proc/{made.supervisor.pids()['runner-0']}")
-    told = [process / "cmdline", process / "environ", made.directory.path / "work" / "runner-0.json"]
-    return "\n".join(path.read_text() for path in told)
+    await stack.supervisor.start(ChildSpec("runner-0", "runner", settings))
+    await stack.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 60)
+    process = Path(f"/proc/{stack.supervisor.pids()['runner-0']}")
+    reported = [process / "cmdline", process / "environ", stack.directory.path / "work" / "runner-0.json"]
+    return "\n".join(path.read_text() for path in reported)
 
 
 async def test_a_run_has_a_inference_api_key_that_only_files_hold(tmp_path: Path) -> None:
     """Made once, for its owner, found by other terminals, and said by its path alone."""
     directory = RunDirectory(Path("runs/one")).create()
-    async with start_stack(directory, BusSettings(port=0), "test") as made:
+    async with start_stack(directory, BusSettings(port=0), "test") as stack:
         access = directory.path.resolve() / "credentials"
         key = access / "runner" / "inference-api.key"
         assert key.stat().st_mode & 0o777 == 0o600
-        for given in (None, made.url):
-            found = discover_bus(given, "runner")
-            assert (found.url, found.credentials, found.inference_api_key) == (
-                made.url,
+        for fields in (None, stack.url):
+            actual = discover_bus(fields, "runner")
+            assert (actual.url, actual.credentials, actual.inference_api_key) == (
+                stack.url,
                 Credentials.read(access, "runner"),
                 key,
             )
         assert discover_bus("nats://elsewhere:4222", "runner").inference_api_key is None
-        told = await runs(made)
+        reported = await runs(stack)
     first = read_key(key)
-    assert str(access) in told
-    said = [told, *(path.read_text(errors="replace") for path in directory.path.glob("logs/*"))]
-    assert not any(first in text for text in [*said, (directory.path / "endpoints.json").read_text()])
+    assert str(access) in reported
+    texts = [reported, *(path.read_text(errors="replace") for path in directory.path.glob("logs/*"))]
+    assert not any(first in text for text in [*texts, (directory.path / "endpoints.json").read_text()])
     async with start_stack(directory, BusSettings(port=0), "test"):
         assert read_key(key) == first, "a run that goes on keeps its key: nodes elsewhere may have it"
 
@@ -70,7 +70,7 @@ async def test_a_run_without_users_signs_versions_and_decisions_by_keys_of_its_o
     """Made once; every role, and every other terminal, believes them and nobody else."""
     directory = RunDirectory(Path("runs/one")).create()
     for _ in range(2):
-        async with start_stack(directory, BusSettings(port=0), "test") as made:
+        async with start_stack(directory, BusSettings(port=0), "test") as stack:
             access = {
                 role: discover_bus(None, role).credentials
                 for role in ("learner", "inference", "store", "client", "admin")
@@ -82,7 +82,7 @@ async def test_a_run_without_users_signs_versions_and_decisions_by_keys_of_its_o
                 "admin",
             }
             assert len({signing.signers.read_text() for signing in keys.values() if signing.signers}) == 1
-            assert made.bus.signing == keys["admin"]
+            assert stack.bus.signing == keys["admin"]
     assert (directory.path / "credentials").stat().st_mode & 0o077 == 0
 
 
@@ -90,8 +90,8 @@ async def test_a_run_with_users_gives_each_role_its_own(tmp_path: Path) -> None:
     """The server asks for users and TLS; a runner is let in as one and finds its key, and so does another terminal."""
     list(create_users(tmp_path / "secrets", tls=True))
     directory = RunDirectory(Path("runs/one")).create()
-    async with start_stack(directory, BusSettings(port=0, credentials=Path("secrets")), "test") as made:
-        told = await runs(made)
+    async with start_stack(directory, BusSettings(port=0, credentials=Path("secrets")), "test") as stack:
+        reported = await runs(stack)
         assert not (directory.path / "inference-api.key").exists()
         assert json.loads((directory.path / "endpoints.json").read_text())["credentials"] == str(tmp_path / "secrets")
         at = discover_bus(None, "client")
@@ -108,7 +108,7 @@ async def test_a_run_with_users_gives_each_role_its_own(tmp_path: Path) -> None:
     logs = [path.read_text(errors="replace") for path in directory.path.rglob("*.log")]
     assert len(secret) == 19 and "permissions violation" not in "".join(logs).lower()
     for line in (line for path in secret for line in path.read_text().splitlines() if "-----" not in line):
-        assert not any(line in text for text in (told, *logs))
+        assert not any(line in text for text in (reported, *logs))
 
 
 def test_a_secret_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -125,5 +125,5 @@ def test_users_of_a_far_site_come_with_the_step_of_its_server(tmp_path: Path) ->
     assert refused.returncode == 2 and "uses the cluster's signing keys: give --signing" in refused.stderr
     list(create_users(tmp_path / "cluster", tls=False))
     line += ["--signing", str(tmp_path / "cluster" / "inference")]
-    said = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=60, check=True).stdout
-    assert "nats-server -c leaf.conf" in said and f"{tmp_path / 'site'} bus" not in said
+    stdout = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "nats-server -c leaf.conf" in stdout and f"{tmp_path / 'site'} bus" not in stdout

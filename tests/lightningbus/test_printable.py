@@ -25,10 +25,10 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202e[bold]b"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with prepared(tmp_path_factory.mktemp("store")) as made:
+    with prepared(tmp_path_factory.mktemp("store")) as built:
         for event in run("r", steps=1, groups=1, samples=1):
-            insert(made.sql, [_hostile(event)])
-        yield made
+            insert(built.sql, [_hostile(event)])
+        yield built
 
 
 def _hostile(event: Any) -> Any:

@@ -33,18 +33,18 @@ def bare_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_bus_of_a_run_is_open_to_nobody_by_default() -> None:
     """Its users are made for it, in its directory; other terminals find them, and a stranger is sent away."""
     directory = RunDirectory(Path("runs/one")).create()
-    async with start_stack(directory, BusSettings(port=0), "test") as made:
+    async with start_stack(directory, BusSettings(port=0), "test") as stack:
         access = directory.path / CREDENTIALS
         assert access.stat().st_mode & 0o777 == 0o700
         with pytest.raises(CredentialsError, match="lets nobody in whom it does not know"):
-            async with Bus.connect(made.url):
+            async with Bus.connect(stack.url):
                 pass
         async with connect(None, "other terminal") as client, client.fleet("*") as fleet:
             settings = RunnerSettings(
                 entrypoint="plain:asks", working_dir=AGENTS, concurrency=1, id="one", agent_name="calc", ack_wait=7
             )
-            await made.supervisor.start(ChildSpec("runner-0", "runner", settings))
-            await made.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 60)
+            await stack.supervisor.start(ChildSpec("runner-0", "runner", settings))
+            await stack.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 60)
             assert [beat.id for beat in fleet.members() if beat.role == "runner"] == ["one"]
         first = (access / "admin" / "nkey").read_text()
     async with start_stack(directory, BusSettings(port=0), "test"):
@@ -54,8 +54,8 @@ async def test_the_bus_of_a_run_is_open_to_nobody_by_default() -> None:
 async def test_a_run_is_open_where_that_is_asked_for() -> None:
     directory = RunDirectory(Path("runs/one")).create()
     async with (
-        start_stack(directory, BusSettings(port=0, insecure=True), "test") as made,
-        Bus.connect(made.url, credentials=Credentials()) as bus,
+        start_stack(directory, BusSettings(port=0, insecure=True), "test") as stack,
+        Bus.connect(stack.url, credentials=Credentials()) as bus,
     ):
         assert (await bus.js.stream_info("TASKS")).state.messages == 0
         access = discover_bus(None, "client").credentials

@@ -118,17 +118,19 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
     monkeypatch.setattr("lightningbus.run.attendance.ABSENT_SECONDS", 1.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIGHTNINGBUS_BUS", raising=False)
-    async with start_stack(RunDirectory(tmp_path / "runs" / "one").create(), BusSettings(url=nats_url), "test") as made:
+    async with start_stack(
+        RunDirectory(tmp_path / "runs" / "one").create(), BusSettings(url=nats_url), "test"
+    ) as stack:
         alerts: asyncio.Queue[Alert] = asyncio.Queue()
 
         async def receive(message: Msg) -> None:
             await alerts.put(decode(Alert, message.data))
 
-        await made.bus.nc.subscribe(subjects.ALERT, cb=receive)
+        await stack.bus.nc.subscribe(subjects.ALERT, cb=receive)
         settings = StoreSettings(data_dir=tmp_path / "store", http_port=0, id="store")
-        await made.supervisor.start(ChildSpec("store", "store", settings))
-        await made.wait_for_member(lambda beat: beat.role == "store", "store", 60)
-        pid = made.supervisor.pids()["store"]
+        await stack.supervisor.start(ChildSpec("store", "store", settings))
+        await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
+        pid = stack.supervisor.pids()["store"]
         os.kill(pid, signal.SIGSTOP)
         try:
             alert = await asyncio.wait_for(alerts.get(), 60)

@@ -37,8 +37,8 @@ async def test_attempts_are_printed_as_they_end(bus: Bus, nats_url: str) -> None
                     await bus.publish(subjects.rollout("train"), part, msg_id=name)
         out, _ = await tail.communicate()
     assert tail.returncode == 0
-    said = [json.loads(line) for line in out.splitlines()]
-    assert [(one["rollout"], one["outcome"], one["reward"], one["seconds"]) for one in said] == [
+    texts = [json.loads(line) for line in out.splitlines()]
+    assert [(item["rollout"], item["outcome"], item["reward"], item["seconds"]) for item in texts] == [
         ("a.0", "ok", 0.5, 1.0),
         ("c.0", "ok", 0.5, 1.0),
     ]

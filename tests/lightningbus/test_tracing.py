@@ -75,9 +75,9 @@ def test_a_collector_that_never_answers_slows_nothing_and_is_told_of_once() -> N
     ],
     ids=["not installed", "another protocol"],
 )
-def test_what_is_amiss_is_one_sentence_and_work_goes_on(prelude: str, environment: dict[str, str], said: str) -> None:
+def test_what_is_amiss_is_one_sentence_and_work_goes_on(prelude: str, environment: dict[str, str], text: str) -> None:
     done = work(prelude, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", **environment)
-    assert done.stdout.startswith("0.0") and said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stdout.startswith("0.0") and text in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 @pytest.mark.integration
@@ -86,7 +86,7 @@ def test_names_sampling_and_headers_are_the_environments() -> None:
         address = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.url}/mine"}
         work(**address, OTEL_RESOURCE_ATTRIBUTES="deployment.environment.name=test")
         assert collector.paths == {"/mine"} and len(collector.spans) == 6
-        assert {(one.service, one.instance) for one in collector.spans} == {("lightningbus-runner", "r-1")}
+        assert {(span.service, span.instance) for span in collector.spans} == {("lightningbus-runner", "r-1")}
         work(**address, OTEL_SERVICE_NAME="own")
         assert len(collector.of("own")) == 6
         work(**address, OTEL_SERVICE_NAME="none", OTEL_TRACES_SAMPLER="always_off")
@@ -96,17 +96,17 @@ def test_names_sampling_and_headers_are_the_environments() -> None:
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> "object":
     """Spans of this process."""
-    with collecting() as made:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
+    with collecting() as built:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", built.url)
         tracing.setup("store", "s")
-        yield made
+        yield built
         tracing.shutdown()
 
 
 async def test_spans_are_below_what_made_them_also_at_once_and_failures_say_their_kind(collector: Collector) -> None:
     remote = f"00-{'ab' * 16}-{'cd' * 8}-01"
 
-    async def one(number: int) -> None:
+    async def record_spans(number: int) -> None:
         with tracing.start_as_current_span(
             "outer", {"lightningbus.n": number}, remote if number == 0 else "", "consumer"
         ):
@@ -115,14 +115,14 @@ async def test_spans_are_below_what_made_them_also_at_once_and_failures_say_thei
                 raise ValueError("a secret")
             tracing.record_span("earlier", time.time_ns() - 5_000_000_000, time.time_ns())
 
-    await asyncio.gather(*(one(number) for number in range(3)))
+    await asyncio.gather(*(record_spans(number) for number in range(3)))
     tracing.shutdown()
     outer = {span.span_id: span for span in collector.of("lightningbus-store", "outer")}
     inner, earlier = collector.of("lightningbus-store", "inner"), collector.of("lightningbus-store", "earlier")
     assert len(outer) == len(inner) == len(earlier) == 3
     assert {span.parent for span in inner} == {span.parent for span in earlier} == set(outer)
     assert all(span.trace_id == outer[span.parent].trace_id for span in inner)
-    joined = next(span for span in outer.values() if span.said["lightningbus.n"] == 0)
+    joined = next(span for span in outer.values() if span.attributes["lightningbus.n"] == 0)
     assert (joined.trace_id, joined.parent) == ("ab" * 16, "cd" * 8)
     assert all(span.status == 2 for span in inner) and all(span.seconds > 4 for span in earlier)
     assert b"ValueError" in collector.raw and b"secret" not in collector.raw

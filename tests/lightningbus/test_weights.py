@@ -27,8 +27,8 @@ async def weights(url: str, *arguments: object, code: int = 0) -> str:
 
 
 async def listed(url: str, *arguments: object) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(await weights(url, "list", "--json", *arguments))
-    return found
+    actual: list[dict[str, Any]] = json.loads(await weights(url, "list", "--json", *arguments))
+    return actual
 
 
 async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, nats_url: str, tmp_path: Path) -> None:
@@ -37,10 +37,10 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, n
         await publish(bus, tmp_path, version)
     async with following(bus, tmp_path) as (subscriber, engine):
         await engine.holds(2)
-        said = {"state": "ready", "model": "policy", "address": "http://x"}
-        beside = {**said, "version": 2, "status": {"versions": [1, 2]}}
+        fields = {"state": "ready", "model": "policy", "address": "http://x"}
+        beside = {**fields, "version": 2, "status": {"versions": [1, 2]}}
         async with (
-            bus.heartbeat("inference", "node", lambda: {**said, "version": subscriber.version}),
+            bus.heartbeat("inference", "node", lambda: {**fields, "version": subscriber.version}),
             bus.heartbeat("inference", "adapters", lambda: beside),
         ):
             rows = await listed(nats_url)
@@ -63,15 +63,15 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, n
             await engine.holds(2)
     await bus.object_store.delete(subjects.WEIGHT_BUCKET, "policy-0")
     assert "policy-0 has expired" in await weights(nats_url, "pin", 0, code=2)
-    shown = json.loads(await weights(nats_url, "show", 2))
-    assert [(one["action"], one.get("reason", "")) for one in shown["decisions"]] == [
+    displayed = json.loads(await weights(nats_url, "show", 2))
+    assert [(item["action"], item.get("reason", "")) for item in displayed["decisions"]] == [
         ("revoked", "it swears"),
         ("approved", ""),
     ]
-    assert all("@" in one["actor"] for one in shown["decisions"])
-    assert [one["node"] for one in shown["applied"]] == ["node", "node"]
-    assert {"fetch_seconds", "verify_seconds", "pause_seconds"} <= set(shown["applied"][0])
-    assert shown["manifest"]["blobs"][0]["name"] == "policy-2"
+    assert all("@" in item["actor"] for item in displayed["decisions"])
+    assert [item["node"] for item in displayed["applied"]] == ["node", "node"]
+    assert {"fetch_seconds", "verify_seconds", "pause_seconds"} <= set(displayed["applied"][0])
+    assert displayed["manifest"]["blobs"][0]["name"] == "policy-2"
     assert "has no version 9 on this bus" in await weights(nats_url, "show", 9, code=2)
     assert "has no version 9 on this bus" in await weights(nats_url, "revoke", 9, "--reason", "x", code=2)
 
@@ -83,9 +83,9 @@ async def test_a_trial_is_shown_with_its_figures(bus: Bus, nats_url: str, tmp_pa
     await WeightRegistry(bus, "policy").append_decision(
         "approved", 0, who="n0", figures=(await Judge().run(trial_of(-1.0), 0, None)).metrics
     )
-    shown = json.loads(await weights(nats_url, "show", 0))
-    assert shown["state"] == "approved" and shown["decisions"][0]["metrics"] == {"length": 1.0}
-    assert shown["manifest"]["canary"]["prompts"] == 1 and shown["manifest"]["canary"]["max_kl"] == 0.1
+    displayed = json.loads(await weights(nats_url, "show", 0))
+    assert displayed["state"] == "approved" and displayed["decisions"][0]["metrics"] == {"length": 1.0}
+    assert displayed["manifest"]["canary"]["prompts"] == 1 and displayed["manifest"]["canary"]["max_kl"] == 0.1
 
 
 async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
@@ -117,5 +117,5 @@ async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
     assert "messages removed: 0" in await weights(nats_url, "repair")
     assert metrics.messages_skipped.labels("WeightManifest")._value.get() >= skipped + 2
     for subject in strangers:
-        found = await bus.js.get_last_msg(subjects.WEIGHTS, subject, direct=True)
-        assert found.data != answer
+        message = await bus.js.get_last_msg(subjects.WEIGHTS, subject, direct=True)
+        assert message.data != answer

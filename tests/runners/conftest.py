@@ -47,18 +47,18 @@ class ScriptedEngine:
         await response.prepare(request)
         if chat and self.script:
             return await self._play(response)
-        made = len(prompt) - len(PROMPT) if prompt[len(PROMPT) :] == ANSWER[: len(prompt) - len(PROMPT)] else 0
-        for token in ANSWER[made:]:
-            said: dict[str, Any] = {"index": 0, "token_ids": [token]}
-            said["finish_reason"] = "stop" if token == ANSWER[-1] else None
+        built = len(prompt) - len(PROMPT) if prompt[len(PROMPT) :] == ANSWER[: len(prompt) - len(PROMPT)] else 0
+        for token in ANSWER[built:]:
+            fields: dict[str, Any] = {"index": 0, "token_ids": [token]}
+            fields["finish_reason"] = "stop" if token == ANSWER[-1] else None
             if chat:
-                said |= {
+                fields |= {
                     "delta": {"role": "assistant", "content": "x"},
                     "logprobs": {"content": [{"token": "x", "logprob": -0.5}]},
                 }
             else:
-                said |= {"text": "x", "prompt_token_ids": prompt, "logprobs": {"token_logprobs": [-0.25]}}
-            said_by_all = [{**said, "index": index} for index in range(self.choices)]
+                fields |= {"text": "x", "prompt_token_ids": prompt, "logprobs": {"token_logprobs": [-0.25]}}
+            said_by_all = [{**fields, "index": index} for index in range(self.choices)]
             event = {"weight_version": self.version, "id": "c", "model": "policy", "created": 1, "choices": said_by_all}
             event["prompt_token_ids"] = PROMPT if chat and token == ANSWER[0] else None
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
@@ -67,22 +67,25 @@ class ScriptedEngine:
                 assert request.transport is not None
                 request.transport.close()
                 return response
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ANSWER) - made}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ANSWER) - built}
         await response.write(f'data: {{"choices": [], "usage": {json.dumps(usage)}}}\n\ndata: [DONE]\n\n'.encode())
         return response
 
     async def _play(self, response: web.StreamResponse) -> web.StreamResponse:
         for token, line in enumerate(self.script, 10):
             delta = {key: value for key, value in line.items() if key not in ("finish_reason", "stop_reason")}
-            said = {"index": 0, "token_ids": [token], "delta": delta, "finish_reason": line.get("finish_reason")}
-            said |= {"stop_reason": line.get("stop_reason"), "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}}
+            fields = {"index": 0, "token_ids": [token], "delta": delta, "finish_reason": line.get("finish_reason")}
+            fields |= {
+                "stop_reason": line.get("stop_reason"),
+                "logprobs": {"content": [{"token": "x", "logprob": -0.5}]},
+            }
             event = {
                 "weight_version": self.version,
                 "id": f"chatcmpl-{len(self.requests):032x}",
                 "model": "policy",
                 "created": 1,
             }
-            event |= {"choices": [said], "prompt_token_ids": PROMPT if token == 10 else None}
+            event |= {"choices": [fields], "prompt_token_ids": PROMPT if token == 10 else None}
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
         usage = {"prompt_tokens": len(PROMPT), "completion_tokens": len(self.script), "total_tokens": 99}
         await response.write(f'data: {{"choices": [], "usage": {json.dumps(usage)}}}\n\ndata: [DONE]\n\n'.encode())
@@ -135,7 +138,7 @@ async def running(bus: Bus, **settings: Any) -> AsyncIterator[asyncio.Event]:
 
 async def ended(bus: Bus, count: int = 1, final: bool | None = True) -> list[SpanBatch]:
     """The next attempts to end, each with all its spans; by default those that are the last word on their rollout."""
-    found: list[SpanBatch] = []
+    actual: list[SpanBatch] = []
     before: dict[str, tuple[Span, ...]] = {}
     async with asyncio.timeout(60), bus.pull(STORE_EVAL, slots=8) as puller:
         async for delivery in puller:
@@ -144,9 +147,9 @@ async def ended(bus: Bus, count: int = 1, final: bool | None = True) -> list[Spa
             if isinstance(event, SpanBatch):
                 spans = before[event.execution_id] = (*before.get(event.execution_id, ()), *event.spans)
                 if event.end is not None and final in (None, event.end.is_final):
-                    found.append(replace(event, spans=spans))
-            if len(found) == count:
-                return found
+                    actual.append(replace(event, spans=spans))
+            if len(actual) == count:
+                return actual
     raise AssertionError("the pull loop ended")
 
 

@@ -12,17 +12,17 @@ from schemas.spans import VersionSpan
 
 
 def chunk(version: int | None, ids: list[int], text: str, **more: Any) -> dict[str, Any]:
-    said = {"index": 0, "delta": {"content": text}, "token_ids": ids, "finish_reason": None, **more}
-    said["logprobs"] = {"content": [{"token": "x", "logprob": -0.5} for _ in ids]}
-    whole: dict[str, Any] = {"id": "c", "created": 1, "model": "policy", "choices": [said]}
+    fields = {"index": 0, "delta": {"content": text}, "token_ids": ids, "finish_reason": None, **more}
+    fields["logprobs"] = {"content": [{"token": "x", "logprob": -0.5} for _ in ids]}
+    whole: dict[str, Any] = {"id": "c", "created": 1, "model": "policy", "choices": [fields]}
     return whole if version is None else {"weight_version": version, **whole}
 
 
 def collected(*chunks: dict[str, Any], pinned: int | None = None, **body: Any) -> StreamAccumulator:
     call = ChatRequest.parse({"model": "policy:writer", "messages": [], **body}, chat=True)
     completion = StreamAccumulator(call, {"temperature": 0.5}, pinned)
-    for one in chunks:
-        completion._feed_chunk(one)
+    for item in chunks:
+        completion._feed_chunk(item)
     return completion
 
 
@@ -70,16 +70,16 @@ def test_a_pinned_answer_of_another_version_is_not_used() -> None:
 
 def test_the_agent_sees_nothing_it_did_not_ask_for() -> None:
     completion = collected(FIRST | chunk(4, [7], "a", finish_reason="stop"))
-    shown = completion.to_agent_chunk(FIRST | chunk(4, [7], "a"))
-    assert shown is not None
-    assert set(shown) == {"id", "created", "model", "choices"}
-    assert set(shown["choices"][0]) == {"index", "delta", "finish_reason"}
+    displayed = completion.to_agent_chunk(FIRST | chunk(4, [7], "a"))
+    assert displayed is not None
+    assert set(displayed) == {"id", "created", "model", "choices"}
+    assert set(displayed["choices"][0]) == {"index", "delta", "finish_reason"}
     whole = completion.to_response()
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": "a"}
     assert whole["choices"][0]["logprobs"] is None
-    asked = collected(FIRST | chunk(4, [7], "a", finish_reason="stop"), logprobs=True, return_token_ids=True)
-    assert asked.to_response()["choices"][0]["token_ids"] == [7]
-    assert asked.to_response()["choices"][0]["logprobs"]["content"][0]["logprob"] == -0.5
+    request = collected(FIRST | chunk(4, [7], "a", finish_reason="stop"), logprobs=True, return_token_ids=True)
+    assert request.to_response()["choices"][0]["token_ids"] == [7]
+    assert request.to_response()["choices"][0]["logprobs"]["content"][0]["logprob"] == -0.5
 
 
 def test_streamed_tool_calls_are_put_together() -> None:
@@ -88,8 +88,8 @@ def test_streamed_tool_calls_are_put_together() -> None:
         {"index": 0, "function": {"arguments": ": 1}"}},
     ]
     chunks = [FIRST | chunk(1, [7], ""), chunk(1, [8], "", finish_reason="tool_calls")]
-    for one, piece in zip(chunks, pieces, strict=True):
-        one["choices"][0]["delta"] = {"tool_calls": [piece]}
+    for item, piece in zip(chunks, pieces, strict=True):
+        item["choices"][0]["delta"] = {"tool_calls": [piece]}
     message = collected(*chunks).to_response()["choices"][0]["message"]
     assert message["tool_calls"] == [
         {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

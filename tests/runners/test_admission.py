@@ -60,26 +60,28 @@ async def test_so_many_requests_at_once_and_no_more_of_one_slot(bus: Bus) -> Non
         sending.release()
         await let_go.wait()
 
-    async with serving(bus, send, at_once=2) as (one, other), aiohttp.ClientSession() as http:
-        held = [asyncio.create_task(post(http, one, "otlp/v1/traces", b"", **{"Content-Type": OTLP})) for _ in range(2)]
+    async with serving(bus, send, at_once=2) as (item, other), aiohttp.ClientSession() as http:
+        kept = [
+            asyncio.create_task(post(http, item, "otlp/v1/traces", b"", **{"Content-Type": OTLP})) for _ in range(2)
+        ]
         async with asyncio.timeout(20):
-            for _ in held:
+            for _ in kept:
                 await sending.acquire()
-        status, headers, body = await post(http, one, "v1/messages", b"{}")
+        status, headers, body = await post(http, item, "v1/messages", b"{}")
         assert (status, headers["Retry-After"]) == (429, "1")
         assert json.loads(body)["error"]["type"] == "rate_limit_error", "as Anthropic's clients know it"
         async with http.get(f"{other.base_url}/v1/models", headers=bearer_header(other.key)) as answer:
             assert answer.status == 200, "the other rollout has its own"
         let_go.set()
-        assert [status for status, *_ in await asyncio.gather(*held)] == [200, 200]
-        async with http.get(f"{one.base_url}/v1/models", headers=bearer_header(one.key)) as answer:
+        assert [status for status, *_ in await asyncio.gather(*kept)] == [200, 200]
+        async with http.get(f"{item.base_url}/v1/models", headers=bearer_header(item.key)) as answer:
             assert answer.status == 200
 
 
 async def test_so_many_requests_per_second_and_no_more(bus: Bus) -> None:
-    async with serving(bus, nothing, per_second=0.1) as (one, other), aiohttp.ClientSession() as http:
-        assert (await post(http, one, "v1/chat/completions", b"{}"))[0] == 400
-        status, headers, body = await post(http, one, "v1/chat/completions", b"{}")
+    async with serving(bus, nothing, per_second=0.1) as (item, other), aiohttp.ClientSession() as http:
+        assert (await post(http, item, "v1/chat/completions", b"{}"))[0] == 400
+        status, headers, body = await post(http, item, "v1/chat/completions", b"{}")
         assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
         assert 9 <= int(headers["Retry-After"]) <= 10
         assert (await post(http, other, "v1/chat/completions", b"{}"))[0] == 400
@@ -117,26 +119,26 @@ def test_large_requests_wait_for_one_another() -> None:
 
 
 async def test_what_is_not_there_yet_is_counted_and_another_slot_has_its_own(bus: Bus) -> None:
-    async with serving(bus, nothing) as (one, other), aiohttp.ClientSession() as http:
-        at = one.base_url.removeprefix("http://").partition("/")[0].rpartition(":")
-        head = f"POST /slot/0/v1/messages HTTP/1.1\r\nHost: x\r\nx-api-key: {one.key}\r\n"
-        held = [await asyncio.open_connection(at[0], int(at[2])) for _ in range(2)]
-        held[0][1].write(f"{head}Content-Length: {MAX_REQUEST_BYTES}\r\n\r\n".encode())
-        held[1][1].write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+    async with serving(bus, nothing) as (item, other), aiohttp.ClientSession() as http:
+        at = item.base_url.removeprefix("http://").partition("/")[0].rpartition(":")
+        head = f"POST /slot/0/v1/messages HTTP/1.1\r\nHost: x\r\nx-api-key: {item.key}\r\n"
+        kept = [await asyncio.open_connection(at[0], int(at[2])) for _ in range(2)]
+        kept[0][1].write(f"{head}Content-Length: {MAX_REQUEST_BYTES}\r\n\r\n".encode())
+        kept[1][1].write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         async with asyncio.timeout(20):
-            while len(one.admission.requests) < 2:
+            while len(item.admission.requests) < 2:
                 await asyncio.sleep(0.01)
-        assert (await post(http, one, "v1/messages", b"{}"))[0] == 429
-        assert (await post(http, one, "v1/chat/completions", b"{}"))[0] == 429
+        assert (await post(http, item, "v1/messages", b"{}"))[0] == 429
+        assert (await post(http, item, "v1/chat/completions", b"{}"))[0] == 429
         assert (await post(http, other, "v1/messages", b"{}"))[0] == 400
-        async with http.get(f"{one.base_url}/v1/models", headers=bearer_header(one.key)) as answer:
+        async with http.get(f"{item.base_url}/v1/models", headers=bearer_header(item.key)) as answer:
             assert answer.status == 200, "what has no body is let in"
-        for _, writer in held:
+        for _, writer in kept:
             writer.close()
         async with asyncio.timeout(20):
-            while one.admission.requests:
+            while item.admission.requests:
                 await asyncio.sleep(0.01)
-        assert (await post(http, one, "v1/messages", b"{}"))[0] == 400
+        assert (await post(http, item, "v1/messages", b"{}"))[0] == 400
 
 
 async def test_so_many_connections_of_one_slot_are_kept_and_none_without_its_key(bus: Bus) -> None:
@@ -148,23 +150,23 @@ async def test_so_many_connections_of_one_slot_are_kept_and_none_without_its_key
             reader, writer = await asyncio.open_connection(at[0], int(at[2]))
             writers.append(writer)
             head = f"GET /slot/{number}/v1/models HTTP/1.1\r\nHost: x\r\nx-api-key: {key and slot.key}\r\n\r\n"
-            said = b""
+            text = b""
             async with asyncio.timeout(20):
-                for asked in (1, 2):
+                for request in (1, 2):
                     writer.write(head.encode())
-                    while said.count(b"HTTP/1.1") < asked and (data := await reader.read(65536)):
-                        said += data
-            answers.append((said.count(b"HTTP/1.1 200"), b"Connection: close" in said))
+                    while text.count(b"HTTP/1.1") < request and (data := await reader.read(65536)):
+                        text += data
+            answers.append((text.count(b"HTTP/1.1 200"), b"Connection: close" in text))
         assert answers == [(0, True), (2, False), (2, False), (1, True), (2, False)]
         for writer in writers:
             writer.close()
 
 
-async def hears(address: str, said: bytes, seconds: float = 20.0) -> bytes:
+async def hears(address: str, text: bytes, seconds: float = 20.0) -> bytes:
     """What a server says to raw bytes until it hangs up."""
     host, _, port = address.removeprefix("http://").partition("/")[0].rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(said)
+    writer.write(text)
     try:
         async with asyncio.timeout(seconds):
             return await reader.read()
@@ -234,9 +236,9 @@ async def test_no_more_connections_than_it_can_hold(bus: Bus, monkeypatch: pytes
     async with serving(bus, nothing) as (slot, _):
         monkeypatch.undo()
         at = slot.base_url.removeprefix("http://").partition("/")[0].rpartition(":")
-        held = [await asyncio.open_connection(at[0], int(at[2])) for _ in range(2)]
+        kept = [await asyncio.open_connection(at[0], int(at[2])) for _ in range(2)]
         assert b" 503 " in await hears(slot.base_url, b"")
-        for _, writer in held:
+        for _, writer in kept:
             writer.close()
 
 
@@ -259,8 +261,8 @@ async def test_an_attack_on_the_gateway_is_its_own_rollouts_affair(bus: Bus, eng
     async with running(bus, entrypoint="hostile:attacks_the_gateway", concurrency=2, max_concurrent_requests=8):
         await TaskPublisher(bus).publish_task(task(id="bad", input={"victim": "good.0"}))
         await TaskPublisher(bus).publish_task(task(id="good", input={"calm": True}))
-        found = {batch.task_id: batch for batch in await ended(bus, 2)}
-    bad, good = found["bad"], found["good"]
+        by_name = {batch.task_id: batch for batch in await ended(bus, 2)}
+    bad, good = by_name["bad"], by_name["good"]
     assert bad.end is not None and (bad.end.outcome, bad.end.reward) == ("ok", 1.0), bad.end
     assert good.end is not None and (good.end.outcome, good.end.reward) == ("ok", 0.25), good.end
     assert "stolen" not in {span.name for span in good.spans}

@@ -125,12 +125,12 @@ async def test_a_response_of_thoughts_text_and_calls(desk: Desk, engine: Scripte
         "policy:writer",
         len(CALLING),
     )
-    (asked,) = engine.requests
-    assert asked["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+    (request,) = engine.requests
+    assert request["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
     function = {"name": "add", "description": "adds", "parameters": TOOL, "strict": True}
-    assert asked["tools"] == [{"type": "function", "function": function}]
-    assert (asked["max_completion_tokens"], asked["temperature"]) == (50, 0.5)
-    assert "instructions" not in asked and "input" not in asked
+    assert request["tools"] == [{"type": "function", "function": function}]
+    assert (request["max_completion_tokens"], request["temperature"]) == (50, 0.5)
+    assert "instructions" not in request and "input" not in request
     (call,) = desk.calls
     recorded(call, CALLING)
     assert call.role == "writer" and json.loads(call.response)["tool_calls"][0]["id"] == "call_1"
@@ -154,9 +154,9 @@ async def test_a_response_goes_on_by_its_items_or_by_its_id(desk: Desk, engine: 
     _, by_items, by_id = engine.requests
     assert by_items["messages"] == by_id["messages"]
     assert [message["role"] for message in by_id["messages"]] == ["user", "assistant", "tool", "tool"]
-    said = by_id["messages"][1]
-    assert (said["content"], said["reasoning"]) == ("Let me see.", "I must count.")
-    assert [call["function"]["name"] for call in said["tool_calls"]] == ["add", "sub"]
+    text = by_id["messages"][1]
+    assert (text["content"], text["reasoning"]) == ("Let me see.", "I must count.")
+    assert [call["function"]["name"] for call in text["tool_calls"]] == ["add", "sub"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -178,10 +178,10 @@ async def test_a_message_of_thoughts_text_and_tools(desk: Desk, engine: Scripted
         ("call_1", "add", {"a": 1}), ("call_2", "sub", {})
     ]  # fmt: skip
     assert (message.stop_reason, message.usage.output_tokens) == ("tool_use", len(CALLING))
-    (asked,) = engine.requests
-    assert asked["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
-    assert (asked["tool_choice"], asked["stop"], asked["max_tokens"]) == ("required", ["END"], 50)
-    assert asked["tools"][0]["function"] == {"name": "add", "description": "adds", "parameters": TOOL}
+    (request,) = engine.requests
+    assert request["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+    assert (request["tool_choice"], request["stop"], request["max_tokens"]) == ("required", ["END"], 50)
+    assert request["tools"][0]["function"] == {"name": "add", "description": "adds", "parameters": TOOL}
     (call,) = desk.calls
     recorded(call, CALLING)
 
@@ -304,7 +304,7 @@ def test_a_message_that_cannot_be_asked_for(body: dict[str, Any], sentence: str)
 
 def test_a_conversation_with_tools_and_images_in_anthropics_words() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
-    asked = chat_of_messages(
+    messages = chat_of_messages(
         {
             "system": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}],
             "messages": [
@@ -327,7 +327,7 @@ def test_a_conversation_with_tools_and_images_in_anthropics_words() -> None:
             ],
         }
     )
-    assert asked["messages"] == [
+    assert messages["messages"] == [
         {"role": "system", "content": "One.\n\nTwo."},
         {
             "role": "user",
@@ -349,7 +349,7 @@ def test_a_conversation_with_tools_and_images_in_anthropics_words() -> None:
 
 def test_a_schema_and_an_image_in_openais_words() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "low"}
-    asked = chat_of_response(
+    response = chat_of_response(
         {
             "input": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": [image]}],
             "text": {"format": {"type": "json_schema", "name": "answer", "schema": TOOL, "strict": True}},
@@ -361,14 +361,14 @@ def test_a_schema_and_an_image_in_openais_words() -> None:
         {},
     )
     url = {"url": "data:image/png;base64,AAAA"}
-    assert asked["messages"] == [
+    assert response["messages"] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "image_url", "image_url": url}]},
     ]
     schema = {"name": "answer", "schema": TOOL, "strict": True}
-    assert asked["response_format"] == {"type": "json_schema", "json_schema": schema}
-    assert (asked["reasoning_effort"], asked["top_k"]) == ("low", 5)
-    assert not asked.keys() & {"metadata", "store", "text", "input"}
+    assert response["response_format"] == {"type": "json_schema", "json_schema": schema}
+    assert (response["reasoning_effort"], response["top_k"]) == ("low", 5)
+    assert not response.keys() & {"metadata", "store", "text", "input"}
 
 
 async def test_a_call_hangs_under_the_span_its_agent_was_in(desk: Desk, engine: ScriptedEngine) -> None:
@@ -376,7 +376,7 @@ async def test_a_call_hangs_under_the_span_its_agent_was_in(desk: Desk, engine: 
     trace, span = "ab" * 16, "cd" * 8
     for header in (f"00-{trace}-{span}-01", "nonsense", f"00-{trace}-{'0' * 16}-01"):
         await desk.openai.chat.completions.create(model="policy", messages=hello, extra_headers={"traceparent": header})
-    parents = [one.parent_span_id for one in desk.spans]
+    parents = [item.parent_span_id for item in desk.spans]
     assert parents == [span, desk.root, desk.root]
 
 
@@ -414,9 +414,9 @@ async def test_a_request_of_no_sensible_form_is_a_bad_request(desk: Desk) -> Non
             base = {"model": "policy", "messages": [{"role": "user", "content": "x"}], "input": "x", "max_tokens": 5}
             body = {**base, **odd} if isinstance(odd, dict) else odd
             async with http.post(f"{desk.url}/v1/{route}", json=body) as answer:
-                said = await answer.json()
-            assert (answer.status, said["error"]["type"]) == (400, "invalid_request_error"), (route, odd, said)
-            assert said["error"]["message"]
+                text = await answer.json()
+            assert (answer.status, text["error"]["type"]) == (400, "invalid_request_error"), (route, odd, text)
+            assert text["error"]["message"]
     assert not desk.calls
 
 
@@ -441,15 +441,15 @@ async def test_a_tool_asked_for_by_name_ends_a_message_with_its_use(
     function = {"name": "add", "arguments": arguments}
     call = {"index": 0, "id": "call_1", "type": "function", "function": function}
     engine.script = [{"tool_calls": [call]}, {"finish_reason": "stop"}]  # vLLM's word for a named tool
-    asked: Any = {
+    request: Any = {
         "model": "policy",
         "max_tokens": 5,
         "messages": [{"role": "user", "content": "x"}],
         "tools": [{"name": "add", "input_schema": TOOL}],
         "tool_choice": {"type": "tool", "name": "add"},
     }
-    plain = await desk.anthropic.messages.create(**asked)
-    async with desk.anthropic.messages.stream(**asked) as stream:
+    plain = await desk.anthropic.messages.create(**request)
+    async with desk.anthropic.messages.stream(**request) as stream:
         streamed = await stream.get_final_message()
     assert plain.stop_reason == streamed.stop_reason == "tool_use"
     assert [block.to_dict() for block in plain.content] == [block.to_dict() for block in streamed.content]
@@ -479,11 +479,11 @@ async def test_instructions_are_those_of_one_request_and_what_was_said_is_not_ch
 
 
 def test_a_message_begun_for_the_model_is_gone_on_with() -> None:
-    asked = chat_of_messages({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "{"}]})
-    assert (asked["add_generation_prompt"], asked["continue_final_message"]) == (False, True)
+    messages = chat_of_messages({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "{"}]})
+    assert (messages["add_generation_prompt"], messages["continue_final_message"]) == (False, True)
 
 
 def test_thoughts_are_not_gone_on_with_as_tokens() -> None:
-    asked = {"role": "user", "content": "x"}
-    assert ChatTurn("policy", [asked, {"role": "assistant", "content": "y", "reasoning": "hm"}], [1]).has_reasoning
-    assert not ChatTurn("policy", [asked, {"role": "assistant", "content": "y"}], [1]).has_reasoning
+    request = {"role": "user", "content": "x"}
+    assert ChatTurn("policy", [request, {"role": "assistant", "content": "y", "reasoning": "hm"}], [1]).has_reasoning
+    assert not ChatTurn("policy", [request, {"role": "assistant", "content": "y"}], [1]).has_reasoning

@@ -35,7 +35,7 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
     key = new_key()
     (tmp_path / "key").write_text(key if same else new_key())
     monkeypatch.setenv("LIGHTNINGBUS_INFERENCE_API_KEY_FILE", str(tmp_path / "key"))
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "entrypoint": "nosy:solve",
         "working_dir": tmp_path,
         "inference_api_key_file": tmp_path / "key",
@@ -46,8 +46,8 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
         Gateway(engine.address, http, "127.0.0.1", 0, key) as node,
     ):
         node.state, node.version = "ready", engine.version
-        said = {"state": "ready", "address": node.address, "model": "behind", "version": engine.version}
-        async with bus.heartbeat("inference", "behind", lambda: said), running(bus, **given):
+        attributes = {"state": "ready", "address": node.address, "model": "behind", "version": engine.version}
+        async with bus.heartbeat("inference", "behind", lambda: attributes), running(bus, **fields):
             await TaskPublisher(bus).publish_task(task(model="behind", deadline=10.0 if same else 4.0, max_attempts=1))
             (batch,) = await ended(bus)
     assert batch.end is not None
@@ -67,9 +67,9 @@ async def test_a_runner_whose_inference_api_key_is_refused_reports_it_at_once_in
     """While the rollout still waits, and once however often it asks."""
     (tmp_path / "nosy.py").write_text(NOSY)
     (tmp_path / "key").write_text(new_key())
-    given: dict[str, Any] = {"entrypoint": "nosy:solve", "working_dir": tmp_path, "drain_timeout_seconds": 0}
+    fields: dict[str, Any] = {"entrypoint": "nosy:solve", "working_dir": tmp_path, "drain_timeout_seconds": 0}
     if has_key:
-        given["inference_api_key_file"] = tmp_path / "key"
+        fields["inference_api_key_file"] = tmp_path / "key"
     sentence = (
         "behind refuses the inference API key of this runner" if has_key else "behind asks for an inference API key"
     )
@@ -77,7 +77,7 @@ async def test_a_runner_whose_inference_api_key_is_refused_reports_it_at_once_in
         ScriptedEngine().serving(bus) as engine,
         serving_behind(bus, engine, "behind"),
         bus.fleet("runner") as fleet,
-        running(bus, **given),
+        running(bus, **fields),
     ):
         await TaskPublisher(bus).publish_task(task(model="behind", deadline=60.0))
         async with asyncio.timeout(30):
@@ -95,12 +95,12 @@ async def test_a_node_that_refuses_the_key_does_not_keep_calls_from_one_that_tak
     """Whichever of them the runner would choose."""
     (tmp_path / "nosy.py").write_text(NOSY)
     (tmp_path / "key").write_text(key := new_key())
-    given = {"entrypoint": "nosy:solve", "working_dir": tmp_path, "inference_api_key_file": tmp_path / "key"}
+    fields = {"entrypoint": "nosy:solve", "working_dir": tmp_path, "inference_api_key_file": tmp_path / "key"}
     async with (
         ScriptedEngine().serving(bus) as engine,
         serving_behind(bus, engine, "refuses"),
         serving_behind(bus, engine, "takes", key),
-        running(bus, **given),
+        running(bus, **fields),
     ):
         for number in range(8):
             await TaskPublisher(bus).publish_task(task(id=f"t{number}", model="behind", deadline=20.0, max_attempts=1))

@@ -51,12 +51,12 @@ def test_telemetry_in_protobuf_and_json_becomes_part_of_the_rollouts_trace() -> 
         "traces", telemetry().SerializeToString(), "application/x-protobuf", "t.0", "root"
     )
     assert otlp.parse_request("traces", json.dumps(as_json).encode(), "application/json", "t.0", "root") == [
-        replace(one, attributes={**one.attributes, "lightningbus.otlp.unknown.somethingNew": "1"})
-        for one in from_protobuf
+        replace(item, attributes={**item.attributes, "lightningbus.otlp.unknown.somethingNew": "1"})
+        for item in from_protobuf
     ]
-    (found,) = from_protobuf
-    assert (found.trace_id, found.span_id, found.parent_span_id) == (identity.trace_id("t.0"), "02" * 8, "root")
-    assert found.attributes["lightningbus.reward"] == 0.5
+    (actual,) = from_protobuf
+    assert (actual.trace_id, actual.span_id, actual.parent_span_id) == (identity.trace_id("t.0"), "02" * 8, "root")
+    assert actual.attributes["lightningbus.reward"] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,9 @@ async def test_11_more_than_fifty_rollouts_run_at_once_and_each_ends_at_its_dead
     for number in range(64):
         await TaskPublisher(bus).publish_task(task(id=f"t{number}"))
     async with asyncio.timeout(30), bus.pull(runner_consumer("default", "eval"), slots=64) as puller:
-        held = [await anext(puller) for _ in range(64)]
-        assert len({delivery.sequence for delivery in held}) == 64
-        for delivery in held:
+        kept = [await anext(puller) for _ in range(64)]
+        assert len({delivery.sequence for delivery in kept}) == 64
+        for delivery in kept:
             await delivery.ack()
     async with running(bus, entrypoint="plain:sleeps"):
         await TaskPublisher(bus).publish_task(task(id="late", deadline=0.5))

@@ -26,8 +26,8 @@ def chosen(
     preferred: int | None = None,
     **open_calls: int,
 ) -> str | None:
-    found = routing.select_node(nodes, model, rollout, last, pinned, lambda id: open_calls.get(id, 0), preferred)
-    return found.id if found else None
+    actual = routing.select_node(nodes, model, rollout, last, pinned, lambda id: open_calls.get(id, 0), preferred)
+    return actual.id if actual else None
 
 
 def test_a_rollout_stays_with_its_node_and_a_new_one_goes_where_least_is_done() -> None:

@@ -210,7 +210,7 @@ async def test_a_task_that_kills_every_runner_is_poisoned_a_dead_letter_and_its_
         async with asyncio.timeout(10):
             while (await bus.js.stream_info("TASKS")).state.messages:
                 await asyncio.sleep(0.02)
-        ((number, letter),) = [found async for found in DeadLetterQueue(bus).list_letters()]
+        ((number, letter),) = [actual async for actual in DeadLetterQueue(bus).list_letters()]
         assert letter.num_delivered == 3 and "2 runners took this task" in letter.reason
         await DeadLetterQueue(bus).replay(number)
         (again,) = await ended(bus)

@@ -42,7 +42,7 @@ STAND_IN = str(ROOT / "tests" / "chaos" / "vllm.py")
 BRING = ROOT / "docs" / "bring-your-agent.md"
 
 
-def said(batch: SpanBatch) -> Any:
+def result_of(batch: SpanBatch) -> Any:
     """What the agent returned."""
     assert batch.end is not None and batch.end.outcome == "ok", batch.end
     return json.loads(batch.end.result)
@@ -75,17 +75,17 @@ async def test_each_process_has_a_directory_of_its_own_and_nothing_of_it_is_left
     async with running(bus, entrypoint="hostile:tells", max_tasks_per_child=1):
         await TaskPublisher(bus).publish_task(task(id="a"))
         await TaskPublisher(bus).publish_task(task(id="b"))
-        one, other = map(said, await ended(bus, 2))
-    assert one["tmp"] != other["tmp"] and one["key"] != other["key"], "a fresh process for each rollout"
-    assert not Path(one["tmp"]).exists() and not Path(other["tmp"]).exists()
-    assert one["umask"] == 0o077
+        item, other = map(result_of, await ended(bus, 2))
+    assert item["tmp"] != other["tmp"] and item["key"] != other["key"], "a fresh process for each rollout"
+    assert not Path(item["tmp"]).exists() and not Path(other["tmp"]).exists()
+    assert item["umask"] == 0o077
 
 
 async def test_a_daemon_ends_with_its_agent(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, entrypoint="hostile:leaves_a_daemon"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
-        daemon = said(batch)["daemon"]
+        daemon = result_of(batch)["daemon"]
         assert is_alive(daemon), "the agent lives, and so may what it started"
     await asyncio.to_thread(until, lambda: is_alive(daemon), False, 10)
 
@@ -107,9 +107,9 @@ async def test_whatever_hands_on_input_output_and_environment_may_stand_in_front
     async with running(bus, entrypoint="hostile:tells", sandbox_command=prefix):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
-    told = said(batch)
-    assert told["marked"] == (told["tmp"] if prefix[0] == "env" else None)
-    assert ("NoNewPrivs:\t1" in told["status"]) == (prefix[0] == "setpriv")
+    reported = result_of(batch)
+    assert reported["marked"] == (reported["tmp"] if prefix[0] == "env" else None)
+    assert ("NoNewPrivs:\t1" in reported["status"]) == (prefix[0] == "setpriv")
 
 
 GIVEN = {
@@ -133,7 +133,7 @@ async def test_an_agent_finds_in_its_environment_what_is_on_the_list_and_nothing
     async with running(bus, command=command, env=env):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
-    environment = {name: text for name, text in said(batch).items() if name != "reward"}
+    environment = {name: text for name, text in result_of(batch).items() if name != "reward"}
     listed = {name for name in os.environ if name in ("PATH", "HOME", "LANG", "TZ") or name.startswith("LC_")}
     assert environment.keys() - {"LC_CTYPE"} == (GIVEN | listed | {"HF_HOME", "AWS_REGION"}) - {"LC_CTYPE"}
     assert (environment["HF_HOME"], environment["AWS_REGION"], environment["TZ"]) == ("/models", "a=b", "UTC")
@@ -150,7 +150,7 @@ async def test_what_an_agent_prints_reaches_our_log_whole_lines_of_it_and_not_wi
     async with running(bus, entrypoint="hostile:prints_without_end", max_file_gib=0.001):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
-    assert (said(batch)["file"], said(batch)["shortened"]) == (False, False)
+    assert (result_of(batch)["file"], result_of(batch)["shortened"]) == (False, False)
     first, *lines = [line for line in capfd.readouterr().err.splitlines() if line[:3] in ("its", "xxx")]
     assert first == "its first words" and set(lines) <= {"x" * 99, "its last words"}
     assert BURST_BYTES - 2 * READ_BYTES < 100 * len(lines) < 2 * BURST_BYTES
@@ -163,8 +163,8 @@ async def test_the_ended_are_not_counted_and_a_process_that_leaves_many_gives_wa
     async with running(bus, entrypoint="hostile:leaves_zombies"):
         await TaskPublisher(bus).publish_task(task(id="a"))
         await TaskPublisher(bus).publish_task(task(id="b"))
-        one, other = map(said, await ended(bus, 2))
-    assert one["pid"] != other["pid"]
+        item, other = map(result_of, await ended(bus, 2))
+    assert item["pid"] != other["pid"]
     leaves = "import hostile, time; hostile.leaves_zombies({}); print(flush=True); time.sleep(600)"
     environment = {**os.environ, "PYTHONPATH": str(AGENTS), "OPENAI_API_KEY": "none"}
     process = await spawn(sys.executable, "-c", leaves, stdout=asyncio.subprocess.PIPE, env=environment)
@@ -286,10 +286,10 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
         async with running(bus, **agent, **sandbox):
             await TaskPublisher(bus).publish_task(task(input={"addresses": addresses, "sockets": sockets}))
             (batch,) = await ended(bus)
-    told = said(batch)
+    reported = result_of(batch)
     closed = dict.fromkeys(names, "ECONNREFUSED") | {"internet": "ENETUNREACH", "vllm": "ENOENT"}
-    assert told["answers"] == closed
-    assert (told["asked"], told["streamed"], told["telemetry"]) == ("xx", "xx", 200)
+    assert reported["answers"] == closed
+    assert (reported["asked"], reported["streamed"], reported["telemetry"]) == ("xx", "xx", 200)
     assert len(engine.requests) == 2 and "seen" in {span.name for span in batch.spans}
 
 
@@ -354,12 +354,12 @@ async def test_the_documented_bubblewrap_hides_secrets_other_rollouts_and_other_
     async with running(bus, entrypoint="hostile:tells", concurrency=2, **block):
         await TaskPublisher(bus).publish_task(task(id="a", input={"paths": paths}))
         (first,) = await ended(bus)
-        other = said(first)["tmp"]
+        other = result_of(first)["tmp"]
         await TaskPublisher(bus).publish_task(task(id="b", input={"paths": [other]}))
         await TaskPublisher(bus).publish_task(task(id="c", input={"paths": [other]}))
-        others = [said(batch) for batch in await ended(bus, 2)]
-    assert said(first)["readable"] == ["/usr/bin/env"]
-    assert all(told["readable"] == ([other] if told["tmp"] == other else []) for told in others)
+        others = [result_of(batch) for batch in await ended(bus, 2)]
+    assert result_of(first)["readable"] == ["/usr/bin/env"]
+    assert all(reported["readable"] == ([other] if reported["tmp"] == other else []) for reported in others)
 
 
 @pytest.mark.parametrize(
@@ -378,12 +378,12 @@ async def test_an_agent_can_neither_look_into_its_runner_nor_outlive_it(
     try:
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
-        told = said(batch)
-        assert told["opened"] == [] and told["parent"] == process.pid
+        reported = result_of(batch)
+        assert reported["opened"] == [] and reported["parent"] == process.pid
         if agent[0] == "--command":  # its process is gone, and so is all that it left
-            await asyncio.to_thread(until, lambda: is_alive(told["daemon"]), False)
+            await asyncio.to_thread(until, lambda: is_alive(reported["daemon"]), False)
         assert process.returncode is None
     finally:
         process.terminate()
         await process.wait()
-    await asyncio.to_thread(until, lambda: is_alive(told["daemon"]), False, 10)
+    await asyncio.to_thread(until, lambda: is_alive(reported["daemon"]), False, 10)

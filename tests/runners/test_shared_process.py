@@ -19,10 +19,10 @@ async def test_rollouts_share_a_process_and_their_calls_are_their_own(bus: Bus, 
     async with running(bus, entrypoint="many:asks", **MANY):
         for number in range(8):
             await TaskPublisher(bus).publish_task(task(id=f"t{number}", input={"name": f"name {number}"}))
-        found = await ended(bus, 8)
-    assert {batch.end.outcome for batch in found if batch.end} == {"ok"}, found[0].end
-    assert len({json.loads(batch.end.result)["pid"] for batch in found if batch.end}) == 1
-    for batch in found:
+        actual = await ended(bus, 8)
+    assert {batch.end.outcome for batch in actual if batch.end} == {"ok"}, actual[0].end
+    assert len({json.loads(batch.end.result)["pid"] for batch in actual if batch.end}) == 1
+    for batch in actual:
         (call,) = calls_of(batch)
         assert f"name {batch.task_id[1:]}" in call.request
 
@@ -31,26 +31,26 @@ async def test_they_run_at_the_same_time(bus: Bus) -> None:
     async with running(bus, entrypoint="many:meets", **MANY):
         for number in range(8):
             await TaskPublisher(bus).publish_task(task(id=f"t{number}", input={"name": str(number), "wanted": 8}))
-        found = await ended(bus, 8)
-    assert [batch.end.outcome for batch in found if batch.end] == ["ok"] * 8
+        actual = await ended(bus, 8)
+    assert [batch.end.outcome for batch in actual if batch.end] == ["ok"] * 8
 
 
 async def test_a_deadline_ends_one_and_not_the_others(bus: Bus) -> None:
     async with running(bus, entrypoint="many:sleeps", **MANY):
         await TaskPublisher(bus).publish_task(task(id="slow", input={"seconds": 60.0}, deadline=0.5, max_attempts=1))
         await TaskPublisher(bus).publish_task(task(id="long", input={"seconds": 1.5}))
-        found = {batch.task_id: batch.end for batch in await ended(bus, 2)}
-    assert found["slow"] and found["slow"].outcome == "timeout"
-    assert found["long"] and (found["long"].outcome, found["long"].reward) == ("ok", 1.0)
+        by_name = {batch.task_id: batch.end for batch in await ended(bus, 2)}
+    assert by_name["slow"] and by_name["slow"].outcome == "timeout"
+    assert by_name["long"] and (by_name["long"].outcome, by_name["long"].reward) == ("ok", 1.0)
 
 
 async def test_one_that_does_not_end_takes_its_process_with_it_and_the_others_are_tried_again(bus: Bus) -> None:
     async with running(bus, entrypoint="many:deaf", **MANY):
         await TaskPublisher(bus).publish_task(task(id="other", input={"seconds": 8.0}))
         await TaskPublisher(bus).publish_task(task(id="deaf", input={"seconds": 60.0}, deadline=0.5, max_attempts=1))
-        found = [(batch.task_id, batch.end.outcome) for batch in await ended(bus, 3, final=None) if batch.end]
-    assert sorted(found[:2]) == [("deaf", "timeout"), ("other", "infra_error")]
-    assert found[2] == ("other", "ok")
+        results = [(batch.task_id, batch.end.outcome) for batch in await ended(bus, 3, final=None) if batch.end]
+    assert sorted(results[:2]) == [("deaf", "timeout"), ("other", "infra_error")]
+    assert results[2] == ("other", "ok")
 
 
 async def test_a_function_that_blocks_is_refused(bus: Bus) -> None:

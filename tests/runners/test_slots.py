@@ -118,8 +118,8 @@ async def waiting(bus: Bus, mode: str) -> Any:
 
 def is_waiting_for_room(fleet: Fleet) -> bool:
     """Whether a runner says that it waits for room for a training rollout, and has no agent at work."""
-    said = [beat.status for beat in fleet.members()]
-    return any((one.get("waits_for_room"), one["busy"]) == (subjects.TRAIN_ROLLOUT, "0/2") for one in said)
+    status = [beat.status for beat in fleet.members()]
+    return any((item.get("waits_for_room"), item["busy"]) == (subjects.TRAIN_ROLLOUT, "0/2") for item in status)
 
 
 class Interrupted:

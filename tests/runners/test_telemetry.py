@@ -66,8 +66,8 @@ class Bed:
 
     async def post(self, signal: str, body: bytes, kind: str = PROTOBUF, **headers: str) -> tuple[int, Any, bytes]:
         url = f"{self.slot.base_url}/otlp/v1/{signal}"
-        said = {"Content-Type": kind, "Authorization": f"Bearer {self.slot.key}", **headers}
-        async with aiohttp.ClientSession() as http, http.post(url, data=body, headers=said) as answer:
+        fields = {"Content-Type": kind, "Authorization": f"Bearer {self.slot.key}", **headers}
+        async with aiohttp.ClientSession() as http, http.post(url, data=body, headers=fields) as answer:
             return answer.status, answer.headers, await answer.read()
 
 
@@ -75,29 +75,29 @@ class Bed:
 async def bed(bus: Bus) -> AsyncIterator[Bed]:
     attempt = AttemptRecorder(task(), 1, "runner")
     async with bus.fleet("inference") as fleet:
-        made = Bed(Slot(0), attempt)
-        async with Gateway(fleet, lambda a, s: made.send(a, s), 1) as gateway:
-            made.slot = gateway.slots[0]
-            made.slot.environment()
-            made.slot.begin(attempt, task(), asyncio.get_running_loop().time() + 60)
-            yield made
+        built = Bed(Slot(0), attempt)
+        async with Gateway(fleet, lambda a, s: built.send(a, s), 1) as gateway:
+            built.slot = gateway.slots[0]
+            built.slot.environment()
+            built.slot.begin(attempt, task(), asyncio.get_running_loop().time() + 60)
+            yield built
 
 
 async def test_spans_are_on_the_bus_when_they_are_answered(bus: Bus) -> None:
-    async with bed(bus) as made:
-        status, _, body = await made.post("traces", traces(3).SerializeToString())
+    async with bed(bus) as built:
+        status, _, body = await built.post("traces", traces(3).SerializeToString())
         assert status == 200 and not ExportTraceServiceResponse.FromString(body).HasField("partial_success")
-        (batch,) = made.sent
+        (batch,) = built.sent
         assert [span.name for span in batch.spans] == ["tool"] * 3 and batch.sequence == 0 and batch.end is None
 
 
 async def test_the_header_in_the_environment_means_the_same_read_as_it_is_and_unescaped(bus: Bus) -> None:
     """OpenTelemetry's exporters unescape what stands there; langsmith 0.15.0 does not."""
-    async with bed(bus) as made:
-        said = made.slot.environment()["OTEL_EXPORTER_OTLP_HEADERS"]
-        assert unquote(said) == said
-        header, _, key = said.partition("=")
-        url = f"{made.slot.base_url}/otlp/v1/traces"
+    async with bed(bus) as built:
+        environment = built.slot.environment()["OTEL_EXPORTER_OTLP_HEADERS"]
+        assert unquote(environment) == environment
+        header, _, key = environment.partition("=")
+        url = f"{built.slot.base_url}/otlp/v1/traces"
         async with aiohttp.ClientSession() as http:
             async with http.post(url, data=b"", headers={header: key, "Content-Type": PROTOBUF}) as answer:
                 assert answer.status == 200
@@ -107,36 +107,36 @@ async def test_the_header_in_the_environment_means_the_same_read_as_it_is_and_un
 
 @pytest.mark.parametrize(("error", "expected"), [(StreamFullError("full"), 429), (BusError("gone"), 503)])
 async def test_under_pressure_the_exporter_is_told_when_to_come_again(bus: Bus, error: BusError, expected: int) -> None:
-    async with bed(bus) as made:
-        made.error = error
-        status, headers, body = await made.post("traces", traces().SerializeToString())
+    async with bed(bus) as built:
+        built.error = error
+        status, headers, body = await built.post("traces", traces().SerializeToString())
         assert (status, headers["Retry-After"]) == (expected, "1") and Status.FromString(body).message
-        made.error = None
-        status, _, _ = await made.post("traces", traces().SerializeToString())  # the same again, as exporters do
+        built.error = None
+        status, _, _ = await built.post("traces", traces().SerializeToString())  # the same again, as exporters do
         assert status == 200
-        assert [len(batch.spans) for batch in made.sent] == [1]
+        assert [len(batch.spans) for batch in built.sent] == [1]
 
 
 async def test_gzip_json_and_what_is_no_telemetry(bus: Bus) -> None:
-    async with bed(bus) as made:
+    async with bed(bus) as built:
         packed = gzip.compress(traces().SerializeToString())
-        assert (await made.post("traces", packed, **{"Content-Encoding": "gzip"}))[0] == 200
-        said = {
+        assert (await built.post("traces", packed, **{"Content-Encoding": "gzip"}))[0] == 200
+        fields = {
             "resourceSpans": [{"scopeSpans": [{"spans": [{"spanId": "05" * 8, "startTimeUnixNano": "1", "new": 1}]}]}]
         }
-        status, _, body = await made.post("traces", json.dumps(said).encode(), "application/json")
+        status, _, body = await built.post("traces", json.dumps(fields).encode(), "application/json")
         assert status == 200 and json.loads(body) in ({}, {"partialSuccess": {}})
-        status, _, body = await made.post("traces", b"\xff\xff")
+        status, _, body = await built.post("traces", b"\xff\xff")
         assert status == 400 and "not an OTLP request" in Status.FromString(body).message
-        status, _, body = await made.post("nothing", b"")
+        status, _, body = await built.post("nothing", b"")
         assert status == 404 and Status.FromString(body).message == "OTLP has no signal 'nothing'"
-        status, _, body = await made.post("metrics", b"")
+        status, _, body = await built.post("metrics", b"")
         assert (
             status == 200
             and "metrics are not kept" in ExportMetricsServiceResponse.FromString(body).partial_success.error_message
         )
-        made.slot.end()
-        assert (await made.post("traces", traces().SerializeToString()))[0] == 409
+        built.slot.end()
+        assert (await built.post("traces", traces().SerializeToString()))[0] == 409
 
 
 def test_nothing_of_a_span_is_thrown_away() -> None:
@@ -167,11 +167,11 @@ def test_links_among_an_agents_spans_move_with_them_into_the_rollouts_trace(kind
             span.links.add(trace_id=target * 16, span_id=target * 8, flags=flags)
     body = request.SerializeToString()
     if kind == otlp.JSON:
-        said = json_format.MessageToDict(request)
-        body = json.dumps(with_hex_ids(said)).encode()
+        fields = json_format.MessageToDict(request)
+        body = json.dumps(with_hex_ids(fields)).encode()
     for moved in otlp.parse_request("traces", body, kind, "t.0", "root"):
-        own, foreign = ids.trace_id("t.0"), "05" * 16
-        assert [link["trace_id"] for link in moved.links] == [own, own, own, own, foreign]
+        mine, foreign = ids.trace_id("t.0"), "05" * 16
+        assert [link["trace_id"] for link in moved.links] == [mine, mine, mine, mine, foreign]
         assert [link["attributes"].get("lightningbus.otlp.trace_id") for link in moved.links] == [
             "01" * 16, "02" * 16, "03" * 16, "04" * 16, None,
         ]  # fmt: skip
@@ -217,8 +217,8 @@ def test_time_is_counted_once_where_calls_overlap() -> None:
     meter = UsageMeter()
     times = [("execute_tool a", 0, 2), ("execute_tool b", 1, 3), ("other", 0, 9)]
     for name, start, end in times:
-        said = {attributes.OPERATION: "execute_tool"} if name != "other" else {}
+        text = {attributes.OPERATION: "execute_tool"} if name != "other" else {}
         meter.add(
-            Span(trace_id="t", span_id=name, name=name, start_ns=start * 10**9, end_ns=end * 10**9, attributes=said)
+            Span(trace_id="t", span_id=name, name=name, start_ns=start * 10**9, end_ns=end * 10**9, attributes=text)
         )
     assert meter.usage().tool_seconds == 3.0 and meter.usage().model_seconds == 0.0

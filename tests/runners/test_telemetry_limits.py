@@ -96,24 +96,24 @@ def test_what_spans_share_is_not_multiplied_without_end() -> None:
 
 
 async def test_a_request_of_telemetry_may_have_a_few_mib(bus: Bus) -> None:
-    async with bed(bus) as made:
-        status, _, body = await made.post("traces", bytes(MAX_BYTES + 1), otlp.JSON)
+    async with bed(bus) as built:
+        status, _, body = await built.post("traces", bytes(MAX_BYTES + 1), otlp.JSON)
         assert status == 413 and f"may have {MAX_BYTES} bytes" in json.loads(body)["message"]
 
 
 async def test_others_are_answered_while_telemetry_is_decoded(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, answered, read = threading.Event(), threading.Event(), otlp.parse_request
+    begun, replies, read = threading.Event(), threading.Event(), otlp.parse_request
 
     def slow(*arguments: Any) -> Any:
         begun.set()
-        assert answered.wait(20), "nobody else was answered meanwhile"
+        assert replies.wait(20), "nobody else was answered meanwhile"
         return read(*arguments)
 
     monkeypatch.setattr(otlp, "parse_request", slow)
-    async with bed(bus) as made, aiohttp.ClientSession() as http, asyncio.timeout(30):
-        sending = asyncio.create_task(made.post("traces", traces().SerializeToString()))
+    async with bed(bus) as built, aiohttp.ClientSession() as http, asyncio.timeout(30):
+        sending = asyncio.create_task(built.post("traces", traces().SerializeToString()))
         await asyncio.to_thread(begun.wait, 20)
-        async with http.get(f"{made.slot.base_url}/v1/models", headers=bearer_header(made.slot.key)) as other:
+        async with http.get(f"{built.slot.base_url}/v1/models", headers=bearer_header(built.slot.key)) as other:
             assert other.status == 200
-        answered.set()
+        replies.set()
         assert (await sending)[0] == 200

@@ -58,28 +58,28 @@ def test_a_conversation_goes_on_from_the_very_tokens_that_were_sampled(
 ) -> None:
     prompt = rendered(tokenizer, template, ASKED, is_answered=False)
     letters = [token for letter in ANSWER for token in tokenizer.encode(letter, add_special_tokens=False)]
-    said = tokenizer.encode(ANSWER, add_special_tokens=False) if canonical else letters
-    held = [*prompt, *said, tokenizer.convert_tokens_to_ids(END)]
+    text = tokenizer.encode(ANSWER, add_special_tokens=False) if canonical else letters
+    kept = [*prompt, *text, tokenizer.convert_tokens_to_ids(END)]
     old = rendered(tokenizer, template, GOES_ON[:2], is_answered=True)
     new = rendered(tokenizer, template, GOES_ON, is_answered=False)
-    found = splice_prompt(held, old, new)
-    assert found is not None and found[: len(held)] == held
+    actual = splice_prompt(kept, old, new)
+    assert actual is not None and actual[: len(kept)] == kept
     decode = tokenizer.decode
     assert (
-        decode(found[len(held) :]).strip()
+        decode(actual[len(kept) :]).strip()
         == decode(new).rpartition("mat")[2].removeprefix(" ").removeprefix(END).strip()
     )
     if template == CHATML:
-        assert decode(found) == decode(new), "the same text, though other tokens"
+        assert decode(actual) == decode(new), "the same text, though other tokens"
 
 
 def test_what_a_template_rewrites_is_rendered_anew(tokenizer: Qwen2Tokenizer) -> None:
     thought = [*ASKED, {"role": "assistant", "content": "the cat</think> on the mat"}]
     prompt = rendered(tokenizer, FORGETS, ASKED, is_answered=False)
-    held = prompt + tokenizer.encode("the cat</think> on the mat" + END, add_special_tokens=False)
+    kept = prompt + tokenizer.encode("the cat</think> on the mat" + END, add_special_tokens=False)
     old = rendered(tokenizer, FORGETS, thought, is_answered=True)
     new = rendered(tokenizer, FORGETS, [*thought, GOES_ON[2]], is_answered=False)
-    assert splice_prompt(held, old, new) is None
+    assert splice_prompt(kept, old, new) is None
 
 
 def test_an_answer_that_was_cut_off_has_no_end_to_go_on_from() -> None:
@@ -133,7 +133,7 @@ async def test_an_agent_that_chats_gets_one_unbroken_context(bus: Bus, on: bool)
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
     calls = calls_of(batch)
-    prompts = [list(memoryview(one.prompt_ids).cast("I")) for one in calls]
+    prompts = [list(memoryview(item.prompt_ids).cast("I")) for item in calls]
     assert prompts == [PROMPT, [*PROMPT, 7, 8, 5, 6] if on else PROMPT]
     sent = [request for request in engine.requests if "max_tokens" in request or "prompt" in request]
     assert ("prompt" in sent[-1]) is on

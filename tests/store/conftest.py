@@ -27,13 +27,13 @@ class StoreProcess:
     url: str
     sql: Client
 
-    def one(self, sql: str) -> Any:
+    def fetch_value(self, sql: str) -> Any:
         """First value of the first row."""
         return self.sql.query(sql).first_row[0]
 
     def until(self, sql: str, expected: Any) -> None:
         """Wait for a query's first value."""
-        until(lambda: self.one(sql), expected)
+        until(lambda: self.fetch_value(sql), expected)
 
     def kill(self) -> None:
         """kill -9."""
@@ -76,20 +76,20 @@ def start_store(tmp_path: Path) -> Iterator[Start]:
         process = subprocess.Popen([*command, "--data-dir", str(tmp_path / "store")], stderr=subprocess.PIPE, text=True)
         running.append(process)
         assert process.stderr is not None
-        said = ""
+        text = ""
         for line in process.stderr:
-            said += line
+            text += line
             if "SQL at " in line:
                 url = line.split("SQL at ")[1].split(",")[0]
                 return StoreProcess(process, url, client(url))
-        raise AssertionError(said)
+        raise AssertionError(text)
 
     yield start
     for process in running:
         at_work = process.poll() is None
         process.terminate()
-        _, said = process.communicate(timeout=30)
-        print(f"the store ended with {process.returncode}: {said[-4000:]}")
+        _, answer = process.communicate(timeout=30)
+        print(f"the store ended with {process.returncode}: {answer[-4000:]}")
         assert process.returncode == 0 or not at_work
 
 
@@ -122,10 +122,10 @@ def serving(path: Path) -> Iterator[StoreProcess]:
 @contextmanager
 def prepared(path: Path) -> Iterator[StoreProcess]:
     """`serving`, with all tables and views."""
-    with serving(path) as made:
-        migrations.migrate(client(made.url, "default"), "lightningbus")
-        migrations.create_report_views(made.sql, "lightningbus")
-        yield made
+    with serving(path) as store:
+        migrations.migrate(client(store.url, "default"), "lightningbus")
+        migrations.create_report_views(store.sql, "lightningbus")
+        yield store
 
 
 def client(url: str, database: str = "lightningbus") -> Client:

@@ -46,8 +46,8 @@ SPANS, PER_BATCH = 1_000_000, 1000
 def sql(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A client on a fresh database with all tables and views."""
     database = f"test_{uuid.uuid4().hex[:12]}"
-    with serving(tmp_path_factory.mktemp("store")) as made:
-        url = SERVER if request.param == "server" else made.url
+    with serving(tmp_path_factory.mktemp("store")) as store:
+        url = SERVER if request.param == "server" else store.url
         assert url is not None
         bare = connect(url, None)
         migrations.migrate(bare, database)
@@ -57,7 +57,7 @@ def sql(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         bare.command(f"DROP DATABASE {database}")
 
 
-def one(sql: Client, statement: str) -> object:
+def fetch_value(sql: Client, statement: str) -> object:
     row = sql.query(statement).first_row
     assert row is not None
     return row[0]
@@ -78,9 +78,9 @@ def test_a_million_spans_in_two_cuts_are_a_million(sql: Client) -> None:
     for size in (100_000, 77_777):
         for at in range(0, SPANS, size):
             sql.insert_arrow("raw_spans", whole.slice(at, size))
-    assert one(sql, "SELECT count() FROM raw_spans WHERE run_id = 'million'") > SPANS
-    assert one(sql, "SELECT count() FROM spans WHERE run_id = 'million'") == SPANS
-    assert one(sql, "SELECT uniqExact(span_id) FROM spans WHERE run_id = 'million'") == SPANS
+    assert fetch_value(sql, "SELECT count() FROM raw_spans WHERE run_id = 'million'") > SPANS
+    assert fetch_value(sql, "SELECT count() FROM spans WHERE run_id = 'million'") == SPANS
+    assert fetch_value(sql, "SELECT uniqExact(span_id) FROM spans WHERE run_id = 'million'") == SPANS
 
 
 def _batch(first: int) -> SpanBatch:
@@ -117,11 +117,11 @@ def test_a_run_delivered_twice_is_one_run(sql: Client) -> None:
     for cut in (len(batches), len(batches) // 3):
         for at in range(0, len(batches), cut):
             seed_store.insert(sql, batches[at : at + cut], database=sql.database or "", first=at + 1)
-    assert one(sql, "SELECT count() FROM rollouts WHERE run_id = 'twice'") == 2 * 2 * 4
-    assert one(sql, "SELECT count() FROM model_calls WHERE run_id = 'twice'") == 2 * 2 * 4 * 3
-    assert one(sql, "SELECT sum(rollouts) FROM runs WHERE run_id = 'twice'") == 2 * 2 * 4
+    assert fetch_value(sql, "SELECT count() FROM rollouts WHERE run_id = 'twice'") == 2 * 2 * 4
+    assert fetch_value(sql, "SELECT count() FROM model_calls WHERE run_id = 'twice'") == 2 * 2 * 4 * 3
+    assert fetch_value(sql, "SELECT sum(rollouts) FROM runs WHERE run_id = 'twice'") == 2 * 2 * 4
     for empty in ("check_prompt_digests", "check_duplicate_training", "check_unfinished_rollouts"):
-        assert one(sql, f"SELECT count() FROM {empty}") == 0
+        assert fetch_value(sql, f"SELECT count() FROM {empty}") == 0
 
 
 def test_every_view_and_report_answers(sql: Client) -> None:
@@ -133,15 +133,15 @@ def test_every_view_and_report_answers(sql: Client) -> None:
         if name != "compare":  # it has parameters
             sql.query(f"SELECT * FROM {name} LIMIT 1")
     for report in REPORTS.values():
-        given = {"a": "asked", "b": "asked"} if report.name == "compare" else {}
-        values = report.values(given, "" if given else "asked", datetime.now(UTC))
+        fields = {"a": "asked", "b": "asked"} if report.name == "compare" else {}
+        values = report.values(fields, "" if fields else "asked", datetime.now(UTC))
         assert sql.query(report.query(sql.database or ""), parameters=values).result_rows, report.name
 
 
 def test_words_are_found_by_the_index(sql: Client) -> None:
     seed_store.insert(sql, seed_store.run("words", steps=1), database=sql.database or "")
     query = "SELECT count() FROM raw_call_payloads WHERE run_id = 'words' AND hasAllTokens(request, ['question', 'p1'])"
-    assert one(sql, query) > 0  # type: ignore[operator]
+    assert fetch_value(sql, query) > 0  # type: ignore[operator]
     plan = "\n".join(row[0] for row in sql.query(f"EXPLAIN indexes = 1 {query}").result_rows)
     assert "request_words" in plan
 
@@ -155,20 +155,20 @@ def test_rows_of_a_run_are_gone_after_their_days(sql: Client) -> None:
             sql.insert_arrow(table, arrow.rows_to_arrow([row], types[table]))
     for table in ("raw_attempts", "raw_spans", "raw_model_calls", "raw_call_payloads"):
         sql.command(f"OPTIMIZE TABLE {table} FINAL")
-        assert one(sql, f"SELECT count() FROM {table} WHERE run_id = 'short'") == 0, table
+        assert fetch_value(sql, f"SELECT count() FROM {table} WHERE run_id = 'short'") == 0, table
 
 
 def test_on_a_cluster_every_table_is_a_replica(sql: Client) -> None:
     """ClickHouse's own parser reads what would be sent there."""
     for migration in migrations.load_migrations():
         for statement in migration.statements("lightningbus", "main"):
-            read = one(sql, f"SELECT formatQuerySingleLine({_quoted(statement)})")
+            read = fetch_value(sql, f"SELECT formatQuerySingleLine({_quoted(statement)})")
             assert "ON CLUSTER main" in str(read)
             if "MergeTree" in statement:
                 assert "ENGINE = Replicated" in str(read)
     for report in REPORTS.values():
         statement = migrations.render_sql(report.view, "lightningbus", "main")
-        assert "ON CLUSTER main" in str(one(sql, f"SELECT formatQuerySingleLine({_quoted(statement)})"))
+        assert "ON CLUSTER main" in str(fetch_value(sql, f"SELECT formatQuerySingleLine({_quoted(statement)})"))
 
 
 def _quoted(text: str) -> str:

@@ -31,9 +31,9 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An engine in another process, behind its HTTP interface."""
-    with serving(tmp_path_factory.mktemp("engine")) as made:
-        yield made.url
-    assert made.process.returncode == 0
+    with serving(tmp_path_factory.mktemp("engine")) as store:
+        yield store.url
+    assert store.process.returncode == 0
 
 
 @pytest.fixture(scope="module")

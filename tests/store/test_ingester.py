@@ -24,8 +24,8 @@ from tests.store.conftest import StoreProcess, client, prepared
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[StoreProcess]:
-    with prepared(tmp_path / "store") as made:
-        yield made
+    with prepared(tmp_path / "store") as built:
+        yield built
 
 
 @asynccontextmanager
@@ -33,12 +33,14 @@ async def ingesting(
     bus: Bus, store: StoreProcess, insert: Insert | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Ingester, Writer]]:
     stop = asyncio.Event()
-    asked = client(store.url)
-    writer = Writer(bus, insert or insert_over_http(asked), "lightningbus", load_column_types(asked, "lightningbus"))
-    made = Ingester(bus, writer, StoreSettings(**settings))
-    work = asyncio.create_task(made.run(stop))
+    request = client(store.url)
+    writer = Writer(
+        bus, insert or insert_over_http(request), "lightningbus", load_column_types(request, "lightningbus")
+    )
+    ingester = Ingester(bus, writer, StoreSettings(**settings))
+    work = asyncio.create_task(ingester.run(stop))
     try:
-        yield made, writer
+        yield ingester, writer
     finally:
         stop.set()
         await work
@@ -55,27 +57,27 @@ async def until(store: StoreProcess, count: int) -> None:
 
 
 async def test_several_share_a_stream_and_every_row_is_there_once(bus: Bus, store: StoreProcess) -> None:
-    async with ingesting(bus, store, batch_rows=40) as (_, one), ingesting(bus, store, batch_rows=40) as (_, other):
+    async with ingesting(bus, store, batch_rows=40) as (_, item), ingesting(bus, store, batch_rows=40) as (_, other):
         await publish(bus, 0, 300)
         await until(store, 300)
-    assert one.rows and other.rows
-    assert store.one("SELECT count() FROM model_calls") == 600
-    assert store.one("SELECT uniqExact(rollout_id, call) FROM model_calls") == 600
+    assert item.rows and other.rows
+    assert store.fetch_value("SELECT count() FROM model_calls") == 600
+    assert store.fetch_value("SELECT uniqExact(rollout_id, call) FROM model_calls") == 600
 
 
 async def test_two_batches_wait_for_the_one_in_flight_and_no_more(bus: Bus, store: StoreProcess) -> None:
     """ClickHouse stands still: the broker keeps what does not fit, and nothing is lost when it goes on."""
-    going, asked = threading.Event(), threading.Event()
+    going, request = threading.Event(), threading.Event()
     write = insert_over_http(client(store.url))
 
     def insert(*arguments: Any) -> int:
-        asked.set()
+        request.set()
         going.wait(60)
         return write(*arguments)
 
     async with ingesting(bus, store, insert, batch_rows=20, flush_interval_seconds=0.05) as (ingester, _):
         await publish(bus, 0, 200)
-        await asyncio.to_thread(asked.wait, 30)
+        await asyncio.to_thread(request.wait, 30)
         async with asyncio.timeout(30):
             while ingester.waiting_rows < 20:
                 await asyncio.sleep(0.02)
@@ -83,7 +85,7 @@ async def test_two_batches_wait_for_the_one_in_flight_and_no_more(bus: Bus, stor
         assert ingester.waiting_rows <= 20 + 3, "rows of one more message at most"
         going.set()
         await until(store, 200)
-    assert store.one("SELECT count() FROM spans") == 400
+    assert store.fetch_value("SELECT count() FROM spans") == 400
 
 
 async def test_a_message_the_store_stumbles_over_is_a_dead_letter_and_the_store_goes_on(
@@ -103,7 +105,7 @@ async def test_a_message_the_store_stumbles_over_is_a_dead_letter_and_the_store_
         async with asyncio.timeout(30):
             while (await bus.js.stream_info(subjects.DLQ)).state.messages < 2:
                 await asyncio.sleep(0.02)
-    assert store.one("SELECT any(task_id) FROM rollouts") == "t1"
+    assert store.fetch_value("SELECT any(task_id) FROM rollouts") == "t1"
 
 
 def test_fewer_messages_are_held_the_larger_they_are() -> None:
@@ -129,7 +131,7 @@ async def test_an_error_of_the_insert_nobody_foresaw_is_counted_and_the_batch_tr
         await publish(bus, 0, 3)
         await until(store, 3)
     assert metrics.insert_failures._value.get() == before + 2
-    assert store.one("SELECT count() FROM model_calls") == 6
+    assert store.fetch_value("SELECT count() FROM model_calls") == 6
 
 
 async def test_rows_that_clickhouse_does_not_count_as_written_are_not_acknowledged(
@@ -145,8 +147,8 @@ async def test_rows_that_clickhouse_does_not_count_as_written_are_not_acknowledg
         await publish(bus, 0, 3)
         await until(store, 3)
         assert writer.problem == ""
-    assert store.one("SELECT count() FROM spans") == 6
-    assert store.one("SELECT count() FROM model_calls") == 6
+    assert store.fetch_value("SELECT count() FROM spans") == 6
+    assert store.fetch_value("SELECT count() FROM model_calls") == 6
 
 
 async def test_poison_that_cannot_be_buried_now_does_not_end_the_ingester(bus: Bus, store: StoreProcess) -> None:

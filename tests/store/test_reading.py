@@ -34,9 +34,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def store(place: Path) -> Iterator[StoreProcess]:
     """An engine with all tables."""
-    with prepared(place) as made:
-        made.sql.command("INSERT INTO raw_runs (run_id) VALUES ('there')")
-        yield made
+    with prepared(place) as built:
+        built.sql.command("INSERT INTO raw_runs (run_id) VALUES ('there')")
+        yield built
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +125,13 @@ OUTSIDE = (
 
 @pytest.mark.parametrize("statement", WRITES)
 def test_nobody_but_the_writer_changes_anything(anybody: Client, store: StoreProcess, statement: str) -> None:
-    before = store.one("SELECT count() FROM raw_runs"), store.one("SELECT count() FROM system.tables")
+    before = store.fetch_value("SELECT count() FROM raw_runs"), store.fetch_value("SELECT count() FROM system.tables")
     with pytest.raises(ClickHouseError):
         anybody.command(statement)
-    assert (store.one("SELECT count() FROM raw_runs"), store.one("SELECT count() FROM system.tables")) == before
+    assert (
+        store.fetch_value("SELECT count() FROM raw_runs"),
+        store.fetch_value("SELECT count() FROM system.tables"),
+    ) == before
 
 
 @pytest.mark.parametrize("statement", OUTSIDE)
@@ -151,20 +154,20 @@ def test_nobody_reaches_files_or_other_machines(anybody: Client, tmp_path: Path,
 async def test_no_setting_of_a_request_names_a_file(store: StoreProcess, tmp_path: Path, setting: str) -> None:
     out = tmp_path / "out"
     async with aiohttp.ClientSession() as http:
-        asked = {setting: str(out), "query": "SELECT 1 AS x FORMAT Protobuf"}
-        async with http.get(without_secrets(store.url), params=asked) as answer:
+        request = {setting: str(out), "query": "SELECT 1 AS x FORMAT Protobuf"}
+        async with http.get(without_secrets(store.url), params=request) as answer:
             assert answer.status == 403 and f"may not set {setting}" in await answer.text()
     assert not out.exists()
 
 
 def test_no_setting_a_reader_may_choose_names_a_file(anybody: Client) -> None:
-    told = "SELECT name, type, value, description FROM system.settings WHERE has({names:Array(String)}, name)"
-    found = {
+    sql = "SELECT name, type, value, description FROM system.settings WHERE has({names:Array(String)}, name)"
+    by_name = {
         row[0]: row[1:]
-        for row in anybody.query(told, parameters={"names": sorted(readonly_guard.ALLOWED_SETTINGS)}).result_rows
+        for row in anybody.query(sql, parameters={"names": sorted(readonly_guard.ALLOWED_SETTINGS)}).result_rows
     }
-    assert found.keys() == readonly_guard.ALLOWED_SETTINGS
-    for name, (_, _, description) in found.items():
+    assert by_name.keys() == readonly_guard.ALLOWED_SETTINGS
+    for name, (_, _, description) in by_name.items():
         assert not any(word in description.lower() for word in (" file", "path", "schema ")), (name, description)
 
 
@@ -182,15 +185,13 @@ def test_limits_may_be_lowered_and_not_raised(store: StoreProcess) -> None:
 
 
 def test_a_reader_lowers_its_limits_in_sql_and_by_the_stock_client(anybody: Client) -> None:
-    asked = "SELECT toUInt64(getSetting('max_execution_time'))"
-    assert anybody.query(f"{asked} SETTINGS max_execution_time = 3").first_row == (3,)
-    assert anybody.query(asked, settings={"max_execution_time": 3}).first_row == (3,)
-    lower = (
-        f"SELECT * FROM ({asked} SETTINGS max_execution_time = 3) SETTINGS max_threads = 1, session_timezone = 'UTC'"
-    )
+    sql = "SELECT toUInt64(getSetting('max_execution_time'))"
+    assert anybody.query(f"{sql} SETTINGS max_execution_time = 3").first_row == (3,)
+    assert anybody.query(sql, settings={"max_execution_time": 3}).first_row == (3,)
+    lower = f"SELECT * FROM ({sql} SETTINGS max_execution_time = 3) SETTINGS max_threads = 1, session_timezone = 'UTC'"
     assert anybody.query(lower).result_rows
     with pytest.raises(DatabaseError, match="may lower max_execution_time from 60, and not set it to 61"):
-        anybody.query(f"{asked} SETTINGS max_execution_time = 61")
+        anybody.query(f"{sql} SETTINGS max_execution_time = 61")
 
 
 def test_table_functions_that_reach_nothing_are_for_readers(anybody: Client) -> None:
@@ -216,8 +217,8 @@ def test_our_own_client_only_reads_even_as_the_writer(store: StoreProcess, state
 
 def test_a_reader_of_ours_has_the_lower_limits_it_was_made_with(store: StoreProcess) -> None:
     page = connect_readonly(without_secrets(store.url), limits=UI)
-    asked = ", ".join(f"toUInt64(getSetting('{name}'))" for name in UI)
-    assert page.query(f"SELECT {asked}").first_row == tuple(UI.values())
+    text = ", ".join(f"toUInt64(getSetting('{name}'))" for name in UI)
+    assert page.query(f"SELECT {text}").first_row == tuple(UI.values())
 
 
 def test_a_key_that_was_cut_off_is_named_for_what_it_is(tmp_path: Path) -> None:
@@ -227,7 +228,9 @@ def test_a_key_that_was_cut_off_is_named_for_what_it_is(tmp_path: Path) -> None:
 
 
 def test_too_much_is_one_sentence_that_says_what_to_do(store: StoreProcess) -> None:
-    asked = connect_readonly(store.url, limits={**INTERACTIVE, "max_execution_time": 1, "max_memory_usage": 50_000_000})
+    client = connect_readonly(
+        store.url, limits={**INTERACTIVE, "max_execution_time": 1, "max_memory_usage": 50_000_000}
+    )
     for statement, advice in {
         "SELECT number FROM numbers(2000000)": "add a LIMIT",
         "SELECT sleepEachRow(1) FROM numbers(10) SETTINGS max_insert_threads = 1": "only read and set nothing",
@@ -236,23 +239,23 @@ def test_too_much_is_one_sentence_that_says_what_to_do(store: StoreProcess) -> N
         "SELECT * FROM nowhere": "has a store of this version written here?",
     }.items():
         with pytest.raises(DatabaseError) as refused:
-            asked.query(statement)
-        said = explain_error(refused.value)
-        assert advice in said and "\n" not in said and "version 2" not in said, said
+            client.query(statement)
+        error = explain_error(refused.value)
+        assert advice in error and "\n" not in error and "version 2" not in error, error
 
 
 def test_the_command_of_people_cannot_write(store: StoreProcess) -> None:
     line = [sys.executable, "-m", "lightningbus", "query", "DROP TABLE raw_runs", "--sql", store.url]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and done.stderr.strip().endswith("questions only read and set nothing"), done.stderr
-    assert store.one("SELECT count() FROM raw_runs") == 1
+    assert store.fetch_value("SELECT count() FROM raw_runs") == 1
 
 
 def test_every_report_is_a_question(anybody: Client) -> None:
-    given = {"a": "x", "b": "y", "rollout_id": "r"}
+    fields = {"a": "x", "b": "y", "rollout_id": "r"}
     for report in REPORTS.values():
-        own = {one.name: given[one.name] for one in report.parameters if one.default is None}
-        anybody.query(report.query("lightningbus"), parameters=report.values(own, "", None))
+        local = {parameter.name: fields[parameter.name] for parameter in report.parameters if parameter.default is None}
+        anybody.query(report.query("lightningbus"), parameters=report.values(local, "", None))
 
 
 def test_the_users_of_a_server_are_statements_clickhouse_understands(store: StoreProcess) -> None:
@@ -265,13 +268,13 @@ def test_the_users_of_a_server_are_statements_clickhouse_understands(store: Stor
     printed = subprocess.run(line, env=bare | passwords, capture_output=True, text=True, timeout=60, check=True).stdout
     assert not any(password in printed for password in passwords.values())
     assert all(hashlib.sha256(password.encode()).hexdigest() in printed for password in passwords.values())
-    made = [statement.strip() for statement in printed.split(";") if statement.strip()]
-    for statement in made:
+    built = [statement.strip() for statement in printed.split(";") if statement.strip()]
+    for statement in built:
         canonical = store.sql.query("SELECT formatQuerySingleLine({s:String})", parameters={"s": statement}).first_row
         assert canonical is not None and "ON CLUSTER all_of_them" in canonical[0], statement
-    (profile,) = (one for one in made if "SETTINGS PROFILE OR REPLACE" in one)
+    (profile,) = (item for item in built if "SETTINGS PROFILE OR REPLACE" in item)
     assert all(f"{name} = {value} MIN 1 MAX {value}" in profile for name, value in INTERACTIVE.items())
-    rights = [one for one in made if one.startswith("GRANT") and users.READER in one]
+    rights = [item for item in built if item.startswith("GRANT") and users.READER in item]
     assert len(rights) == 1 and "SELECT ON `lightningbus`.*" in rights[0]
 
 

@@ -16,4 +16,4 @@ async def test_17_a_store_that_starts_again_holds_what_it_held(bus: Bus, nats_ur
     store.process.terminate()
     assert await asyncio.to_thread(store.process.wait, 30) == 0
     again = await asyncio.to_thread(start_store, nats_url)
-    assert again.one("SELECT count() FROM rollouts") == 1
+    assert again.fetch_value("SELECT count() FROM rollouts") == 1

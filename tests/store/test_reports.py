@@ -34,19 +34,19 @@ def events() -> dict[str, list[Any]]:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, events: dict[str, list[Any]]) -> Iterator[StoreProcess]:
     """A store that holds both runs, half of them twice."""
-    with prepared(tmp_path_factory.mktemp("store")) as made:
+    with prepared(tmp_path_factory.mktemp("store")) as built:
         for name, seed in RUNS.items():
-            said = events[name]
-            seed_store.insert(made.sql, said, first=10_000 * seed + 1)
-            seed_store.insert(made.sql, said[: len(said) // 2], first=10_000 * seed + 1)
-        yield made
+            text = events[name]
+            seed_store.insert(built.sql, text, first=10_000 * seed + 1)
+            seed_store.insert(built.sql, text[: len(text) // 2], first=10_000 * seed + 1)
+        yield built
 
 
-def ask(store: StoreProcess, name: str, run: str = "small", until: datetime | None = None, **given: str) -> list[Any]:
+def ask(store: StoreProcess, name: str, run: str = "small", until: datetime | None = None, **fields: str) -> list[Any]:
     """A report's rows as dictionaries."""
     report = REPORTS[name]
-    found = store.sql.query(report.query("lightningbus"), parameters=report.values(given, run, until))
-    return list(found.named_results())
+    rows = store.sql.query(report.query("lightningbus"), parameters=report.values(fields, run, until))
+    return list(rows.named_results())
 
 
 def ends(events: Sequence[Any]) -> list[SpanBatch]:
@@ -55,32 +55,32 @@ def ends(events: Sequence[Any]) -> list[SpanBatch]:
 
 def rewards(events: Sequence[Any]) -> dict[int, list[float]]:
     """By the newest version that made a token."""
-    found: dict[int, list[float]] = defaultdict(list)
+    by_key: dict[int, list[float]] = defaultdict(list)
     for batch in ends(events):
         assert batch.end is not None
         if batch.end.reward is not None and batch.end.usage.max_weight_version is not None:
-            found[batch.end.usage.max_weight_version].append(batch.end.reward)
-    return found
+            by_key[batch.end.usage.max_weight_version].append(batch.end.reward)
+    return by_key
 
 
 def test_every_report_answers_and_is_a_view_that_says_the_same(store: StoreProcess) -> None:
     for report in REPORTS.values():
-        given = {"a": "small", "b": "other"} if report.name == "compare" else {}
-        rows = ask(store, report.name, run="", **given)
+        fields = {"a": "small", "b": "other"} if report.name == "compare" else {}
+        rows = ask(store, report.name, run="", **fields)
         assert rows, report.name
         assert report.about and report.title
         if report.plot is not None:
             named = {report.plot.x, *report.plot.y, *report.plot.series, *filter(None, [report.plot.spread])}
             assert named <= rows[0].keys(), report.name
-        call = f"{report.name}(a = 'small', b = 'other')" if given else report.name
-        assert store.one(f"SELECT count() FROM {call}") == len(rows), report.name
+        call = f"{report.name}(a = 'small', b = 'other')" if fields else report.name
+        assert store.fetch_value(f"SELECT count() FROM {call}") == len(rows), report.name
 
 
 def test_rewards_are_those_of_the_rollouts(store: StoreProcess, events: dict[str, list[Any]]) -> None:
     counted = rewards(events["small"])
-    found = {row["version"]: row for row in ask(store, "reward_by_version")}
-    assert found.keys() == counted.keys()
-    for version, row in found.items():
+    by_name = {row["version"]: row for row in ask(store, "reward_by_version")}
+    assert by_name.keys() == counted.keys()
+    for version, row in by_name.items():
         assert row["rollouts"] == len(counted[version])
         assert row["mean_reward"] == pytest.approx(mean(counted[version]))
     assert {row["run_id"] for row in ask(store, "reward_by_version", run="")} == {"small", "other"}
@@ -100,9 +100,9 @@ def test_pass_at_k_is_the_share_of_samples_that_hold_a_success(
         if batch.end.reward is not None:
             groups[(version[batch.task_id], batch.task_id)].append(batch.end.reward)
     for row in ask(store, "pass_at_k"):
-        own = [found for (of, _), found in groups.items() if of == row["version"]]
+        local = [actual for (of, _), actual in groups.items() if of == row["version"]]
         for k in (1, 2, 4):
-            passed = [1 - comb(len(one) - int(sum(one)), k) / comb(len(one), k) for one in own if len(one) >= k]
+            passed = [1 - comb(len(item) - int(sum(item)), k) / comb(len(item), k) for item in local if len(item) >= k]
             assert row[f"pass_{k}"] == pytest.approx(mean(passed)), (row["version"], k)
     assert ask(store, "pass_at_k", solved="0")[0]["pass_1"] == 1.0
 
@@ -112,8 +112,8 @@ def test_usage_counts_a_prompt_at_each_call_and_what_is_new_once(
 ) -> None:
     usage = [batch.end.usage for batch in ends(events["small"]) if batch.end]
     rows = ask(store, "usage", input_price="2", output_price="10")
-    assert sum(row["prompt_tokens"] for row in rows) == sum(one.prompt_tokens for one in usage)
-    assert sum(row["response_tokens"] for row in rows) == sum(one.response_tokens for one in usage)
+    assert sum(row["prompt_tokens"] for row in rows) == sum(item.prompt_tokens for item in usage)
+    assert sum(row["response_tokens"] for row in rows) == sum(item.response_tokens for item in usage)
     assert sum(row["new_prompt_tokens"] for row in rows) < sum(row["prompt_tokens"] for row in rows) / 2
     assert {row["role"] for row in rows} == {"writer", "checker"}
     for row in rows:
@@ -124,7 +124,7 @@ def test_where_the_time_goes_adds_up(store: StoreProcess) -> None:
     parts = {row["part"][2:]: row["mean_seconds"] for row in ask(store, "time_in_rollout")}
     assert parts["queue"] == pytest.approx(0.25) and parts["publish"] == pytest.approx(0.002)
     assert parts["tool"] == pytest.approx(3 * 0.05)
-    whole = store.one(
+    whole = store.fetch_value(
         "SELECT avg(date_diff('microsecond', started_at, ended_at)) / 1e6 FROM rollouts WHERE run_id = 'small'"
     )
     assert parts["model"] + parts["tool"] + parts["agent"] == pytest.approx(whole)
@@ -146,7 +146,7 @@ def test_a_token_has_the_advantage_of_its_call_and_the_lag_of_its_version(
     assert {row["advantage"] for row in rows} == {use.advantage}
     assert all(row["staleness"] == 2 - row["version"] for row in rows)
     spoken = "".join(row["token_text"] for row in rows if row["call"] == 0).strip()
-    answer = store.one(
+    answer = store.fetch_value(
         "SELECT response_preview FROM model_calls "
         f"WHERE run_id = 'small' AND rollout_id = '{use.rollout_id}' AND call = 0"
     )
@@ -175,17 +175,17 @@ def test_two_runs_and_two_versions_are_compared(store: StoreProcess, events: dic
 
 
 def test_nothing_is_lost_or_broken_and_prompts_are_whole(store: StoreProcess, events: dict[str, list[Any]]) -> None:
-    published = [one for event in events["small"] if isinstance(event, TaskBatchRecord) for one in event.tasks]
-    assert store.one("SELECT count() FROM tasks WHERE run_id = 'small'") == len(published)
+    published = [task for event in events["small"] if isinstance(event, TaskBatchRecord) for task in event.tasks]
+    assert store.fetch_value("SELECT count() FROM tasks WHERE run_id = 'small'") == len(published)
     for empty in ("check_unfinished_rollouts", "check_duplicate_training", "check_prompt_digests"):
-        assert store.one(f"SELECT count() FROM {empty}") == 0
-    asked = store.sql.query(
+        assert store.fetch_value(f"SELECT count() FROM {empty}") == 0
+    rows = store.sql.query(
         "SELECT call, length(prompt_ids), request FROM prompts "
         "WHERE run_id = 'small' AND rollout_id = 't0@p1.0' ORDER BY call"
     )
-    lengths = [length for _, length, _ in asked.result_rows]
+    lengths = [length for _, length, _ in rows.result_rows]
     assert lengths == [40 + 12, 40 + 12 + 10 + 12, 40 + 3 * 12 + 2 * 10]
-    assert [len(json.loads(request)["messages"]) for *_, request in asked.result_rows] == [2, 4, 6]
+    assert [len(json.loads(request)["messages"]) for *_, request in rows.result_rows] == [2, 4, 6]
 
 
 def test_a_prompt_that_is_not_what_it_was_is_told(store: StoreProcess) -> None:
@@ -223,9 +223,9 @@ def test_the_command_prints_tables_json_csv_and_pictures(store: StoreProcess, tm
 
 
 def test_a_rollout_can_be_read(store: StoreProcess) -> None:
-    said = command(store, "rollouts", "show", "t0@p1.0", "--run", "small", "--color", "advantage").stdout
-    assert "user: question t0@p1 0" in said and "assistant: " in said and "execute_tool add" in said
-    assert "call 1 · checker" in said
+    stdout = command(store, "rollouts", "show", "t0@p1.0", "--run", "small", "--color", "advantage").stdout
+    assert "user: question t0@p1 0" in stdout and "assistant: " in stdout and "execute_tool add" in stdout
+    assert "call 1 · checker" in stdout
     whole = json.loads(command(store, "rollouts", "show", "t0@p1.0", "--json").stdout)
     assert [len(call["tokens"]) for call in whole["model_calls"]] == [10, 10, 10]
     missing = command(store, "rollouts", "show", "nobody", check=False)

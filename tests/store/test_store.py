@@ -55,8 +55,8 @@ async def test_what_was_acknowledged_survives_a_kill_and_what_was_not_comes_agai
             store.kill()
     again = await asyncio.to_thread(start_store, nats_url)
     await asyncio.to_thread(again.until, "SELECT count() FROM rollouts", 220)
-    assert again.one("SELECT count() FROM model_calls") == 440
-    assert again.one("SELECT uniqExact(rollout_id, call) FROM model_calls") == 440
+    assert again.fetch_value("SELECT count() FROM model_calls") == 440
+    assert again.fetch_value("SELECT uniqExact(rollout_id, call) FROM model_calls") == 440
     await drained(bus)
 
 
@@ -73,7 +73,7 @@ async def test_a_store_asked_to_stop_writes_what_it_has_collected(bus: Bus, nats
     info = await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.STORE)
     assert (info.num_ack_pending, info.num_pending) == (0, 0)
     again = await asyncio.to_thread(start_store, nats_url)
-    assert again.one("SELECT count() FROM rollouts") == 1
+    assert again.fetch_value("SELECT count() FROM rollouts") == 1
 
 
 async def test_an_event_delivered_three_times_is_one_row(bus: Bus, nats_url: str, start_store: Start) -> None:
@@ -84,12 +84,13 @@ async def test_an_event_delivered_three_times_is_one_row(bus: Bus, nats_url: str
         await TaskPublisher(bus).publish_task(Task(id="a", run_id="run", agent="default", input={"turn": 1}))
     await drained(bus)
     counted = {
-        view: store.one(f"SELECT count() FROM {view}") for view in ("attempts", "rollouts", "model_calls", "tasks")
+        view: store.fetch_value(f"SELECT count() FROM {view}")
+        for view in ("attempts", "rollouts", "model_calls", "tasks")
     }
     assert counted == {"attempts": 1, "rollouts": 1, "model_calls": 2, "tasks": 1}
-    assert store.one("SELECT count() FROM tokens") == 6
-    assert store.one("SELECT avg(reward) FROM rollouts") == 0.5
-    assert store.one("SELECT count() FROM check_unfinished_rollouts") == 0
+    assert store.fetch_value("SELECT count() FROM tokens") == 6
+    assert store.fetch_value("SELECT avg(reward) FROM rollouts") == 0.5
+    assert store.fetch_value("SELECT count() FROM check_unfinished_rollouts") == 0
 
 
 async def test_a_rollout_is_its_first_result_whatever_failed_before(
@@ -111,7 +112,7 @@ async def test_a_rollout_is_its_first_result_whatever_failed_before(
         await asyncio.to_thread(store.until, "SELECT count() FROM attempts", attempt)
         attempts = [attempt for (attempt,) in store.sql.query("SELECT attempt FROM rollouts").result_rows]
         assert attempts == ([] if expected is None else [expected + 1])
-    assert store.one("SELECT groupArray(outcome) FROM (SELECT outcome FROM attempts ORDER BY attempt)") == [
+    assert store.fetch_value("SELECT groupArray(outcome) FROM (SELECT outcome FROM attempts ORDER BY attempt)") == [
         outcome for outcome, _ in endings
     ]
 
@@ -137,7 +138,7 @@ async def test_swaps_and_what_was_decided_of_versions_are_kept(bus: Bus, nats_ur
     )
     await bus.publish(subjects.activated("n0"), applied, msg_id="applied")
     await asyncio.to_thread(store.until, "SELECT count() FROM weight_activations", 1)
-    assert store.one("SELECT (fetch_seconds, verify_seconds, pause_seconds) FROM weight_activations") == (
+    assert store.fetch_value("SELECT (fetch_seconds, verify_seconds, pause_seconds) FROM weight_activations") == (
         1.0,
         0.5,
         0.25,

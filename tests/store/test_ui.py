@@ -43,12 +43,12 @@ def ends() -> list[SpanBatch]:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
     """A store in which everything of the run stands twice."""
-    with serving_store(tmp_path_factory.mktemp("store")) as made:
-        migrations.migrate(client(made.url, "default"), "lightningbus")
-        migrations.create_report_views(made.sql, "lightningbus")
+    with serving_store(tmp_path_factory.mktemp("store")) as built:
+        migrations.migrate(client(built.url, "default"), "lightningbus")
+        migrations.create_report_views(built.sql, "lightningbus")
         for _ in range(2):
-            seed_store.insert(made.sql, seed_store.run(RUN, seed=1))
-        yield made
+            seed_store.insert(built.sql, seed_store.run(RUN, seed=1))
+        yield built
 
 
 @pytest.fixture
@@ -142,17 +142,17 @@ async def test_the_pulse_changes_when_a_rollout_ends(ask: Ask, store: StoreProce
     ],
 )
 async def test_filters(ask: Ask, ends: list[SpanBatch], filters: dict[str, str], fits: Callable[[Any], bool]) -> None:
-    found = await ask("run/rollouts", run_id=RUN, **filters)
+    actual = await ask("run/rollouts", run_id=RUN, **filters)
     expected = {batch.rollout_id for batch in ends if fits(batch.end)}
-    assert found["count"] == len(expected)
-    assert {row["rollout_id"] for row in found["rollouts"]} <= expected
-    assert len(found["rollouts"]) == min(len(expected), finding.PAGE_SIZE)
+    assert actual["count"] == len(expected)
+    assert {row["rollout_id"] for row in actual["rollouts"]} <= expected
+    assert len(actual["rollouts"]) == min(len(expected), finding.PAGE_SIZE)
 
 
 async def test_pages_and_orders(ask: Ask, ends: list[SpanBatch]) -> None:
     first = await ask("run/rollouts", run_id=RUN)
     second = await ask("run/rollouts", run_id=RUN, page="2")
-    assert len({row["rollout_id"] for one in (first, second) for row in one["rollouts"]}) == len(ends)
+    assert len({row["rollout_id"] for item in (first, second) for row in item["rollouts"]}) == len(ends)
     assert (await ask("run/rollouts", run_id=RUN, page="9"))["rollouts"] == []
     seconds = [row["seconds"] for row in (await ask("run/rollouts", run_id=RUN, sort="slowest"))["rollouts"]]
     assert seconds == sorted(seconds, reverse=True)
@@ -167,10 +167,10 @@ async def test_words_are_looked_for_in_prompts_and_answers(ask: Ask, store: Stor
     assert {row["rollout_id"] for row in named["rollouts"]} == {f"t1@p4.{sample}" for sample in range(4)}
     matches = await ask("run/rollouts", run_id=RUN, words="t1@p4 Question")
     assert {row["rollout_id"] for row in matches["rollouts"]} == {f"t1@p4.{sample}" for sample in range(4)}
-    answered = store.one(
+    replies = store.fetch_value(
         f"SELECT response_preview FROM model_calls WHERE run_id = '{RUN}' AND rollout_id = '{ROLLOUT}' LIMIT 1"
     )
-    assert ROLLOUT in {row["rollout_id"] for row in (await ask("run/rollouts", run_id=RUN, words=answered))["rollouts"]}
+    assert ROLLOUT in {row["rollout_id"] for row in (await ask("run/rollouts", run_id=RUN, words=replies))["rollouts"]}
     assert (await ask("run/rollouts", run_id=RUN, words="question zebra"))["count"] == 0
 
 
@@ -182,22 +182,23 @@ def test_words_are_found_at_the_beginning_of_a_line_and_in_any_case() -> None:
 
 
 async def test_a_rollout_has_its_trace_and_its_calls_with_what_each_added(ask: Ask, store: StoreProcess) -> None:
-    found = await ask("rollout", run_id=RUN, rollout_id=ROLLOUT)
-    (attempt,) = found["attempts"]
-    assert attempt["counts"] and not attempt["running"] and found["attempt"] == attempt
-    known = {span["span_id"] for span in found["spans"]}
-    roots = [span for span in found["spans"] if span["parent_span_id"] not in known]
+    actual = await ask("rollout", run_id=RUN, rollout_id=ROLLOUT)
+    (attempt,) = actual["attempts"]
+    assert attempt["counts"] and not attempt["running"] and actual["attempt"] == attempt
+    known = {span["span_id"] for span in actual["spans"]}
+    roots = [span for span in actual["spans"] if span["parent_span_id"] not in known]
     assert [span["name"] for span in roots] == ["send lb.task.train.default"]
-    assert sum(span["name"] == "execute_tool add" for span in found["spans"]) == 3
-    assert any(span["name"] == "train policy" for span in found["spans"])
-    first, second, third = found["calls"]
+    assert sum(span["name"] == "execute_tool add" for span in actual["spans"]) == 3
+    assert any(span["name"] == "train policy" for span in actual["spans"])
+    first, second, third = actual["calls"]
     assert [message["role"] for message in first["messages"]] == ["system", "user"]
     assert [message["role"] for message in third["messages"]] == ["user"]
     assert (second["continues"], second["known"], third["continues"], third["known"]) == (0, 3, 1, 5)
     assert "".join(first["token_texts"]).strip() == first["answer"]["content"]
     assert len(first["tokens"]) == len(first["logprobs"]) == len(first["versions"]) == 10
     assert (
-        first["advantage"] == found["uses"][0]["advantage"] and first["trained_version"] == found["uses"][0]["version"]
+        first["advantage"] == actual["uses"][0]["advantage"]
+        and first["trained_version"] == actual["uses"][0]["version"]
     )
     prompts = store.sql.query(
         f"SELECT request FROM prompts WHERE run_id = '{RUN}' AND rollout_id = '{ROLLOUT}' AND call = 2"
@@ -223,7 +224,7 @@ async def test_what_is_not_there_or_wrong_is_a_sentence(ask: Ask) -> None:
 
 async def test_nothing_can_be_written_and_a_question_has_its_limits(store: StoreProcess) -> None:
     reader = Reader(await asyncio.to_thread(connect_readonly, store.url, limits=UI))
-    before = store.one("SELECT count() FROM raw_runs")
+    before = store.fetch_value("SELECT count() FROM raw_runs")
     for statement in (
         "INSERT INTO raw_runs (run_id) VALUES ('mine')",
         "DROP TABLE raw_runs",
@@ -237,7 +238,7 @@ async def test_nothing_can_be_written_and_a_question_has_its_limits(store: Store
         await reader.query("SELECT number FROM numbers(100000)")
     with pytest.raises(QueryFailed, match="nothing"):
         await reader.query("SELECT * FROM nothing")
-    assert store.one("SELECT count() FROM raw_runs") == before
+    assert store.fetch_value("SELECT count() FROM raw_runs") == before
 
 
 def test_a_user_who_may_set_nothing_is_sent_nothing() -> None:
@@ -281,11 +282,11 @@ def test_the_attempt_that_counts_is_the_first_result_in_the_stream() -> None:
         return {**which, "stream_sequence": sequence, "started_ms": float(sequence)}
 
     ended = [row("a", "retried", 1), row("b", "abandoned", 2), row("c", "final", 4), row("d", "final", 3)]
-    made = build_attempts(ended, [{"execution_id": "e", "attempt": 5, "started_ms": 9.0}])
-    assert [one["execution_id"] for one in made if one["counts"]] == ["d"]
-    assert [one["execution_id"] for one in made if one["running"]] == ["e"]
-    assert select_attempt(made, "")["execution_id"] == "d" and select_attempt(made, "a")["execution_id"] == "a"  # type: ignore[index]
-    assert select_attempt(made, "x") is None and select_attempt([], "") is None
+    attempts = build_attempts(ended, [{"execution_id": "e", "attempt": 5, "started_ms": 9.0}])
+    assert [item["execution_id"] for item in attempts if item["counts"]] == ["d"]
+    assert [item["execution_id"] for item in attempts if item["running"]] == ["e"]
+    assert select_attempt(attempts, "")["execution_id"] == "d" and select_attempt(attempts, "a")["execution_id"] == "a"  # type: ignore[index]
+    assert select_attempt(attempts, "x") is None and select_attempt([], "") is None
 
 
 def test_requests_of_any_kind_have_something_to_show() -> None:
@@ -342,7 +343,7 @@ def test_a_store_that_is_gone_is_a_sentence() -> None:
 
 def test_the_table_of_the_page_is_what_was_measured() -> None:
     page = (Path(ui.__file__).parents[1] / "docs" / "ui.md").read_text()
-    shown = page.split("<!-- benchmarks.ui: begin -->\n")[1].split("\n<!-- benchmarks.ui: end -->")[0]
+    displayed = page.split("<!-- benchmarks.ui: begin -->\n")[1].split("\n<!-- benchmarks.ui: end -->")[0]
     rows = json.loads(ui.RESULTS.read_text())
-    assert shown == ui.printed(rows)
+    assert displayed == ui.printed(rows)
     assert all(row["value"] < row["ceiling"] for row in rows if row["case"].endswith("p50"))

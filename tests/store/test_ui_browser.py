@@ -90,13 +90,13 @@ def pages_of(url: str) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
     """A store with a run of a dozen steps and a short one."""
-    with serving_store(tmp_path_factory.mktemp("store")) as made:
-        migrations.migrate(client(made.url, "default"), "lightningbus")
-        migrations.create_report_views(made.sql, "lightningbus")
-        seed_store.insert(made.sql, seed_store.run(RUN, steps=12, groups=3, seed=3))
-        seed_store.insert(made.sql, evaluations(), first=50_000)
-        seed_store.insert(made.sql, seed_store.run("before", steps=2, groups=2, seed=2), first=100_000)
-        yield made
+    with serving_store(tmp_path_factory.mktemp("store")) as built:
+        migrations.migrate(client(built.url, "default"), "lightningbus")
+        migrations.create_report_views(built.sql, "lightningbus")
+        seed_store.insert(built.sql, seed_store.run(RUN, steps=12, groups=3, seed=3))
+        seed_store.insert(built.sql, evaluations(), first=50_000)
+        seed_store.insert(built.sql, seed_store.run("before", steps=2, groups=2, seed=2), first=100_000)
+        yield built
 
 
 @pytest.fixture(scope="module")
@@ -110,22 +110,22 @@ def site(store: StoreProcess) -> Iterator[str]:
 def browser() -> Iterator[Any]:
     """Headless Chromium."""
     with api.sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
     """A page on which anything the console calls an error is one."""
-    made = browser.new_page(viewport=SIZE)
-    made.set_default_timeout(10_000)
-    said: list[str] = []
-    made.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-    made.on("pageerror", lambda error: said.append(str(error)))
-    yield made
-    made.close()
-    assert said == []
+    built = browser.new_page(viewport=SIZE)
+    built.set_default_timeout(10_000)
+    texts: list[str] = []
+    built.on("console", lambda message: texts.append(message.text) if message.type in ("error", "warning") else None)
+    built.on("pageerror", lambda error: texts.append(str(error)))
+    yield built
+    built.close()
+    assert texts == []
 
 
 def picture(page: Any, name: str) -> None:
@@ -148,20 +148,20 @@ def kept(page: Any, name: str) -> None:
     from PIL import Image
 
     assert PICTURES is not None
-    shown = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    shown.quantize(256, dither=Image.Dither.NONE).save(Path(PICTURES) / f"{name}.png", optimize=True)
+    screenshot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    screenshot.quantize(256, dither=Image.Dither.NONE).save(Path(PICTURES) / f"{name}.png", optimize=True)
 
 
 def names(page: Any) -> list[str]:
     """Of the rollouts in the table, from the top."""
-    found: list[str] = page.locator("#rollouts tbody td.name").all_inner_texts()
-    return found
+    texts: list[str] = page.locator("#rollouts tbody td.name").all_inner_texts()
+    return texts
 
 
 def colours(page: Any) -> list[str]:
     """Of the tokens, in their order."""
-    found: list[str] = page.locator(".token").evaluate_all("all => all.map(one => one.style.backgroundColor)")
-    return found
+    actual: list[str] = page.locator(".token").evaluate_all("all => all.map(one => one.style.backgroundColor)")
+    return actual
 
 
 def test_from_the_runs_to_a_run_to_a_rollout_and_back(page: Any, site: str) -> None:
@@ -220,8 +220,8 @@ def test_a_rollout_shows_its_trace_and_its_tokens_in_three_colours(page: Any, si
     kinds = page.locator(".waterfall .bar .kind").all_inner_texts()
     assert kinds[:4] == ["publish", "agent", "model", "tool"] and kinds[-1] == "train"
     page.locator('.bar[data-what="tool"]').first.click()
-    shown = page.locator(".span-detail").inner_text()
-    assert "tool add" in shown and "call 0" in shown and "1+1" in shown
+    text = page.locator(".span-detail").inner_text()
+    assert "tool add" in text and "call 0" in text and "1+1" in text
     picture(page, "rollout")
     seen = {}
     for name in ("advantage", "staleness", "probability"):
@@ -231,8 +231,8 @@ def test_a_rollout_shows_its_trace_and_its_tokens_in_three_colours(page: Any, si
     assert len(set(seen["advantage"])) == 1 and len(set(seen["staleness"])) == 2 and len(set(seen["probability"])) > 5
     assert "color-mix" in seen["advantage"][0] and seen["advantage"] != seen["staleness"]
     page.locator(".token").nth(3).hover()
-    said = page.locator("#tip").inner_text()
-    assert all(word in said for word in ("id ", "probability", "version", "advantage", "behind"))
+    answer = page.locator("#tip").inner_text()
+    assert all(word in answer for word in ("id ", "probability", "version", "advantage", "behind"))
     if PICTURES:
         page.locator("#calls").scroll_into_view_if_needed()
         page.mouse.move(0, 0)

@@ -24,24 +24,26 @@ LLM, CHAIN = {"openinference.span.kind": "LLM"}, {"openinference.span.kind": "CH
 
 def span(name: str, parent: str, start: float, end: float, **more: Any) -> QueryRow:
     """A span of the agent's whose id is its name."""
-    said = {"scope": "theirs", "kind": "internal", "attributes": {}, **more}
-    return {"span_id": name, "name": name, "parent_span_id": parent, "start_ms": start, "end_ms": end, **said}
+    fields = {"scope": "theirs", "kind": "internal", "attributes": {}, **more}
+    return {"span_id": name, "name": name, "parent_span_id": parent, "start_ms": start, "end_ms": end, **fields}
 
 
 def call(number: int, start: float, end: float, parent: str = ROOT) -> QueryRow:
     """A call as the gateway records it."""
-    said = {attributes.OPERATION: "chat", attributes.RESPONSE_ID: f"chatcmpl-{IDS[number]}"}
-    return span(f"call{number}", parent, start, end, scope="lightningbus.runners", kind="client", attributes=said)
+    fields = {attributes.OPERATION: "chat", attributes.RESPONSE_ID: f"chatcmpl-{IDS[number]}"}
+    return span(f"call{number}", parent, start, end, scope="lightningbus.runners", kind="client", attributes=fields)
 
 
 def lines(spans: Sequence[QueryRow], root: str = ROOT) -> list[str]:
     """The tree as the page has it: a level is a blank."""
-    calls = [{"call": int(one["name"][4:]), "span_id": one["span_id"]} for one in spans if one["name"][:4] == "call"]
-    made = build_tree(spans, calls, [{"call": 0, "response": CALLING}], root)
+    calls = [
+        {"call": int(item["name"][4:]), "span_id": item["span_id"]} for item in spans if item["name"][:4] == "call"
+    ]
+    tree = build_tree(spans, calls, [{"call": 0, "response": CALLING}], root)
 
     def below(parent: str, depth: int) -> list[str]:
-        found = [one for one in made if one["parent"] == parent]
-        return [line for one in found for line in (" " * depth + one["name"], *below(one["span_id"], depth + 1))]
+        results = [item for item in tree if item["parent"] == parent]
+        return [line for item in results for line in (" " * depth + item["name"], *below(item["span_id"], depth + 1))]
 
     assert len(below("", 0)) == len(spans), "every span stands in the tree once"
     return below("", 0)
@@ -68,13 +70,13 @@ TOP = span(ROOT, "publish", 0, 100, scope="lightningbus.runners")
         {"langsmith.span.kind": "llm", "gen_ai.completion": f'{{"response_metadata":{{"id":"chatcmpl-{IDS[0]}"}}}}'},
     ],
 )
-def test_a_call_hangs_under_the_span_that_was_made_of_it(said: dict[str, str]) -> None:
+def test_a_call_hangs_under_the_span_that_was_made_of_it(text: dict[str, str]) -> None:
     """Although another model call was open at the same time, and both began together."""
     other = {**LLM, "output.value": f'{{"id":"chatcmpl-{IDS[1]}"}}'}
     spans = [
         TOP,
         span("a", ROOT, 1, 50, attributes=other),
-        span("b", ROOT, 1, 50, attributes=said),
+        span("b", ROOT, 1, 50, attributes=text),
         call(0, 2, 40),
         call(1, 2, 40),
     ]
@@ -91,9 +93,9 @@ def test_of_two_spans_of_one_answer_the_smaller_one_has_the_call() -> None:
 
 def test_a_log_record_of_an_answer_holds_no_call() -> None:
     """opentelemetry-instrumentation-genai-openai 1.3b0 with EVENT_ONLY."""
-    said = {attributes.OPERATION: "chat", attributes.RESPONSE_ID: f"chatcmpl-{IDS[0]}"}
-    log = span("log", "llm", 45, 45, attributes={**said, attributes.LOG_BODY: "null"})
-    spans = [TOP, span("llm", ROOT, 1, 50, attributes=said), call(0, 3, 40), log]
+    fields = {attributes.OPERATION: "chat", attributes.RESPONSE_ID: f"chatcmpl-{IDS[0]}"}
+    log = span("log", "llm", 45, 45, attributes={**fields, attributes.LOG_BODY: "null"})
+    spans = [TOP, span("llm", ROOT, 1, 50, attributes=fields), call(0, 3, 40), log]
     assert lines(spans) == ["root", " llm", "  call0", "  log"]
 
 
@@ -145,8 +147,10 @@ def test_a_linked_reward_hangs_under_its_call_and_a_tool_says_whose_it_is() -> N
     ]
     assert lines(spans) == ["root", " call0", " tool", " call1", "  reward", " loose"]
     calls = [{"call": number, "span_id": f"call{number}"} for number in range(2)]
-    made = {one["name"]: one["call"] for one in build_tree(spans, calls, [{"call": 0, "response": CALLING}], ROOT)}
-    assert made == {"root": None, "call0": 0, "tool": 0, "call1": 1, "reward": 1, "loose": 0}
+    by_name = {
+        item["name"]: item["call"] for item in build_tree(spans, calls, [{"call": 0, "response": CALLING}], ROOT)
+    }
+    assert by_name == {"root": None, "call0": 0, "tool": 0, "call1": 1, "reward": 1, "loose": 0}
 
 
 def test_whatever_spans_say_of_their_parents_each_stands_in_the_tree_once() -> None:
@@ -172,14 +176,14 @@ async def test_an_instrumented_agent_is_one_tree_on_the_page(bus: Bus, nats_url:
         aiohttp.ClientSession(url) as session,
         session.get("/api/rollout", params={"run_id": "run", "rollout_id": "t.0"}) as response,
     ):
-        found = await response.json()
-    assert (found["attempt"]["outcome"], found["attempt"]["reward"]) == ("ok", 1.0), "the last reward's first dimension"
+        body = await response.json()
+    assert (body["attempt"]["outcome"], body["attempt"]["reward"]) == ("ok", 1.0), "the last reward's first dimension"
 
     def below(parent: str, depth: int) -> list[str]:
-        rows = [one for one in found["spans"] if one["parent"] == parent]
+        rows = [item for item in body["spans"] if item["parent"] == parent]
         lines = [
-            (one["span_id"], f"{' ' * depth}{one['what']} {one['title'] or one['gist'] or one['name']} {one['call']}")
-            for one in rows
+            (row["span_id"], f"{' ' * depth}{row['what']} {row['title'] or row['gist'] or row['name']} {row['call']}")
+            for row in rows
         ]
         return [line for name, text in lines for line in (text, *below(name, depth + 1))]
 

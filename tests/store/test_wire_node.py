@@ -55,4 +55,4 @@ async def test_a_node_publisher_and_a_node_reader_need_no_package_of_ours(
         {"task_id": f"n{number}", "input": f'{{"n":{number}}}', "outcome": "ok", "reward": number / 2}
         for number in (1, 2)
     ]
-    assert store.one("SELECT count() FROM check_unfinished_rollouts") == 0
+    assert store.fetch_value("SELECT count() FROM check_unfinished_rollouts") == 0

@@ -29,9 +29,9 @@ async def publish(bus: Bus, name: str, count: int) -> None:
 async def beat_of(bus: Bus, state: str) -> dict[str, Any]:
     """What the store says of itself once it is in a state."""
     async with asyncio.timeout(60), bus.fleet("store") as stores:
-        while not (found := [beat.status for beat in stores.members() if beat.state == state]):
+        while not (status := [beat.status for beat in stores.members() if beat.state == state]):
             await stores.wait_for_change()
-        return found[0]
+        return status[0]
 
 
 async def unacknowledged(bus: Bus) -> int:
@@ -57,7 +57,7 @@ async def test_a_full_disk_loses_no_rollout_and_the_store_says_so(
     assert "space" in detail["problem"].lower()
     await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 23)
     await drained(bus)
-    assert store.one("SELECT count() FROM model_calls") == 46
+    assert store.fetch_value("SELECT count() FROM model_calls") == 46
 
 
 async def test_too_many_parts_are_waited_out_and_nothing_is_acknowledged_before(
@@ -88,7 +88,7 @@ async def test_a_row_that_breaks_a_constraint_is_a_dead_letter_and_its_neighbour
     await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 5)
     await drained(bus)
     await asyncio.to_thread(store.until, "SELECT count() FROM dead_letters", 1)
-    assert "is violated" in store.one("SELECT reason FROM dead_letters")
+    assert "is violated" in store.fetch_value("SELECT reason FROM dead_letters")
 
 
 async def test_little_free_space_is_an_alert_and_the_store_is_not_ready(
@@ -96,7 +96,7 @@ async def test_little_free_space_is_an_alert_and_the_store_is_not_ready(
 ) -> None:
     store = await asyncio.to_thread(start_store, nats_url, disk_mib=64, disk_free_mib=1000)
     await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE role = 'store' AND NOT resolved", 1)
-    assert "MiB free, and 1000 are wanted" in store.one("SELECT reason FROM alerts")
+    assert "MiB free, and 1000 are wanted" in store.fetch_value("SELECT reason FROM alerts")
     async with asyncio.timeout(60), bus.fleet("store") as stores:
         while not (beats := stores.members()):
             await stores.wait_for_change()
@@ -128,7 +128,7 @@ async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
     assert losses.missing == 0
     for table in ("raw_attempts", "raw_tasks"):  # with its tasks gone too, ClickHouse by itself misses nothing
         sql.command(f"ALTER TABLE {table} DELETE WHERE task_id IN ('t1', 't2') SETTINGS mutations_sync = 2")
-    assert store.one("SELECT count() FROM check_unfinished_rollouts") == 0
+    assert store.fetch_value("SELECT count() FROM check_unfinished_rollouts") == 0
     for _ in range(2):
         await losses.update(waiting=0)
     assert losses.missing == 2
