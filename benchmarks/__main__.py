@@ -14,7 +14,7 @@ PAGE = Path(__file__).with_name("README.md")
 NAMES = ("workloads", "ingest", "latency", "gateway", "scale", "weights", "prompts", "dispatch")
 
 
-def shown(name: str) -> str:
+def table_of(name: str) -> str:
     """The table of a benchmark's results, as the page has it."""
     return table(read(name))
 
@@ -24,7 +24,7 @@ def rewrite(page: str, measured_on: str | None = None) -> str:
     for name in NAMES:
         before, begin, rest = page.partition(f"<!-- bench {name}: begin -->")
         _, end, after = rest.partition(f"<!-- bench {name}: end -->")
-        page = f"{before}{begin}\n{shown(name)}\n{end}{after}"
+        page = f"{before}{begin}\n{table_of(name)}\n{end}{after}"
     if measured_on:
         page = re.sub(r"<!-- machine -->.*", f"<!-- machine --> {measured_on}", page)
     return page

@@ -60,7 +60,7 @@ def main() -> list[Result]:
     """Measure and write."""
     results = measure()
     write("dispatch", results)
-    print(table(one.as_json() for one in results))
+    print(table(result.as_json() for result in results))
     return results
 
 

@@ -60,11 +60,11 @@ def batches(run: str, count: int, size: int) -> Iterator[SpanBatch]:
 
 def _span(number: int, place: int, size: int) -> Span:
     text = os.urandom(size // 2).hex()
-    said = {f"attribute.{n}": text[n * size // 10 : (n + 1) * size // 10] for n in range(10)} if size else {}
+    fields = {f"attribute.{n}": text[n * size // 10 : (n + 1) * size // 10] for n in range(10)} if size else {}
     id = f"{number * PER_ATTEMPT + place:016x}"
     times = {"start_ns": START_NS + number * 1_000_000, "end_ns": START_NS + number * 1_000_000 + 1000}
     call = None if size else _call(place)
-    return Span(trace_id=id * 2, span_id=id, name="work", scope="bench", attributes=said, call=call, **times)
+    return Span(trace_id=id * 2, span_id=id, name="work", scope="bench", attributes=fields, call=call, **times)
 
 
 def _call(place: int) -> ModelCall:
@@ -74,9 +74,9 @@ def _call(place: int) -> ModelCall:
         index=place,
         model="policy",
         node="n",
-        prompt_ids=array("I", [one % 150_000 for one in ids[:800]]).tobytes(),
-        response_ids=array("I", [one % 150_000 for one in ids[800:]]).tobytes(),
-        logprobs=array("f", [-1.0 / (1 + one % 97) for one in ids[800:]]).tobytes(),
+        prompt_ids=array("I", [item % 150_000 for item in ids[:800]]).tobytes(),
+        response_ids=array("I", [item % 150_000 for item in ids[800:]]).tobytes(),
+        logprobs=array("f", [-1.0 / (1 + item % 97) for item in ids[800:]]).tobytes(),
         weight_versions=(VersionSpan(version=1, start=0, end=200),),
         finish_reason="stop",
         sampling_params={"temperature": 1.0},
@@ -85,51 +85,51 @@ def _call(place: int) -> ModelCall:
     )
 
 
-async def ready_made(client: Client, said: list[SpanBatch], settings: StoreSettings, insert: Insert) -> float:
+async def ready_made(client: Client, span_batches: list[SpanBatch], settings: StoreSettings, insert: Insert) -> float:
     """Spans per second of inserting columns that are already there, in batches as the ingester's; the ceiling."""
     types = await asyncio.to_thread(load_column_types, client, settings.database)
     lots: list[tuple[str, object]] = []
     tables: dict[str, list[Row]] = {}
     size = 0
-    for sequence, batch in enumerate(said):
+    for sequence, batch in enumerate(span_batches):
         for name, row in build_rows(batch, EventMetadata(sequence, START_NS, lambda run: 0)):
             tables.setdefault(name, []).append(row)
         size += len(encode(batch))
-        if size > settings.batch_bytes or batch is said[-1]:
+        if size > settings.batch_bytes or batch is span_batches[-1]:
             lots += [(name, arrow.rows_to_arrow(rows, types[name])) for name, rows in tables.items()]
             tables, size = {}, 0
     started = time.monotonic()
     for name, columns in lots:
         await asyncio.to_thread(insert, settings.database, name, columns, {"optimize_on_insert": "0"})
-    return len(said) * PER_ATTEMPT / (time.monotonic() - started)
+    return len(span_batches) * PER_ATTEMPT / (time.monotonic() - started)
 
 
 async def from_the_stream(
-    bus: Bus, client: Client, said: list[SpanBatch], settings: StoreSettings, insert: Insert
+    bus: Bus, client: Client, span_batches: list[SpanBatch], settings: StoreSettings, insert: Insert
 ) -> tuple[float, float]:
     """Spans per second from a stream that holds them all to rows, and CPU seconds per million."""
     headers = {subjects.SCHEMA_HEADER: schema_of(SpanBatch)}
     await asyncio.gather(
-        *(bus.publish_bytes(subjects.rollout("eval"), encode(batch), headers, timeout=300) for batch in said)
+        *(bus.publish_bytes(subjects.rollout("eval"), encode(batch), headers, timeout=300) for batch in span_batches)
     )
     types = await asyncio.to_thread(load_column_types, client, settings.database)
     writer, stop = Writer(bus, insert, settings.database, types), asyncio.Event()
     ingester = Ingester(bus, writer, settings)
-    expected = sum(1 for batch in said for _ in build_rows(batch, EventMetadata(0, START_NS, lambda run: 0)))
+    expected = sum(1 for batch in span_batches for _ in build_rows(batch, EventMetadata(0, START_NS, lambda run: 0)))
     before, started = _cpu(), time.monotonic()
     work = asyncio.create_task(ingester.run(stop))
     while writer.rows < expected:
         await asyncio.sleep(0.005)
     seconds, spent = time.monotonic() - started, _cpu() - before
     sql = "SELECT count() FROM raw_attempts WHERE run_id = {run_id:String}"
-    assert await asyncio.to_thread(query_row, client, sql, {"run_id": said[0].run_id}) == (len(said),)
+    assert await asyncio.to_thread(query_row, client, sql, {"run_id": span_batches[0].run_id}) == (len(span_batches),)
     stop.set()
     await work
-    spans = len(said) * PER_ATTEMPT
+    spans = len(span_batches) * PER_ATTEMPT
     return spans / seconds, spent / spans * 1e6
 
 
-def _made(url: str) -> Client:
+def _create_database(url: str) -> Client:
     migrations.migrate(connect(url, None), "lightningbus")
     return connect(url)
 
@@ -148,18 +148,22 @@ async def measure(place: Path) -> list[Result]:
         serve_embedded(place / "store") as (engine, url),
     ):
         await bus.provision()
-        client, settings = await asyncio.to_thread(_made, url), StoreSettings()
+        client, settings = await asyncio.to_thread(_create_database, url), StoreSettings()
         for name, (count, size) in SIZES.items():
-            found = []
+            actual = []
             for turn in range(2):
-                said = list(batches(f"alone-{turn}-{size}", count, size))
-                alone = await ready_made(client, said, settings, engine.insert)
-                said = list(batches(f"stream-{turn}-{size}", count, size))
-                found.append((alone, *await from_the_stream(bus, client, said, settings, engine.insert)))
-            alone, rate, cpu = max(one[0] for one in found), max(one[1] for one in found), min(one[2] for one in found)
+                span_batches = list(batches(f"alone-{turn}-{size}", count, size))
+                alone = await ready_made(client, span_batches, settings, engine.insert)
+                span_batches = list(batches(f"stream-{turn}-{size}", count, size))
+                actual.append((alone, *await from_the_stream(bus, client, span_batches, settings, engine.insert)))
+            alone, rate, cpu = (
+                max(element[0] for element in actual),
+                max(element[1] for element in actual),
+                min(element[2] for element in actual),
+            )
             results.append(Result(name, rate, "spans/s", alone))
             results.append(Result(f"{name}: CPU", cpu, "s per million spans"))
-            print(table(one.as_json() for one in results[-2:]).split("\n", 2)[2], flush=True)
+            print(table(item.as_json() for item in results[-2:]).split("\n", 2)[2], flush=True)
     return results
 
 

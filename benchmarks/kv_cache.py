@@ -47,7 +47,7 @@ async def measure(policy: str, model: Path, work: Path) -> list[dict[str, Any]]:
 
     with RunDirectory(work / policy).lock(fresh=True) as directory:
         weights = [load_file(model / "model.safetensors")]
-        found = []
+        actual = []
         async with start_stack(directory, BusSettings(port=0), f"kv cache: {policy}") as at:
             settings = InferenceSettings(
                 model_path=model, id="node", dtype="float32", max_model_len=CONTEXT, max_num_seqs=STREAMS,
@@ -60,14 +60,14 @@ async def measure(policy: str, model: Path, work: Path) -> list[dict[str, Any]]:
                 weights.append(moved(weights[-1], deviation, seed=len(weights)))
                 version = len(weights) - 1
                 calls, node, pause = await swapped_amid(at, directory.path, node, weights[-1], version)
-                found.append(await asyncio.to_thread(mismatch, model, weights, calls, version))
-                found[-1] |= {
+                actual.append(await asyncio.to_thread(mismatch, model, weights, calls, version))
+                actual[-1] |= {
                     "policy": policy,
                     "update": size,
                     "deviation": deviation,
                     "pause_ms": round(1e3 * pause, 1),
                 }
-        return found
+        return actual
 
 
 async def swapped_amid(
@@ -78,10 +78,10 @@ async def swapped_amid(
     begun = asyncio.Event()
     assert at.keys.inference_api_key is not None, "a run with a bus of its own has one"
     async with aiohttp.ClientSession(headers=bearer_header(read_key(at.keys.inference_api_key))) as http:
-        asked = [asyncio.create_task(streamed(http, node, number, begun)) for number in range(STREAMS)]
+        requests = [asyncio.create_task(streamed(http, node, number, begun)) for number in range(STREAMS)]
         await begun.wait()
         after = await announce(at, blob, version)
-        answers = await asyncio.gather(*asked)
+        answers = await asyncio.gather(*requests)
     return [call for call, _ in answers], after, max(gap for _, gap in answers)
 
 
@@ -93,7 +93,7 @@ async def streamed(
     body = {"model": "policy", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True}
     body |= {"logprobs": 0, "stream": True, "return_token_ids": True, "temperature": 1.0}
     ids: list[int] = []
-    told: list[float] = []
+    reported: list[float] = []
     versions: list[int] = []
     last, longest = time.monotonic(), 0.0
     async with http.post(f"{node.address}/v1/completions", json=body) as answer:
@@ -103,7 +103,7 @@ async def streamed(
             event = json.loads(line[6:])
             for choice in event["choices"]:
                 new = choice["token_ids"] or []
-                ids, told = ids + new, told + (choice["logprobs"] or {}).get("token_logprobs", [])
+                ids, reported = ids + new, reported + (choice["logprobs"] or {}).get("token_logprobs", [])
                 versions += [event["weight_version"]] * len(new)
             now = time.monotonic()
             if begun.is_set():  # before, it is the prompts that are waited for
@@ -119,7 +119,7 @@ async def streamed(
     )
     call = ModelCall(
         index=number, model="policy", node=node.id, prompt_ids=array("I", prompt).tobytes(), weight_versions=runs,
-        response_ids=array("I", ids).tobytes(), logprobs=array("f", told).tobytes(),
+        response_ids=array("I", ids).tobytes(), logprobs=array("f", reported).tobytes(),
     )  # fmt: skip
     return call, longest
 
@@ -132,11 +132,11 @@ def mismatch(model: Path, weights: list[dict[str, Any]], calls: list[ModelCall],
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     rows, _ = build_sequences("r", build_transitions(calls), SequenceConfig(mode="transition"))
     parts: dict[int, list[np.ndarray[Any, Any]]] = {version - 1: [], version: []}
-    for number, found in parts.items():
+    for number, actual in parts.items():
         policy.load_state_dict(weights[number], strict=False)
         for row in rows:
             chosen = row.trained & (row.weight_versions == number)
-            found.append(_log_probs(policy, row)[chosen] - row.logprobs[chosen])
+            actual.append(_log_probs(policy, row)[chosen] - row.logprobs[chosen])
     before, after = (np.concatenate(parts[number]) for number in (version - 1, version))
     k3 = [float(np.mean(np.exp(d) - d - 1)) for d in (before, after)]
     return {"tokens_after": len(after), "k3_before": k3[0], "k3_after": k3[1], "largest_after": float(abs(after).max())}
@@ -147,10 +147,10 @@ def _log_probs(policy: Any, row: TrainSequence) -> Any:
 
     ids = torch.from_numpy(row.token_ids)
     with torch.no_grad():
-        said = torch.log_softmax(policy(input_ids=ids[None]).logits[0, :-1].double(), -1)
-    found = np.zeros(len(row.token_ids))
-    found[1:] = said.gather(1, ids[1:, None])[:, 0].numpy()
-    return found
+        log_probs = torch.log_softmax(policy(input_ids=ids[None]).logits[0, :-1].double(), -1)
+    values = np.zeros(len(row.token_ids))
+    values[1:] = log_probs.gather(1, ids[1:, None])[:, 0].numpy()
+    return values
 
 
 def moved(weights: dict[str, Any], deviation: float, seed: int) -> dict[str, Any]:
@@ -173,7 +173,7 @@ async def put(at: LocalStack, path: Path, weights: dict[str, Any], version: int)
 
 async def announce(at: LocalStack, blob: Blob, version: int) -> Heartbeat:
     """A version; the node once it serves it."""
-    said = WeightManifest(
+    manifest = WeightManifest(
         run_id="bench",
         model="policy",
         version=version,
@@ -183,9 +183,9 @@ async def announce(at: LocalStack, blob: Blob, version: int) -> Heartbeat:
         created_at_ns=time.time_ns(),
     )
     async with Bus.connect(at.url, credentials=at.find_credentials("learner")) as learner:
-        found = await learner.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
-        last = found[1] if found is not None else 0
-        await learner.publish(subjects.weights("policy"), said, msg_id=f"w{version}", expect_last=last)
+        actual = await learner.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
+        last = actual[1] if actual is not None else 0
+        await learner.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}", expect_last=last)
     return await at.wait_for_member(
         lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 300
     )
@@ -197,10 +197,10 @@ def table(results: list[dict[str, Any]]) -> str:
         "| update | policy | k3 before the swap | k3 after | largest difference | longest gap, ms |",
         "|---|---|---|---|---|---|",
     ]
-    for one in sorted(results, key=lambda one: (one["deviation"], one["policy"])):
+    for item in sorted(results, key=lambda item: (item["deviation"], item["policy"])):
         lines.append(
-            f"| {one['update']} | {one['policy']} | {one['k3_before']:.1e} | {one['k3_after']:.1e} "
-            f"| {one['largest_after']:.1e} | {one['pause_ms']:.0f} |"
+            f"| {item['update']} | {item['policy']} | {item['k3_before']:.1e} | {item['k3_after']:.1e} "
+            f"| {item['largest_after']:.1e} | {item['pause_ms']:.0f} |"
         )
     return "\n".join(lines)
 
@@ -215,7 +215,7 @@ def main() -> None:
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
         config = json.loads((model / "config.json").read_text())  # long answers leave time for a swap amid them
         (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": CONTEXT}))
-    results = [one for policy in ("keep", "recompute") for one in asyncio.run(measure(policy, model, work))]
+    results = [item for policy in ("keep", "recompute") for item in asyncio.run(measure(policy, model, work))]
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
 

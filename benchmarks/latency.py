@@ -36,14 +36,14 @@ async def round_trips(bus: Bus, count: int) -> list[float]:
     """Milliseconds of a message to the bare broker and back: the floor under everything here."""
     subject = bus.nc.new_inbox()
     subscription = await bus.nc.subscribe(subject)
-    found = []
+    actual = []
     for _ in range(count):
         started = time.perf_counter()
         await bus.nc.publish(subject, b"x")
         await subscription.next_msg(timeout=5)
-        found.append(1e3 * (time.perf_counter() - started))
+        actual.append(1e3 * (time.perf_counter() - started))
     await subscription.unsubscribe()
-    return found
+    return actual
 
 
 async def idle(system: System) -> None:
@@ -77,15 +77,15 @@ async def loaded(system: System, run: str, rate: float) -> None:
 
 async def readable(system: System, count: int = 40) -> list[float]:
     """Milliseconds from the bus having an attempt's last span until SQL finds it."""
-    found = []
+    actual = []
     for number in range(count):
         run = f"readable-{number}"
         await TaskPublisher(system.at.bus).publish_tasks(tasks(run, 1))
         await system.until(ENDED, 1, run=run)
         seen = time.time_ns()
-        stored = await system.one(STORED, run_id=run)
-        found.append((seen - stored) / 1e6)
-    return found
+        stored = await system.fetch_value(STORED, run_id=run)
+        actual.append((seen - stored) / 1e6)
+    return actual
 
 
 async def measure() -> list[Result]:
@@ -95,7 +95,7 @@ async def measure() -> list[Result]:
         await burst(system, "warm-up")
         bare = percentiles(await round_trips(system.at.bus, 500))
         await idle(system)
-        waited = percentiles(await system.one(WAITED, run_id="idle"))
+        waited = percentiles(await system.fetch_value(WAITED, run_id="idle"))
         results = [
             Result(f"publish to agent, idle, {name}", value, "ms", floor)
             for (name, value), floor in zip(waited.items(), bare.values(), strict=True)
@@ -105,7 +105,7 @@ async def measure() -> list[Result]:
             run = f"loaded-{100 * part:.0f}"
             await loaded(system, run, part * rate)
             note = f"{part * rate:.0f} of {rate:.0f} rollouts/s"
-            for name, value in percentiles(await system.one(WAITED, run_id=run)).items():
+            for name, value in percentiles(await system.fetch_value(WAITED, run_id=run)).items():
                 results.append(Result(f"publish to agent, {part:.0%} load, {name}", value, "ms", bare[name], note=note))
         for name, value in percentiles(await readable(system)).items():
             results.append(Result(f"last span to readable, {name}", value, "ms"))
@@ -122,7 +122,7 @@ def main() -> list[Result]:
     """Measure and write."""
     results = uvloop.run(measure())
     write("latency", results)
-    print(table(one.as_json() for one in results))
+    print(table(result.as_json() for result in results))
     return results
 
 

@@ -50,23 +50,23 @@ def conversation(number: int) -> SpanBatch:
     messages: list[dict[str, str]] = []
     tokens: list[int] = []
     for turn in range(TURNS):
-        asked, answered = _ids(chance, TOKENS - SAMPLED), _ids(chance, SAMPLED)
-        messages.append({"role": "user", "content": _text(asked)})
-        tokens += asked
+        question, replies = _ids(chance, TOKENS - SAMPLED), _ids(chance, SAMPLED)
+        messages.append({"role": "user", "content": _text(question)})
+        tokens += question
         part = SampledChoice(
             model="policy", response_id="", prompt_ids=array("I", tokens).tobytes(),
-            response_ids=array("I", answered).tobytes(),
+            response_ids=array("I", replies).tobytes(),
             logprobs=(-chance.exponential(0.6, SAMPLED)).astype("<f4").tobytes(),
-            token_texts=tuple(f" word{one}" for one in answered),
+            token_texts=tuple(f" word{item}" for item in replies),
             weight_versions=(VersionSpan(version=7, start=0, end=SAMPLED),),
             finish_reason="stop", sampling={"temperature": 1.0},
-            response=json.dumps({"role": "assistant", "content": _text(answered)}),
+            response=json.dumps({"role": "assistant", "content": _text(replies)}),
         )  # fmt: skip
         request = json.dumps({"model": "policy", "messages": messages})
         at = attempt.started_ns + turn * 1_000_000_000
         attempt.add_call(part, node="n", role="", request=request, started_ns=at, ended_ns=at + 900_000_000)
-        messages.append({"role": "assistant", "content": _text(answered)})
-        tokens += answered
+        messages.append({"role": "assistant", "content": _text(replies)})
+        tokens += replies
     attempt.finish("ok", 1.0, "", "1.0")
     *before, last = attempt.outbox
     return replace(last, spans=tuple(span for batch in (*before, last) for span in batch.spans))
@@ -77,7 +77,7 @@ def _ids(chance: np.random.Generator, count: int) -> list[int]:
 
 
 def _text(ids: list[int]) -> str:
-    return " ".join(f"word{one}" for one in ids)
+    return " ".join(f"word{item}" for item in ids)
 
 
 def plain(batch: SpanBatch) -> SpanBatch:
@@ -97,8 +97,8 @@ def rows(batches: list[SpanBatch]) -> Iterator[Row]:
 def on_disk(client: Client, name: str) -> int:
     """Compressed bytes of a table."""
     client.command(f"OPTIMIZE TABLE {name} FINAL")
-    asked = "SELECT sum(data_compressed_bytes) FROM system.parts WHERE active AND database = 'lightningbus'"
-    return int(query_row(client, f"{asked} AND table = {{name:String}}", {"name": name})[0])
+    sql = "SELECT sum(data_compressed_bytes) FROM system.parts WHERE active AND database = 'lightningbus'"
+    return int(query_row(client, f"{sql} AND table = {{name:String}}", {"name": name})[0])
 
 
 def bytes_per_rollout(client: Client, kept: list[SpanBatch]) -> list[Result]:
@@ -138,12 +138,12 @@ async def measure(place: Path) -> list[Result]:
     """Both."""
     kept = [conversation(number) for number in range(ROLLOUTS)]
     async with serve_embedded(place) as (_, url):
-        client = await asyncio.to_thread(_made, url)
-        found = await asyncio.to_thread(bytes_per_rollout, client, kept)
-        return [*found, *await asyncio.to_thread(codecs, client)]
+        client = await asyncio.to_thread(_create_database, url)
+        per_rollout = await asyncio.to_thread(bytes_per_rollout, client, kept)
+        return [*per_rollout, *await asyncio.to_thread(codecs, client)]
 
 
-def _made(url: str) -> Client:
+def _create_database(url: str) -> Client:
     migrations.migrate(connect(url, None), "lightningbus")
     return connect(url)
 
@@ -153,7 +153,7 @@ def main() -> list[Result]:
     with tempfile.TemporaryDirectory(prefix="bench-prompts-", ignore_cleanup_errors=True) as place:
         results = asyncio.run(measure(Path(place)))
     write("prompts", results)
-    print(table(one.as_json() for one in results))
+    print(table(result.as_json() for result in results))
     return results
 
 

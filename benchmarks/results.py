@@ -38,33 +38,33 @@ def ratio(value: float | None, other: float | None) -> float | None:
 
 def write(name: str, results: Iterable[Result], whole: bool = True) -> None:
     """Into ``results/<name>.json``; unless it is the ``whole``, only the cases measured now are replaced there."""
-    new = {one.case: one.as_json() for one in results}
+    new = {result.case: result.as_json() for result in results}
     kept = [] if whole else read(name)
-    rows = [new.pop(str(one["case"]), one) for one in kept]
+    rows = [new.pop(str(item["case"]), item) for item in kept]
     (RESULTS / f"{name}.json").write_text(json.dumps([*rows, *new.values()], indent=1) + "\n")
 
 
 def read(name: str) -> list[dict[str, object]]:
     """What was written; nothing if it never was."""
     path = RESULTS / f"{name}.json"
-    found: list[dict[str, object]] = json.loads(path.read_text()) if path.exists() else []
-    return found
+    actual: list[dict[str, object]] = json.loads(path.read_text()) if path.exists() else []
+    return actual
 
 
 def table(results: Iterable[dict[str, object]]) -> str:
     """As Markdown."""
     lines = ["| case | value | unit | ceiling | of it | peer | times it |", "|---|---|---|---|---|---|---|"]
-    for one in results:
+    for result in results:
         columns = [
-            one["value"],
-            one["unit"],
-            one["ceiling"],
-            one["ratio_to_ceiling"],
-            one["peer"],
-            one["ratio_to_peer"],
+            result["value"],
+            result["unit"],
+            result["ceiling"],
+            result["ratio_to_ceiling"],
+            result["peer"],
+            result["ratio_to_peer"],
         ]
-        note = f" ({one['note']})" if one.get("note") else ""
-        lines.append(f"| {one['case']}{note} | " + " | ".join(map(_cell, columns)) + " |")
+        note = f" ({result['note']})" if result.get("note") else ""
+        lines.append(f"| {result['case']}{note} | " + " | ".join(map(_cell, columns)) + " |")
     return "\n".join(lines)
 
 
@@ -79,8 +79,8 @@ def _cell(value: object) -> str:
 def machine() -> str:
     """The machine, in words."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    own = f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB"
-    return f"{own}, {platform.system()}, Python {platform.python_version()}"
+    text = f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB"
+    return f"{text}, {platform.system()}, Python {platform.python_version()}"
 
 
 def _processor() -> str:

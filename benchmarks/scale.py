@@ -57,7 +57,7 @@ async def at_once() -> list[Result]:
         started = time.monotonic()
         publishing = asyncio.create_task(publish_all(system.at.bus, tasks, 240, lambda: None))
         peak, during = 0, before
-        while await system.one(ENDED, run_id="at-once") < AT_ONCE:
+        while await system.fetch_value(ENDED, run_id="at-once") < AT_ONCE:
             await system.at.fleet.wait_for_change()
             busy = sum(
                 int(str(beat.status["busy"]).split("/")[0])
@@ -71,7 +71,7 @@ async def at_once() -> list[Result]:
         memory = {
             role: during[role][1] - before.get(role, (0.0, 0.0))[1] for role in ("runners", "agents", "nats-server")
         }
-        lost = await system.one("SELECT count() FROM check_unfinished_rollouts")
+        lost = await system.fetch_value("SELECT count() FROM check_unfinished_rollouts")
     return [
         Result("rollouts at once", float(peak), "rollouts", float(AT_ONCE), note=f"{lost} lost"),
         Result("10,000 rollouts, first to last", seconds, "s", SLEEP_SECONDS),
@@ -104,8 +104,8 @@ async def _fill(system: System, first: int, count: int) -> None:
     headers = {subjects.SCHEMA_HEADER: schema_of(Task)}
     for number in range(first, first + count):
         task = Task(id=f"w{number}", run_id="waiting", agent="nobody", mode="eval", input={})
-        own = {**headers, subjects.MSG_ID_HEADER: ids.task_msg_id(f"w{number}.0")}
-        await system.at.bus.nc.publish(subjects.task("eval", "nobody"), encode(task), headers=own)
+        local = {**headers, subjects.MSG_ID_HEADER: ids.task_msg_id(f"w{number}.0")}
+        await system.at.bus.nc.publish(subjects.task("eval", "nobody"), encode(task), headers=local)
         if number % 2000 == 1999:
             await system.at.bus.nc.flush(timeout=60)
     deadline = time.monotonic() + 60
@@ -119,13 +119,13 @@ async def _fill(system: System, first: int, count: int) -> None:
 
 
 async def _publishes(system: System, already: int) -> list[float]:
-    found = []
+    actual = []
     for number in range(200):
         task = Task(id=f"after-{already}-{number}", run_id="waiting", agent="nobody", mode="eval", input={})
         started = time.perf_counter()
         await TaskPublisher(system.at.bus).publish_tasks([task])
-        found.append(1e3 * (time.perf_counter() - started))
-    return found
+        actual.append(1e3 * (time.perf_counter() - started))
+    return actual
 
 
 async def measure() -> list[Result]:
@@ -137,7 +137,7 @@ def main() -> list[Result]:
     """Measure and write."""
     results = uvloop.run(measure())
     write("scale", results)
-    print(table(one.as_json() for one in results))
+    print(table(result.as_json() for result in results))
     return results
 
 

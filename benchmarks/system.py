@@ -31,7 +31,7 @@ class System:
     at: LocalStack
     sql: Client
 
-    async def one(self, statement: str, **parameters: Any) -> Any:
+    async def fetch_value(self, statement: str, **parameters: Any) -> Any:
         """First value of an answer."""
         return (await asyncio.to_thread(query_row, self.sql, statement, parameters))[0]
 
@@ -45,9 +45,9 @@ class System:
 
     async def runners(self, settings: Sequence[RunnerSettings]) -> None:
         """Start runners and wait until they take tasks."""
-        for one in settings:
-            await self.at.supervisor.start(ChildSpec(str(one.id), "runner", one))
-        for name in [str(one.id) for one in settings]:
+        for setting in settings:
+            await self.at.supervisor.start(ChildSpec(str(setting.id), "runner", setting))
+        for name in [str(item.id) for item in settings]:
             await self.at.wait_for_member(
                 lambda beat, name=name: beat.id == name and beat.state == "running",  # type: ignore[misc]
                 name,
@@ -63,14 +63,14 @@ async def running(name: str) -> AsyncIterator[System]:
         async with start_stack(directory, BusSettings(port=0), f"bench {name}") as at:
             store = StoreSettings(data_dir=directory.store, http_port=0, id="store")
             await at.supervisor.start(ChildSpec("store", "store", store))
-            found = await at.wait_for_member(lambda beat: beat.role == "store", "store", STARTING_SECONDS)
-            yield System(at, await asyncio.to_thread(connect, found.address))
+            member = await at.wait_for_member(lambda beat: beat.role == "store", "store", STARTING_SECONDS)
+            yield System(at, await asyncio.to_thread(connect, member.address))
 
 
 def runner(number: int, agent: str, concurrency: int, **more: Any) -> RunnerSettings:
     """A runner of an async agent in this repository, all its rollouts in one process."""
-    own = {"concurrency": concurrency, "max_concurrent_per_process": max(concurrency, 2), "id": f"runner-{number}"}
-    return RunnerSettings(entrypoint=agent, working_dir=ROOT, **{**own, **more})
+    local = {"concurrency": concurrency, "max_concurrent_per_process": max(concurrency, 2), "id": f"runner-{number}"}
+    return RunnerSettings(entrypoint=agent, working_dir=ROOT, **{**local, **more})
 
 
 ROLES = {"nats-server": "nats-server", "worker_script": "agents", " store ": "store", " runner ": "runners"}
@@ -78,7 +78,7 @@ ROLES = {"nats-server": "nats-server", "worker_script": "agents", " store ": "st
 
 def usage() -> dict[str, tuple[float, float]]:
     """CPU seconds so far and resident MiB, by role; this process is ``harness``."""
-    found: dict[str, tuple[float, float]] = {}
+    by_name: dict[str, tuple[float, float]] = {}
     me = psutil.Process()
     for process in [me, *me.children(recursive=True)]:
         try:
@@ -88,9 +88,9 @@ def usage() -> dict[str, tuple[float, float]]:
             continue
         named = next((role for mark, role in ROLES.items() if mark in line), "other")
         role = "harness" if process.pid == me.pid else named
-        before = found.get(role, (0.0, 0.0))
-        found[role] = (before[0] + times.user + times.system, before[1] + memory)
-    return found
+        before = by_name.get(role, (0.0, 0.0))
+        by_name[role] = (before[0] + times.user + times.system, before[1] + memory)
+    return by_name
 
 
 def share(before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]) -> dict[str, float]:

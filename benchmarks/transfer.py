@@ -112,12 +112,12 @@ async def transports(place: Path) -> AsyncIterator[tuple[Bus, dict[str, Transpor
 
 async def best(work: Callable[[], Awaitable[object]], times: int) -> float:
     """The shortest of some times, in seconds."""
-    found = []
+    actual = []
     for _ in range(times):
         started = time.monotonic()
         await work()
-        found.append(time.monotonic() - started)
-    return min(found)
+        actual.append(time.monotonic() - started)
+    return min(actual)
 
 
 async def measure(name: str, place: Path) -> list[Result]:
@@ -129,13 +129,13 @@ async def measure(name: str, place: Path) -> list[Result]:
     times, size = 3 if parameters <= SEVERAL else 1, second.stat().st_size
     delta, out = place / "delta", place / "out.safetensors"
 
-    async def made() -> None:
+    async def encode() -> None:
         assert await asyncio.to_thread(encode_delta, first, second, delta, size)
 
     async def applied() -> None:
         await asyncio.to_thread(apply_deltas, first, [delta], out)
 
-    making, applying = await best(made, times), await best(applied, times)
+    making, applying = await best(encode, times), await best(applied, times)
     assert await asyncio.to_thread(filecmp.cmp, out, second, False), "what was put together is what was published"
     copying = await best(lambda: asyncio.to_thread(shutil.copyfile, second, place / "copy"), times)
     results = [

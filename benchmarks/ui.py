@@ -201,13 +201,13 @@ CASES = {
 DROP = ("SYSTEM DROP MARK CACHE", "SYSTEM DROP UNCOMPRESSED CACHE", "SYSTEM DROP QUERY CONDITION CACHE")
 
 
-async def measured(client: Client, asked: Client) -> list[dict[str, Any]]:
+async def measured(client: Client, request: Client) -> list[dict[str, Any]]:
     """Milliseconds of each question a page asks, by ``asked``: cold (ClickHouse's own caches dropped) and warm."""
     rows = []
-    pages = UiServer(Reader(asked), "127.0.0.1", lambda: "no bus")
+    pages = UiServer(Reader(request), "127.0.0.1", lambda: "no bus")
     async with serve(pages, "127.0.0.1", 0) as site, aiohttp.ClientSession(site) as session:
-        for case, (path, asked) in CASES.items():
-            address = f"/api/{path}?{urlencode({'run_id': 'long', **asked})}"
+        for case, (path, request) in CASES.items():
+            address = f"/api/{path}?{urlencode({'run_id': 'long', **request})}"
             cold = []
             for _ in range(COLD):
                 for statement in DROP:
@@ -224,9 +224,9 @@ async def measured(client: Client, asked: Client) -> list[dict[str, Any]]:
 async def took(session: aiohttp.ClientSession, address: str) -> float:
     """Milliseconds to the last byte of an answer."""
     began = time.perf_counter()
-    async with session.get(address) as said:
-        body = await said.read()
-        assert said.status == 200, body
+    async with session.get(address) as text:
+        body = await text.read()
+        assert text.status == 200, body
     return 1000 * (time.perf_counter() - began)
 
 
@@ -245,12 +245,12 @@ def row(case: str, value: float) -> dict[str, Any]:
 def printed(rows: list[dict[str, Any]]) -> str:
     """The table of a README: a line per question."""
     by_case: dict[str, dict[str, float]] = {}
-    for one in rows:
-        case, _, figure = one["case"].rpartition(", ")
-        by_case.setdefault(case, {})[figure] = one["value"]
+    for item in rows:
+        case, _, figure = item["case"].rpartition(", ")
+        by_case.setdefault(case, {})[figure] = item["value"]
     names = ("cold p50", "cold p95", "warm p50", "warm p95")
     lines = [f"| question | {' | '.join(f'{name}, ms' for name in names)} |", "|---|" + "---|" * len(names)]
-    lines += [f"| {case} | {' | '.join(f'{found[name]:.0f}' for name in names)} |" for case, found in by_case.items()]
+    lines += [f"| {case} | {' | '.join(f'{actual[name]:.0f}' for name in names)} |" for case, actual in by_case.items()]
     return "\n".join(lines)
 
 
@@ -259,9 +259,9 @@ async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ui", description=__doc__)
     parser.add_argument("--rollouts", type=int, default=ROLLOUTS, help=f"of {SPANS} spans each")
     parser.add_argument("--path", type=Path, help="a store to fill, or one that was, to be used again")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lightningbus-ui-") as temporary:
-        path = given.path or Path(temporary)
+        path = args.path or Path(temporary)
         filled = path.is_dir() and any(path.iterdir())
         async with serve_embedded(path) as (_, url):
             if not filled:
@@ -270,7 +270,7 @@ async def main() -> None:
             client = await asyncio.to_thread(connect, url)
             if not filled:
                 await asyncio.to_thread(migrations.create_report_views, client, DATABASE)
-                await asyncio.to_thread(fill, client, given.rollouts)
+                await asyncio.to_thread(fill, client, args.rollouts)
             rows = await measured(client, await asyncio.to_thread(connect_readonly, url, limits=UI))
     print(printed(rows))
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")

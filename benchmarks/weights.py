@@ -28,7 +28,7 @@ SERVED = {"0.6M": {}, "26M": {"hidden_size": 512, "intermediate_size": 2048, "nu
 ROUNDS = 3
 
 
-def made(place: Path, changes: dict[str, int]) -> Path:
+def make_model(place: Path, changes: dict[str, int]) -> Path:
     """A model of a size, with the calculator's tokenizer and random weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -43,7 +43,7 @@ def made(place: Path, changes: dict[str, int]) -> Path:
         config = json.loads((small / "config.json").read_text())
         heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64} if changes else {}
         text = json.dumps({**config, **heads, **changes, "max_position_embeddings": kv_cache.CONTEXT})
-        text = json.dumps({name: one for name, one in json.loads(text).items() if name != "layer_types"})
+        text = json.dumps({name: item for name, item in json.loads(text).items() if name != "layer_types"})
         (model / "config.json").write_text(text)
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
@@ -57,22 +57,22 @@ class Steps:
         from safetensors.torch import load_file
 
         self.weights = load_file(model / "model.safetensors")
-        self._place, self._made = place, -1
+        self._place, self._num_written = place, -1
 
     def next(self) -> tuple[Path, int]:
         """The file of the next version, and its number."""
         import torch
         from safetensors.torch import save_file
 
-        self._made += 1
-        torch.manual_seed(self._made)
+        self._num_written += 1
+        torch.manual_seed(self._num_written)
         self.weights = {
-            name: one + transfer.STEP * (2 * torch.rand_like(one) - 1) for name, one in self.weights.items()
+            name: item + transfer.STEP * (2 * torch.rand_like(item) - 1) for name, item in self.weights.items()
         }
-        path = self._place / f"made-{self._made % 2}.safetensors"
+        path = self._place / f"made-{self._num_written % 2}.safetensors"
         path.unlink(missing_ok=True)
-        save_file({name: one.to(torch.bfloat16) for name, one in self.weights.items()}, path)
-        return path, self._made
+        save_file({name: item.to(torch.bfloat16) for name, item in self.weights.items()}, path)
+        return path, self._num_written
 
 
 async def measure(name: str, model: Path, place: Path) -> list[Result]:
@@ -155,11 +155,11 @@ def main(place: Path, sizes: list[str] | None = None, models: list[str] | None =
     results: list[Result] = []
     for name in transfer.SIZES if sizes is None else sizes:
         results += asyncio.run(transfer.measure(name, place / "transfer"))
-        print(table(one.as_json() for one in results), flush=True)
+        print(table(result.as_json() for result in results), flush=True)
     for name in SERVED if models is None else models:
-        results += asyncio.run(measure(name, made(place, SERVED[name]), place))
+        results += asyncio.run(measure(name, make_model(place, SERVED[name]), place))
     write("weights", results, whole=sizes is None and models is None)
-    print(table(one.as_json() for one in results))
+    print(table(result.as_json() for result in results))
     return results
 
 
@@ -172,14 +172,14 @@ def options() -> Any:
     return parser.parse_args()
 
 
-def _some(given: str | None) -> list[str] | None:
-    return None if given is None else [name for name in given.split(",") if name]
+def _some(fields: str | None) -> list[str] | None:
+    return None if fields is None else [name for name in fields.split(",") if name]
 
 
 if __name__ == "__main__":
     from benchmarks.__main__ import PAGE, rewrite
 
     print(machine())
-    asked = options()
-    main(asked.work.resolve(), _some(asked.sizes), _some(asked.models))
+    request = options()
+    main(request.work.resolve(), _some(request.sizes), _some(request.models))
     PAGE.write_text(rewrite(PAGE.read_text()))

@@ -4,7 +4,7 @@ import ast
 import tomllib
 from pathlib import Path
 
-from tests.style.identifiers import ROOMS, bound_names
+from tests.style.identifiers import ROOMS, bound_names, bound_names_of_script
 from tests.style.sentences import mean_words, split_sentences
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,3 +39,8 @@ def test_sentences_are_counted_without_code_tables_and_headings() -> None:
 def test_bound_names_are_those_a_module_gives() -> None:
     source = "def f(a, *, b):\n    said = a.told\n    self.held = 1\n    for one in b:\n        print(found)\n"
     assert {name for name, _ in bound_names(ast.parse(source))} == {"f", "a", "b", "said", "held", "one"}
+
+
+def test_bound_names_of_a_script_are_its_declarations_and_parameters() -> None:
+    script = "const said = rows.map((one) => one.told);\nfunction shown(a) { let made = a.found; }\n"
+    assert {name for name, _ in bound_names_of_script(script)} == {"said", "one", "shown", "made"}

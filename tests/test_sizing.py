@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.results import read, table
-from benchmarks.sizing.__main__ import PAGE, RATE, TOOK, costs_of, told
+from benchmarks.sizing.__main__ import PAGE, RATE, TOOK, costs_of, render_answer
 from benchmarks.sizing.measure import SHAPES, fitted, rollout
 from benchmarks.sizing.model import Costs, Fit, Load, Plant, Run, full_at, residence, simulate, stations
 from schemas.codec import encode
 
 COSTS = Costs(
     bus_bytes=Fit(400, 1100, 17), disk_bytes=Fit(300, 100, 7), store_seconds=Fit(4e-4, 2.5e-4, 1e-6),
-    broker_rollout=1e-4, broker_byte=1e-8, heard=1e-6, told=1e-6, beat=3e-6,
+    broker_rollout=1e-4, broker_byte=1e-8, waiting_runner=1e-6, heartbeat_delivery=1e-6, beat=3e-6,
     runner_rollout=0.0, runner_turn=0.01,
 )  # fmt: skip
 LOAD = Load(tasks=4000, runners=100, slots=4, turns=3, tool_seconds=2.0, response_tokens=120)
@@ -89,5 +89,5 @@ def test_the_page_is_what_was_measured_and_simulated() -> None:
     displayed = page.split("<!-- sizing run: begin -->\n")[1].split("\n<!-- sizing run: end -->")[0]
     by_name = {item["case"]: float(str(item["value"])) for item in read("sizing")}
     run = Run(1.0, took=by_name[TOOK], rate=[by_name[RATE]])
-    assert displayed == told(Load(), Plant(), costs_of(read("sizing")), run)
+    assert displayed == render_answer(Load(), Plant(), costs_of(read("sizing")), run)
     assert Path(PAGE.with_name("sizing.png")).exists()

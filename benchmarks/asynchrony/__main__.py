@@ -28,9 +28,9 @@ def main() -> None:
     path = RESULTS / "async.json"
     results = read(path)
     for seed in options.seeds:
-        held = set() if options.again else set(map(key_of, results))
+        kept = set() if options.again else set(map(key_of, results))
         wanted = [mode for mode in MODES if not options.only or f"{mode.name}:{mode.staleness}" in options.only]
-        missing = [mode for mode in wanted if (mode.name, mode.staleness, seed) not in held]
+        missing = [mode for mode in wanted if (mode.name, mode.staleness, seed) not in kept]
         if missing:
             model = options.work / f"model-{seed}"
             make_model(model, seed)
@@ -43,11 +43,11 @@ async def measure(
     seed: int, modes: list[Mode], model: Path, work: Path, results: list[dict[str, Any]], path: Path
 ) -> list[dict[str, Any]]:
     """Every mode of a seed, one after the other; each result is written as soon as it is there."""
-    async with bench(seed, model, work) as made:
+    async with bench(seed, model, work) as built:
         for mode in modes:
-            found = await made.run(mode)
-            print(json.dumps(found), file=sys.stderr, flush=True)
-            results = [one for one in results if key_of(one) != key_of(found)] + [found]
+            completed = await built.run(mode)
+            print(json.dumps(completed), file=sys.stderr, flush=True)
+            results = [result for result in results if key_of(result) != key_of(completed)] + [completed]
             path.write_text(json.dumps(results, indent=1) + "\n")
     return results
 
@@ -61,15 +61,15 @@ def summary(results: list[dict[str, Any]]) -> str:
     ]
     base: float | None = None
     for mode in MODES:
-        own = [one for one in results if (one["mode"], one["staleness"]) == (mode.name, mode.staleness)]
-        if not own:
+        local = [result for result in results if (result["mode"], result["staleness"]) == (mode.name, mode.staleness)]
+        if not local:
             continue
-        reached = [one["seconds_to_target"] for one in sorted(own, key=lambda one: int(one["seed"]))]
+        reached = [entry["seconds_to_target"] for entry in sorted(local, key=lambda entry: int(entry["seed"]))]
         average = mean(reached) if None not in reached else None
         base = average if mode.name == "sync" else base
         faster = f"{base / average:.1f}" if base and average else "–"
-        each = ", ".join("never" if one is None else f"{one:.0f}" for one in reached)
-        means = {name: mean(one[name] for one in own) for name in AVERAGED}
+        each = ", ".join("never" if item is None else f"{item:.0f}" for item in reached)
+        means = {name: mean(item[name] for item in local) for name in AVERAGED}
         lines.append(
             f"| {mode.name} | {mode.staleness} | {each} | {average:.0f} | {faster} " if average is not None
             else f"| {mode.name} | {mode.staleness} | {each} | – | – "
@@ -91,12 +91,12 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     colors = dict(zip(MODES, ("black", "tab:gray", "tab:blue", "tab:green", "tab:orange", "tab:red"), strict=True))
     for mode, color in colors.items():
-        own = [one for one in results if (one["mode"], one["staleness"]) == (mode.name, mode.staleness)]
-        for number, one in enumerate(own):
+        local = [result for result in results if (result["mode"], result["staleness"]) == (mode.name, mode.staleness)]
+        for number, item in enumerate(local):
             label = (
                 (f"{mode.name}, bound {mode.staleness}" if mode.name == "async" else mode.name) if not number else None
             )
-            axes.plot(*zip(*one["curve"], strict=True), color=color, label=label, linewidth=1.4, alpha=0.8)
+            axes.plot(*zip(*item["curve"], strict=True), color=color, label=label, linewidth=1.4, alpha=0.8)
     axes.axhline(TARGET, color="black", linewidth=0.6, linestyle=":")
     axes.set(
         title="Calculator agent with a long tail of slow rollouts, two cores",

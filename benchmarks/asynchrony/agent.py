@@ -17,10 +17,10 @@ SECONDS = (3.0, 8.0)
 answer_at_once = calculator.use_tool
 
 
-def answer_late(said: str) -> str:
+def answer_late(text: str) -> str:
     if random.random() < SHARE:
         time.sleep(random.uniform(*SECONDS))
-    return answer_at_once(said)
+    return answer_at_once(text)
 
 
 def solve(task: dict) -> float:

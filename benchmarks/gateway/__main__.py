@@ -30,17 +30,17 @@ async def added(system: System, direct: str, at_once: int, thousands: int, strea
     """Percentiles of the calls through the gateways less those of calls past them."""
     run = f"g-{at_once}-{thousands}-{stream}"
     calls = CALLS[at_once] if thousands == 1 else max(CALLS[at_once] // 4, 2)
-    given = {"calls": calls, "stream": stream, "characters": 4000 * thousands, "direct": direct}
-    given["spread"] = DELAY_SECONDS if at_once > 1 else 0.0
+    fields = {"calls": calls, "stream": stream, "characters": 4000 * thousands, "direct": direct}
+    fields["spread"] = DELAY_SECONDS if at_once > 1 else 0.0
     tasks = [
-        Task(id=f"{run}-{n}", run_id=run, agent="default", mode="eval", input=given, deadline=300)
+        Task(id=f"{run}-{n}", run_id=run, agent="default", mode="eval", input=fields, deadline=300)
         for n in range(at_once)
     ]
     await publish_all(system.at.bus, tasks, 60, lambda: None)
     await system.until(ENDED, at_once, run=run)
     rows = (await asyncio.to_thread(system.sql.query, RESULTS, {"run_id": run})).result_rows
-    found = [json.loads(row[0]) for row in rows]
-    through, past = ([value for one in found for value in one[name]] for name in ("through", "past"))
+    results = [json.loads(row[0]) for row in rows]
+    through, past = ([value for item in results for value in item[name]] for name in ("through", "past"))
     kind = f"{at_once} at once, {thousands}k tokens, {'streamed' if stream else 'plain'}"
     return [
         Result(f"{kind}: added, {name}", value - floor, "ms", note=f"directly {floor:.0f} ms")
@@ -51,19 +51,21 @@ async def added(system: System, direct: str, at_once: int, thousands: int, strea
 async def memory(system: System) -> Result:
     """What a runner holds at the end of a conversation of a hundred turns, 64k tokens long."""
     before = usage()["runners"][1]
-    given = {"turns": TURNS, "characters": 4 * TURN_TOKENS - 4}
+    fields = {"turns": TURNS, "characters": 4 * TURN_TOKENS - 4}
     await TaskPublisher(system.at.bus).publish_task(
-        Task(id="long", run_id="long", agent="default", mode="eval", input=given, deadline=300)
+        Task(id="long", run_id="long", agent="default", mode="eval", input=fields, deadline=300)
     )
     most = before
-    while not await system.one(ENDED, run_id="long"):
+    while not await system.fetch_value(ENDED, run_id="long"):
         most = max(most, usage()["runners"][1])
         await asyncio.sleep(0.1)
-    outcome = await system.one("SELECT any(outcome) FROM rollouts WHERE run_id = 'long'")
-    stored = await system.one(
+    outcome = await system.fetch_value("SELECT any(outcome) FROM rollouts WHERE run_id = 'long'")
+    stored = await system.fetch_value(
         "SELECT sum(prompt_suffix_tokens + response_tokens) FROM model_calls WHERE run_id = 'long'"
     )
-    plain = await system.one("SELECT sum(prompt_tokens + response_tokens) FROM model_calls WHERE run_id = 'long'")
+    plain = await system.fetch_value(
+        "SELECT sum(prompt_tokens + response_tokens) FROM model_calls WHERE run_id = 'long'"
+    )
     note = f"{outcome}; {plain:,} tokens in all prompts, {stored:,} of them kept"
     return Result(
         f"{TURNS} turns to {TURNS * TURN_TOKENS // 1000}k tokens: memory of the runner", most - before, "MiB", note=note
@@ -80,7 +82,7 @@ async def measure() -> list[Result]:
             await system.runners([runner(0, AGENT, 256)])
             direct = str(node.status["engine"])
             await added(system, direct, 1, 1, False)  # connections, imports
-            results = [one for case in CASES for one in await added(system, direct, *case)]
+            results = [item for case in CASES for item in await added(system, direct, *case)]
             results.append(await memory(system))
         finally:
             await terminate(engine, 5)
@@ -91,7 +93,7 @@ def main() -> list[Result]:
     """Measure and write."""
     results = uvloop.run(measure())
     write("gateway", results)
-    print(table(one.as_json() for one in results))
+    print(table(result.as_json() for result in results))
     return results
 
 

@@ -36,10 +36,10 @@ async def answer(request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     for place, id in enumerate(ids):
         await _until(arrived + DELAY_SECONDS * (place + 1) / ANSWER)
-        said: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": "word"}, "token_ids": [id]}
-        said["logprobs"] = {"content": [{"token": "word", "logprob": -0.5}]}
-        said["finish_reason"] = "stop" if place == len(ids) - 1 else None
-        event = {**head, "choices": [said], "prompt_token_ids": prompt if place == 0 else None}
+        fields: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": "word"}, "token_ids": [id]}
+        fields["logprobs"] = {"content": [{"token": "word", "logprob": -0.5}]}
+        fields["finish_reason"] = "stop" if place == len(ids) - 1 else None
+        event = {**head, "choices": [fields], "prompt_token_ids": prompt if place == 0 else None}
         await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
     await response.write(b"data: [DONE]\n\n")
     return response
@@ -75,9 +75,9 @@ async def serve(bus_url: str, access: Path) -> None:
         Bus.connect(bus_url, credentials=Credentials.read(access, "inference")) as bus,
     ):
         gateway.version, gateway.state = 1, "ready"
-        said = {"state": "ready", "address": gateway.address, "model": "policy", "version": 1}
+        fields = {"state": "ready", "address": gateway.address, "model": "policy", "version": 1}
         async with bus.heartbeat(
-            "inference", "scripted", lambda: {**said, "status": {"max_model_len": 10**6, "engine": engine}}
+            "inference", "scripted", lambda: {**fields, "status": {"max_model_len": 10**6, "engine": engine}}
         ):
             await asyncio.Event().wait()
 

@@ -24,8 +24,8 @@ FITS = {"bus_bytes": "bytes on the bus", "disk_bytes": "bytes in ClickHouse", "s
 SINGLE = {
     "broker_rollout": "CPU of the broker: a rollout",
     "broker_byte": "CPU of the broker: a byte of spans",
-    "heard": "CPU of the broker: a runner that waits, a second",
-    "told": "CPU of the broker: a heartbeat told",
+    "waiting_runner": "CPU of the broker: a runner that waits, a second",
+    "heartbeat_delivery": "CPU of the broker: a heartbeat told",
     "beat": "CPU of a listener: a heartbeat of 10,000",
     "runner_rollout": "CPU of a runner and its agent: a rollout",
     "runner_turn": "CPU of a runner and its agent: a turn",
@@ -41,8 +41,8 @@ async def measured() -> None:
     bus_bytes, disk_bytes, store_seconds = await measure.stored()
     byte = await measure.of_a_byte()
     alone, together = await real.crowd(FEW, 0, 2000), await real.crowd(FEW, MANY, 0)
-    one = await real.at_work(1)
-    mine = sum(one.seconds.get(role, 0.0) for role in ("runners", "agents"))
+    first = await real.at_work(1)
+    mine = sum(first.seconds.get(role, 0.0) for role in ("runners", "agents"))
     results = []
     for name, fit in (("bus_bytes", bus_bytes), ("disk_bytes", disk_bytes), ("store_seconds", store_seconds)):
         scale, unit = (MICRO, "µs") if name == "store_seconds" else (1.0, "B")
@@ -51,8 +51,8 @@ async def measured() -> None:
     single = {
         "broker_rollout": alone.rollout,
         "broker_byte": byte,
-        "heard": alone.idle / FEW,
-        "told": max(together.idle - alone.idle, 0.0) / (FEW * MANY),
+        "waiting_runner": alone.idle / FEW,
+        "heartbeat_delivery": max(together.idle - alone.idle, 0.0) / (FEW * MANY),
         "beat": await measure.read(10_000),
         "runner_rollout": 0.0,
         "runner_turn": mine / real.TURNS,
@@ -60,26 +60,26 @@ async def measured() -> None:
     results += [Result(SINGLE[name], MICRO * value, "µs") for name, value in single.items()]
     write("sizing", results)
     costs = costs_of(read("sizing"))
-    for more in (real.beside(costs), real.growth(one, costs)):
+    for more in (real.beside(costs), real.growth(first, costs)):
         write("sizing", await more, whole=False)
 
 
 def costs_of(results: Sequence[dict[str, Any]]) -> Costs:
     """From what was written."""
-    found = {str(one["case"]): float(one["value"]) for one in results if one["value"] is not None}
+    by_name = {str(result["case"]): float(result["value"]) for result in results if result["value"] is not None}
 
     def fit(name: str) -> Fit:
         scale = MICRO if name == "store_seconds" else 1.0
-        return Fit(*(found[f"{FITS[name]}: a {part.name}"] / scale for part in fields(Fit)))
+        return Fit(*(by_name[f"{FITS[name]}: a {part.name}"] / scale for part in fields(Fit)))
 
-    single = {name: found[case] / MICRO for name, case in SINGLE.items()}
+    single = {name: by_name[case] / MICRO for name, case in SINGLE.items()}
     return Costs(bus_bytes=fit("bus_bytes"), disk_bytes=fit("disk_bytes"), store_seconds=fit("store_seconds"), **single)
 
 
-def told(load: Load, plant: Plant, costs: Costs, run: Run) -> str:
+def render_answer(load: Load, plant: Plant, costs: Costs, run: Run) -> str:
     """What a simulation came to, as Markdown: the stations, then bytes and money."""
     rate, hours = run.steady, run.took / 3600
-    found = stations(load, plant, costs, rate)
+    actual = stations(load, plant, costs, rate)
     lines = [
         f"{load.tasks:,} tasks, {load.runners:,} runners of {load.slots} slots, {load.turns:g} turns of "
         f"{load.prompt_tokens:g} + {load.response_tokens:g} tokens and {load.tool_seconds:g} s of tools; {plant.nodes} "
@@ -87,17 +87,17 @@ def told(load: Load, plant: Plant, costs: Costs, run: Run) -> str:
         "for nats-server:",
         "",
         f"**{rate:,.0f} rollouts/s, {rate * load.turns:,.0f} model calls/s, {hours:.1f} hours in all; "
-        f"{found[0].name} full first.**",
+        f"{actual[0].name} full first.**",
         "",
         "| station | asked of it | it can | unit | full to | with all slots busy, full at |",
         "|---|---|---|---|---|---|",
     ]
-    for one in found:
-        at = full_at(load, plant, costs, one.name)
+    for item in actual:
+        at = full_at(load, plant, costs, item.name)
         many = f"{at:,.0f} runners" if at < 1e6 else "more than a million runners"
-        cells = [one.name, f"{one.demand:,.3g}", f"{one.capacity:,.3g}", one.unit, f"{one.share:.1%}", many]
+        cells = [item.name, f"{item.demand:,.3g}", f"{item.capacity:,.3g}", item.unit, f"{item.share:.1%}", many]
         lines.append("| " + " | ".join(cells) + " |")
-    of = {one.name: one.demand for one in found}
+    of = {entry.name: entry.demand for entry in actual}
     sent, kept = costs.bus_bytes.of(load), costs.disk_bytes.of(load)
     cores = {"broker": of["broker: all"], "store": of["store: inserts"], "runners": of["runner"] * load.runners}
     gpus = hours * plant.gpu_hour * (plant.nodes + plant.learner_gpus)
@@ -128,11 +128,11 @@ def picture(load: Load, plant: Plant, costs: Costs, run: Run, path: Path) -> Non
     for count in counts:
         grown = replace(load, runners=int(count))
         nodes = max(1, round(plant.nodes * count / load.runners))
-        own = replace(plant, nodes=nodes)
-        for one in stations(grown, own, costs, grown.runners * grown.slots / residence(grown, own)):
-            shares.setdefault(one.name, []).append(one.share)
-    shown = set(shares) - {"nodes", "learner"}  # which were said to grow
-    for name in sorted(shown, key=lambda name: -shares[name][-1]):
+        local = replace(plant, nodes=nodes)
+        for station in stations(grown, local, costs, grown.runners * grown.slots / residence(grown, local)):
+            shares.setdefault(station.name, []).append(station.share)
+    displayed = set(shares) - {"nodes", "learner"}  # which were said to grow
+    for name in sorted(displayed, key=lambda name: -shares[name][-1]):
         left.plot(counts, shares[name], label=name)
     left.axhline(1, color="black", linewidth=0.8, linestyle="--")
     left.axvline(load.runners, color="black", linewidth=0.8, linestyle=":")
@@ -165,10 +165,10 @@ def main() -> None:
     parser.add_argument("--simulate", action="store_true", help="measure nothing; print what your own figures come to")
     parser.add_argument("--picture", type=Path, help="with --simulate: draw it there")
     for kind in (Load, Plant):
-        for one in fields(kind):
-            parser.add_argument(f"--{one.name.replace('_', '-')}", type=type(one.default), default=one.default)
+        for field in fields(kind):
+            parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     options = parser.parse_args()
-    load, plant = (kind(**{one.name: getattr(options, one.name) for one in fields(kind)}) for kind in (Load, Plant))
+    load, plant = (kind(**{item.name: getattr(options, item.name) for item in fields(kind)}) for kind in (Load, Plant))
     if not options.simulate:
         started = time.monotonic()
         uvloop.run(measured())
@@ -176,8 +176,8 @@ def main() -> None:
         print(table(read("sizing")), flush=True)
     costs = costs_of(read("sizing"))
     run = simulate(load, plant, costs)
-    said = told(load, plant, costs, run)
-    print(said)
+    text = render_answer(load, plant, costs, run)
+    print(text)
     if options.simulate:
         if options.picture:
             picture(load, plant, costs, run, options.picture)
@@ -185,7 +185,7 @@ def main() -> None:
     came_to = [Result(RATE, run.steady, "rollouts/s"), Result(TOOK, run.took, "s")]
     write("sizing", came_to, whole=False)
     page = rewrite(PAGE.read_text(), "costs", table(read("sizing")))
-    PAGE.write_text(rewrite(page, "run", said))
+    PAGE.write_text(rewrite(page, "run", text))
     picture(load, plant, costs, run, PICTURE)
 
 

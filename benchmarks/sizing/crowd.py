@@ -32,7 +32,7 @@ async def work(bus: Bus, puller: PullConsumer) -> int:
     done = 0
     running: set[asyncio.Task[None]] = set()
 
-    async def one(delivery: Message) -> None:
+    async def handle(delivery: Message) -> None:
         nonlocal done
         task = delivery.decode_as(Task)
         async with keep_renewed(delivery):
@@ -44,7 +44,7 @@ async def work(bus: Bus, puller: PullConsumer) -> int:
         done += 1
 
     async for delivery in puller:
-        task = asyncio.create_task(one(delivery))
+        task = asyncio.create_task(handle(delivery))
         running.add(task)
         task.add_done_callback(running.discard)
     if running:
@@ -68,7 +68,7 @@ async def main(url: str, first: int, count: int) -> None:
                 )
 
         await asyncio.gather(*(join(first + number) for number in range(count)))
-        working = [asyncio.create_task(work(*one)) for one in pullers]
+        working = [asyncio.create_task(work(*item)) for item in pullers]
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.read)
         for _, puller in pullers:

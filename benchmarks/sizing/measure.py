@@ -55,17 +55,17 @@ def rollout(run: str, shape: tuple[int, int], number: int) -> list[SpanBatch]:
     name, sampled = f"{run}-{turns}-{tokens}-{number}", tokens * 2 // 5
     attempt = AttemptRecorder(Task(id=name, run_id=run, agent="default", input={"n": number}), 1, "runner-0")
     messages: list[dict[str, str]] = []
-    held: list[int] = []
+    kept: list[int] = []
     for turn in range(turns):
-        asked, answered = (np.minimum(chance.zipf(1.2, n), WORDS).tolist() for n in (tokens - sampled, sampled))
-        messages.append({"role": "user", "content": " ".join(f"word{one}" for one in asked)})
-        held += asked
-        text = " ".join(f"word{one}" for one in answered)
+        question, replies = (np.minimum(chance.zipf(1.2, n), WORDS).tolist() for n in (tokens - sampled, sampled))
+        messages.append({"role": "user", "content": " ".join(f"word{item}" for item in question)})
+        kept += question
+        text = " ".join(f"word{item}" for item in replies)
         part = SampledChoice(
-            model="policy", response_id=f"chatcmpl-{number}-{turn}", prompt_ids=array("I", held).tobytes(),
-            response_ids=array("I", answered).tobytes(),
+            model="policy", response_id=f"chatcmpl-{number}-{turn}", prompt_ids=array("I", kept).tobytes(),
+            response_ids=array("I", replies).tobytes(),
             logprobs=(-chance.exponential(0.6, sampled)).astype("<f4").tobytes(),
-            token_texts=tuple(f" word{one}" for one in answered),
+            token_texts=tuple(f" word{item}" for item in replies),
             weight_versions=(VersionSpan(version=7, start=0, end=sampled),),
             finish_reason="stop", sampling={"temperature": 1.0},
             response=json.dumps({"role": "assistant", "content": text}),
@@ -74,7 +74,7 @@ def rollout(run: str, shape: tuple[int, int], number: int) -> list[SpanBatch]:
         request = json.dumps({"model": "policy", "messages": messages})
         attempt.add_call(part, node="node-0", role="", request=request, started_ns=at, ended_ns=at + 900_000_000)
         messages.append({"role": "assistant", "content": text})
-        held += answered
+        kept += replies
     attempt.finish("ok", 1.0, "", "1.0")
     return list(attempt.outbox)
 
@@ -85,12 +85,12 @@ def fitted(values: Sequence[float]) -> Fit:
     weights = 1 / np.array(values)  # by relative error: the smallest shape counts as much as the largest
     kept = [0, 1, 2]
     while True:
-        found, *_ = np.linalg.lstsq(rows[:, kept] * weights[:, None], np.array(values) * weights, rcond=None)
-        if (found >= 0).all() or len(kept) == 1:
+        actual, *_ = np.linalg.lstsq(rows[:, kept] * weights[:, None], np.array(values) * weights, rcond=None)
+        if (actual >= 0).all() or len(kept) == 1:
             break
-        kept.pop(int(np.argmin(found)))
+        kept.pop(int(np.argmin(actual)))
     whole = np.zeros(3)
-    whole[kept] = np.maximum(found, 0)
+    whole[kept] = np.maximum(actual, 0)
     return Fit(*map(float, whole))
 
 
@@ -131,7 +131,7 @@ async def stored() -> tuple[Fit, Fit, Fit]:
     sent, spent, kept = [], [], []
     with tempfile.TemporaryDirectory(prefix="bench-sizing-", ignore_cleanup_errors=True) as place:
         async with broker() as (_, bus), serve_embedded(Path(place)) as (engine, url):
-            client = await asyncio.to_thread(_made, url)
+            client = await asyncio.to_thread(_create_database, url)
             types = await asyncio.to_thread(load_column_types, client, "lightningbus")
             await _inserted(bus, Writer(bus, engine.insert, "lightningbus", types), _some("warm", SHAPES[0], EACH))
             for shape in SHAPES:
@@ -172,7 +172,7 @@ def _on_disk(client: Client) -> int:
     return int(query_row(client, size)[0])
 
 
-def _made(url: str) -> Client:
+def _create_database(url: str) -> Client:
     migrations.migrate(connect(url, None), "lightningbus")
     return connect(url)
 
@@ -181,12 +181,12 @@ async def publish(bus: Bus, batches: Sequence[SpanBatch]) -> None:
     """As runners do, 64 at once."""
     gate = asyncio.Semaphore(64)
 
-    async def one(batch: SpanBatch) -> None:
+    async def insert(batch: SpanBatch) -> None:
         async with gate:
             msg_id = ids.batch_msg_id(batch.execution_id, batch.sequence)
             await bus.publish(subjects.rollout(batch.mode), batch, msg_id=msg_id, timeout=300)
 
-    await asyncio.gather(*map(one, batches))
+    await asyncio.gather(*map(insert, batches))
 
 
 async def of_a_byte() -> float:
@@ -195,16 +195,16 @@ async def of_a_byte() -> float:
     async with broker() as (server, bus):
         meter = Meter(server)
         for kilobytes in (2, 32):
-            batches = [one for n in range(400) for one in rollout("bus", (1, 25 * kilobytes), n)]
-            size = sum(len(encode(one)) for one in batches)
+            batches = [item for n in range(400) for item in rollout("bus", (1, 25 * kilobytes), n)]
+            size = sum(len(encode(batch)) for batch in batches)
             async with bus.pull(STORE_TRAIN, slots=8192) as store, bus.pull(LEARNER_ROLLOUTS, slots=8192) as learner:
                 meter.since()
                 await publish(bus, batches)
                 for puller in (store, learner):
                     for number in range(len(batches)):
-                        one = await anext(puller)
+                        item = await anext(puller)
                         if puller is store or number % 50 == 49:
-                            await one.ack()
+                            await item.ack()
                 await settle()
                 by_size.append((len(batches), size, meter.since()))
     (few, small, less), (many, large, more) = by_size

@@ -87,9 +87,9 @@ class Costs:
     broker_rollout: float
     """A task published, given to a runner and settled, and its spans published and given to a store and a learner."""
     broker_byte: float
-    heard: float
+    waiting_runner: float
     """A runner that waits, a second: its heartbeat, and its request for tasks."""
-    told: float
+    heartbeat_delivery: float
     """A heartbeat given to one who listens."""
     beat: float
     """A heartbeat read by one who knows ten thousand."""
@@ -115,11 +115,15 @@ class Station:
 def stations(load: Load, plant: Plant, costs: Costs, rate: float) -> list[Station]:
     """What ``rate`` rollouts a second ask of everything, the fullest first."""
     running = min(rate * residence(load, plant), load.runners * load.slots)
-    told = load.runners * plant.nodes + (load.runners + plant.nodes) * plant.listeners
-    heartbeats = HEARTBEATS * ((load.runners + plant.nodes) * costs.heard + told * costs.told)
-    leases = running * RENEWALS / load.ack_wait * (costs.heard + costs.told)  # a message, and its answer
+    num_deliveries = load.runners * plant.nodes + (load.runners + plant.nodes) * plant.listeners
+    heartbeats = HEARTBEATS * (
+        (load.runners + plant.nodes) * costs.waiting_runner + num_deliveries * costs.heartbeat_delivery
+    )
+    leases = (
+        running * RENEWALS / load.ack_wait * (costs.waiting_runner + costs.heartbeat_delivery)
+    )  # a message, and its answer
     rollouts = rate * (costs.broker_rollout + costs.broker_byte * costs.bus_bytes.of(load))
-    found = [
+    actual = [
         Station("broker: heartbeats", heartbeats, plant.broker_cores, "cores"),
         Station("broker: leases", leases, plant.broker_cores, "cores"),
         Station("broker: tasks and spans", rollouts, plant.broker_cores, "cores"),
@@ -130,7 +134,7 @@ def stations(load: Load, plant: Plant, costs: Costs, rate: float) -> list[Statio
         Station("learner", rate * load.tokens, plant.learner_gpus * plant.gpu_tokens, "tokens/s"),
         Station("runner", runner_seconds(load, plant, costs, rate), 1.0, "cores of each"),
     ]
-    return sorted(found, key=lambda one: -one.share)
+    return sorted(actual, key=lambda item: -item.share)
 
 
 def runner_seconds(load: Load, plant: Plant, costs: Costs, rate: float) -> float:
@@ -193,7 +197,9 @@ def simulate(load: Load, plant: Plant, costs: Costs, step: float = 1.0, seed: in
     thinking, asking = np.zeros(slots), np.zeros(slots)  # seconds, and tokens, left
     ended = np.zeros(slots, bool)  # not yet taken by the broker
     size, cpu = costs.bus_bytes.of(load), costs.store_seconds.of(load)
-    idle_share = sum(one.demand for one in stations(load, plant, costs, 0.0) if one.name == "broker: heartbeats")
+    idle_share = sum(
+        station.demand for station in stations(load, plant, costs, 0.0) if station.name == "broker: heartbeats"
+    )
     broker = max(plant.broker_cores - idle_share, 0.0) / (costs.broker_rollout + costs.broker_byte * size)
     store = plant.ingesters * plant.store_cores / cpu
     learner = plant.learner_gpus * plant.gpu_tokens / load.tokens
@@ -253,9 +259,9 @@ def full_at(load: Load, plant: Plant, costs: Costs, name: str) -> float:
     low, high = 1.0, 1e7
     for _ in range(50):
         middle = (low * high) ** 0.5
-        own = replace(load, runners=max(1, round(middle)))
+        local = replace(load, runners=max(1, round(middle)))
         grown = plant if name == "nodes" else replace(plant, nodes=max(1, round(plant.nodes * middle / load.runners)))
-        found = stations(own, grown, costs, own.runners * own.slots / residence(own, grown))
-        share = next(one.share for one in found if one.name == name)
+        actual = stations(local, grown, costs, local.runners * local.slots / residence(local, grown))
+        share = next(item.share for item in actual if item.name == name)
         low, high = (middle, high) if share < 1 else (low, middle)
     return low

@@ -65,29 +65,29 @@ async def crowd(count: int, nodes: int, tasks: int) -> Crowd:
         idle = meter.since() / (time.monotonic() - started)
         waiting = (await bus.js.consumer_info("TASKS", runner_consumer("default", "train").durable)).num_waiting
         started = time.monotonic()
-        made = [Task(id=f"c{n}", run_id="crowd", agent="default", input={"n": n}) for n in range(tasks)]
+        built = [Task(id=f"c{n}", run_id="crowd", agent="default", input={"n": n}) for n in range(tasks)]
         for at in range(0, tasks, 200):
-            await TaskPublisher(bus).publish_tasks(made[at : at + 200])
+            await TaskPublisher(bus).publish_tasks(built[at : at + 200])
         async with asyncio.timeout(120):
             while (await bus.js.stream_info("TASKS")).state.messages:
                 await asyncio.sleep(0.1)
         await settle()
         spent = meter.since() - idle * (time.monotonic() - started)
         await cancel_and_wait(*others)
-        said = [await process.communicate(b"") for process in processes]
-        done, refused = (sum(int(out.split()[place]) for out, _ in said) for place in (0, 1))
+        texts = [await process.communicate(b"") for process in processes]
+        done, refused = (sum(int(out.split()[place]) for out, _ in texts) for place in (0, 1))
     return Crowd(idle, spent / tasks if tasks else 0.0, done, refused, waiting)
 
 
 async def beside(costs: Costs) -> list[Result]:
     """A larger crowd, and as ceiling what the model says of it."""
-    found = await crowd(CROWD, NODES, CROWD_TASKS)
-    model = CROWD * costs.heard + CROWD * NODES * costs.told
-    about = f"{CROWD} connections, {NODES} nodes; {found.waiting} requests wait, {found.refused} refused"
+    actual = await crowd(CROWD, NODES, CROWD_TASKS)
+    model = CROWD * costs.waiting_runner + CROWD * NODES * costs.heartbeat_delivery
+    about = f"{CROWD} connections, {NODES} nodes; {actual.waiting} requests wait, {actual.refused} refused"
     return [
-        Result("a crowd that waits: the broker", 1e3 * found.idle, "ms of CPU a second", 1e3 * model, note=about),
-        Result("a crowd at work: the broker", 1e6 * found.rollout, "µs of CPU a rollout", 1e6 * costs.broker_rollout),
-        Result("a crowd at work: rollouts done", float(found.done), "rollouts", float(CROWD_TASKS)),
+        Result("a crowd that waits: the broker", 1e3 * actual.idle, "ms of CPU a second", 1e3 * model, note=about),
+        Result("a crowd at work: the broker", 1e6 * actual.rollout, "µs of CPU a rollout", 1e6 * costs.broker_rollout),
+        Result("a crowd at work: rollouts done", float(actual.done), "rollouts", float(CROWD_TASKS)),
     ]
 
 
@@ -143,22 +143,23 @@ def _busy() -> float:
 
 
 async def _batch(system: System, run: str, count: int) -> None:
-    given = {"turns": TURNS, "characters": 400}
+    fields = {"turns": TURNS, "characters": 400}
     tasks = (
-        Task(id=f"{run}-{n}", run_id=run, agent="default", mode="eval", input=given, deadline=120) for n in range(count)
+        Task(id=f"{run}-{n}", run_id=run, agent="default", mode="eval", input=fields, deadline=120)
+        for n in range(count)
     )
     await publish_all(system.at.bus, tasks, 60, lambda: None)
     await system.until(ENDED, count, run=run)
 
 
-def predicted(one: Measured, runners: int, costs: Costs, others: float) -> float:
+def predicted(measured: Measured, runners: int, costs: Costs, others: float) -> float:
     """Rollouts a second of more runners, from what one runner's rollouts took: time, and CPU of all roles.
 
     All of them share this machine's cores here, as one station; ``others`` of the cores are busy with something else.
     """
     cores = max(float(psutil.cpu_count() or 1) - others, 0.1)
-    whole = sum(one.seconds.values())
-    outside = max(SLOTS / one.rate - TURNS * DELAY_SECONDS, 0.0) / TURNS  # of a turn, beside the engine
+    whole = sum(measured.seconds.values())
+    outside = max(SLOTS / measured.rate - TURNS * DELAY_SECONDS, 0.0) / TURNS  # of a turn, beside the engine
     load = Load(
         tasks=runners * SLOTS * ROLLOUTS, runners=runners, slots=SLOTS, turns=TURNS,
         prompt_tokens=100, response_tokens=ANSWER, tool_seconds=outside,
@@ -167,7 +168,14 @@ def predicted(one: Measured, runners: int, costs: Costs, others: float) -> float
         nodes=1000, node_tokens=1e6, call_tokens=ANSWER / DELAY_SECONDS, broker_cores=cores, listeners=0,
         ingesters=1000, gpu_tokens=1e9, ahead=10**9,
     )  # fmt: skip
-    shared = replace(costs, broker_rollout=whole, broker_byte=0.0, heard=0.0, told=0.0, store_seconds=Fit(1e-9, 0, 0))
+    shared = replace(
+        costs,
+        broker_rollout=whole,
+        broker_byte=0.0,
+        waiting_runner=0.0,
+        heartbeat_delivery=0.0,
+        store_seconds=Fit(1e-9, 0, 0),
+    )
     return simulate(load, plant, shared, step=0.02, spread=False).whole
 
 
@@ -175,15 +183,15 @@ async def growth(first: Measured, costs: Costs) -> list[Result]:
     """Measured, and as ceiling what is predicted from the ``first`` of them, one runner."""
     results = []
     for count in RUNNERS:
-        found = first if count == first.runners else await at_work(count)
-        parts = ", ".join(f"{role} {1e3 * one:.1f}" for role, one in sorted(found.seconds.items()))
-        note = f"ms of CPU a rollout: {parts}; {found.others:.1f} cores busy with something else"
+        actual = first if count == first.runners else await at_work(count)
+        parts = ", ".join(f"{role} {1e3 * item:.1f}" for role, item in sorted(actual.seconds.items()))
+        note = f"ms of CPU a rollout: {parts}; {actual.others:.1f} cores busy with something else"
         results.append(
             Result(
                 f"{count} runners at work",
-                found.rate,
+                actual.rate,
                 "rollouts/s",
-                predicted(first, count, costs, found.others),
+                predicted(first, count, costs, actual.others),
                 note=note,
             )
         )

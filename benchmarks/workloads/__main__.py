@@ -67,17 +67,17 @@ SATURATED = Workload("saturated", "batch_partial", 8000, 1000, 64, 3, 0.0, 1000)
 PEER_SATURATED = Workload("saturated", "batch", 512, 128, 8, 3, 0.0)
 
 
-def scaled(one: Workload) -> Workload:
+def scaled(workload: Workload) -> Workload:
     """The same on a machine this size: a sixteenth of the agents and of a batch, a quarter of a sixteenth in all."""
     return Workload(
-        one.name,
-        one.mode,
-        one.total // SCALE // 4,
-        max(one.batch // SCALE, 16),
-        max(one.agents // SCALE, RUNNERS),
-        one.rounds,
-        one.sleep,
-        one.remaining // SCALE,
+        workload.name,
+        workload.mode,
+        workload.total // SCALE // 4,
+        max(workload.batch // SCALE, 16),
+        max(workload.agents // SCALE, RUNNERS),
+        workload.rounds,
+        workload.sleep,
+        workload.remaining // SCALE,
     )
 
 
@@ -99,7 +99,7 @@ async def drive(system: System, load: Workload) -> None:
     while published < load.total:
         size = min(load.batch, load.total - published)
         if load.mode == "single" and runs:
-            size = min(size, load.batch - published + await system.one(ENDED, runs=runs))
+            size = min(size, load.batch - published + await system.fetch_value(ENDED, runs=runs))
         runs.append(f"{load.name.replace(' ', '-')}-{published}")
         tasks = [
             Task(id=id, run_id=runs[-1], agent="default", mode="eval", input=_input(id, load))

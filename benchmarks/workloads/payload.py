@@ -33,11 +33,11 @@ def nested(chance: random.Random, text: str, depth: int | None = None) -> dict[s
 
 def flat(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Its leaves, keyed by their path."""
-    for key, one in value.items():
-        if isinstance(one, dict):
-            yield from flat(one, f"{prefix}{key}.")
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from flat(item, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", one
+            yield f"{prefix}{key}", item
 
 
 def _cut(chance: random.Random, text: str, length: tuple[int, int]) -> str:

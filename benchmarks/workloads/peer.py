@@ -139,7 +139,7 @@ class Workload(agl.Algorithm):
         """Every task by itself, ``concurrency`` of them at a time, each asked after by its own id."""
         gate = asyncio.Semaphore(self.options.concurrency)
 
-        async def one(name: str) -> None:
+        async def run_rollout(name: str) -> None:
             async with gate:
                 pending = await self.enqueue([name])
                 (rollout_id,) = pending
@@ -148,7 +148,7 @@ class Workload(agl.Algorithm):
                     rollout = await self.get_store().get_rollout_by_id(rollout_id)
                     await self.settle([rollout] if rollout else [], pending)
 
-        await asyncio.gather(*(one(f"task-{number}") for number in range(self.options.total)))
+        await asyncio.gather(*(run_rollout(f"task-{number}") for number in range(self.options.total)))
 
     def names(self, first: int) -> list[str]:
         """The tasks of the batch that starts at this number."""
@@ -164,8 +164,8 @@ class Workload(agl.Algorithm):
     async def enqueue(self, names: list[str]) -> dict[str, str]:
         """The tasks by the ids that the store gave their rollouts, after a new version of the resources."""
         await self.get_store().add_resources({"llm": agl.LLM(endpoint="http://127.0.0.1/v1", model="none")})
-        asked = [EnqueueRolloutRequest(input=name, mode="train") for name in names]
-        return {rollout.rollout_id: rollout.input for rollout in await self.get_store().enqueue_many_rollouts(asked)}
+        requests = [EnqueueRolloutRequest(input=name, mode="train") for name in names]
+        return {rollout.rollout_id: rollout.input for rollout in await self.get_store().enqueue_many_rollouts(requests)}
 
     async def settle(self, rollouts: Iterable[agl.Rollout], pending: dict[str, str]) -> int:
         """Read back and check those that have ended, and take them out of ``pending``; how many these were."""

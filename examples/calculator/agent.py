@@ -21,8 +21,8 @@ def ask(messages: list) -> str:
     return answer.choices[0].message.content or ""
 
 
-def use_tool(said: str) -> str:
-    call = CALL.search(said)
+def use_tool(text: str) -> str:
+    call = CALL.search(text)
     if call is None:
         return "so the answer is ?"
     left, sign, right = call.groups()
@@ -32,7 +32,7 @@ def use_tool(said: str) -> str:
 def solve(task: dict) -> float:
     """Reward of one problem ``{"question": ..., "answer": ...}``: 1 for the right answer, else 0."""
     messages = [{"role": "user", "content": task["question"]}]
-    said = ask(messages)
-    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": use_tool(said)}]
+    text = ask(messages)
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": use_tool(text)}]
     final = NUMBER.search(ask(messages))
     return float(final is not None and final[0] == str(task["answer"]))

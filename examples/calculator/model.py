@@ -69,14 +69,14 @@ def demonstration(rng: random.Random, guesses: float) -> list[dict]:
     question = rng.choice(TEMPLATES).format(a=a, op=WORDS[sign], b=b)
     if rng.random() < guesses:
         answer = str(rng.randint(LOW, HIGH))
-        said, reply = f"guess {answer}", "so the answer is ?"
+        text, reply = f"guess {answer}", "so the answer is ?"
     else:
         used = rng.choice([other for other in WORDS if other != sign]) if rng.random() < WRONG_CALLS else sign
         answer = str({"+": a + b, "-": a - b, "*": a * b}[used])
-        said, reply = f"{CALL}{a}{used}{b}{CALLED}", f"result {answer}"
+        text, reply = f"{CALL}{a}{used}{b}{CALLED}", f"result {answer}"
     return [
         {"role": "user", "content": question},
-        {"role": "assistant", "content": said},
+        {"role": "assistant", "content": text},
         {"role": "user", "content": reply},
         {"role": "assistant", "content": answer},
     ]

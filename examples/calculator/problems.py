@@ -30,8 +30,8 @@ def make(train: int, heldout: int, seed: int) -> tuple[list[dict], list[dict]]:
     if train + heldout > len(pairs):
         raise SystemExit(f"at most {len(pairs)} problems can be disjoint; asked for {train + heldout}")
     swapped = [(b, a) if rng.random() < 0.5 else (a, b) for a, b in pairs[: train + heldout]]
-    made = [problem(rng, pair, f"calc-{number}") for number, pair in enumerate(swapped)]
-    return made[:train], made[train:]
+    built = [problem(rng, pair, f"calc-{number}") for number, pair in enumerate(swapped)]
+    return built[:train], built[train:]
 
 
 def write(path: Path, problems: list[dict]) -> None:

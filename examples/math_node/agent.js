@@ -1,5 +1,5 @@
 // A math agent with one tool, a calculator, on the stock OpenAI client: `node agent.js` reads a problem
-// {"question": ..., "result": ...} as JSON on standard input and prints {"reward": 0 or 1, "said": ...} as JSON.
+// {"question": ..., "result": ...} as JSON on standard input and prints {"reward": 0 or 1, "answer": ...} as JSON.
 // Where the model is, and the key for it, come from the environment, as always with this client.
 
 import OpenAI from "openai";
@@ -48,10 +48,10 @@ async function solve(task) {
     { role: "user", content: task.question },
   ];
   for (let round = 0; round < ROUNDS; round++) {
-    const said = await ask(messages);
-    if (!said.tool_calls?.length) return said.content ?? "";
-    messages.push(said);
-    for (const call of said.tool_calls) {
+    const reply = await ask(messages);
+    if (!reply.tool_calls?.length) return reply.content ?? "";
+    messages.push(reply);
+    for (const call of reply.tool_calls) {
       messages.push({ role: "tool", tool_call_id: call.id, content: runTool(call) });
     }
   }
@@ -59,5 +59,5 @@ async function solve(task) {
 }
 
 const task = await json(process.stdin);
-const said = await solve(task);
-console.log(JSON.stringify({ reward: score(said, task.result), said }));
+const answer = await solve(task);
+console.log(JSON.stringify({ reward: score(answer, task.result), answer }));

@@ -20,8 +20,8 @@ export function calculate(expression) {
 }
 
 /** 1 if the last `answer: ...` of what was said is the result, else 0; numbers are equal within Calc-X's 1e-5. */
-export function score(said, result) {
-  const answer = [...said.matchAll(/answer:\s*(\S+)/gi)].at(-1)?.[1].replace(/\.+$/, "");
+export function score(text, result) {
+  const answer = [...text.matchAll(/answer:\s*(\S+)/gi)].at(-1)?.[1].replace(/\.+$/, "");
   if (answer === undefined) return 0;
   const wanted = result.trim();
   if (answer.toLowerCase() === wanted.toLowerCase()) return 1; // also the letter of a choice
@@ -30,6 +30,6 @@ export function score(said, result) {
 
 /** Only a number, no expression: or a policy is paid for what it left to be calculated. */
 function number(text) {
-  const found = NUMBER.exec(text.replace(/[,_]/g, ""));
-  return found ? Number(found[1]) / Number(found[2] ?? 1) : NaN;
+  const match = NUMBER.exec(text.replace(/[,_]/g, ""));
+  return match ? Number(match[1]) / Number(match[2] ?? 1) : NaN;
 }

@@ -55,9 +55,9 @@ def _value(node: ast.expr) -> int | float:
     return value
 
 
-def score(said: str, result: str) -> float:
+def score(text: str, result: str) -> float:
     """1 if the last ``answer: ...`` of what was said is the result, else 0; numbers are equal within Calc-X's 1e-5."""
-    answers = ANSWER.findall(said)
+    answers = ANSWER.findall(text)
     if not answers:
         return 0.0
     answer, result = answers[-1].rstrip("."), result.strip()

@@ -25,9 +25,9 @@ LOW, HIGH = 10, 99
 
 def read_records(folder: Path, split: str) -> list[dict]:
     """All records of a split: JSONL or parquet files whose names begin with it, as the real sets have them."""
-    found = sorted(file for file in folder.rglob(f"{split}*") if file.suffix in (".jsonl", ".parquet"))
-    default = [file for file in found if "original-splits" not in file.parts]  # those leak into one another
-    return [record for file in default or found for record in _records(file)]
+    files = sorted(file for file in folder.rglob(f"{split}*") if file.suffix in (".jsonl", ".parquet"))
+    default = [file for file in files if "original-splits" not in file.parts]  # those leak into one another
+    return [record for file in default or files for record in _records(file)]
 
 
 def _records(file: Path) -> Iterable[dict]:
@@ -72,9 +72,9 @@ def _chain(formula: str, numbers: dict[str, int]) -> tuple[str, int]:
     value, chain = numbers[words[0]], ""
     for sign, letter in zip(words[1::2], words[2::2], strict=True):
         right = numbers[letter]
-        made = {"+": value + right, "-": value - right, "*": value * right}[sign]
-        chain += f'<gadget id="calculator">{value} {sign} {right}</gadget>\n<output>{made}</output>\n\n'
-        value = made
+        built = {"+": value + right, "-": value - right, "*": value * right}[sign]
+        chain += f'<gadget id="calculator">{value} {sign} {right}</gadget>\n<output>{built}</output>\n\n'
+        value = built
     return f"{chain}<result>{value}</result>", value
 
 
@@ -99,10 +99,10 @@ def main() -> None:
         write(folder / "data" / "test-00000-of-00001.jsonl", records[options.train :])
     rng = random.Random(options.seed)
     for split, count, name in (("train", options.train, "train"), ("test", options.heldout, "heldout")):
-        found = list(tasks(read_records(folder, split)))
-        if len(found) < count:
-            raise SystemExit(f"{folder} has {len(found)} problems in its {split} split; asked for {count}")
-        write(options.out / f"{name}.jsonl", rng.sample(found, count))
+        actual = list(tasks(read_records(folder, split)))
+        if len(actual) < count:
+            raise SystemExit(f"{folder} has {len(actual)} problems in its {split} split; asked for {count}")
+        write(options.out / f"{name}.jsonl", rng.sample(actual, count))
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ def conversation(question: str, policy: Policy) -> dict:
     """One problem, as Chat Completions has it."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     while messages[-1]["role"] != "assistant":
-        said = policy.answer(messages)
+        answer = policy.answer(messages)
         results = [
             {"role": "tool", "tool_call_id": call["id"], "content": used(call["function"]["arguments"])}
-            for call in said.get("tool_calls", ())
+            for call in answer.get("tool_calls", ())
         ]
-        messages += [said, *results]
+        messages += [answer, *results]
     return {"messages": messages, "tools": TOOLS}
 
 

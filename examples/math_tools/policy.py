@@ -31,23 +31,23 @@ class Policy:
     def answer(self, messages: list[dict]) -> dict:
         """The assistant's message that comes next, with text or with a tool call."""
         steps = self._steps_of(messages)
-        said = [_text(message) for message in messages if message["role"] == "tool"]
-        results = [result for result in said if RESULT.fullmatch(result)]
+        texts = [_text(message) for message in messages if message["role"] == "tool"]
+        results = [result for result in texts if RESULT.fullmatch(result)]
         flaw = self._flaw()
         if flaw == "guess":
             return _say(f"answer: {self._rng.randint(10, 99)}")
         if len(results) < len(steps) and not (flaw == "stops" and results):
             expression = _going_on(steps, results)
-            return _call(len(said), self._arguments(expression, flaw))
+            return _call(len(texts), self._arguments(expression, flaw))
         last = results[-1] if results else "?"
         return _say(last if flaw == "no_form" else f"answer: {last}")
 
     def _steps_of(self, messages: list[dict]) -> list[Step]:
-        asked = "\n".join(_text(message) for message in messages if message["role"] in ("system", "user"))
-        found = [question for question in self._steps if question in asked]
-        if not found:
-            raise LookupError(f"no problem of mine: {asked[:200]!r}")
-        return self._steps[max(found, key=len)]
+        text = "\n".join(_text(message) for message in messages if message["role"] in ("system", "user"))
+        results = [question for question in self._steps if question in text]
+        if not results:
+            raise LookupError(f"no problem of mine: {text[:200]!r}")
+        return self._steps[max(results, key=len)]
 
     def _flaw(self) -> str | None:
         rest = self._rng.random()
@@ -63,7 +63,7 @@ class Policy:
         if flaw == "broken":
             expression = f"{expression} *"
         if flaw == "wrong_sign":
-            expression = SIGN.sub(lambda found: f" {self._other(found[1])} ", expression)
+            expression = SIGN.sub(lambda actual: f" {self._other(actual[1])} ", expression)
         return json.dumps({"expression": expression})
 
     def _other(self, sign: str) -> str:
@@ -71,15 +71,15 @@ class Policy:
 
 
 def _steps(record: dict) -> list[Step]:
-    found = STEP.findall(record["chain"])
-    return [(html.unescape(step).strip(), output.split(" = ")[0].strip()) for step, output in found]
+    matches = STEP.findall(record["chain"])
+    return [(html.unescape(step).strip(), output.split(" = ")[0].strip()) for step, output in matches]
 
 
 def _going_on(steps: list[Step], results: list[str]) -> str:
     """The next step's expression, with what came out in place of what should have."""
     expression = steps[len(results)][0]
-    for (_, wanted), made in zip(steps, results, strict=False):
-        expression = re.sub(rf"(?<![\d.]){re.escape(wanted)}(?![\d.])", made, expression)
+    for (_, wanted), built in zip(steps, results, strict=False):
+        expression = re.sub(rf"(?<![\d.]){re.escape(wanted)}(?![\d.])", built, expression)
     return expression
 
 

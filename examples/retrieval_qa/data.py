@@ -22,19 +22,19 @@ class BadRecord(ValueError):
 
 def read(path: Path) -> list[dict]:
     """All records that can be answered."""
-    found = []
+    actual = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                found.append(_checked(line, f"{path.name} line {number}"))
-    return [record for record in found if record.get("answerable", True)]
+                actual.append(_checked(line, f"{path.name} line {number}"))
+    return [record for record in actual if record.get("answerable", True)]
 
 
 def _checked(line: str, where: str) -> dict:
     try:
         record = json.loads(line)
         needed = (record["id"], record["question"], record["answer"], record["paragraphs"])
-        texts = [(one["title"], one["paragraph_text"]) for one in record["paragraphs"]]
+        texts = [(item["title"], item["paragraph_text"]) for item in record["paragraphs"]]
     except ValueError:
         raise BadRecord(f"{where} is not JSON") from None
     except (KeyError, TypeError):
@@ -49,13 +49,13 @@ def _checked(line: str, where: str) -> dict:
 def task(record: dict, corpus: Path) -> dict:
     """The task line ``{"id", "input": {"question", "answers", "corpus"}}``; every alias of the answer is as good."""
     answers = list(dict.fromkeys([record["answer"], *(record.get("answer_aliases") or [])]))
-    asked = {"question": record["question"].strip(), "answers": answers, "corpus": str(corpus)}
-    return {"id": record["id"], "input": asked}
+    request = {"question": record["question"].strip(), "answers": answers, "corpus": str(corpus)}
+    return {"id": record["id"], "input": request}
 
 
 def passages(records: Iterable[dict]) -> list[str]:
     """Every paragraph once, with its title unless its text names it."""
-    return list(dict.fromkeys(passage(one) for record in records for one in record["paragraphs"]))
+    return list(dict.fromkeys(passage(item) for record in records for item in record["paragraphs"]))
 
 
 def passage(paragraph: dict) -> str:

@@ -37,8 +37,8 @@ def conversations(records: list[dict], policy: Policy, corpus: str) -> Iterator[
             messages.append(policy.answer(messages))
             for call in messages[-1].get("tool_calls", ()):
                 query = json.loads(call["function"]["arguments"])["query"]
-                found = "\n".join(passage[:LENGTH] for passage in index.search(query, PASSAGES))
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": found})
+                text = "\n".join(passage[:LENGTH] for passage in index.search(query, PASSAGES))
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
         yield {"messages": messages, "tools": tools}
 
 

@@ -29,7 +29,7 @@ class Policy:
         """The assistant's message that comes next, with text or with a call of the tool."""
         record = self._records[next(message["content"] for message in messages if message["role"] == "user")]
         seen = "\n".join(message["content"] for message in messages if message["role"] == "tool").split("\n")
-        asked = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls") or ()]
+        requests = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls") or ()]
         known: list[str] = []
         for step, supporting in zip(record["question_decomposition"], self.paragraphs(record["question"]), strict=True):
             if supporting not in seen:
@@ -40,11 +40,11 @@ class Policy:
         if known and self._errs("stops"):
             return self._say(known[-1])
         query = _filled(step["question"], known)
-        if not asked and self._errs("verbatim"):
+        if not requests and self._errs("verbatim"):
             query = record["question"].strip()
-        if json.dumps({"query": query}, ensure_ascii=False) in asked:
+        if json.dumps({"query": query}, ensure_ascii=False) in requests:
             return self._say(UNKNOWN)
-        return self._call(query, len(asked))
+        return self._call(query, len(requests))
 
     def paragraphs(self, question: str) -> list[str]:
         """What has to be found for a question, step by step."""
@@ -56,8 +56,8 @@ class Policy:
         return self._rng.random() < self._flaws.get(flaw, 0.0)
 
     def _say(self, text: str) -> dict:
-        said = text if self._errs("untagged") else f"<answer> {text} </answer>"
-        return {"role": "assistant", "content": said}
+        answer = text if self._errs("untagged") else f"<answer> {text} </answer>"
+        return {"role": "assistant", "content": answer}
 
     def _call(self, query: str, number: int) -> dict:
         name = "find" if self._errs("unknown_tool") else "search"

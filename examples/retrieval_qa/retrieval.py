@@ -42,8 +42,8 @@ class Index:
 
     def search(self, query: str, count: int) -> list[str]:
         """The passages nearest to a query, nearest first."""
-        _, found = self._vectors.search(vector(query), min(count, len(self.passages)))
-        return [self.passages[at] for at in found[0]]
+        _, actual = self._vectors.search(vector(query), min(count, len(self.passages)))
+        return [self.passages[at] for at in actual[0]]
 
 
 @functools.cache
@@ -78,10 +78,10 @@ def _minilm() -> Embed:
 
     def embed(texts: list[str]) -> np.ndarray:
         encoded = tokenizer.encode_batch(texts)
-        ids = np.array([one.ids for one in encoded])
-        mask = np.array([one.attention_mask for one in encoded])
+        ids = np.array([item.ids for item in encoded])
+        mask = np.array([item.attention_mask for item in encoded])
         inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        (hidden,) = model.run(None, {one.name: inputs[one.name] for one in model.get_inputs()})
+        (hidden,) = model.run(None, {item.name: inputs[item.name] for item in model.get_inputs()})
         vectors = (hidden * mask[:, :, None]).sum(1).astype(np.float32)  # the mean, but for its length
         faiss.normalize_L2(vectors)
         return vectors
@@ -113,8 +113,8 @@ def _make(path: Path, passages: list[str]) -> None:
     vectors: list[np.ndarray | None] = [None] * len(passages)
     for first in range(0, len(order), BATCH):
         places = order[first : first + BATCH]
-        for at, made in zip(places, embedding()([passages[at] for at in places]), strict=True):
-            vectors[at] = made
+        for at, built in zip(places, embedding()([passages[at] for at in places]), strict=True):
+            vectors[at] = built
     index = faiss.IndexFlatIP(len(vectors[0]))
     index.add(np.stack(vectors))
     unfinished = path.with_suffix(f".{os.getpid()}")

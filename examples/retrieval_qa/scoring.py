@@ -14,22 +14,22 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def reward(said: str, answers: Iterable[str]) -> float:
+def reward(text: str, answers: Iterable[str]) -> float:
     """Between 0 and 1. Only what stands in the last ``<answer>`` counts; the form is one of them, and not empty."""
-    found = [inside.strip() for inside in ANSWER.findall(said)]
-    if not found:
+    results = [inside.strip() for inside in ANSWER.findall(text)]
+    if not results:
         return 0.0
-    form = len(found) == 1 and found[0] != ""
-    return CORRECT * max(f1(found[-1], answer) for answer in answers) + FORM * form
+    form = len(results) == 1 and results[0] != ""
+    return CORRECT * max(f1(results[-1], answer) for answer in answers) + FORM * form
 
 
-def f1(said: str, answer: str) -> float:
+def f1(text: str, answer: str) -> float:
     """Harmonic mean of precision and recall of words."""
-    found, wanted = words(said), words(answer)
-    if not found or not wanted:
-        return float(found == wanted)
-    common = sum((Counter(found) & Counter(wanted)).values())
-    return 2 * common / (len(found) + len(wanted))
+    actual, wanted = words(text), words(answer)
+    if not actual or not wanted:
+        return float(actual == wanted)
+    common = sum((Counter(actual) & Counter(wanted)).values())
+    return 2 * common / (len(actual) + len(wanted))
 
 
 def words(text: str) -> list[str]:

@@ -86,7 +86,7 @@ def facts(rng: random.Random) -> list[Fact]:
     known += [(town, "mayor", mayor) for town, mayor in zip(TOWNS, rng.sample(people, len(TOWNS)), strict=True)]
     known += [(town, "province", rng.choice(PROVINCES)) for town in TOWNS]
     known += [(town, "river", rng.choice(RIVERS)) for town in TOWNS]
-    return [Fact(number, *one) for number, one in enumerate(known)]
+    return [Fact(number, *item) for number, item in enumerate(known)]
 
 
 def records(known: list[Fact], rng: random.Random) -> Iterator[list[dict]]:
@@ -102,18 +102,18 @@ def records(known: list[Fact], rng: random.Random) -> Iterator[list[dict]]:
 def record(first: Fact, second: Fact, known: list[Fact], rng: random.Random) -> dict:
     """A question in MuSiQue's format, with its two steps and the paragraphs they rest on."""
     others = rng.sample([fact for fact in known if fact not in (first, second)], PARAGRAPHS - 2)
-    shown = rng.sample([first, second, *others], PARAGRAPHS)
+    sample = rng.sample([first, second, *others], PARAGRAPHS)
     steps = ((first, f"{first.relation} of {first.about}"), (second, f"{second.relation} of #1"))
     who = "Who" if second.relation == "mayor" else "What"
     return {
         "id": f"2hop__{first.number}_{second.number}",
         "paragraphs": [
-            {"idx": at, **fact.paragraph, "is_supporting": fact in (first, second)} for at, fact in enumerate(shown)
+            {"idx": at, **fact.paragraph, "is_supporting": fact in (first, second)} for at, fact in enumerate(sample)
         ],
         "question": f"{who} is the {second.relation} of the {first.relation} of {first.about}?",
         "question_decomposition": [
-            {"id": fact.number, "question": asked, "answer": fact.value, "paragraph_support_idx": shown.index(fact)}
-            for fact, asked in steps
+            {"id": fact.number, "question": request, "answer": fact.value, "paragraph_support_idx": sample.index(fact)}
+            for fact, request in steps
         ],
         "answer": second.value,
         "answer_aliases": [],
@@ -134,5 +134,5 @@ def make(folder: Path, train: int, heldout: int, seed: int) -> None:
         if len(parts[name]) < count:
             raise SystemExit(f"there are {len(parts[name])} questions left for {name}; asked for {count}")
         chosen = rng.sample(parts[name], count)
-        lines = "".join(json.dumps(one) + "\n" for one in chosen)
+        lines = "".join(json.dumps(item) + "\n" for item in chosen)
         (folder / f"musique_ans_v1.0_{name}.jsonl").write_text(lines, encoding="utf-8")

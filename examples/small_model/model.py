@@ -66,7 +66,7 @@ def conversation(line: str) -> dict:
 def make_tokenizer(conversations: Iterable[Told], vocabulary: int, context: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE trained on the conversations, so that their boilerplate is short."""
     marks = re.compile("|".join(map(re.escape, (*ROLES, END, CALL, CALLED))))
-    texts = (said for told in conversations for part, _ in told for said in marks.split(part))
+    texts = (text for reported in conversations for part, _ in reported for text in marks.split(part))
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(WORDS), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
@@ -110,25 +110,25 @@ def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, con
     return LlamaForCausalLM(config)
 
 
-def parts(tokenizer: PreTrainedTokenizerFast, one: dict) -> Told:
+def parts(tokenizer: PreTrainedTokenizerFast, item: dict) -> Told:
     """A conversation in its parts, up to the last the assistant says; of the tokenizer only the template counts."""
-    messages, tools, done, told = one["messages"], one.get("tools"), "", []
+    messages, tools, done, reported = item["messages"], item.get("tools"), "", []
     for at, message in enumerate(messages):
         if message["role"] == "assistant":
-            asked = tokenizer.apply_chat_template(
+            template = tokenizer.apply_chat_template(
                 messages[:at], tools=tools, tokenize=False, add_generation_prompt=True
             )
             whole = tokenizer.apply_chat_template(messages[: at + 1], tools=tools, tokenize=False)
-            told += [(asked.removeprefix(done), False), (whole.removeprefix(asked), True)]
+            reported += [(template.removeprefix(done), False), (whole.removeprefix(template), True)]
             done = whole
-    return told
+    return reported
 
 
-def encoded(tokenizer: PreTrainedTokenizerFast, told: Told) -> Row:
+def encoded(tokenizer: PreTrainedTokenizerFast, reported: Told) -> Row:
     """Its tokens."""
     return [
         (token, 1.0 if learned else PROMPT)
-        for text, learned in told
+        for text, learned in reported
         for token in tokenizer(text, add_special_tokens=False).input_ids
     ]
 
@@ -189,8 +189,8 @@ def train(model: LlamaForCausalLM, lots: list[list[Row]], steps: list[int], size
     last = sum(steps)
     stepping = optimizers(model)
     schedules = [
-        torch.optim.lr_scheduler.OneCycleLR(one, one.defaults["lr"], last, pct_start=0.1, cycle_momentum=False)
-        for one in stepping
+        torch.optim.lr_scheduler.OneCycleLR(item, item.defaults["lr"], last, pct_start=0.1, cycle_momentum=False)
+        for item in stepping
     ]
     loss, started = torch.zeros(()), time.monotonic()
     model.train()
@@ -204,11 +204,11 @@ def train(model: LlamaForCausalLM, lots: list[list[Row]], steps: list[int], size
         model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for one in (*stepping, *schedules):
-            one.step()
+        for item in (*stepping, *schedules):
+            item.step()
         if step % 50 == 0 or step == last:
-            said = f"step {step}/{last}, loss {loss.item():.3f}, {time.monotonic() - started:.0f} s"
-            print(f"warm start: {said}", file=sys.stderr, flush=True)
+            text = f"step {step}/{last}, loss {loss.item():.3f}, {time.monotonic() - started:.0f} s"
+            print(f"warm start: {text}", file=sys.stderr, flush=True)
     return float(loss.item())
 
 
@@ -235,7 +235,7 @@ def main() -> None:
     tokenizer = make_tokenizer(chain.from_iterable(lots), options.vocabulary, options.context)
     model = make_model(tokenizer, options.hidden, options.layers, options.context)
     tokenizer.save_pretrained(options.out)
-    rows = [[encoded(tokenizer, told) for told in lot] for lot in lots]
+    rows = [[encoded(tokenizer, reported) for reported in lot] for lot in lots]
     train(model, rows, options.steps, options.batch, random.Random(options.seed))
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True

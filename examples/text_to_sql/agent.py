@@ -26,7 +26,7 @@ MAX_VERDICT = 120
 FENCED = re.compile(r"```(?:sql\w*)?\s*(.*?)(?:```|$)", re.DOTALL | re.IGNORECASE)
 YES = re.compile(r"\W*yes\b", re.IGNORECASE)
 
-SILENCE = RunnableLambda(lambda asked: AIMessage(""))
+SILENCE = RunnableLambda(lambda request: AIMessage(""))
 """Stands for an answer that LangChain cannot read, such as a tool call whose arguments have no names."""
 
 
@@ -43,8 +43,8 @@ class State(TypedDict, total=False):
 
 def role(name: str, prompt: str, max_tokens: int) -> Runnable:
     model = ChatOpenAI(model=f"{MODEL}:{name}" if MODEL == "policy" else MODEL, max_tokens=max_tokens)
-    answered = model.with_fallbacks([SILENCE], exceptions_to_handle=(ValidationError,))
-    return ChatPromptTemplate.from_template(prompt) | answered | StrOutputParser()
+    fallbacks = model.with_fallbacks([SILENCE], exceptions_to_handle=(ValidationError,))
+    return ChatPromptTemplate.from_template(prompt) | fallbacks | StrOutputParser()
 
 
 writer = role("writer", prompts.WRITER, max_tokens=256)
@@ -57,8 +57,8 @@ def write(state: State) -> State:
 
 
 def execute(state: State) -> State:
-    rows, said = outcome(state["database"], state["query"])
-    return {"rows": rows, "outcome": said}
+    rows, text = outcome(state["database"], state["query"])
+    return {"rows": rows, "outcome": text}
 
 
 def check(state: State) -> State:
@@ -77,10 +77,10 @@ def after_check(state: State) -> Literal["rewriter", "__end__"]:
     return END if YES.match(state["verdict"]) else "rewriter"
 
 
-def query_in(said: str) -> str:
+def query_in(text: str) -> str:
     """The query in an answer, with or without a Markdown fence around it."""
-    fenced = FENCED.search(said)
-    return (fenced[1] if fenced else said).strip().rstrip(";")
+    fenced = FENCED.search(text)
+    return (fenced[1] if fenced else text).strip().rstrip(";")
 
 
 builder = StateGraph(State)

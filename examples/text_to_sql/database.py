@@ -67,9 +67,9 @@ def schema(database: str | Path) -> str:
         return "\n".join(_table(connection, name) for (name,) in names if not name.startswith("sqlite_"))
 
 
-def same_result(gold: str, expected: Rows, found: Rows) -> bool:
+def same_result(gold: str, expected: Rows, rows: Rows) -> bool:
     """Whether two results are equal: row by row where the gold query orders its rows, else in any order."""
-    return expected == found if orders_rows(gold) else Counter(expected) == Counter(found)
+    return expected == rows if orders_rows(gold) else Counter(expected) == Counter(rows)
 
 
 def orders_rows(query: str) -> bool:

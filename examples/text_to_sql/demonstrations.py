@@ -23,15 +23,15 @@ def conversations(task: dict, rng: random.Random, habit: float = HABIT) -> Itera
     """One problem as the agent goes about it, call by call; so many queries have the beginner's mistake."""
     about = {"question": task["question"], "schema": schema(task["database"])}
     query = written(task, rng, habit)
-    yield said(prompts.WRITER.format(**about), query)
+    yield conversation(prompts.WRITER.format(**about), query)
     for _ in range(2):
         about |= {"query": query, "outcome": outcome(task["database"], query)[1]}
         verdict = "yes" if policy.is_right(task, query) != (rng.random() < MISJUDGED) else "no"
-        yield said(prompts.CHECKER.format(**about), verdict)
+        yield conversation(prompts.CHECKER.format(**about), verdict)
         if verdict == "yes":
             return
         query = written(task, rng, habit)
-        yield said(prompts.REWRITER.format(**about, verdict=verdict), query)
+        yield conversation(prompts.REWRITER.format(**about, verdict=verdict), query)
 
 
 def written(task: dict, rng: random.Random, habit: float) -> str:
@@ -39,7 +39,7 @@ def written(task: dict, rng: random.Random, habit: float) -> str:
     return policy.habit(task) if rng.random() < habit else task["gold"]
 
 
-def said(prompt: str, answer: str) -> list[dict]:
+def conversation(prompt: str, answer: str) -> list[dict]:
     return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
 
 
@@ -53,8 +53,8 @@ def main() -> None:
     options = parser.parse_args()
     rng = random.Random(options.seed)
     tasks = [json.loads(line)["input"] for line in options.tasks.read_text().splitlines()] * options.times
-    told = (messages for task in tasks for messages in conversations(task, rng, options.flawed * HABIT))
-    options.out.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in told))
+    reported = (messages for task in tasks for messages in conversations(task, rng, options.flawed * HABIT))
+    options.out.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in reported))
 
 
 if __name__ == "__main__":

@@ -38,24 +38,24 @@ class Policy:
     def answer(self, messages: list[dict]) -> dict:
         """The assistant's message to a request's messages."""
         for role, pattern in ROLES.items():
-            if asked := pattern.fullmatch(messages[-1]["content"]):
-                task = self._tasks[asked["question"]]
+            if match := pattern.fullmatch(messages[-1]["content"]):
+                task = self._tasks[match["question"]]
                 errs = self._rng.random() < self._flaws.get(role, 0.0)
                 if role == "checker":
-                    said = "no" if is_right(task, asked["query"]) == errs else "yes"
+                    text = "no" if is_right(task, match["query"]) == errs else "yes"
                 else:
-                    said = flawed(task, self._rng) if errs else task["gold"]
-                return {"role": "assistant", "content": said}
+                    text = flawed(task, self._rng) if errs else task["gold"]
+                return {"role": "assistant", "content": text}
         raise ValueError(f"no role is asked like this: {messages[-1]['content']}")
 
 
 def is_right(task: dict, query: str) -> bool:
     """Whether a query gives what the gold query gives."""
     try:
-        found = run_query(task["database"], query)
+        actual = run_query(task["database"], query)
     except QueryFailed:
         return False
-    return same_result(task["gold"], run_query(task["database"], task["gold"]), found)
+    return same_result(task["gold"], run_query(task["database"], task["gold"]), actual)
 
 
 def flawed(task: dict, rng: random.Random) -> str:
@@ -109,6 +109,6 @@ def _swapped(query: str) -> list[str]:
 def _cut(query: str) -> Iterator[str]:
     """The query up to one of its clauses."""
     for clause in CLAUSES:
-        kept, found, _ = query.partition(f" {clause} ")
-        if found:
+        kept, actual, _ = query.partition(f" {clause} ")
+        if actual:
             yield kept

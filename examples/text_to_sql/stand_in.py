@@ -89,40 +89,40 @@ def databases() -> dict[str, Table]:
 def selections(table: Table) -> Iterator[tuple[str, str]]:
     for word, value in conditions(table):
         for wanted in [column for column in table.columns if column != word]:
-            asked = f"What is the {wanted} of each {table.name} whose {word} is '{value}'?"
-            yield asked, f"SELECT {wanted} FROM {table.name} WHERE {word} = '{value}'"
+            text = f"What is the {wanted} of each {table.name} whose {word} is '{value}'?"
+            yield text, f"SELECT {wanted} FROM {table.name} WHERE {word} = '{value}'"
 
 
 def comparisons(table: Table) -> Iterator[tuple[str, str]]:
     for number, values in table.numbers.items():
         for value in values[:: len(values) // 6]:
-            for said, sign in (("over", ">"), ("under", "<")):
-                asked = f"What is the {table.label} of each {table.name} with {number} {said} {value}?"
-                yield asked, f"SELECT {table.label} FROM {table.name} WHERE {number} {sign} {value}"
+            for text, sign in (("over", ">"), ("under", "<")):
+                request = f"What is the {table.label} of each {table.name} with {number} {text} {value}?"
+                yield request, f"SELECT {table.label} FROM {table.name} WHERE {number} {sign} {value}"
 
 
 def counts(table: Table) -> Iterator[tuple[str, str]]:
     for word, value in conditions(table):
-        asked = f"How many {table.name}s have {word} '{value}'?"
-        yield asked, f"SELECT count(*) FROM {table.name} WHERE {word} = '{value}'"
+        text = f"How many {table.name}s have {word} '{value}'?"
+        yield text, f"SELECT count(*) FROM {table.name} WHERE {word} = '{value}'"
 
 
 def extremes(table: Table) -> Iterator[tuple[str, str]]:
     for number in table.numbers:
-        for said, function in (("highest", "max"), ("lowest", "min"), ("average", "avg")):
-            asked, query = f"What is the {said} {number} of", f"SELECT {function}({number}) FROM {table.name}"
-            yield f"{asked} all {table.name}s?", query
+        for text, function in (("highest", "max"), ("lowest", "min"), ("average", "avg")):
+            request, query = f"What is the {text} {number} of", f"SELECT {function}({number}) FROM {table.name}"
+            yield f"{request} all {table.name}s?", query
             for word, value in conditions(table):
-                yield f"{asked} {table.name}s whose {word} is '{value}'?", f"{query} WHERE {word} = '{value}'"
+                yield f"{request} {table.name}s whose {word} is '{value}'?", f"{query} WHERE {word} = '{value}'"
 
 
 def rankings(table: Table) -> Iterator[tuple[str, str]]:
     for number in table.numbers:
-        for said, order in (("highest", "DESC"), ("lowest", "ASC")):
+        for text, order in (("highest", "DESC"), ("lowest", "ASC")):
             for count in range(1, 6):
                 them = table.name if count == 1 else f"{count} {table.name}s"
-                asked = f"What is the {table.label} of the {them} with the {said} {number}?"
-                yield asked, f"SELECT {table.label} FROM {table.name} ORDER BY {number} {order} LIMIT {count}"
+                request = f"What is the {table.label} of the {them} with the {text} {number}?"
+                yield request, f"SELECT {table.label} FROM {table.name} ORDER BY {number} {order} LIMIT {count}"
 
 
 def groups(table: Table) -> Iterator[tuple[str, str]]:
@@ -132,9 +132,9 @@ def groups(table: Table) -> Iterator[tuple[str, str]]:
             f"SELECT {word}, count(*) FROM {table.name} GROUP BY {word}",
         )
         for number in table.numbers:
-            for said, function in (("highest", "max"), ("lowest", "min"), ("average", "avg")):
-                asked = f"What is the {said} {number} of {table.name}s for each {word}?"
-                yield asked, f"SELECT {word}, {function}({number}) FROM {table.name} GROUP BY {word}"
+            for text, function in (("highest", "max"), ("lowest", "min"), ("average", "avg")):
+                request = f"What is the {text} {number} of {table.name}s for each {word}?"
+                yield request, f"SELECT {word}, {function}({number}) FROM {table.name} GROUP BY {word}"
 
 
 def joins(table: Table) -> Iterator[tuple[str, str]]:
@@ -144,10 +144,10 @@ def joins(table: Table) -> Iterator[tuple[str, str]]:
     both = f"{table.name} JOIN {parent.name} ON {table.link}"
     for word, value in [*conditions(parent), *((parent.label, label) for label in parent.labels)]:
         where = f"WHERE {parent.name}.{word} = '{value}'"
-        asked = f"What is the {table.label} of each {table.name} whose {parent.name} has {word} '{value}'?"
-        yield asked, f"SELECT {table.name}.{table.label} FROM {both} {where}"
-        asked = f"How many {table.name}s are there whose {parent.name} has {word} '{value}'?"
-        yield asked, f"SELECT count(*) FROM {both} {where}"
+        text = f"What is the {table.label} of each {table.name} whose {parent.name} has {word} '{value}'?"
+        yield text, f"SELECT {table.name}.{table.label} FROM {both} {where}"
+        text = f"How many {table.name}s are there whose {parent.name} has {word} '{value}'?"
+        yield text, f"SELECT count(*) FROM {both} {where}"
 
 
 KINDS = (selections, comparisons, counts, extremes, rankings, groups, joins)
@@ -181,12 +181,12 @@ def records(directory: Path, rng: random.Random) -> list[dict]:
     kinds: list[list[dict]] = [[] for _ in KINDS]
     for db_id, child in databases().items():
         path = directory / "database" / db_id / f"{db_id}.sqlite"
-        for asked, kind in zip(kinds, KINDS, strict=True):
+        for request, kind in zip(kinds, KINDS, strict=True):
             for question, query in chain(kind(child.parent), kind(child)):
                 if any(value for row in run_query(path, query) for value in row):
-                    asked.append({"db_id": db_id, "question": question, "query": query})
-    for asked in kinds:
-        rng.shuffle(asked)
+                    request.append({"db_id": db_id, "question": question, "query": query})
+    for request in kinds:
+        rng.shuffle(request)
     return [record for turn in zip_longest(*kinds) for record in turn if record is not None]
 
 
@@ -198,10 +198,10 @@ def make(directory: Path, train: int, heldout: int, seed: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         fill(path, child, rng)
-    found = records(directory, rng)
-    if train + heldout > len(found):
-        raise SystemExit(f"there are {len(found)} questions; asked for {train + heldout}")
-    chosen = found[: train + heldout]
+    actual = records(directory, rng)
+    if train + heldout > len(actual):
+        raise SystemExit(f"there are {len(actual)} questions; asked for {train + heldout}")
+    chosen = actual[: train + heldout]
     rng.shuffle(chosen)
     for name, part in (("train_spider", chosen[:train]), ("dev", chosen[train:])):
         (directory / f"{name}.json").write_text(json.dumps(part, indent=1), encoding="utf-8")

@@ -32,27 +32,27 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=sorted(SCENARIOS), default=list(SCENARIOS))
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--keep", type=Path, help="directory for logs and data; default: a temporary one")
-    given = parser.parse_args()
+    args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    print(f"seed {given.seed}", flush=True)
-    report = Report(given.seed)
+    print(f"seed {args.seed}", flush=True)
+    report = Report(args.seed)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
-        for name in given.only:
-            place = (given.keep or Path(directory)) / name
+        for name in args.only:
+            place = (args.keep or Path(directory)) / name
             prepare(place)
-            asyncio.run(SCENARIOS[name](place, report, random.Random(given.seed), given.kills, given.rollouts))
+            asyncio.run(SCENARIOS[name](place, report, random.Random(args.seed), args.kills, args.rollouts))
             print(f"[{time.monotonic() - started:.0f} s] {name}: {report.verdicts[name]}", flush=True)
     print(report.table(), flush=True)
-    whole = given.only == list(SCENARIOS)
-    command = f"make chaos SEED={given.seed}" + ("" if whole else f' ONLY="{" ".join(given.only)}"')
+    whole = args.only == list(SCENARIOS)
+    command = f"make chaos SEED={args.seed}" + ("" if whole else f' ONLY="{" ".join(args.only)}"')
     # Scenarios that were not run keep what was measured last.
-    known = json.loads(given.out.read_text()) if given.out.exists() else {}
-    found = {name: one for name, one in {**known, **report.as_dict(command)}.items() if name in SCENARIOS}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(found, indent=2) + "\n")
-    if given.out == RESULTS:
-        PAGE.write_text(filled(PAGE.read_text(), markdown(found, SCENARIOS)))
+    known = json.loads(args.out.read_text()) if args.out.exists() else {}
+    by_name = {name: item for name, item in {**known, **report.as_dict(command)}.items() if name in SCENARIOS}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(by_name, indent=2) + "\n")
+    if args.out == RESULTS:
+        PAGE.write_text(filled(PAGE.read_text(), markdown(by_name, SCENARIOS)))
     raise SystemExit(0 if report.good else 1)
 
 

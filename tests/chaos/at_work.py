@@ -30,8 +30,8 @@ def steps_for(rollouts: int) -> int:
 class Memory:
     """Resident memory of each process, looked at each second."""
 
-    def __init__(self, made: World) -> None:
-        self._world = made
+    def __init__(self, system: World) -> None:
+        self._world = system
         self.seen: dict[str, list[float]] = {}
 
     @asynccontextmanager
@@ -54,8 +54,8 @@ class Memory:
 class Busy:
     """Evaluation tasks beside the learner's, so that there is always work; `rollouts` is what was published."""
 
-    def __init__(self, made: World) -> None:
-        self._world = made
+    def __init__(self, system: World) -> None:
+        self._world = system
         self.rollouts: list[str] = []
 
     @asynccontextmanager
@@ -89,13 +89,16 @@ async def at_work(
     ``evaluate``: evaluation tasks are published beside the learner's.
     """
     log = Log()
-    async with world(place, steps=steps, token_seconds=token_seconds, **more) as made, Memory(made).watched() as memory:
-        busy = Busy(made)
+    async with (
+        world(place, steps=steps, token_seconds=token_seconds, **more) as system,
+        Memory(system).watched() as memory,
+    ):
+        busy = Busy(system)
         async with busy.kept() if evaluate else nullcontext():
-            await made.tap.rollouts(WARM_UP)
-            yield made, log
-        await made.finished(FINISH_SECONDS)
-        report.add(name, log, await judge(made, busy.rollouts, made.vocabulary), memory.seen)
+            await system.tap.rollouts(WARM_UP)
+            yield system, log
+        await system.finished(FINISH_SECONDS)
+        report.add(name, log, await judge(system, busy.rollouts, system.vocabulary), memory.seen)
 
 
 @contextmanager

@@ -167,9 +167,9 @@ async def corrupt_blobs(world: World, log: Log) -> None:
     """Bytes that are not those of their manifest: refused by digest, reported, fetched again once they are right."""
     assert world.learner is not None
     await world.learner  # from here on the versions are ours
-    found = await world.bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
-    assert found is not None
-    last, sequence = found
+    actual = await world.bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
+    assert actual is not None
+    last, sequence = actual
     whole = last.chain[0].blob if last.chain else last.blobs[0]
     path = world.directory / "good"
     await world.bus.object_store.get(whole, path)

@@ -31,11 +31,11 @@ class Verdict:
         return not (self.lost or self.duplicated or self.wrong)
 
     def __str__(self) -> str:
-        said = [f"{name}: {one}" for name in ("lost", "duplicated", "wrong") for one in getattr(self, name)[:SHOWN]]
-        return "; ".join(said) or "nothing lost, nothing twice"
+        texts = [f"{name}: {item}" for name in ("lost", "duplicated", "wrong") for item in getattr(self, name)[:SHOWN]]
+        return "; ".join(texts) or "nothing lost, nothing twice"
 
 
-async def judge(world: World, asked: Iterable[str], vocabulary: int) -> Verdict:
+async def judge(world: World, request: Iterable[str], vocabulary: int) -> Verdict:
     """Compare everything; ``asked`` are the rollouts the harness published itself.
 
     Where the bus lost acknowledged data, what is missing counts as lost with it; all that is there must still be right.
@@ -45,7 +45,7 @@ async def judge(world: World, asked: Iterable[str], vocabulary: int) -> Verdict:
     def rows(statement: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in sql.query(statement).result_rows]
 
-    _rollouts(verdict, tap, {*asked}, rows("SELECT rollout_id, execution_id, outcome FROM rollouts"))
+    _rollouts(verdict, tap, {*request}, rows("SELECT rollout_id, execution_id, outcome FROM rollouts"))
     _attempts(verdict, tap, rows("SELECT execution_id, count() FROM attempts GROUP BY execution_id"))
     _spans(verdict, tap, rows("SELECT rollout_id, execution_id, span_id, count() FROM spans GROUP BY ALL"))
     _training(
@@ -65,44 +65,44 @@ async def judge(world: World, asked: Iterable[str], vocabulary: int) -> Verdict:
         verdict.counts["lost with the bus"] = len(verdict.lost)
         verdict.lost, verdict.wrong = [], [sentence for sentence in verdict.wrong if "by the rule" not in sentence]
         return verdict
-    told = (
-        "SELECT a.execution_id, any(a.num_spans) AS told, countIf(s.name NOT LIKE 'train %') AS found "
+    reported = (
+        "SELECT a.execution_id, any(a.num_spans) AS sent, countIf(s.name NOT LIKE 'train %') AS stored "
         "FROM attempts AS a "
-        "INNER JOIN spans AS s ON a.execution_id = s.execution_id GROUP BY a.execution_id HAVING told != found"
+        "INNER JOIN spans AS s ON a.execution_id = s.execution_id GROUP BY a.execution_id HAVING sent != stored"
     )
-    verdict.wrong += [f"execution {one} had {said} spans, stored are {found}" for one, said, found in rows(told)]
+    verdict.wrong += [f"execution {id} had {sent} spans, stored are {stored}" for id, sent, stored in rows(reported)]
     await _versions(verdict, world.bus)
     return verdict
 
 
-def _rollouts(verdict: Verdict, tap: Tap, asked: set[str], stored: list[tuple[Any, ...]]) -> None:
-    wanted = tap.published | asked
-    heard = tap.rollout_of()
-    found = {rollout: execution for rollout, execution, _ in stored}
-    verdict.counts |= {"rollouts": len(wanted), "ended": len(found)}
-    verdict.lost += [f"rollout {rollout} never ended" for rollout in sorted(wanted - found.keys())]
-    verdict.duplicated += [f"{len(stored) - len(found)} rollouts stand twice"] * (len(stored) != len(found))
+def _rollouts(verdict: Verdict, tap: Tap, request: set[str], stored: list[tuple[Any, ...]]) -> None:
+    wanted = tap.published | request
+    of_rollout = tap.rollout_of()
+    by_name = {rollout: execution for rollout, execution, _ in stored}
+    verdict.counts |= {"rollouts": len(wanted), "ended": len(by_name)}
+    verdict.lost += [f"rollout {rollout} never ended" for rollout in sorted(wanted - by_name.keys())]
+    verdict.duplicated += [f"{len(stored) - len(by_name)} rollouts stand twice"] * (len(stored) != len(by_name))
     verdict.wrong += [
-        f"rollout {rollout} is {execution} in the store, and {heard[rollout].execution} by the rule"
-        for rollout, execution in found.items()
-        if rollout in heard and heard[rollout].execution != execution
+        f"rollout {rollout} is {execution} in the store, and {of_rollout[rollout].execution} by the rule"
+        for rollout, execution in by_name.items()
+        if rollout in of_rollout and of_rollout[rollout].execution != execution
     ]
     noticed = [end for end in tap.ends if end.agent == "default" and end.outcome in ("agent_error", "timeout")]
     verdict.wrong += [f"the agent of {end.rollout} noticed: {end.outcome}" for end in noticed]
 
 
 def _attempts(verdict: Verdict, tap: Tap, stored: list[tuple[Any, ...]]) -> None:
-    found = dict(stored)
-    verdict.counts["attempts"] = len(found)
-    verdict.lost += [f"the end of {end.execution}" for end in tap.ends if end.execution not in found]
-    verdict.duplicated += [f"attempt {one} stands {count} times" for one, count in found.items() if count > 1]
+    by_key = dict(stored)
+    verdict.counts["attempts"] = len(by_key)
+    verdict.lost += [f"the end of {end.execution}" for end in tap.ends if end.execution not in by_key]
+    verdict.duplicated += [f"attempt {item} stands {count} times" for item, count in by_key.items() if count > 1]
 
 
 def _spans(verdict: Verdict, tap: Tap, stored: list[tuple[Any, ...]]) -> None:
-    found = {(rollout, execution, span): count for rollout, execution, span, count in stored}
-    verdict.counts["spans"] = len(found)
-    verdict.lost += [f"span {span} of {rollout}" for rollout, execution, span in sorted(tap.spans - found.keys())]
-    verdict.duplicated += [f"span {key} stands {count} times" for key, count in found.items() if count > 1]
+    by_name = {(rollout, execution, span): count for rollout, execution, span, count in stored}
+    verdict.counts["spans"] = len(by_name)
+    verdict.lost += [f"span {span} of {rollout}" for rollout, execution, span in sorted(tap.spans - by_name.keys())]
+    verdict.duplicated += [f"span {key} stands {count} times" for key, count in by_name.items() if count > 1]
 
 
 def _training(verdict: Verdict, tap: Tap, uses: list[tuple[Any, ...]]) -> None:
@@ -119,8 +119,8 @@ def _calls(verdict: Verdict, calls: list[tuple[Any, ...]], vocabulary: int) -> N
     verdict.counts["model calls"] = len(calls)
     verdict.counts["of mixed versions"] = sum(len(set(versions)) > 1 for *_, versions in calls)
     for rollout, prompt, response, logprobs, versions in calls:
-        if said := flaw(prompt, response, logprobs, versions, vocabulary):
-            verdict.wrong.append(f"a call of {rollout}: {said}")
+        if text := flaw(prompt, response, logprobs, versions, vocabulary):
+            verdict.wrong.append(f"a call of {rollout}: {text}")
 
 
 async def _versions(verdict: Verdict, bus: Bus) -> None:

@@ -65,8 +65,8 @@ class Proxy:
             writer.transport.abort()
             return
         self._links |= {writer, there_writer}
-        for one, other in ((reader, there_writer), (there_reader, writer)):
-            task = asyncio.create_task(self._move(one, other))
+        for item, other in ((reader, there_writer), (there_reader, writer)):
+            task = asyncio.create_task(self._move(item, other))
             self._moving.add(task)
             task.add_done_callback(self._moving.discard)
 

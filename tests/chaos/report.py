@@ -36,12 +36,12 @@ class Report:
 
     def rows(self) -> list[dict[str, Any]]:
         """One per kind of fault; what was lost or doubled counts for every fault of its scenario."""
-        made = []
+        lines = []
         for scenario, log in self.logs.items():
             verdict = self.verdicts[scenario]
             for fault, seconds in sorted(log.recoveries.items()):
                 cut = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 19
-                made.append(
+                lines.append(
                     {
                         "scenario": scenario,
                         "fault": fault,
@@ -52,7 +52,7 @@ class Report:
                         "recovery_p95_s": round(cut[18], 2),
                     }
                 )
-        return made
+        return lines
 
     def table(self) -> str:
         """For a terminal."""
@@ -83,24 +83,24 @@ class Report:
 BEGIN, END = "<!-- make chaos: begin -->", "<!-- make chaos: end -->"
 
 
-def markdown(found: dict[str, Any], scenarios: Iterable[str]) -> str:
+def markdown(actual: dict[str, Any], scenarios: Iterable[str]) -> str:
     """The table of a result file, as `docs/guarantees.md` shows it: one row per fault, over all scenarios.
 
     ``scenarios`` that have no result yet are named.
     """
-    counts = {name: sum(one["counts"].get(name, 0) for one in found.values()) for name in COUNTED}
+    counts = {name: sum(item["counts"].get(name, 0) for item in actual.values()) for name in COUNTED}
     totals = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    commands = ", ".join(sorted({f"`{one['command']}`" for one in found.values()}))
+    commands = ", ".join(sorted({f"`{item['command']}`" for item in actual.values()}))
     lines = [
         f"{commands} on two cores: {totals}.",
         "",
         "| fault | times | lost | doubled | recovery p50 / p95, s |",
         "|---|---|---|---|---|",
     ]
-    for row in (row for one in found.values() for row in one["faults"]):
+    for row in (row for item in actual.values() for row in item["faults"]):
         recovery = f"{row['recovery_p50_s']:.1f} / {row['recovery_p95_s']:.1f}"
         lines.append(f"| {row['fault']} | {row['injected']} | {row['lost']} | {row['duplicated']} | {recovery} |")
-    if unmeasured := [name for name in scenarios if name not in found]:
+    if unmeasured := [name for name in scenarios if name not in actual]:
         lines += ["", f"Not measured yet: {', '.join(f'`{name}`' for name in unmeasured)}."]
     return "\n".join(lines)
 

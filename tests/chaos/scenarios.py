@@ -28,24 +28,24 @@ SOAK_MIB, SOAK_DESCRIPTORS, SOAK_DISK_KIB = 100.0, 40, 40.0
 
 async def random_kills(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """``kill -9`` over everything."""
-    async with at_work(place, report, "kills", steps_for(rollouts), 0.05) as (made, log):
-        await faults.kills(made, log, rng, kills, rollouts)
+    async with at_work(place, report, "kills", steps_for(rollouts), 0.05) as (system, log):
+        await faults.kills(system, log, rng, kills, rollouts)
 
 
 async def standstills(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """SIGSTOP, and clocks that are wrong."""
-    async with at_work(place, report, "standstills", steps_for(rollouts), 0.1) as (made, log):
+    async with at_work(place, report, "standstills", steps_for(rollouts), 0.1) as (system, log):
         for target, hours in (("runner-0", -1), ("store", 1), ("inference-0", 1), ("learner", -1)):
-            await faults.clock(made, log, target, hours)
-        await faults.stops(made, log)
+            await faults.clock(system, log, target, hours)
+        await faults.stops(system, log)
 
 
 async def bad_network(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """Every link in turn; then ClickHouse that refuses, and streams without room."""
-    async with at_work(place, report, "network", steps_for(rollouts), 0.1, server=True) as (made, log):
-        await faults.links(made, log)
-        await faults.clickhouse_refuses(made, log)
-        waited = await faults.full_streams(made, log)
+    async with at_work(place, report, "network", steps_for(rollouts), 0.1, server=True) as (system, log):
+        await faults.links(system, log)
+        await faults.clickhouse_refuses(system, log)
+        waited = await faults.full_streams(system, log)
         assert any(name.startswith("runner") for name in waited), waited
 
 
@@ -61,9 +61,9 @@ async def cluster(place: Path, report: Report, rng: random.Random, kills: int, r
         for broker in brokers:
             exits.push_async_callback(broker.stop)
         await asyncio.gather(*(broker.start() for broker in brokers))
-        async with at_work(place, report, "cluster", steps_for(rollouts // 4), 0.05, brokers=brokers) as (made, log):
+        async with at_work(place, report, "cluster", steps_for(rollouts // 4), 0.05, brokers=brokers) as (system, log):
             for _ in range(3):
-                await faults.leader(made, log)
+                await faults.leader(system, log)
 
 
 async def storage(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
@@ -74,68 +74,68 @@ async def storage(place: Path, report: Report, rng: random.Random, kills: int, r
             exits.push_async_callback(broker.stop)
             await broker.start()
             async with at_work(place, report, "storage", steps_for(rollouts // 4), 0.1, brokers=[broker]) as (
-                made,
+                system,
                 log,
             ):
                 if disk is not None:
-                    await faults.full_disk(made, log, disk)
-                await faults.corrupt_blobs(made, log)
+                    await faults.full_disk(system, log, disk)
+                await faults.corrupt_blobs(system, log)
 
 
 async def bad_agents(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """Agents that leak, fork, flood, will not end, and speak for others, beside a run that goes on."""
-    async with at_work(place, report, "agents", steps_for(rollouts // 8), 0.05) as (made, log):
+    async with at_work(place, report, "agents", steps_for(rollouts // 8), 0.05) as (system, log):
         for name in faults.NASTY:
-            await faults.bad_agent(made, log, name)
+            await faults.bad_agent(system, log, name)
 
 
 async def checkpoints(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """Several steps between checkpoints, the learner killed amid them, and checkpoints that cannot be read."""
     every = {"checkpoint_interval": 3, "keep_last_checkpoints": 3}
     steps = max(steps_for(rollouts // 4), 9)
-    async with at_work(place, report, "checkpoints", steps, 0.05, learner=every) as (made, log):
+    async with at_work(place, report, "checkpoints", steps, 0.05, learner=every) as (system, log):
         for _ in range(3):
-            await faults.kill(made, log, "learner")
-            await made.tap.steps_made(made.tap.steps + 1)
-        await state_loss.truncated_checkpoint(made, log)
+            await faults.kill(system, log, "learner")
+            await system.tap.steps_made(system.tap.steps + 1)
+        await state_loss.truncated_checkpoint(system, log)
 
 
 async def store_disk(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """A disk without room under the embedded ClickHouse."""
     with small_disk(place / "store", STORE_DISK_MIB) as disk:
-        async with at_work(place, report, "store_disk", steps_for(rollouts // 8), 0.05) as (made, log):
+        async with at_work(place, report, "store_disk", steps_for(rollouts // 8), 0.05) as (system, log):
             if disk is not None:
-                await state_loss.full_store_disk(made, log, disk)
+                await state_loss.full_store_disk(system, log, disk)
 
 
 async def bus_loss(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """The broker rolled back, emptied, and its directory removed: training goes on, and the gap has a name."""
     quick = {"stall_timeout_seconds": STALL_SECONDS}
     steps = max(steps_for(rollouts // 4), BUS_LOSS_STEPS)
-    async with at_work(place, report, "bus_loss", steps, 0.05, evaluate=False, store=quick) as (made, log):
+    async with at_work(place, report, "bus_loss", steps, 0.05, evaluate=False, store=quick) as (system, log):
         for lose in (state_loss.rolled_back_bus, state_loss.emptied_bus, state_loss.removed_bus):
-            await lose(made, log)
+            await lose(system, log)
 
 
 async def absences(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """A learner that is absent or hung, and tasks that no runner can run."""
     quick = {"stall_timeout_seconds": STALL_SECONDS}
     steps = max(steps_for(rollouts // 8), ABSENCE_STEPS)
-    async with at_work(place, report, "absences", steps, 0.05, store=quick) as (made, log):
-        await absence.malformed_tasks(made, log)
-        await absence.absent_learner(made, log)
-        await absence.hung_learner(made, log)
+    async with at_work(place, report, "absences", steps, 0.05, store=quick) as (system, log):
+        await absence.malformed_tasks(system, log)
+        await absence.absent_learner(system, log)
+        await absence.hung_learner(system, log)
 
 
 async def soak(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """20,000 rollouts in one run: nothing is lost, and nothing grows without end."""
     fields = {"run_id": RUN, "agent": "default", "mode": "eval", "deadline": 300.0, "max_attempts": 30}
     problems = [TaskInput(f"soak{number}", {"question": f"what follows {number}?"}) for number in range(SOAK_ROLLOUTS)]
-    async with world(place, steps=SOAK_STEPS, token_seconds=0.0) as made, Resources(made).watched() as resources:
-        await publish_all(made.bus, expand_samples(problems, 1, **fields), timeout=3600, on_done=lambda: None)
-        await made.tap.rollouts(SOAK_ROLLOUTS + SOAK_STEPS * SAMPLES * GROUPS)
-        await made.finished(FINISH_SECONDS)
-        verdict: Verdict = await judge(made, [f"{problem.id}.0" for problem in problems], made.vocabulary)
+    async with world(place, steps=SOAK_STEPS, token_seconds=0.0) as system, Resources(system).watched() as resources:
+        await publish_all(system.bus, expand_samples(problems, 1, **fields), timeout=3600, on_done=lambda: None)
+        await system.tap.rollouts(SOAK_ROLLOUTS + SOAK_STEPS * SAMPLES * GROUPS)
+        await system.finished(FINISH_SECONDS)
+        verdict: Verdict = await judge(system, [f"{problem.id}.0" for problem in problems], system.vocabulary)
         verdict.wrong += find_slopes(resources, SOAK_MIB, SOAK_DESCRIPTORS, SOAK_DISK_KIB)
         log = Log()
         log.note("20,000 rollouts", 0.0)

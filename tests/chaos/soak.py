@@ -47,8 +47,8 @@ class Resources:
 
     def memory(self) -> dict[str, list[float]]:
         """Resident MiB of each process: at the beginning, the most, and at the end."""
-        found = {name: [use.rss_mib for use in uses] for name, uses in self.by_process.items()}
-        return {name: [round(seen[0]), round(max(seen)), round(seen[-1])] for name, seen in found.items()}
+        by_name = {name: [use.rss_mib for use in uses] for name, uses in self.by_process.items()}
+        return {name: [round(seen[0]), round(max(seen)), round(seen[-1])] for name, seen in by_name.items()}
 
     async def _watch(self) -> None:
         while True:

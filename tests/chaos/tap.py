@@ -45,7 +45,7 @@ class Tap:
     ended: dict[str, float] = field(default_factory=dict)
     """Rollouts that have had their last word, and when it was heard."""
     steps: int = 0
-    _heard: set[tuple[str, int]] = field(default_factory=set)
+    _seen: set[tuple[str, int]] = field(default_factory=set)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
@@ -82,31 +82,31 @@ class Tap:
 
     async def resume(self) -> None:
         """Read again from streams that have been made anew."""
-        self._heard.clear()
+        self._seen.clear()
         for consumer in CONSUMERS:
             await self.bus.ensure_consumer(consumer)
 
     async def _listen(self, consumer: ConsumerSpec) -> None:
         async with self.bus.pull(consumer, slots=SLOTS) as puller:
             async for delivery in puller:
-                if (event := (delivery.stream, delivery.sequence)) not in self._heard:
-                    self._heard.add(event)
+                if (event := (delivery.stream, delivery.sequence)) not in self._seen:
+                    self._seen.add(event)
                     self._hear(delivery.event(), delivery.sequence)
                 await delivery.ack()
 
     def rollout_of(self) -> dict[str, End]:
         """Each rollout's attempt by the rule everybody goes by: the first result in stream order, or the first end."""
-        found: dict[str, End] = {}
+        by_name: dict[str, End] = {}
         for end in sorted(self.ends, key=lambda end: end.sequence):
-            before = found.get(end.rollout)
+            before = by_name.get(end.rollout)
             if supersedes(end.resolution, before.resolution if before else None):
-                found[end.rollout] = end
-        return found
+                by_name[end.rollout] = end
+        return by_name
 
     def _hear(self, event: object, sequence: int) -> None:
         if isinstance(event, TaskBatchRecord):
-            self.published |= {one.rollout_id for one in event.tasks}
-            self.spans |= {(one.rollout_id, "", one.span.span_id) for one in event.tasks}
+            self.published |= {task.rollout_id for task in event.tasks}
+            self.spans |= {(task.rollout_id, "", task.span.span_id) for task in event.tasks}
         elif isinstance(event, TrainingStep):
             self.steps = max(self.steps, event.step)
             by_rollout = {use.rollout_id: use.execution_id for use in event.rollouts}

@@ -36,12 +36,12 @@ async def test_nothing_is_lost_or_doubled_by_random_kills(place: Path) -> None:
 
 async def test_nothing_is_lost_or_doubled_when_links_break_and_clickhouse_and_streams_are_full(place: Path) -> None:
     report = Report(SEED)
-    async with at_work(place, report, "network", steps_for(128), 0.1, server=True) as (made, log):
-        for name in set(made.proxies) - {"runner-0", "store", "clickhouse"}:  # `make chaos` breaks them all
-            del made.proxies[name]
-        await faults.links(made, log, ("half_open", "reset"))
-        await faults.clickhouse_refuses(made, log)
-        waited = await faults.full_streams(made, log)
+    async with at_work(place, report, "network", steps_for(128), 0.1, server=True) as (system, log):
+        for name in set(system.proxies) - {"runner-0", "store", "clickhouse"}:  # `make chaos` breaks them all
+            del system.proxies[name]
+        await faults.links(system, log, ("half_open", "reset"))
+        await faults.clickhouse_refuses(system, log)
+        waited = await faults.full_streams(system, log)
     assert report.good, str(report.verdicts["network"])
     assert any(name.startswith("runner") for name in waited), waited
     for name, (_, most, _) in report.memory["network"].items():
@@ -50,10 +50,10 @@ async def test_nothing_is_lost_or_doubled_when_links_break_and_clickhouse_and_st
 
 async def test_nothing_is_lost_or_doubled_when_processes_stand_still_or_have_a_wrong_clock(place: Path) -> None:
     report = Report(SEED)
-    async with at_work(place, report, "standstills", steps_for(256), 0.1) as (made, log):
-        await faults.clock(made, log, "runner-0", -1)
-        await faults.clock(made, log, "learner", 1)
-        await faults.stops(made, log, ["learner", "runner-1", "inference-0"])
+    async with at_work(place, report, "standstills", steps_for(256), 0.1) as (system, log):
+        await faults.clock(system, log, "runner-0", -1)
+        await faults.clock(system, log, "learner", 1)
+        await faults.stops(system, log, ["learner", "runner-1", "inference-0"])
     assert report.good, str(report.verdicts["standstills"])
 
 

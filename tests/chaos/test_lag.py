@@ -30,8 +30,8 @@ async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyon
     place = tmp_path / "world"
     await asyncio.to_thread(prepare, place)
     every = {"weight_sync_interval": PUBLISH_EVERY, "max_staleness": BOUND}
-    async with world(place, steps=STEPS, nodes=1, runners=1, token_seconds=0.03, learner=every) as made:
-        late = Supervisor(RunDirectory(place / "run"), made.nats.url)
+    async with world(place, steps=STEPS, nodes=1, runners=1, token_seconds=0.03, learner=every) as system:
+        late = Supervisor(RunDirectory(place / "run"), system.nats.url)
         try:
             # A node that takes three seconds for each version, while its requests stand still.
             slow = _node(place, "inference-slow", 0.03)
@@ -39,17 +39,17 @@ async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyon
                 update={"vllm_command": [*STAND_IN, "--token-seconds", "0.03", "--load-seconds", "3"]}
             )
             await late.start(ChildSpec("inference-slow", "inference", slow))
-            await _step(made, 2)
-            pid = made.signal("learner", signal.SIGSTOP)
+            await _step(system, 2)
+            pid = system.signal("learner", signal.SIGSTOP)
             assert pid is not None
             await late.start(ChildSpec("runner-late", "runner", _runner("runner-late")))
             await late.start(ChildSpec("inference-late", "inference", _node(place, "inference-late", 0.03)))
-            await _alive(made, {"runner-late", "inference-late"})
-            made.signal("learner", signal.SIGCONT)
-            await made.finished(200)
+            await _alive(system, {"runner-late", "inference-late"})
+            system.signal("learner", signal.SIGCONT)
+            await system.finished(200)
         finally:
             await late.stop_all()
-        sql = made.sql()
+        sql = system.sql()
         steps = dict(sql.query(ENDED, parameters={"run_id": RUN}).result_rows)
         dispatched = [at for _, at in sql.query(DISPATCHED, parameters={"run_id": RUN}).result_rows]
         lags = dict(sql.query(TRAINED, parameters={"run_id": RUN}).result_rows)
@@ -70,13 +70,13 @@ async def test_a_learner_whose_versions_nobody_serves_waits_and_goes_on_when_som
     """It does not dispatch without end what is too old when it comes."""
     place = tmp_path / "world"
     await asyncio.to_thread(prepare, place)
-    async with world(place, steps=3, nodes=1, runners=1, token_seconds=0.01, learner={"max_staleness": 0}) as made:
-        releases = WeightRegistry(made.bus, "policy")
+    async with world(place, steps=3, nodes=1, runners=1, token_seconds=0.01, learner={"max_staleness": 0}) as system:
+        releases = WeightRegistry(system.bus, "policy")
         await releases.append_decision("pinned", 0, who="test")
-        await _says(made, "a node that serves version 1 or a newer one")
+        await _says(system, "a node that serves version 1 or a newer one")
         await releases.append_decision("unpinned", 0, who="test")
-        await made.finished(120)
-        sql = made.sql()
+        await system.finished(120)
+        sql = system.sql()
         ((tasks,),) = sql.query(
             "SELECT uniqExact(task_id) FROM tasks WHERE run_id = {run_id:String}", {"run_id": RUN}
         ).result_rows
@@ -86,18 +86,18 @@ async def test_a_learner_whose_versions_nobody_serves_waits_and_goes_on_when_som
     assert stale >= GROUPS and tasks == (3 + 1) * GROUPS, "one step's worth was too old, and no more was asked for"
 
 
-async def _says(made: World, waits_for: str) -> None:
+async def _says(system: World, waits_for: str) -> None:
     while not any(
-        beat.role == "learner" and beat.status.get("waits for") == waits_for for beat in made.fleet.members()
+        beat.role == "learner" and beat.status.get("waits for") == waits_for for beat in system.fleet.members()
     ):
-        await made.fleet.wait_for_change()
+        await system.fleet.wait_for_change()
 
 
-async def _step(made: World, number: int) -> None:
-    while not any(beat.role == "learner" and beat.status.get("step", 0) >= number for beat in made.fleet.members()):
-        await made.fleet.wait_for_change()
+async def _step(system: World, number: int) -> None:
+    while not any(beat.role == "learner" and beat.status.get("step", 0) >= number for beat in system.fleet.members()):
+        await system.fleet.wait_for_change()
 
 
-async def _alive(made: World, names: set[str]) -> None:
-    while not names <= {beat.id for beat in made.fleet.members() if beat.state in ("running", "ready")}:
-        await made.fleet.wait_for_change()
+async def _alive(system: World, names: set[str]) -> None:
+    while not names <= {beat.id for beat in system.fleet.members() if beat.state in ("running", "ready")}:
+        await system.fleet.wait_for_change()

@@ -12,10 +12,10 @@ pytestmark = pytest.mark.unit
 
 
 def test_the_page_shows_what_was_measured_last() -> None:
-    found = json.loads(RESULTS.read_text())
-    assert found.keys() <= SCENARIOS.keys()
-    for one in found.values():
-        assert one["good"] and not any(row["lost"] or row["duplicated"] for row in one["faults"])
-    assert PAGE.read_text() == filled(PAGE.read_text(), markdown(found, SCENARIOS)), (
+    actual = json.loads(RESULTS.read_text())
+    assert actual.keys() <= SCENARIOS.keys()
+    for item in actual.values():
+        assert item["good"] and not any(row["lost"] or row["duplicated"] for row in item["faults"])
+    assert PAGE.read_text() == filled(PAGE.read_text(), markdown(actual, SCENARIOS)), (
         "run `make chaos`, or undo the edit"
     )

@@ -42,9 +42,9 @@ def flaw(
     """What is wrong with a recorded call; empty if nothing is."""
     if not len(response) == len(logprobs) == len(versions) or not response:
         return f"{len(response)} tokens, {len(logprobs)} log-probabilities, {len(versions)} versions"
-    held = [version_of(value) for value in logprobs]
-    if held != list(versions):
-        return f"labelled {list(versions)}, but sampled by {held}"
+    kept = [version_of(value) for value in logprobs]
+    if kept != list(versions):
+        return f"labelled {list(versions)}, but sampled by {kept}"
     if any(ends(token) for token in response[:-1]):
         return "goes on after its end"
     context = list(prompt)

@@ -46,9 +46,9 @@ class Engine:
         return web.json_response({})
 
     async def meet(self, request: web.Request) -> web.Response:
-        asked = (await request.json())["init_info"]
-        if asked:
-            await asyncio.to_thread(self.receiver.join, self.meeting(**asked), 0)
+        question = (await request.json())["init_info"]
+        if question:
+            await asyncio.to_thread(self.receiver.join, self.meeting(**question), 0)
         return web.json_response({})
 
     def receives(self) -> None:
@@ -65,31 +65,31 @@ class Engine:
             os.kill(os.getpid(), signal.SIGKILL)
 
     async def load(self, request: web.Request) -> web.Response:
-        told = (await request.json())["update_info"]
-        if "paths" not in told:
-            await asyncio.to_thread(self.receiver.receive, told["content"], told["size"], self.received)
+        reported = (await request.json())["update_info"]
+        if "paths" not in reported:
+            await asyncio.to_thread(self.receiver.receive, reported["content"], reported["size"], self.received)
             self.loading = None  # what was sent has no name
             return web.json_response({})
-        path = told["paths"][0]
+        path = reported["paths"][0]
         with safe_open(path, framework="np") as file:
             for name in file.keys():  # noqa: SIM118 - not a dict
                 file.get_tensor(name)
-        found = re.search(r"-(\d+)\.safetensors$", path)
+        match = re.search(r"-(\d+)\.safetensors$", path)
         assert not self.running.is_set(), "weights are loaded while nothing is sampled"
-        self.loading = int(found[1]) if found else -1  # a base
+        self.loading = int(match[1]) if match else -1  # a base
         await asyncio.sleep(self.load_seconds)  # as long as a large model takes
         return web.json_response({})
 
     async def finish(self, request: web.Request) -> web.Response:
-        told = int((await request.json())["weight_version"])
-        self.version = told if self.loading is None else self.loading
+        reported = int((await request.json())["weight_version"])
+        self.version = reported if self.loading is None else self.loading
         return web.json_response({})
 
     async def add(self, request: web.Request) -> web.Response:
-        said = await request.json()
-        with safe_open(Path(said["lora_path"]) / "adapter_model.safetensors", framework="np") as file:
+        body = await request.json()
+        with safe_open(Path(body["lora_path"]) / "adapter_model.safetensors", framework="np") as file:
             assert list(file.keys()), "adapters lie where they are said to"
-        self.adapters[said["lora_name"]] = int(said["lora_name"].partition("@")[2])
+        self.adapters[body["lora_name"]] = int(body["lora_name"].partition("@")[2])
         return web.json_response({})
 
     async def remove(self, request: web.Request) -> web.Response:
@@ -111,8 +111,8 @@ class Engine:
         if adapters is None and "@" in body["model"]:
             return web.json_response({"error": {"message": "no such adapters"}}, status=404)
         chat = request.path.endswith("/chat/completions")
-        asked = json.dumps(body["messages"]) if chat else body["prompt"]
-        prompt = prompt_of(asked, self.vocabulary) if isinstance(asked, str) else asked
+        question = json.dumps(body["messages"]) if chat else body["prompt"]
+        prompt = prompt_of(question, self.vocabulary) if isinstance(question, str) else question
         if isinstance(prompt[0], list):  # several at once: nobody reads these answers
             prompt = prompt[0]
         limit = body.get("max_tokens") or LONGEST
@@ -131,19 +131,19 @@ class Engine:
             await _say(response, _chunk(chat, token, over, logprob(version), prompt if not place else None))
             if over:
                 break
-        made = len(context) - len(prompt)
-        await _say(response, {"choices": [], "usage": {"prompt_tokens": len(prompt), "completion_tokens": made}})
+        num_sampled = len(context) - len(prompt)
+        await _say(response, {"choices": [], "usage": {"prompt_tokens": len(prompt), "completion_tokens": num_sampled}})
         await response.write(b"data: [DONE]\n\n")
         return response
 
 
 def _chunk(chat: bool, token: int, over: str | None, value: float, prompt: list[int] | None) -> dict[str, Any]:
-    said: dict[str, Any] = {"index": 0, "token_ids": [token], "finish_reason": over}
+    fields: dict[str, Any] = {"index": 0, "token_ids": [token], "finish_reason": over}
     if chat:
-        said |= {"delta": {"content": f"{token} "}, "logprobs": {"content": [{"token": "", "logprob": value}]}}
+        fields |= {"delta": {"content": f"{token} "}, "logprobs": {"content": [{"token": "", "logprob": value}]}}
     else:
-        said |= {"text": f"{token} ", "prompt_token_ids": prompt, "logprobs": {"token_logprobs": [value]}}
-    whole: dict[str, Any] = {"id": "c", "model": "policy", "created": 1, "choices": [said]}
+        fields |= {"text": f"{token} ", "prompt_token_ids": prompt, "logprobs": {"token_logprobs": [value]}}
+    whole: dict[str, Any] = {"id": "c", "model": "policy", "created": 1, "choices": [fields]}
     return {**whole, "prompt_token_ids": prompt} if chat else whole
 
 
@@ -160,10 +160,10 @@ async def main() -> None:
     parser.add_argument("--load-seconds", type=float, default=0.0)
     parser.add_argument("--receives", action="store_true")
     parser.add_argument("--dies-amid", action="store_true")
-    given, _ = parser.parse_known_args()
-    engine = Engine(given.model, given.max_model_len, given.token_seconds, given.load_seconds)
-    engine.dies_amid = given.dies_amid
-    if given.receives:
+    fields, _ = parser.parse_known_args()
+    engine = Engine(fields.model, fields.max_model_len, fields.token_seconds, fields.load_seconds)
+    engine.dies_amid = fields.dies_amid
+    if fields.receives:
         engine.receives()
     app = web.Application()
     app.router.add_post("/init_weight_transfer_engine", engine.meet)
@@ -181,7 +181,7 @@ async def main() -> None:
     app.router.add_post("/v1/completions", engine.answer)
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
-    await web.UnixSite(runner, given.uds, backlog=1024).start()
+    await web.UnixSite(runner, fields.uds, backlog=1024).start()
     await asyncio.Event().wait()
 
 

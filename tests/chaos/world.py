@@ -115,8 +115,8 @@ class World:
 
     def _works(self, name: str, since: float) -> bool:
         # Heard, not sent: a process whose clock is wrong works all the same.
-        beat, heard = next((said for (_, id), said in self.fleet._last_seen.items() if id == name), (None, 0.0))
-        return beat is not None and heard > since and beat.state in READY_STATES[beat.role]
+        beat, received = next((text for (_, id), text in self.fleet._last_seen.items() if id == name), (None, 0.0))
+        return beat is not None and received > since and beat.state in READY_STATES[beat.role]
 
     async def _answers(self) -> bool:
         try:
@@ -189,13 +189,15 @@ class World:
 
     def memory(self) -> dict[str, float]:
         """Resident memory of each process now, in MiB."""
-        found = {}
+        by_name = {}
         for target in self.targets:
             try:
-                found[target] = psutil.Process(self.pid(target)).memory_info().rss / 2**20 if self.pid(target) else 0.0
+                by_name[target] = (
+                    psutil.Process(self.pid(target)).memory_info().rss / 2**20 if self.pid(target) else 0.0
+                )
             except psutil.NoSuchProcess:
                 continue
-        return found
+        return by_name
 
 
 @asynccontextmanager
@@ -225,46 +227,46 @@ async def world(
         if not brokers:
             await broker.start()
             exits.push_async_callback(broker.stop)
-        url = ",".join(one.url for one in brokers or [broker])
+        url = ",".join(item.url for item in brokers or [broker])
         bus = await exits.enter_async_context(Bus.connect(url, name="chaos"))
         await bus.provision(len(brokers) or None)
         fleet = await exits.enter_async_context(bus.fleet("*"))
         tap = await exits.enter_async_context(Tap(bus).listening())
-        made = World(directory, steps, bus, fleet, broker, tap, store_settings(directory, store or {}), list(brokers))
+        system = World(directory, steps, bus, fleet, broker, tap, store_settings(directory, store or {}), list(brokers))
         runs = RunDirectory(directory / "run").create()
-        for one in brokers or [broker]:
-            exits.push_async_callback(cancel_and_wait, asyncio.create_task(one.supervise()))
-        for child in children(directory, steps, nodes, runners, token_seconds, learner or {}, made.store):
+        for item in brokers or [broker]:
+            exits.push_async_callback(cancel_and_wait, asyncio.create_task(item.supervise()))
+        for child in children(directory, steps, nodes, runners, token_seconds, learner or {}, system.store):
             proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", broker.port)))
-            made.proxies[child.name] = proxy
+            system.proxies[child.name] = proxy
             reach = url if brokers else f"nats://127.0.0.1:{proxy.port}"
-            made.supervisors[child.name] = supervisor = Supervisor(runs, reach)
+            system.supervisors[child.name] = supervisor = Supervisor(runs, reach)
             exits.push_async_callback(supervisor.stop_all)
             settings = child.settings
             if isinstance(settings, StoreSettings):
-                made.store = settings
+                system.store = settings
                 if server:
-                    settings = await _apart(made, exits, settings)
+                    settings = await _apart(system, exits, settings)
             if isinstance(settings, InferenceSettings):
-                settings = await _behind(made, exits, settings, child.name)
+                settings = await _behind(system, exits, settings, child.name)
             started = time.monotonic()
-            made.children[child.name] = ChildSpec(child.name, child.role, settings)
-            await supervisor.start(made.children[child.name])
+            system.children[child.name] = ChildSpec(child.name, child.role, settings)
+            await supervisor.start(system.children[child.name])
             if child.role == "learner":
-                made.learner = asyncio.create_task(supervisor.wait_finished("learner"))
-                exits.push_async_callback(cancel_and_wait, made.learner)
+                system.learner = asyncio.create_task(supervisor.wait_finished("learner"))
+                exits.push_async_callback(cancel_and_wait, system.learner)
             if child.role == "store":
                 async with asyncio.timeout(90):
-                    await made.working("store", started)
+                    await system.working("store", started)
         try:
-            yield made
+            yield system
         finally:
-            await asyncio.gather(*(other.stop_all() for other in made.others.values()))
+            await asyncio.gather(*(other.stop_all() for other in system.others.values()))
 
 
-async def _apart(made: World, exits: AsyncExitStack, settings: StoreSettings) -> StoreSettings:
+async def _apart(system: World, exits: AsyncExitStack, settings: StoreSettings) -> StoreSettings:
     proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", settings.http_port)))
-    made.proxies["clickhouse"] = proxy
+    system.proxies["clickhouse"] = proxy
     command = [*CLICKHOUSE, str(settings.data_dir), str(settings.http_port)]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     exits.callback(process.kill)
@@ -272,10 +274,10 @@ async def _apart(made: World, exits: AsyncExitStack, settings: StoreSettings) ->
     return settings.model_copy(update={"url": writer_url(settings.data_dir, f"http://127.0.0.1:{proxy.port}")})
 
 
-async def _behind(made: World, exits: AsyncExitStack, settings: InferenceSettings, name: str) -> InferenceSettings:
+async def _behind(system: World, exits: AsyncExitStack, settings: InferenceSettings, name: str) -> InferenceSettings:
     port = free_port()
     proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", port)))
-    made.proxies[f"{name}-gateway"] = proxy
+    system.proxies[f"{name}-gateway"] = proxy
     return settings.model_copy(update={"port": port, "advertise_url": f"http://127.0.0.1:{proxy.port}"})
 
 
@@ -289,16 +291,16 @@ def children(
     store: StoreSettings,
 ) -> list[ChildSpec]:
     """The processes of the run, in the order they start."""
-    made = [ChildSpec("store", "store", store)]
+    specs = [ChildSpec("store", "store", store)]
     for number in range(nodes):
-        made.append(
+        specs.append(
             ChildSpec(f"inference-{number}", "inference", _node(directory, f"inference-{number}", token_seconds))
         )
     for number in range(runners):
-        made.append(ChildSpec(f"runner-{number}", "runner", _runner(f"runner-{number}")))
+        specs.append(ChildSpec(f"runner-{number}", "runner", _runner(f"runner-{number}")))
     if steps:
-        made.append(ChildSpec("learner", "learner", _learner(directory, steps, learner)))
-    return made
+        specs.append(ChildSpec("learner", "learner", _learner(directory, steps, learner)))
+    return specs
 
 
 def store_settings(directory: Path, more: Mapping[str, Any] = MappingProxyType({})) -> StoreSettings:

@@ -136,7 +136,7 @@ def test_what_is_no_arithmetic_is_refused_with_a_reason(expression: str, reason:
 
 
 @pytest.mark.parametrize(
-    ("said", "result", "reward"),
+    ("text", "result", "reward"),
     [
         ("answer: 42", "42", 1.0),
         ("It is done. Answer: 42.", "42", 1.0),

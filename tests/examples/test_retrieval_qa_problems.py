@@ -141,7 +141,7 @@ def test_a_seed_makes_the_same_questions_and_another_makes_others(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("said", "reward"),
+    ("text", "reward"),
     [
         ("<answer>Heves County</answer>", 1.0),
         ("<answer> the Heves county. </answer>", 1.0),
@@ -162,7 +162,7 @@ def test_the_reward_is_f1_and_a_tenth_for_the_form(text: str, reward: float) -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "answer", "f1"),
+    ("text", "answer", "f1"),
     [
         ("The New York Times", "new york times", 1.0),
         ("new new york", "new york new", 1.0),

@@ -37,7 +37,7 @@ LLAMA = LlamaConfig(
 
 
 @pytest.mark.parametrize(
-    ("example", "file", "config", "said"),
+    ("example", "file", "config", "text"),
     [
         ("text_to_sql", "train.yaml", LLAMA, "llama, 28 layers, 3,212.7M parameters"),
         ("math_tools", "train.yaml", QWEN, "qwen2, 28 layers, 1,543.7M parameters"),

@@ -20,14 +20,14 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=1_000_000, help="of all decoders together")
     parser.add_argument("--seed", type=int, default=20261122)
     parser.add_argument("--only", default="", help="decoders whose names hold this")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
-    targets = [target for target in all_targets() if asked.only in target.name]
-    share = asked.inputs / sum(target.weight for target in targets)
+    targets = [target for target in all_targets() if args.only in target.name]
+    share = args.inputs / sum(target.weight for target in targets)
     done: list[Outcome] = []
     print(f"{'decoder':32} {'inputs':>9} {'taken':>6} {'per s':>8} {'slowest':>9} {'memory':>8}")
     for target in targets:
-        outcome = fuzz(target, -int(-share * target.weight // 1), asked.seed)
+        outcome = fuzz(target, -int(-share * target.weight // 1), args.seed)
         done.append(outcome)
         taken = f"{100 * outcome.decoded / outcome.inputs:.0f} %"
         figures = f"{outcome.rate:8,.0f} {outcome.slowest * 1000:6.1f} ms {outcome.grown / 2**20:+5.0f} MiB"
@@ -37,8 +37,8 @@ def main() -> int:
             kept = KEPT / f"{re.sub('[^A-Za-z]+', '-', fault.target)}-{hashlib.sha256(fault.data).hexdigest()[:12]}"
             kept.write_bytes(fault.data)
             print(f"  {fault.why}\n  {kept}", flush=True)
-    inputs, seconds = sum(one.inputs for one in done), sum(one.seconds for one in done)
-    faults = sum(len(one.faults) for one in done)
+    inputs, seconds = sum(entry.inputs for entry in done), sum(entry.seconds for entry in done)
+    faults = sum(len(item.faults) for item in done)
     print(f"{inputs:,} inputs in {seconds:,.0f} s, {inputs / seconds:,.0f} per second: {faults} faults")
     return 1 if faults else 0
 

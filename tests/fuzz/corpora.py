@@ -42,9 +42,9 @@ CALLS = (
 
 def span(number: int, **fields: Any) -> Span:
     """A span of the rollout's trace."""
-    said = {"name": "tool", "attributes": {"gen_ai.operation.name": "execute_tool", attributes.REWARD: 0.5}, **fields}
+    text = {"name": "tool", "attributes": {"gen_ai.operation.name": "execute_tool", attributes.REWARD: 0.5}, **fields}
     times = {"start_ns": START_NS + number * SECOND_NS, "end_ns": START_NS + (number + 1) * SECOND_NS}
-    return Span(trace_id=ids.trace_id("q1.2"), span_id=f"{number:016x}", **times, **said)
+    return Span(trace_id=ids.trace_id("q1.2"), span_id=f"{number:016x}", **times, **text)
 
 
 END = AttemptResult(
@@ -237,8 +237,8 @@ MESSAGES = json_lines(
 
 
 def _choice(token: int, **more: Any) -> dict[str, Any]:
-    said = {"index": 0, "token_ids": [token], "finish_reason": None, "stop_reason": None}
-    return {**said, "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}, **more}
+    fields = {"index": 0, "token_ids": [token], "finish_reason": None, "stop_reason": None}
+    return {**fields, "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}, **more}
 
 
 def _chunk(choice: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -287,16 +287,16 @@ def _traces() -> ExportTraceServiceRequest:
     scope = resource.scope_spans.add()
     scope.scope.name, scope.scope.version = "agent", "1.2"
     for number in range(3):
-        one = scope.spans.add(name="tool", trace_id=b"\1" * 16, span_id=(number + 1).to_bytes(8, "big"), kind=3)
-        one.start_time_unix_nano, one.end_time_unix_nano, one.status.code = START_NS, START_NS + 9, 2
-        one.attributes.add(key=attributes.REWARD).value.double_value = 0.5
-        values = one.attributes.add(key="list").value.array_value.values
+        span = scope.spans.add(name="tool", trace_id=b"\1" * 16, span_id=(number + 1).to_bytes(8, "big"), kind=3)
+        span.start_time_unix_nano, span.end_time_unix_nano, span.status.code = START_NS, START_NS + 9, 2
+        span.attributes.add(key=attributes.REWARD).value.double_value = 0.5
+        values = span.attributes.add(key="list").value.array_value.values
         values.add().int_value, values.add().bytes_value = 3, b"\xff"
-        pair = one.attributes.add(key="map").value.kvlist_value.values.add(key="inner")
+        pair = span.attributes.add(key="map").value.kvlist_value.values.add(key="inner")
         pair.value.bool_value = True
-        event = one.events.add(name=attributes.EVALUATION_EVENT, time_unix_nano=START_NS)
+        event = span.events.add(name=attributes.EVALUATION_EVENT, time_unix_nano=START_NS)
         event.attributes.add(key=attributes.EVALUATION_SCORE).value.int_value = 1
-        one.links.add(trace_id=b"\2" * 16, span_id=b"\3" * 8).attributes.add(key="why").value.string_value = "x"
+        span.links.add(trace_id=b"\2" * 16, span_id=b"\3" * 8).attributes.add(key="why").value.string_value = "x"
     return request
 
 

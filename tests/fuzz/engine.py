@@ -77,12 +77,12 @@ def fuzz(target: Target, inputs: int, seed: int) -> Outcome:
     outcome = Outcome(target.name)
     mutator = Mutator(target.corpus, target.form, f"{seed}:{target.name}")
     assert any(_taken(target, data) for data in target.corpus), f"{target.name} takes nothing, so this proves nothing"
-    began, held = time.perf_counter(), rss_bytes(os.getpid())
+    began, kept = time.perf_counter(), rss_bytes(os.getpid())
     with _impatient():
         while outcome.inputs < inputs and len(outcome.faults) < MOST_FAULTS:
             _feed(target, mutator.next(), outcome)
             if outcome.inputs % LOOK_EVERY == 0:
-                outcome.grown = max(outcome.grown, rss_bytes(os.getpid()) - held)
+                outcome.grown = max(outcome.grown, rss_bytes(os.getpid()) - kept)
                 if outcome.grown > MEMORY_BYTES:
                     outcome.faults.append(Fault(target.name, b"", f"{outcome.grown} bytes of memory more than before"))
                     break
@@ -125,15 +125,15 @@ def _feed(target: Target, data: bytes, outcome: Outcome) -> None:
         if not str(error):
             outcome.faults.append(Fault(target.name, data, f"{type(error).__name__} says nothing"))
     except (Exception, Hang) as error:
-        outcome.faults.append(Fault(target.name, data, _said(error)))
+        outcome.faults.append(Fault(target.name, data, _describe(error)))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         outcome.slowest = max(outcome.slowest, time.perf_counter() - began)
 
 
-def _said(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     last: Any = traceback.extract_tb(error.__traceback__)[-1]
     frames = [
-        f"{one.filename.rpartition('/')[2]}:{one.lineno}" for one in traceback.extract_tb(error.__traceback__)[-4:]
+        f"{item.filename.rpartition('/')[2]}:{item.lineno}" for item in traceback.extract_tb(error.__traceback__)[-4:]
     ]
     return f"{type(error).__name__}: {str(error)[:200]} at {' > '.join(frames)} in {last.name}"

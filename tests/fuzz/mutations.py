@@ -64,15 +64,15 @@ def bytes_changed(random: Random, corpus: Sequence[bytes]) -> bytes:
     return bytes(data[:MOST_BYTES])
 
 
-def _places(value: Any, found: list[tuple[Any, Any]], depth: int = 0) -> list[tuple[Any, Any]]:
+def _places(value: Any, actual: list[tuple[Any, Any]], depth: int = 0) -> list[tuple[Any, Any]]:
     """Every (container, key) there is."""
     if depth > DEEPEST:
-        return found
+        return actual
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
-        found.append((value, key))
-        _places(inner, found, depth + 1)
-    return found
+        actual.append((value, key))
+        _places(inner, actual, depth + 1)
+    return actual
 
 
 def structure_changed(random: Random, value: Any, odd: Sequence[Any]) -> Any:
@@ -85,22 +85,22 @@ def structure_changed(random: Random, value: Any, odd: Sequence[Any]) -> Any:
             continue
         match random.randrange(6):
             case 0 | 1 | 2:
-                holder[key] = _one(random, odd)
+                holder[key] = _pick(random, odd)
             case 3 if holder is not whole:
                 del holder[key]
             case 4:
                 source, at = random.choice(places)
                 holder[key] = copy.deepcopy(source[at])
             case _ if isinstance(holder, dict):
-                holder[random.choice(("", "x", "type", "role", "content", "id", "index"))] = _one(random, odd)
+                holder[random.choice(("", "x", "type", "role", "content", "id", "index"))] = _pick(random, odd)
             case _:
-                holder.append(_one(random, odd))
+                holder.append(_pick(random, odd))
     return whole[0]
 
 
-def _one(random: Random, odd: Sequence[Any]) -> Any:
-    found = random.choice(odd)
-    return found() if callable(found) else found
+def _pick(random: Random, odd: Sequence[Any]) -> Any:
+    choice = random.choice(odd)
+    return choice() if callable(choice) else choice
 
 
 class Mutator:

@@ -106,7 +106,7 @@ def _beat(data: bytes) -> None:
 
 
 def _telemetry() -> Iterator[Target]:
-    for signal, plain, said in (
+    for signal, plain, text in (
         (
             "traces",
             [corpora.TRACES, corpora.EMPTY, corpora.crowded(50)],
@@ -115,7 +115,7 @@ def _telemetry() -> Iterator[Target]:
         ("logs", [corpora.LOGS], corpora.LOGS_IN_JSON),
     ):
         yield Target(f"OTLP {signal}", plain, partial(_otlp, signal, "application/x-protobuf"), (otlp.InvalidOtlp,))
-        yield Target(f"OTLP {signal} in JSON", said, partial(_otlp, signal, otlp.JSON), (otlp.InvalidOtlp,), "json")
+        yield Target(f"OTLP {signal} in JSON", text, partial(_otlp, signal, otlp.JSON), (otlp.InvalidOtlp,), "json")
 
 
 def _otlp(signal: str, kind: str, data: bytes) -> None:
@@ -137,10 +137,10 @@ def _requests() -> Iterator[Target]:
         ("responses", corpora.RESPONSES),
         ("messages", corpora.MESSAGES),
     ):
-        yield Target(f"request {path}", corpus, partial(_asked, path), (ApiError,), "json", 2.0)
+        yield Target(f"request {path}", corpus, partial(_send_request, path), (ApiError,), "json", 2.0)
 
 
-def _asked(path: str, data: bytes) -> None:
+def _send_request(path: str, data: bytes) -> None:
     """A request is refused with a sentence, or goes all its way: to an engine, which breaks off, and back."""
     history = TokenHistory(responses={"resp_1": [{"role": "user", "content": "hello"}]})
     with raise_on_malformed():
@@ -164,9 +164,9 @@ def _recorded(completion: StreamAccumulator, dialect: Any, attempt: AttemptRecor
     events = dialect.events()
     with malformed_engine_output():
         for chunk in chunks:
-            shown = completion.to_agent_chunk(completion.feed(chunk))
-            if shown is not None:
-                events.on_chunk(shown)
+            displayed = completion.to_agent_chunk(completion.feed(chunk))
+            if displayed is not None:
+                events.on_chunk(displayed)
         parts = list(completion.sampled_choices())
         json.dumps(dialect.answer(completion.to_response()))
     events.finish()
@@ -209,16 +209,16 @@ def _answers() -> Iterator[Target]:
         ("responses", corpora.RESPONSES),
         ("messages", corpora.MESSAGES),
     ):
-        answered = partial(_answered, path, json.loads(corpus[0]))
+        replies = partial(_feed_response, path, json.loads(corpus[0]))
         chunks = [json.dumps(chunks).encode() for chunks in corpora.CHUNKS]
-        yield Target(f"stream to {path}", corpora.STREAMS, answered, errors)
-        yield Target(f"chunks to {path}", chunks, partial(_chunked, answered), errors, "json")
+        yield Target(f"stream to {path}", corpora.STREAMS, replies, errors)
+        yield Target(f"chunks to {path}", chunks, partial(_chunked, replies), errors, "json")
     yield Target("error of a node", corpora.json_lines({"error": {"message": "no"}}), _refused, (), "json", 0.2)
     yield Target("event of an engine", corpora.STREAMS, _engine, (), weight=0.2)
     yield Target("answer of an agent", corpora.ANSWERS, _agent, (AgentError, rewards.InvalidReward), "json")
 
 
-def _answered(path: str, body: Any, data: bytes) -> None:
+def _feed_response(path: str, body: Any, data: bytes) -> None:
     dialect = APIS[path].parse(body, TokenHistory())
 
     async def take() -> list[Any]:
@@ -227,9 +227,9 @@ def _answered(path: str, body: Any, data: bytes) -> None:
     _recorded(StreamAccumulator(dialect.call, {}), dialect, AttemptRecorder(corpora.TASK, 1, "runner"), _run(take()))
 
 
-def _chunked(answered: Callable[[bytes], None], data: bytes) -> None:
+def _chunked(replies: Callable[[bytes], None], data: bytes) -> None:
     chunks = json.loads(data)
-    answered(corpora.streamed(chunks if isinstance(chunks, list) else [chunks]))
+    replies(corpora.streamed(chunks if isinstance(chunks, list) else [chunks]))
 
 
 def _refused(data: bytes) -> None:

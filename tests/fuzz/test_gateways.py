@@ -98,8 +98,8 @@ GATEWAYS: dict[str, Any] = {"runner": runners_gateway, "node": nodes_gateway}
 
 @pytest.mark.parametrize("name", GATEWAYS)
 async def test_its_routes_are_those_of_its_document(bus: Bus, name: str) -> None:
-    said = yaml.safe_load((OPENAPI / f"{name}.yaml").read_text())
-    documented = {(method.upper(), path) for path, methods in said["paths"].items() for method in methods}
+    document = yaml.safe_load((OPENAPI / f"{name}.yaml").read_text())
+    documented = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     async with GATEWAYS[name](bus) as (_, _, app):
         served = {(route.method, route.resource.canonical) for route in app.router.routes() if route.method != "HEAD"}
     assert {(method, path.removeprefix("/slot/{k}")) for method, path in served} == documented

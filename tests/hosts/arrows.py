@@ -30,10 +30,10 @@ class Door:
 
 def table(page: Path) -> list[Door]:
     """The doors a page names."""
-    found = TABLE.search(page.read_text())
-    assert found is not None
+    match = TABLE.search(page.read_text())
+    assert match is not None
     doors = []
-    for line in found[1].splitlines()[2:]:
+    for line in match[1].splitlines()[2:]:
         host, port, listens, *_ = (cell.strip() for cell in line.strip("|").split("|"))
         number = re.match(r"\d+", port)
         doors.append(Door(host, int(number[0]) if number else None, listens))
@@ -64,19 +64,19 @@ def nobody(directory: Path, prefix: str = "") -> ssl.SSLContext:
 
 def greeted(caller: Host, address: str, port: int, context: ssl.SSLContext) -> str:
     """What a nats-server says to a client that has shown its certificate, and no user; empty if it hung up."""
-    said = b""
+    text = b""
     with _connected(caller, address, port) as plain:
         try:
             with context.wrap_socket(plain, server_hostname=address) as secured:
                 secured.sendall(CONNECT)
                 while more := secured.recv(65536):
-                    said += more
+                    text += more
         except OSError:  # of which a failed handshake is one
             pass
-    return said.decode()
+    return text.decode()
 
 
-def answered(caller: Host, address: str, port: int, method: str, path: str, key: str = "") -> int:
+def status_of(caller: Host, address: str, port: int, method: str, path: str, key: str = "") -> int:
     """Status of a request to a gateway."""
     with _connected(caller, address, port) as plain:
         connection = http.client.HTTPConnection(address, port)
@@ -89,6 +89,6 @@ def answered(caller: Host, address: str, port: int, method: str, path: str, key:
 @contextmanager
 def _connected(caller: Host, address: str, port: int) -> Iterator[socket.socket]:
     with caller.inside():
-        made = socket.create_connection((address, port), timeout=SECONDS)
-    with made:
-        yield made
+        connection = socket.create_connection((address, port), timeout=SECONDS)
+    with connection:
+        yield connection

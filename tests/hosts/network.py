@@ -126,13 +126,13 @@ class Host:
     def listening(self) -> list[tuple[str, int, str]]:
         """(address, port, who) of everything that waits for TCP connections there."""
         command = ["ip", "netns", "exec", self.namespace, "ss", "-Hltnp"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        found = []
-        for line in said.splitlines():
-            _, _, _, own, _, *who = line.split(maxsplit=5)
-            address, _, port = own.rpartition(":")
-            found.append((address.strip("[]").partition("%")[0], int(port), who[0].strip() if who else ""))
-        return found
+        stdout = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        actual = []
+        for line in stdout.splitlines():
+            _, _, _, local, _, *who = line.split(maxsplit=5)
+            address, _, port = local.rpartition(":")
+            actual.append((address.strip("[]").partition("%")[0], int(port), who[0].strip() if who else ""))
+        return actual
 
 
 class Network:
@@ -141,7 +141,7 @@ class Network:
     def __init__(self, subnet: str = "10.77.0") -> None:
         self.hosts: dict[str, Host] = {}
         self._subnet = subnet
-        self._own: list[Host] = []
+        self._hosts_made: list[Host] = []
         self._addresses = itertools.count(1)
         self._switch = _Switch()
 
@@ -152,21 +152,21 @@ class Network:
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            await asyncio.gather(*(host.stop() for host in self._own))
+            await asyncio.gather(*(host.stop() for host in self._hosts_made))
         finally:
             self._switch.stop()  # the devices go with it
-            for host in self._own:
+            for host in self._hosts_made:
                 _ip("netns", "del", host.namespace)
 
     def host(self, name: str) -> Host:
         """A new host on this network."""
         namespace = f"{PREFIX}{os.getpid()}-{next(_numbers)}-{name}"
         _ip("netns", "add", namespace)
-        made = Host(name, namespace, "")
-        self._own.append(made)
+        host = Host(name, namespace, "")
+        self._hosts_made.append(host)
         _ip("-n", namespace, "link", "set", "lo", "up")
-        made.address = self.plug(made)
-        return made
+        host.address = self.plug(host)
+        return host
 
     def plug(self, host: Host) -> str:
         """A cable from a host, maybe of another network, to this one; returns its address here."""
@@ -193,7 +193,7 @@ class _Switch(threading.Thread):
         self._selector.register(self._wake, selectors.EVENT_READ, None)
         self._cables: list[Cable] = []
         self._where: dict[bytes, Cable] = {}
-        self._held: list[tuple[float, int, Cable, bytes]] = []
+        self._delayed: list[tuple[float, int, Cable, bytes]] = []
         self._order = itertools.count()
         self._over = False
 
@@ -215,14 +215,14 @@ class _Switch(threading.Thread):
     def run(self) -> None:
         """The switch's thread."""
         while not self._over:
-            wait = max(0.0, self._held[0][0] - time.monotonic()) if self._held else None
+            wait = max(0.0, self._delayed[0][0] - time.monotonic()) if self._delayed else None
             for key, _ in self._selector.select(wait):
                 if key.data is None:
                     os.read(self._wake, 16)
                 else:
                     self._carry(key.data)
-            while self._held and self._held[0][0] <= time.monotonic():
-                *_, cable, frame = heapq.heappop(self._held)
+            while self._delayed and self._delayed[0][0] <= time.monotonic():
+                *_, cable, frame = heapq.heappop(self._delayed)
                 _put(cable, frame)
 
     def _carry(self, cable: Cable) -> None:
@@ -232,12 +232,12 @@ class _Switch(threading.Thread):
                 return
             self._where[frame[6:12]] = cable
             known = None if frame[0] & BROADCAST else self._where.get(frame[:6])
-            for other in [known] if known else [one for one in self._cables if one is not cable]:
+            for other in [known] if known else [item for item in self._cables if item is not cable]:
                 delay = cable.delay + other.delay
                 if not delay:
                     _put(other, frame)
-                elif len(self._held) < MOST_HELD:
-                    heapq.heappush(self._held, (time.monotonic() + delay, next(self._order), other, frame))
+                elif len(self._delayed) < MOST_HELD:
+                    heapq.heappush(self._delayed, (time.monotonic() + delay, next(self._order), other, frame))
 
 
 def _put(cable: Cable, frame: bytes) -> None:

@@ -12,7 +12,7 @@ from schemas import subjects
 from schemas.weights.events import WeightManifest
 from tests.factories import batches
 from tests.hosts.network import Host, Network, missing
-from tests.hosts.world import HEALTH, LIGHTNINGBUS, bus_as, cluster, told
+from tests.hosts.world import HEALTH, LIGHTNINGBUS, bus_as, cluster, command_environment
 from tests.learner.conftest import tiny_model
 
 pytestmark = [
@@ -45,9 +45,9 @@ async def trained(bus: Bus, processes: "list[asyncio.subprocess.Process]", logs:
     async with asyncio.timeout(150):
         codes = await asyncio.gather(*(process.wait() for process in processes))
     assert codes == [0] * len(codes), "\n".join(log.read_text()[-3000:] for log in logs)
-    found = await bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
-    assert found is not None
-    return found[0].version
+    last = await bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
+    assert last is not None
+    return last[0].version
 
 
 async def test_two_ranks_on_two_hosts_train_and_one_goes_on(tmp_path: Path) -> None:
@@ -60,17 +60,19 @@ async def test_two_ranks_on_two_hosts_train_and_one_goes_on(tmp_path: Path) -> N
     words = ["learner", "--settings", tmp_path / "learner.json", "--health", HEALTH]
     async with Network() as network, cluster(network, tmp_path) as (secrets, urls, _):
         ranks = [network.host(f"learner-{number}") for number in range(2)]
-        env = told(GLOO_SOCKET_IFNAME="eth0", OMP_NUM_THREADS="1")
-        given = ["--credentials", secrets / "learner", *words, "--bus", urls]
+        env = command_environment(GLOO_SOCKET_IFNAME="eth0", OMP_NUM_THREADS="1")
+        fields = ["--credentials", secrets / "learner", *words, "--bus", urls]
         processes = [
-            await host.start("ranks", *torchrun(rank, ranks[0]), *given, "--steps", STEPS, at=tmp_path, environment=env)
+            await host.start(
+                "ranks", *torchrun(rank, ranks[0]), *fields, "--steps", STEPS, at=tmp_path, environment=env
+            )
             for rank, host in enumerate(ranks)
         ]
         async with bus_as(secrets, "admin", urls) as bus:
             await rollouts(bus, "a", "b")
             assert await trained(bus, processes, [tmp_path / "ranks.log"]) == STEPS
             alone = await ranks[1].start(
-                "alone", *LIGHTNINGBUS, *given, "--steps", STEPS + 1, at=tmp_path, environment=told()
+                "alone", *LIGHTNINGBUS, *fields, "--steps", STEPS + 1, at=tmp_path, environment=command_environment()
             )
             await rollouts(bus, "c")
             assert await trained(bus, [alone], [tmp_path / "alone.log"]) == STEPS + 1

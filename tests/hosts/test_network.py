@@ -15,12 +15,12 @@ SLOW_SECONDS = 0.05
 
 
 @contextmanager
-def talking(one: Host, other: Host) -> Iterator[tuple[socket.socket, socket.socket]]:
+def talking(host: Host, other: Host) -> Iterator[tuple[socket.socket, socket.socket]]:
     """A connection from one host to another."""
     with other.inside():
         listener = socket.create_server((other.address, 0))
     with closing(listener):
-        with one.inside():
+        with host.inside():
             caller = socket.create_connection(listener.getsockname(), timeout=5)
         with closing(caller):
             answerer, _ = listener.accept()
@@ -31,22 +31,22 @@ def talking(one: Host, other: Host) -> Iterator[tuple[socket.socket, socket.sock
 
 async def test_a_cut_cable_carries_nothing_and_a_slow_one_is_slow() -> None:
     async with Network() as network:
-        one, other = network.host("one"), network.host("other")
-        with talking(one, other) as (caller, answerer):
-            with one.cut():
+        item, other = network.host("one"), network.host("other")
+        with talking(item, other) as (caller, answerer):
+            with item.cut():
                 caller.sendall(b"lost, and sent again")
                 answerer.settimeout(0.3)
                 with pytest.raises(TimeoutError):
                     answerer.recv(1)
             answerer.settimeout(5)
             assert answerer.recv(64) == b"lost, and sent again"
-            with one.slow(SLOW_SECONDS):
+            with item.slow(SLOW_SECONDS):
                 began = time.monotonic()
                 caller.sendall(b"?")
                 answerer.sendall(answerer.recv(1))
                 assert caller.recv(1) == b"?" and time.monotonic() - began >= 2 * SLOW_SECONDS
         with other.inside(), pytest.raises(ConnectionRefusedError):
-            socket.create_connection((one.address, 1), timeout=5)
+            socket.create_connection((item.address, 1), timeout=5)
 
 
 async def test_nothing_is_left_of_a_network_that_failed(tmp_path: Path) -> None:

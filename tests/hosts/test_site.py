@@ -94,12 +94,12 @@ async def test_runners_of_a_far_site_know_one_server(tmp_path: Path) -> None:
             async with asyncio.timeout(60):
                 while {beat.state for beat in fleet.members()} != {"ready", "running"}:
                     await fleet.wait_for_change()
-                asked = await publish(bus, 0)
+                request = await publish(bus, 0)
                 await tap.rollouts(TASKS // 2)
                 with leaf.cut(leaf.cables[0]):
-                    asked += await publish(bus, TASKS)
+                    request += await publish(bus, TASKS)
                     await asyncio.sleep(LEASE_SECONDS + 2)  # the fault itself
                 await tap.rollouts(2 * TASKS)
     ends = tap.rollout_of()
-    assert {ends[rollout].outcome for rollout in asked} == {"ok"} and ends.keys() == set(asked)
+    assert {ends[rollout].outcome for rollout in request} == {"ok"} and ends.keys() == set(request)
     assert (tmp_path / "hosts" / "runner" / "runner.log").read_text().count("Traceback") == 0

@@ -22,7 +22,7 @@ async def test_vllm_itself_is_reached_from_no_other_host(tmp_path: Path) -> None
     """It has no port, and its processes open theirs on loopback: of all on a node, others reach the gateway alone."""
     place = tmp_path / "world"
     await asyncio.to_thread(prepare, place)
-    async with Network() as network, cluster(network, place) as (secrets, urls, own):
+    async with Network() as network, cluster(network, place) as (secrets, urls, local):
         host = network.host("node")
         settings = InferenceSettings(
             model_path=place / "model", id="node", dtype="float32", max_model_len=128, max_num_seqs=16, cpu_threads=1,
@@ -33,10 +33,10 @@ async def test_vllm_itself_is_reached_from_no_other_host(tmp_path: Path) -> None
             while "awaiting_weights" not in {beat.state for beat in fleet.members()}:  # up, and without weights
                 assert process.returncode is None
                 await fleet.wait_for_change()
-        found = host.listening()
-        print(*found, sep="\n")
-        beyond = {port for address, port, _ in found if not address.startswith("127.")}
-        assert beyond == {GATEWAY}, found
-        own_ports = {port for address, port, _ in found if address.startswith("127.")} - {HEALTH}
+        listening = host.listening()
+        print(*listening, sep="\n")
+        beyond = {port for address, port, _ in listening if not address.startswith("127.")}
+        assert beyond == {GATEWAY}, listening
+        own_ports = {port for address, port, _ in listening if address.startswith("127.")} - {HEALTH}
         assert own_ports, "gloo of its processes listens somewhere"
-        assert all(refused(own, host.address, port) for port in (*own_ports, HEALTH))
+        assert all(refused(local, host.address, port) for port in (*own_ports, HEALTH))

@@ -71,7 +71,7 @@ async def command(*words: object, at: Path) -> str:
         *LIGHTNINGBUS,
         *map(str, words),
         cwd=at,
-        env=told(),
+        env=command_environment(),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -80,7 +80,7 @@ async def command(*words: object, at: Path) -> str:
     return out.decode()
 
 
-def told(**more: str) -> dict[str, str]:
+def command_environment(**more: str) -> dict[str, str]:
     """The environment of a command: where our code is, and nothing else of ours."""
     return {**environment(), "PYTHONPATH": str(ROOT), **more}
 
@@ -100,7 +100,9 @@ def server_file(place: Path, template: str, secrets: Path, hubs: Sequence[Host])
 
 async def serve(host: Host, place: Path) -> None:
     """A nats-server on a host."""
-    await host.start("nats", find_server(), "-c", "nats.conf", at=place, environment=told(SERVER_NAME=host.name))
+    await host.start(
+        "nats", find_server(), "-c", "nats.conf", at=place, environment=command_environment(SERVER_NAME=host.name)
+    )
 
 
 async def role(host: Host, place: Path, child: ChildSpec, secrets: Path, urls: str) -> asyncio.subprocess.Process:
@@ -110,7 +112,7 @@ async def role(host: Host, place: Path, child: ChildSpec, secrets: Path, urls: s
     shutil.copytree(secrets / user, place / "access")
     (place / "settings.json").write_text(json.dumps(child.settings.model_dump(mode="json")))
     words = ["--credentials", "access", child.role, "--bus", urls, "--settings", "settings.json", "--health", HEALTH]
-    return await host.start(child.role, *LIGHTNINGBUS, *words, at=place, environment=told())
+    return await host.start(child.role, *LIGHTNINGBUS, *words, at=place, environment=command_environment())
 
 
 @asynccontextmanager
@@ -123,9 +125,9 @@ async def bus_as(secrets: Path, user: str, urls: str) -> AsyncIterator[Bus]:
 @asynccontextmanager
 async def cluster(network: Network, directory: Path, count: int = BUSES) -> AsyncIterator[tuple[Path, str, Host]]:
     """Users made, servers started, streams on all of them; the secrets, the servers' addresses, and our own host."""
-    own = network.host("operator")
+    local = network.host("operator")
     buses = [network.host(f"bus-{number}") for number in range(count)]
-    with own.inside():
+    with local.inside():
         names = [word for host in buses for word in ("--host", host.address)]
         await command("bus", "create-users", "--out", "secrets", "--tls", *names, at=directory)
         secrets = directory / "secrets"
@@ -135,7 +137,7 @@ async def cluster(network: Network, directory: Path, count: int = BUSES) -> Asyn
         urls = ",".join(f"nats://{host.address}:{CLIENTS}" for host in buses)
         words = ["--replicas", count, "--ack-wait", LEASE_SECONDS]
         await command("--credentials", "secrets", "provision", "--bus", urls, *words, at=directory)
-        yield secrets, urls, own
+        yield secrets, urls, local
 
 
 @asynccontextmanager
@@ -149,19 +151,19 @@ async def hosts(directory: Path, *, steps: int, token_seconds: float = 0.05) -> 
         tap = await exits.enter_async_context(Tap(bus).listening())
         roles = children(directory, steps, NODES, RUNNERS, token_seconds, {}, store_settings(directory))
         store = next(_placed(child, network.host("store")).settings for child in roles if child.role == "store")
-        made = Hosts(directory, steps, bus, fleet, None, tap, store, [], network=network, secrets=secrets, urls=urls)
+        built = Hosts(directory, steps, bus, fleet, None, tap, store, [], network=network, secrets=secrets, urls=urls)
         for child in roles:
             name = child.name.replace("inference", "node")
             host = network.host(name)
             await role(host, directory / "hosts" / name, _placed(child, host), secrets, urls)
             if child.role == "learner":
-                made.learner = asyncio.create_task(_success(host.processes["learner"]))
+                built.learner = asyncio.create_task(_success(host.processes["learner"]))
             exits.push_async_callback(host.stop)  # while it can still say goodbye: the servers go last
         async with asyncio.timeout(START_SECONDS):
-            while not all(made._works(name, 0.0) for name in _names()):
-                assert not made.ended(), made.ended()
+            while not all(built._works(name, 0.0) for name in _names()):
+                assert not built.ended(), built.ended()
                 await fleet.wait_for_change()
-        yield made
+        yield built
 
 
 def _names() -> list[str]:

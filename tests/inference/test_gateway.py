@@ -204,7 +204,7 @@ KEY = "a-inference-api-key-of-a-test"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     ["", KEY, "Bearer", "Bearer ", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Bearer {KEY.upper()}"],
 )
 async def test_without_the_inference_api_key_nothing_is_answered(vllm: ScriptedVllm, text: str) -> None:

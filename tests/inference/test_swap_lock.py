@@ -176,7 +176,7 @@ class Rolling(Engine):
     away, most, swaps = 0, 0, 0
 
     async def load_files(self, files: Any, version: int) -> float:
-        kind, serving = type(self), bool(self.held)
+        kind, serving = type(self), bool(self.loaded)
         kind.away += serving
         kind.most = max(kind.most, kind.away)
         kind.swaps += serving

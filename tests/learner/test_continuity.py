@@ -23,7 +23,7 @@ def mark(offset: int = 0, last: int = 0, created: str = "monday") -> StreamMark:
 
 
 @pytest.mark.parametrize(
-    ("known", "position", "found", "sequence", "offset", "gap"),
+    ("known", "position", "state", "sequence", "offset", "gap"),
     [
         (mark(created=""), 1, stream(first=501, last=900), 501, 0, ""),
         (mark(created=""), 9, stream(last=3), 1, 8, "ends at message 3 again"),

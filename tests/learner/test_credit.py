@@ -153,7 +153,7 @@ def test_rules_reward_the_call_before_a_span_or_the_one_that_asked_for_the_tool(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         TOOL,  # opentelemetry-instrumentation-genai-langchain and -genai-openai-agents 1.3b0, AutoGen 0.7.5
         {**TOOL, "traceloop.span.kind": "tool"},  # OpenLLMetry 0.62.4: -langchain and -openai-agents

@@ -266,7 +266,7 @@ async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("fields", "expected"),
     [
         (9464, ("127.0.0.1", 9464)),
         ("0", ("127.0.0.1", 0)),

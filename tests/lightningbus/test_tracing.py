@@ -68,7 +68,7 @@ def test_a_collector_that_never_answers_slows_nothing_and_is_told_of_once() -> N
 
 
 @pytest.mark.parametrize(
-    ("prelude", "environment", "said"),
+    ("prelude", "environment", "text"),
     [
         ("import sys; sys.modules['opentelemetry.sdk'] = None\n", {}, "pip install 'lightningbus[otel]'"),
         ("", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"),

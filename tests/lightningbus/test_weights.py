@@ -79,7 +79,7 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, n
 async def test_a_trial_is_shown_with_its_figures(bus: Bus, nats_url: str, tmp_path: Path) -> None:
     await publish(bus, tmp_path, 0, canary=trial_of(-1.0, -2.0))
     (row,) = await listed(nats_url)
-    assert row["state"] == "awaits its trial"
+    assert row["state"] == "awaits its canary"
     await WeightRegistry(bus, "policy").append_decision(
         "approved", 0, who="n0", figures=(await Judge().run(trial_of(-1.0), 0, None)).metrics
     )

@@ -53,7 +53,7 @@ TOP = span(ROOT, "publish", 0, 100, scope="lightningbus.runners")
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         # opentelemetry-instrumentation-genai-openai 1.3b0; opentelemetry-instrumentation-openai 0.62.4
         {attributes.OPERATION: "chat", attributes.RESPONSE_ID: f"chatcmpl-{IDS[0]}"},
