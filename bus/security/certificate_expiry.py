@@ -14,13 +14,15 @@ VERSION, UTC_TIME = 0xA0, 0x17
 """Tags of ASN.1: a certificate's version, and a time with two digits for its year."""
 
 
-def read_expiries(access: Credentials, peer: Any) -> dict[str, float]:
+def read_expiries(credentials: Credentials, peer: Any) -> dict[str, float]:
     """Unix seconds at which a certificate ends: the role's ``own``, its ``authority``'s, and the ``server``'s.
 
     ``peer`` is what ``SSLObject.getpeercert`` returns, or None. What there is none of, or cannot be read, is left out.
     """
     ends = {
-        name: _read_expiry(path) for name, path in (("own", access.cert), ("authority", access.ca)) if path is not None
+        name: _read_expiry(path)
+        for name, path in (("own", credentials.cert), ("authority", credentials.ca))
+        if path is not None
     }
     if peer:
         ends["server"] = ssl.cert_time_to_seconds(peer["notAfter"])

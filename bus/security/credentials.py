@@ -14,7 +14,7 @@ from bus.nats_client import PlaintextServerError
 from bus.security.secrets import read_secret
 from bus.security.signing import Signing
 
-FILE = "access.json"
+FILE = "credentials.json"
 HELP = "a directory that `lightningbus bus create-users` wrote"
 FATAL_TLS_REASONS = ("ALERT", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
 
@@ -50,23 +50,23 @@ class Credentials:
 
     @classmethod
     def read(cls, directory: Path, role: str) -> "Credentials":
-        """A role's access: its own directory, or one of all roles'; raises `CredentialsError` in one sentence."""
+        """Read a role's credentials from its own directory, or from one of all roles; raises `CredentialsError`."""
         place = next((folder for folder in (directory, directory / role) if (folder / FILE).exists()), None)
         if place is None:
-            raise CredentialsError(f"{directory} has no access for role {role}: it is not {HELP}")
+            raise CredentialsError(f"{directory} has no credentials for role {role}: it is not {HELP}")
         try:
-            content = json.loads(read_secret(place / FILE, "access"))
+            content = json.loads(read_secret(place / FILE, "credentials"))
             if not isinstance(content.get("inbox", ""), str):
                 raise TypeError("inbox is text")
-            access = cls(**{name: value if name == "inbox" else place / value for name, value in content.items()})
+            credentials = cls(**{name: value if name == "inbox" else place / value for name, value in content.items()})
         except (ValueError, TypeError, AttributeError) as error:
             known = ", ".join(field.name for field in fields(cls))
-            raise CredentialsError(f"{place / FILE} is not an access file: a JSON object of {known}") from error
-        access.build_options()
-        return access
+            raise CredentialsError(f"{place / FILE} is not a credentials file: a JSON object of {known}") from error
+        credentials.build_options()
+        return credentials
 
     def build_options(self) -> dict[str, Any]:
-        """Arguments for nats-py's ``connect``; every file is looked into, so that a bad one is said by name."""
+        """Arguments for nats-py's ``connect``; every file is checked, so that an error names the bad one."""
         options: dict[str, Any] = {"inbox_prefix": self.inbox}
         self.build_signing().check_files()
         if self.nkey is not None:
@@ -78,11 +78,13 @@ class Credentials:
         if self.credentials is not None:
             read_secret(self.credentials, "credentials")
             options["user_credentials"] = str(self.credentials)
-        if self.password is not None:  # who we are, the certificate says; nats-py asks for the password each time
+        if (
+            self.password is not None
+        ):  # the certificate names the user; nats-py asks for the password at each connection
             read_secret(self.password, "password")
             options |= {"user": "", "password": partial(_first_line, self.password)}
         if self.ca is not None or self.cert is not None:
-            # TLS before the first word: a server, or somebody in between, could else say that it wants none.
+            # TLS handshake first: else a server, or somebody in between, could announce that it wants no TLS.
             options |= {"tls": self._tls(), "tls_handshake_first": True}
         return options
 
@@ -105,8 +107,8 @@ def _first_line(path: Path) -> str:
     return read_secret(path, "password").strip()
 
 
-def explain_connect_error(error: Exception, known: bool) -> str:
-    """What to do about an error that another try will not mend; empty if one might. ``known``: an access was given."""
+def explain_connect_error(error: Exception, has_user: bool) -> str:
+    """What to do about an error that a retry will not fix; empty if one might. ``has_user``: we gave a user."""
     if isinstance(error, CredentialsError):  # a file that is read again before each connection
         return str(error)
     if isinstance(error, PlaintextServerError):
@@ -116,6 +118,6 @@ def explain_connect_error(error: Exception, known: bool) -> str:
     if isinstance(error, ssl.SSLError) and any(mark in (error.reason or "") for mark in FATAL_TLS_REASONS):
         return f"TLS with it fails ({error.reason}): are server and client of the same `lightningbus bus create-users`?"
     if "authorization violation" in str(error).lower():
-        who = "it has no user of this key" if known else f"it asks who is there: give --credentials, {HELP}"
-        return f"it lets nobody in whom it does not know, and {who}"
+        who = "it has no user of this key" if has_user else f"it asks for a user: give --credentials, {HELP}"
+        return f"it rejects unknown users, and {who}"
     return ""

@@ -17,7 +17,7 @@ Identity = dict[str, str]
 
 
 def new_nkey(directory: Path) -> dict[str, str]:
-    """Write a fresh nkey; returns the fields of the access file that name it."""
+    """Write a fresh nkey; returns the fields of the credentials file that name it."""
     seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
     write_secret(directory / NKEY, seed + b"\n")
     return {"nkey": NKEY}

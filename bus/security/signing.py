@@ -109,7 +109,7 @@ class SigningKeys:
         return cls(public, {role: read_secret(seed, "signing key").strip().encode()})
 
     def write(self, place: Path, role: str) -> dict[str, str]:
-        """Write what a role needs into its folder; returns the fields of its access file that name it."""
+        """Write what a role needs into its folder; returns the fields of its credentials file that name it."""
         (place / PUBLIC).write_text(json.dumps(self.public, indent=2) + "\n")
         if role not in self.seeds:
             return {"signers": PUBLIC}

@@ -40,7 +40,7 @@ CREDENTIALS = "credentials"
 
 @dataclass(frozen=True, slots=True)
 class KeyPaths:
-    """Where they lie: the directory with every role's access, and the file with the inference API key."""
+    """Where they lie: the directory with every role's credentials, and the file with the inference API key."""
 
     credentials: Path | None = None
     inference_api_key: Path | None = None
@@ -54,22 +54,22 @@ class KeyPaths:
         That is the inference API key, the signing keys of weight versions and decisions, and the users, unless the bus
         is ``insecure`` or listens beyond loopback: there an operator creates them.
         """
-        users = access = settings.credentials or find_credentials_directory()
-        if access is None and settings.url is None and is_loopback(settings.host) and not settings.insecure:
-            users = access = directory.path / CREDENTIALS
-            if not (access / CONF).exists():
-                shutil.rmtree(access, ignore_errors=True)  # of a run that ended while it made them
-                list(create_users(access, tls=False))
-        key = find_api_key("inference", access)
-        if access is None and settings.url is None:
-            access = directory.path / CREDENTIALS
-            if not access.exists():
-                make_keys(access, PERMISSIONS, FILE)
+        users = credentials_dir = settings.credentials or find_credentials_directory()
+        if credentials_dir is None and settings.url is None and is_loopback(settings.host) and not settings.insecure:
+            users = credentials_dir = directory.path / CREDENTIALS
+            if not (credentials_dir / CONF).exists():
+                shutil.rmtree(credentials_dir, ignore_errors=True)  # of a run that ended while it made them
+                list(create_users(credentials_dir, tls=False))
+        key = find_api_key("inference", credentials_dir)
+        if credentials_dir is None and settings.url is None:
+            credentials_dir = directory.path / CREDENTIALS
+            if not credentials_dir.exists():
+                make_keys(credentials_dir, PERMISSIONS, FILE)
         if key is None and settings.url is None:
             key = directory.path / INFERENCE_API_KEY
             if not key.exists():
                 write_secret(key, new_key() + "\n")
-        return cls(access and access.resolve(), key and key.resolve(), users and users.resolve())
+        return cls(credentials_dir and credentials_dir.resolve(), key and key.resolve(), users and users.resolve())
 
     def environment(self) -> dict[str, str]:
         """What children are told of them."""
@@ -115,12 +115,12 @@ class LocalStack:
 
     def write_endpoints(self, sql: str = "") -> None:
         """Say in the run's directory where the servers are, so that other terminals find them."""
-        roles, access, key = (
+        roles, credentials, key = (
             self.supervisor.pids(),
             str(self.keys.credentials or ""),
             str(self.keys.inference_api_key or ""),
         )
-        self.directory.write_endpoints(Endpoints(os.getpid(), self.url, sql, access, key, roles))
+        self.directory.write_endpoints(Endpoints(os.getpid(), self.url, sql, credentials, key, roles))
 
 
 @asynccontextmanager
@@ -138,8 +138,8 @@ async def start_stack(directory: RunDirectory, settings: BusSettings, title: str
                 )
             )  # fmt: skip
             url = server.url
-        access = Credentials.read(keys.credentials, "admin") if keys.credentials is not None else None
-        bus = await exits.enter_async_context(Bus.connect(url, name="supervisor", credentials=access))
+        credentials = Credentials.read(keys.credentials, "admin") if keys.credentials is not None else None
+        bus = await exits.enter_async_context(Bus.connect(url, name="supervisor", credentials=credentials))
         await bus.provision(sizes=settings.streams)
         fleet = await exits.enter_async_context(bus.fleet("*"))
 

@@ -1,4 +1,4 @@
-"""An agent for a world full of faults: two model calls, one of them streamed, by the stock client without retries."""
+"""An agent for a system full of faults: two model calls, one of them streamed, by the stock client without retries."""
 
 import random
 

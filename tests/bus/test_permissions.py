@@ -389,7 +389,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"password": None}, "lets nobody in"),
+        ({"password": None}, "rejects unknown users"),
         ({"password": "runner/password"}, "has no user of this key"),
         ({"cert": None, "key": None}, "CERTIFICATE_REQUIRED"),
         ({"cert": "runner/cert.pem", "key": "runner/key.pem"}, "TLS with it fails"),
@@ -450,12 +450,16 @@ def test_secrets_are_for_their_owner_and_are_not_written_over(secured: Secured) 
         ("nkey", "SUNOTASEED", "nkey holds no nkey seed"),
         ("ca.pem", "no certificate", "ca.pem holds no certificate"),
         ("key.pem", "no key", "are not a certificate and its key"),
-        ("access.json", "{", "access.json is not an access file"),
-        ("access.json", '{"seed": "x"}', "access.json is not an access file: a JSON object of inbox, nkey"),
+        ("credentials.json", "{", "credentials.json is not a credentials file"),
         (
-            "access.json",
+            "credentials.json",
+            '{"seed": "x"}',
+            "credentials.json is not a credentials file: a JSON object of inbox, nkey",
+        ),
+        (
+            "credentials.json",
             None,
-            "has no access for role runner: it is not a directory that `lightningbus bus create-users` wrote",
+            "has no credentials for role runner: it is not a directory that `lightningbus bus create-users` wrote",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""``make chaos``: every fault there is a promise about, in worlds at work; one table of what became of it.
+"""``make chaos``: every fault there is a promise about, in running systems; one table of the results.
 
 Exits with 1 if anything was lost, counted twice or was otherwise not as promised. The same seed hits the same targets
 after the same numbers of rollouts.
@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from tests.chaos.report import Report, filled, markdown
+from tests.chaos.running_system import CALCULATOR
 from tests.chaos.scenarios import SCENARIOS
-from tests.chaos.world import CALCULATOR
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "chaos.json"

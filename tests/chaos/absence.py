@@ -11,28 +11,28 @@ from schemas import subjects
 from schemas.codec import schema_of
 from schemas.tasks import Task
 from tests.chaos.faults import Log
-from tests.chaos.world import RUN, World
+from tests.chaos.running_system import RUN, RunningSystem
 from tests.polling import until_answered
 
 
-async def absent_learner(world: World, log: Log) -> None:
+async def absent_learner(system: RunningSystem, log: Log) -> None:
     """Nobody trains: an alert names the learner, and is over once it is back."""
     since = time.time_ns()
-    child = await world.take_down("learner")
-    await world.alert_is_stored("learner", since)
+    child = await system.take_down("learner")
+    await system.alert_is_stored("learner", since)
     async with log.timed("learner absent"):
-        await world.bring_up(child)
-        await world.tap.steps_made(world.tap.steps + 1)
+        await system.bring_up(child)
+        await system.tap.steps_made(system.tap.steps + 1)
 
 
-async def hung_learner(world: World, log: Log) -> None:
+async def hung_learner(system: RunningSystem, log: Log) -> None:
     """Its process lives and does nothing: an alert names it."""
     since = time.time_ns()
-    world.signal("learner", signal.SIGSTOP)
-    await world.alert_is_stored("learner", since)
+    system.signal("learner", signal.SIGSTOP)
+    await system.alert_is_stored("learner", since)
     async with log.timed("learner hung"):
-        world.signal("learner", signal.SIGCONT)
-        await world.tap.steps_made(world.tap.steps + 1)
+        system.signal("learner", signal.SIGCONT)
+        await system.tap.steps_made(system.tap.steps + 1)
 
 
 MALFORMED: tuple[dict[str, Any], ...] = (
@@ -44,21 +44,21 @@ MALFORMED: tuple[dict[str, Any], ...] = (
 """Fields of tasks that no runner can run, packed by MessagePack as they are."""
 
 
-async def malformed_tasks(world: World, log: Log) -> None:
+async def malformed_tasks(system: RunningSystem, log: Log) -> None:
     """As many bad tasks as there are slots, of each kind in turn: each is a dead letter, and good ones go on."""
-    runners = [beat for beat in world.fleet.members() if beat.role == "runner"]
+    runners = [beat for beat in system.fleet.members() if beat.role == "runner"]
     slots = sum(int(str(beat.status["busy"]).partition("/")[2]) for beat in runners)
     headers = {subjects.SCHEMA_HEADER: schema_of(Task)}
     for kind, fields in enumerate((*MALFORMED, {"input": msgpack.Timestamp(1)})):
-        letters = await _num_dead_letters(world)
+        letters = await _num_dead_letters(system)
         for number in range(slots):
             task = {"id": f"bad-{kind}-{number}", "run_id": RUN, "agent": "default", "mode": "eval", **fields}
-            await world.bus.js.publish(subjects.task("eval", "default"), msgpack.packb(task), headers=headers)
+            await system.bus.js.publish(subjects.task("eval", "default"), msgpack.packb(task), headers=headers)
         async with log.timed("tasks malformed"):
-            while await _num_dead_letters(world) < letters + slots:
+            while await _num_dead_letters(system) < letters + slots:
                 await asyncio.sleep(0.2)
-            await world.tap.rollouts(len(world.tap.ended) + slots)
+            await system.tap.rollouts(len(system.tap.ended) + slots)
 
 
-async def _num_dead_letters(world: World) -> int:
-    return int((await until_answered(lambda: world.bus.js.stream_info(subjects.DLQ))).state.messages)
+async def _num_dead_letters(system: RunningSystem) -> int:
+    return int((await until_answered(lambda: system.bus.js.stream_info(subjects.DLQ))).state.messages)

@@ -1,4 +1,4 @@
-"""A world with work to do, let finish and judged: what every scenario stands on."""
+"""A system with work to do, let finish and judged: what every scenario stands on."""
 
 import asyncio
 import subprocess
@@ -14,7 +14,7 @@ from schemas import ids
 from tests.chaos.faults import Log
 from tests.chaos.oracle import judge
 from tests.chaos.report import Report
-from tests.chaos.world import GROUPS, RUN, SAMPLES, World, world
+from tests.chaos.running_system import GROUPS, RUN, SAMPLES, RunningSystem, run_system
 
 FINISH_SECONDS = 900.0
 WARM_UP = 16
@@ -30,8 +30,8 @@ def steps_for(rollouts: int) -> int:
 class Memory:
     """Resident memory of each process, looked at each second."""
 
-    def __init__(self, system: World) -> None:
-        self._world = system
+    def __init__(self, system: RunningSystem) -> None:
+        self._system = system
         self.seen: dict[str, list[float]] = {}
 
     @asynccontextmanager
@@ -45,7 +45,7 @@ class Memory:
 
     async def _watch(self) -> None:
         while True:
-            for name, size in self._world.memory().items():
+            for name, size in self._system.memory().items():
                 begin, most, _ = self.seen.get(name, [round(size), 0, 0])
                 self.seen[name] = [begin or round(size), max(most, round(size)), round(size)]
             await asyncio.sleep(MEMORY_SECONDS)
@@ -54,8 +54,8 @@ class Memory:
 class Busy:
     """Evaluation tasks beside the learner's, so that there is always work; `rollouts` is what was published."""
 
-    def __init__(self, system: World) -> None:
-        self._world = system
+    def __init__(self, system: RunningSystem) -> None:
+        self._system = system
         self.rollouts: list[str] = []
 
     @asynccontextmanager
@@ -74,23 +74,25 @@ class Busy:
         while not stop.is_set():
             first = len(self.rollouts) // TOGETHER
             problems = [TaskInput(f"eval{first}-{n}", {"question": f"what is {first} {n}?"}) for n in range(TOGETHER)]
-            await publish_all(self._world.bus, expand_samples(problems, 1, **fields), timeout=300, on_done=lambda: None)
+            await publish_all(
+                self._system.bus, expand_samples(problems, 1, **fields), timeout=300, on_done=lambda: None
+            )
             self.rollouts += [ids.rollout_id(problem.id, 0) for problem in problems]
-            while not stop.is_set() and len(self._world.tap.ended.keys() & self.rollouts) < len(self.rollouts) - FEW:
-                await self._world.tap.rollouts(len(self._world.tap.ended) + 1)
+            while not stop.is_set() and len(self._system.tap.ended.keys() & self.rollouts) < len(self.rollouts) - FEW:
+                await self._system.tap.rollouts(len(self._system.tap.ended) + 1)
 
 
 @asynccontextmanager
 async def at_work(
     place: Path, report: Report, name: str, steps: int, token_seconds: float, evaluate: bool = True, **more: Any
-) -> AsyncIterator[tuple[World, Log]]:
-    """A world with work to do while the block runs; then it is let finish, and judged.
+) -> AsyncIterator[tuple[RunningSystem, Log]]:
+    """A system with work to do while the block runs; then it is let finish, and judged.
 
     ``evaluate``: evaluation tasks are published beside the learner's.
     """
     log = Log()
     async with (
-        world(place, steps=steps, token_seconds=token_seconds, **more) as system,
+        run_system(place, steps=steps, token_seconds=token_seconds, **more) as system,
         Memory(system).watched() as memory,
     ):
         busy = Busy(system)

@@ -1,4 +1,4 @@
-"""The faults: each done to a world that is at work, with the time it takes until the one hit works again."""
+"""The faults: each done to a system that is at work, with the time it takes until the one hit works again."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ from schemas.fleet import Heartbeat
 from schemas.tasks import Task
 from schemas.weights.events import WeightManifest
 from tests.chaos.proxy import Fault
-from tests.chaos.world import LEASE_SECONDS, RUN, World
+from tests.chaos.running_system import LEASE_SECONDS, RUN, RunningSystem
 from tests.polling import until_answered
 from tests.stream_limits import limit
 
@@ -58,101 +58,103 @@ def kind(target: str) -> str:
     )
 
 
-async def kills(world: World, log: Log, rng: random.Random, count: int, rollouts: int) -> None:
+async def kills(system: RunningSystem, log: Log, rng: random.Random, count: int, rollouts: int) -> None:
     """``kill -9`` at random, spread over so many rollouts: who, and after how many, follows from the seed."""
     plan = [(rng.uniform(0.02, 0.98) * rollouts, rng.random()) for _ in range(count)]
     recovering: dict[str, asyncio.Task[None]] = {}
-    started = len(world.tap.ended)
+    started = len(system.tap.ended)
     for after, draw in sorted(plan):
-        await world.tap.rollouts(started + int(after))
-        free = [name for name in world.targets if name not in recovering or recovering[name].done()]
-        kinds = sorted({kind(name) for name in free if world.pid(name) is not None})
+        await system.tap.rollouts(started + int(after))
+        free = [name for name in system.targets if name not in recovering or recovering[name].done()]
+        kinds = sorted({kind(name) for name in free if system.pid(name) is not None})
         chosen = kinds[int(draw * len(kinds))]
-        target = rng.choice([name for name in free if kind(name) == chosen and world.pid(name) is not None])
+        target = rng.choice([name for name in free if kind(name) == chosen and system.pid(name) is not None])
         since = time.monotonic()
-        pid = world.signal(target, signal.SIGKILL)
-        recovering[target] = asyncio.create_task(_recovered(world, log, f"kill -9 {chosen}", target, since, pid))
+        pid = system.signal(target, signal.SIGKILL)
+        recovering[target] = asyncio.create_task(_recovered(system, log, f"kill -9 {chosen}", target, since, pid))
     await asyncio.gather(*recovering.values())
 
 
-async def kill(world: World, log: Log, target: str) -> None:
+async def kill(system: RunningSystem, log: Log, target: str) -> None:
     """``kill -9`` of one target, and wait until it works again."""
     since = time.monotonic()
-    await _recovered(world, log, f"kill -9 {kind(target)}", target, since, world.signal(target, signal.SIGKILL))
+    await _recovered(system, log, f"kill -9 {kind(target)}", target, since, system.signal(target, signal.SIGKILL))
 
 
-async def _recovered(world: World, log: Log, fault: str, target: str, since: float, old: int | None = None) -> None:
+async def _recovered(
+    system: RunningSystem, log: Log, fault: str, target: str, since: float, old: int | None = None
+) -> None:
     async with log.timed(fault):
-        await world.working(target, since, old)
+        await system.working(target, since, old)
 
 
-async def stops(world: World, log: Log, targets: Sequence[str] = ()) -> None:
+async def stops(system: RunningSystem, log: Log, targets: Sequence[str] = ()) -> None:
     """SIGSTOP of each in turn, for three leases, then SIGCONT; by default of all."""
-    for target in targets or world.targets:
-        if world.signal(target, signal.SIGSTOP) is None:
+    for target in targets or system.targets:
+        if system.signal(target, signal.SIGSTOP) is None:
             continue
         await asyncio.sleep(STOP_SECONDS)  # the fault itself
         since = time.monotonic()
-        world.signal(target, signal.SIGCONT)
-        await _recovered(world, log, f"SIGSTOP {kind(target)}", target, since)
-        await _next_rollout(world, log, "")
+        system.signal(target, signal.SIGCONT)
+        await _recovered(system, log, f"SIGSTOP {kind(target)}", target, since)
+        await _next_rollout(system, log, "")
 
 
 ALL_LINK_FAULTS: tuple[Fault, ...] = ("delay", "cut", "half_open", "reset")
 
 
-async def links(world: World, log: Log, kinds: Sequence[Fault] = ALL_LINK_FAULTS) -> None:
+async def links(system: RunningSystem, log: Log, kinds: Sequence[Fault] = ALL_LINK_FAULTS) -> None:
     """Each link slow, cut, half-open and reset, one after the other."""
-    for name, proxy in world.proxies.items():
+    for name, proxy in system.proxies.items():
         for fault in kinds:
             proxy.inject(fault)
             await asyncio.sleep(LINK_SECONDS)  # the fault itself
             since = time.monotonic()
             proxy.inject("none")
             target = "store" if name == "clickhouse" else name.removesuffix("-gateway")
-            await _recovered(world, log, f"link {fault.replace('_', '-')}", target, since)
-            await _next_rollout(world, log, "")
+            await _recovered(system, log, f"link {fault.replace('_', '-')}", target, since)
+            await _next_rollout(system, log, "")
 
 
-async def _next_rollout(world: World, log: Log, fault: str) -> None:
+async def _next_rollout(system: RunningSystem, log: Log, fault: str) -> None:
     """Wait until one more rollout ends: whatever it was, work goes on."""
-    before = len(world.tap.ended)
+    before = len(system.tap.ended)
     started = time.monotonic()
     async with asyncio.timeout(RECOVERY_SECONDS):
-        await world.tap.rollouts(before + 1)
+        await system.tap.rollouts(before + 1)
     if fault:
         log.note(fault, time.monotonic() - started)
 
 
-async def clickhouse_refuses(world: World, log: Log) -> None:
+async def clickhouse_refuses(system: RunningSystem, log: Log) -> None:
     """ClickHouse answers, but takes no rows."""
-    sql = world.sql()
+    sql = system.sql()
     sql.command("RENAME TABLE lightningbus.raw_spans TO lightningbus.raw_spans_away")
     await asyncio.sleep(DOWN_SECONDS)  # the fault itself
     since = time.monotonic()
     sql.command("RENAME TABLE lightningbus.raw_spans_away TO lightningbus.raw_spans")
-    await _recovered(world, log, "ClickHouse refuses inserts", "store", since)
+    await _recovered(system, log, "ClickHouse refuses inserts", "store", since)
 
 
-async def full_streams(world: World, log: Log) -> list[str]:
+async def full_streams(system: RunningSystem, log: Log) -> list[str]:
     """No room for rollouts of either mode while nobody stores them: returns who reported that it waits for room."""
-    world.proxies["clickhouse"].inject("cut")
+    system.proxies["clickhouse"].inject("cut")
     for stream in ROLLOUT_STREAMS:
-        await limit(world.bus, stream, (await world.bus.js.stream_info(stream)).state.messages + 8)
+        await limit(system.bus, stream, (await system.bus.js.stream_info(stream)).state.messages + 8)
     waiting: set[str] = set()
     async with asyncio.timeout(60):
         while not waiting:
-            await world.fleet.wait_for_change()
-            waiting = {beat.id for beat in world.fleet.members() if beat.status.get("waits_for_room")}
+            await system.fleet.wait_for_change()
+            waiting = {beat.id for beat in system.fleet.members() if beat.status.get("waits_for_room")}
     await asyncio.sleep(DOWN_SECONDS)  # the fault itself
-    world.proxies["clickhouse"].inject("none")
+    system.proxies["clickhouse"].inject("none")
     for stream in ROLLOUT_STREAMS:
-        await limit(world.bus, stream, None)
-    await _next_rollout(world, log, "stream full")
+        await limit(system.bus, stream, None)
+    await _next_rollout(system, log, "stream full")
     return sorted(waiting)
 
 
-async def full_disk(world: World, log: Log, disk: Path) -> None:
+async def full_disk(system: RunningSystem, log: Log, disk: Path) -> None:
     """Not a byte left where JetStream writes; then somebody makes room."""
     filler = disk / "filler"
     with suppress(OSError), filler.open("wb", buffering=0) as file:
@@ -160,19 +162,19 @@ async def full_disk(world: World, log: Log, disk: Path) -> None:
             file.write(b"\0" * 65536)
     await asyncio.sleep(DOWN_SECONDS)  # the fault itself
     filler.unlink()
-    await _next_rollout(world, log, "disk full")
+    await _next_rollout(system, log, "disk full")
 
 
-async def corrupt_blobs(world: World, log: Log) -> None:
+async def corrupt_blobs(system: RunningSystem, log: Log) -> None:
     """Bytes that are not those of their manifest: refused by digest, reported, fetched again once they are right."""
-    assert world.learner is not None
-    await world.learner  # from here on the versions are ours
-    actual = await world.bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
+    assert system.learner is not None
+    await system.learner  # from here on the versions are ours
+    actual = await system.bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
     assert actual is not None
     last, sequence = actual
     whole = last.chain[0].blob if last.chain else last.blobs[0]
-    path = world.directory / "good"
-    await world.bus.object_store.get(whole, path)
+    path = system.directory / "good"
+    await system.bus.object_store.get(whole, path)
     good = path.read_bytes()
     middle = len(good) // 2
     for number, bad in enumerate(
@@ -180,30 +182,30 @@ async def corrupt_blobs(world: World, log: Log) -> None:
     ):
         version = last.version + number
         name = f"policy-{version:06d}-{last.epoch}"
-        await world.bus.object_store.put(subjects.WEIGHT_BUCKET, name, bad)
+        await system.bus.object_store.put(subjects.WEIGHT_BUCKET, name, bad)
         fields = {"kind": "full", "chain": (), "fingerprint": "", "blobs": (replace(whole, name=name),)}
         manifest = replace(last, version=version, parent=version - 1, **fields)
-        sequence = await world.bus.publish(
+        sequence = await system.bus.publish(
             subjects.weights("policy"), manifest, msg_id=f"chaos:{version}", expect_last=sequence
         )
         async with asyncio.timeout(RECOVERY_SECONDS):
-            while not all("not fetched" in str(node.status["problem"]) for node in _nodes(world)):
-                await world.fleet.wait_for_change()
-        assert {(node.state, node.version) for node in _nodes(world)} == {("ready", version - 1)}, "the old one serves"
-        await world.bus.object_store.put(subjects.WEIGHT_BUCKET, name, good)
+            while not all("not fetched" in str(node.status["problem"]) for node in _nodes(system)):
+                await system.fleet.wait_for_change()
+        assert {(node.state, node.version) for node in _nodes(system)} == {("ready", version - 1)}, "the old one serves"
+        await system.bus.object_store.put(subjects.WEIGHT_BUCKET, name, good)
         async with log.timed("blob corrupted" if len(bad) == len(good) else "blob truncated"):
-            while {node.version for node in _nodes(world)} != {version}:
-                await world.fleet.wait_for_change()
+            while {node.version for node in _nodes(system)} != {version}:
+                await system.fleet.wait_for_change()
 
 
-def _nodes(world: World) -> list[Heartbeat]:
-    return [beat for beat in world.fleet.members() if beat.role == "inference"]
+def _nodes(system: RunningSystem) -> list[Heartbeat]:
+    return [beat for beat in system.fleet.members() if beat.role == "inference"]
 
 
-async def clock(world: World, log: Log, target: str, hours: float) -> None:
+async def clock(system: RunningSystem, log: Log, target: str, hours: float) -> None:
     """One process's clock is set by hours, and stays so."""
-    (world.directory / "skews" / str(world.pid(target))).write_text(str(hours * 3600))
-    await _next_rollout(world, log, f"clock {hours:+g} h")
+    (system.directory / "skews" / str(system.pid(target))).write_text(str(hours * 3600))
+    await _next_rollout(system, log, f"clock {hours:+g} h")
 
 
 NASTY: dict[str, tuple[Outcome, dict[str, Any]]] = {
@@ -219,29 +221,29 @@ NASTY: dict[str, tuple[Outcome, dict[str, Any]]] = {
 """How a rollout of each bad agent ends, and what its runner is told; ``ok`` is one that was told no, and lives."""
 
 
-async def bad_agent(world: World, log: Log, name: str) -> None:
+async def bad_agent(system: RunningSystem, log: Log, name: str) -> None:
     """A bad agent, then a good rollout of the same runner."""
     outcome, settings = NASTY[name]
-    await world.runner(name, entrypoint=f"hostile:{name}", **settings)
+    await system.runner(name, entrypoint=f"hostile:{name}", **settings)
     fields = {"run_id": RUN, "agent": name, "mode": "eval", "deadline": 15.0}
     bad = [Task(id=f"{name}-{n}", input={}, **fields) for n in range(2)]
     for task in bad:
-        await TaskPublisher(world.bus).publish_task(task)
+        await TaskPublisher(system.bus).publish_task(task)
     for task in bad:
-        await world.tap.has(f"{task.id}.0")
+        await system.tap.has(f"{task.id}.0")
     async with log.timed(f"agent {name.replace('_', ' ')}"):
-        await TaskPublisher(world.bus).publish_task(Task(id=f"{name}-calm", input={"calm": True}, **fields))
-        await world.tap.has(f"{name}-calm.0")
-    ended = {end.rollout: end.outcome for end in world.tap.ends if end.agent == name}
+        await TaskPublisher(system.bus).publish_task(Task(id=f"{name}-calm", input={"calm": True}, **fields))
+        await system.tap.has(f"{name}-calm.0")
+    ended = {end.rollout: end.outcome for end in system.tap.ends if end.agent == name}
     assert ended == {f"{name}-0.0": outcome, f"{name}-1.0": outcome, f"{name}-calm.0": "ok"}, ended
-    await world.others[name].stop_all()
+    await system.others[name].stop_all()
 
 
-async def leader(world: World, log: Log) -> None:
+async def leader(system: RunningSystem, log: Log) -> None:
     """``kill -9`` of the server that leads the spans, in a cluster of three."""
-    info = await until_answered(lambda: world.bus.js.stream_info(subjects.TRAIN_ROLLOUTS))
+    info = await until_answered(lambda: system.bus.js.stream_info(subjects.TRAIN_ROLLOUTS))
     name = info.cluster.leader if info.cluster else None
-    broker = world.brokers[int((name or "n0")[1:])]
+    broker = system.brokers[int((name or "n0")[1:])]
     assert broker.process is not None
     broker.process.kill()
-    await _next_rollout(world, log, "kill -9 cluster leader")
+    await _next_rollout(system, log, "kill -9 cluster leader")

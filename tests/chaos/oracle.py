@@ -9,9 +9,9 @@ from bus.client import Bus
 from schemas import subjects
 from schemas.codec import decode
 from schemas.weights.events import WeightManifest
+from tests.chaos.running_system import RunningSystem
 from tests.chaos.tap import Tap
 from tests.chaos.tokens import flaw
-from tests.chaos.world import World
 from tests.polling import until_answered
 
 SHOWN = 5
@@ -35,12 +35,12 @@ class Verdict:
         return "; ".join(texts) or "nothing lost, nothing twice"
 
 
-async def judge(world: World, request: Iterable[str], vocabulary: int) -> Verdict:
+async def judge(system: RunningSystem, request: Iterable[str], vocabulary: int) -> Verdict:
     """Compare everything; ``asked`` are the rollouts the harness published itself.
 
     Where the bus lost acknowledged data, what is missing counts as lost with it; all that is there must still be right.
     """
-    sql, tap, verdict = world.sql(), world.tap, Verdict()
+    sql, tap, verdict = system.sql(), system.tap, Verdict()
 
     def rows(statement: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in sql.query(statement).result_rows]
@@ -61,7 +61,7 @@ async def judge(world: World, request: Iterable[str], vocabulary: int) -> Verdic
         "INNER JOIN prompts USING (run_id, rollout_id, execution_id, call)"
     )
     _calls(verdict, calls, vocabulary)
-    if world.state_was_lost:
+    if system.state_was_lost:
         verdict.counts["lost with the bus"] = len(verdict.lost)
         verdict.lost, verdict.wrong = [], [sentence for sentence in verdict.wrong if "by the rule" not in sentence]
         return verdict
@@ -71,7 +71,7 @@ async def judge(world: World, request: Iterable[str], vocabulary: int) -> Verdic
         "INNER JOIN spans AS s ON a.execution_id = s.execution_id GROUP BY a.execution_id HAVING sent != stored"
     )
     verdict.wrong += [f"execution {id} had {sent} spans, stored are {stored}" for id, sent, stored in rows(reported)]
-    await _versions(verdict, world.bus)
+    await _versions(verdict, system.bus)
     return verdict
 
 

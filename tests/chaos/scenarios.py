@@ -1,4 +1,4 @@
-"""The worlds in which faults are done, from start to verdict."""
+"""The scenarios: a running system, its faults, and the verdict."""
 
 import asyncio
 import random
@@ -14,8 +14,8 @@ from tests.chaos.at_work import FINISH_SECONDS, at_work, small_disk, steps_for
 from tests.chaos.faults import Log
 from tests.chaos.oracle import Verdict, judge
 from tests.chaos.report import Report
+from tests.chaos.running_system import GROUPS, RUN, SAMPLES, run_system
 from tests.chaos.soak import Resources, find_slopes
-from tests.chaos.world import GROUPS, RUN, SAMPLES, world
 
 Scenario = Callable[[Path, Report, random.Random, int, int], Awaitable[None]]
 DISK_MIB = 96
@@ -131,7 +131,10 @@ async def soak(place: Path, report: Report, rng: random.Random, kills: int, roll
     """20,000 rollouts in one run: nothing is lost, and nothing grows without end."""
     fields = {"run_id": RUN, "agent": "default", "mode": "eval", "deadline": 300.0, "max_attempts": 30}
     problems = [TaskInput(f"soak{number}", {"question": f"what follows {number}?"}) for number in range(SOAK_ROLLOUTS)]
-    async with world(place, steps=SOAK_STEPS, token_seconds=0.0) as system, Resources(system).watched() as resources:
+    async with (
+        run_system(place, steps=SOAK_STEPS, token_seconds=0.0) as system,
+        Resources(system).watched() as resources,
+    ):
         await publish_all(system.bus, expand_samples(problems, 1, **fields), timeout=3600, on_done=lambda: None)
         await system.tap.rollouts(SOAK_ROLLOUTS + SOAK_STEPS * SAMPLES * GROUPS)
         await system.finished(FINISH_SECONDS)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from common.aio import cancel_and_wait
-from tests.chaos.world import World
+from tests.chaos.running_system import RunningSystem
 
 LOOK_SECONDS = 5.0
 MAX_STORE_THREADS = 800
@@ -32,7 +32,7 @@ class Use:
 class Resources:
     """Use of each process over a run, looked at every five seconds."""
 
-    world: World
+    system: RunningSystem
     by_process: dict[str, list[Use]] = field(default_factory=dict)
     disk_mib: list[tuple[int, float]] = field(default_factory=list)
 
@@ -56,17 +56,17 @@ class Resources:
             await asyncio.sleep(LOOK_SECONDS)
 
     def _look(self) -> None:
-        ended = len(self.world.tap.ended)
-        for target in self.world.targets:
+        ended = len(self.system.tap.ended)
+        for target in self.system.targets:
             try:
-                process = psutil.Process(self.world.pid(target))
+                process = psutil.Process(self.system.pid(target))
                 use = Use(
                     ended, process.memory_info().rss / 2**20, count_descriptors(process.pid), process.num_threads()
                 )
             except (psutil.NoSuchProcess, psutil.ZombieProcess, FileNotFoundError):
                 continue
             self.by_process.setdefault(target, []).append(use)
-        self.disk_mib.append((ended, disk_use(self.world.directory) / 2**20))
+        self.disk_mib.append((ended, disk_use(self.system.directory) / 2**20))
 
 
 def count_descriptors(pid: int) -> int:

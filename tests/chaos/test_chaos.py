@@ -1,4 +1,4 @@
-"""``make chaos`` in small: the same worlds, faults and oracle. ``CHAOS_SEED`` chooses another order of kills."""
+"""``make chaos`` in small: the same scenarios, faults and oracle. ``CHAOS_SEED`` chooses another order of kills."""
 
 import asyncio
 import os
@@ -22,8 +22,8 @@ SEED = int(os.environ.get("CHAOS_SEED", "7"))
 @pytest.fixture
 async def place(tmp_path: Path) -> Path:
     """A directory with a model and tasks."""
-    await asyncio.to_thread(prepare, tmp_path / "world")
-    return tmp_path / "world"
+    await asyncio.to_thread(prepare, tmp_path / "system")
+    return tmp_path / "system"
 
 
 async def test_nothing_is_lost_or_doubled_by_random_kills(place: Path) -> None:

@@ -10,7 +10,7 @@ from bus.weights.registry import WeightRegistry
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.supervisor import ChildSpec, Supervisor
 from tests.chaos.__main__ import prepare
-from tests.chaos.world import GROUPS, RUN, STAND_IN, World, _node, _runner, world
+from tests.chaos.running_system import GROUPS, RUN, STAND_IN, RunningSystem, _node, _runner, run_system
 
 pytestmark = pytest.mark.timeout(300)
 STEPS, BOUND, PUBLISH_EVERY = 8, 2, 2
@@ -27,10 +27,10 @@ ARRAY JOIN c.token_versions AS v WHERE u.run_id = {run_id:String} AND u.trained 
 
 
 async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyond_it(tmp_path: Path) -> None:
-    place = tmp_path / "world"
+    place = tmp_path / "system"
     await asyncio.to_thread(prepare, place)
     every = {"weight_sync_interval": PUBLISH_EVERY, "max_staleness": BOUND}
-    async with world(place, steps=STEPS, nodes=1, runners=1, token_seconds=0.03, learner=every) as system:
+    async with run_system(place, steps=STEPS, nodes=1, runners=1, token_seconds=0.03, learner=every) as system:
         late = Supervisor(RunDirectory(place / "run"), system.nats.url)
         try:
             # A node that takes three seconds for each version, while its requests stand still.
@@ -68,9 +68,11 @@ async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyon
 
 async def test_a_learner_whose_versions_nobody_serves_waits_and_goes_on_when_somebody_does(tmp_path: Path) -> None:
     """It does not dispatch without end what is too old when it comes."""
-    place = tmp_path / "world"
+    place = tmp_path / "system"
     await asyncio.to_thread(prepare, place)
-    async with world(place, steps=3, nodes=1, runners=1, token_seconds=0.01, learner={"max_staleness": 0}) as system:
+    async with run_system(
+        place, steps=3, nodes=1, runners=1, token_seconds=0.01, learner={"max_staleness": 0}
+    ) as system:
         releases = WeightRegistry(system.bus, "policy")
         await releases.append_decision("pinned", 0, who="test")
         await _says(system, "a node that serves version 1 or a newer one")
@@ -86,18 +88,18 @@ async def test_a_learner_whose_versions_nobody_serves_waits_and_goes_on_when_som
     assert stale >= GROUPS and tasks == (3 + 1) * GROUPS, "one step's worth was too old, and no more was asked for"
 
 
-async def _says(system: World, waits_for: str) -> None:
+async def _says(system: RunningSystem, waits_for: str) -> None:
     while not any(
         beat.role == "learner" and beat.status.get("waits for") == waits_for for beat in system.fleet.members()
     ):
         await system.fleet.wait_for_change()
 
 
-async def _step(system: World, number: int) -> None:
+async def _step(system: RunningSystem, number: int) -> None:
     while not any(beat.role == "learner" and beat.status.get("step", 0) >= number for beat in system.fleet.members()):
         await system.fleet.wait_for_change()
 
 
-async def _alive(system: World, names: set[str]) -> None:
+async def _alive(system: RunningSystem, names: set[str]) -> None:
     while not names <= {beat.id for beat in system.fleet.members() if beat.state in ("running", "ready")}:
         await system.fleet.wait_for_change()

@@ -269,7 +269,7 @@ def _files() -> Iterator[Target]:
     (directory / "access").mkdir()
     path = directory / "access" / FILE
     yield Target(
-        "access file",
+        "credentials file",
         access,
         partial(_file, lambda path: Credentials.read(path.parent, "runner"), path),
         (CredentialsError,),

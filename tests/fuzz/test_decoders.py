@@ -56,8 +56,8 @@ FOUND: list[tuple[str, bytes]] = [
     ("run file", b"name: 2001-13-45"),
     ("endpoints of a run", b'{"pid": "x", "bus": "y"}'),
     ("endpoints of a run", b'{"pid": 99999999999999999999, "bus": "y"}'),
-    ("access file", b'{"inbox": "x", "ca": "\\u0000"}'),
-    ("access file", b'{"inbox": 5}'),
+    ("credentials file", b'{"inbox": "x", "ca": "\\u0000"}'),
+    ("credentials file", b'{"inbox": 5}'),
     ("statement over HTTP", b"lz4\n\n" + lz4.frame.compress(bytes(300 << 20))),
 ]
 

@@ -14,8 +14,8 @@ from tests.chaos.__main__ import prepare
 from tests.chaos.at_work import Busy
 from tests.chaos.oracle import judge
 from tests.hosts.arrows import BEYOND, LOOPBACK, certificate, greeted, nobody, refused, status_of, table
+from tests.hosts.deployment import CLIENTS, GATEWAY, HEALTH, LEAVES, NODES, ROOT, ROUTE, SQL, Hosts, hosts
 from tests.hosts.network import missing
-from tests.hosts.world import CLIENTS, GATEWAY, HEALTH, LEAVES, NODES, ROOT, ROUTE, SQL, Hosts, hosts
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"needs {missing()}"),
@@ -36,7 +36,7 @@ ONE_BY_ONE: Sequence[Sequence[str]] = tuple(
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Hosts]:
     """The run, at work."""
-    place = tmp_path_factory.mktemp("hosts") / "world"
+    place = tmp_path_factory.mktemp("hosts") / "system"
     await asyncio.to_thread(prepare, place)
     async with hosts(place, steps=STEPS) as site:
         yield site

@@ -11,8 +11,8 @@ from bus.client import Bus
 from schemas import subjects
 from schemas.weights.events import WeightManifest
 from tests.factories import batches
+from tests.hosts.deployment import HEALTH, LIGHTNINGBUS, bus_as, cluster, command_environment
 from tests.hosts.network import Host, Network, missing
-from tests.hosts.world import HEALTH, LIGHTNINGBUS, bus_as, cluster, command_environment
 from tests.learner.conftest import tiny_model
 
 pytestmark = [

@@ -18,10 +18,10 @@ from lightningbus.run.supervisor import ChildSpec
 from runners.settings import RunnerSettings
 from schemas import ids
 from tests import tensorfiles
+from tests.chaos.running_system import LEASE_SECONDS, STAND_IN
 from tests.chaos.tap import Tap
-from tests.chaos.world import LEASE_SECONDS, STAND_IN
+from tests.hosts.deployment import CLIENTS, GATEWAY, ROOT, bus_as, cluster, command, role, serve, server_file
 from tests.hosts.network import Host, Network, missing
-from tests.hosts.world import CLIENTS, GATEWAY, ROOT, bus_as, cluster, command, role, serve, server_file
 
 pytestmark = [
     pytest.mark.slow,

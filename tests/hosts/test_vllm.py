@@ -9,8 +9,8 @@ from inference.settings import InferenceSettings
 from lightningbus.run.supervisor import ChildSpec
 from tests.chaos.__main__ import prepare
 from tests.hosts.arrows import refused
+from tests.hosts.deployment import GATEWAY, HEALTH, bus_as, cluster, role
 from tests.hosts.network import Network, missing
-from tests.hosts.world import GATEWAY, HEALTH, bus_as, cluster, role
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,7 +20,7 @@ pytestmark = [
 
 async def test_vllm_itself_is_reached_from_no_other_host(tmp_path: Path) -> None:
     """It has no port, and its processes open theirs on loopback: of all on a node, others reach the gateway alone."""
-    place = tmp_path / "world"
+    place = tmp_path / "system"
     await asyncio.to_thread(prepare, place)
     async with Network() as network, cluster(network, place) as (secrets, urls, local):
         host = network.host("node")

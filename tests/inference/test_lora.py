@@ -47,7 +47,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass
-class World:
+class LoraNode:
     """A bus, a node that holds adapters, and what was published."""
 
     bus: Bus
@@ -210,7 +210,7 @@ def base() -> Tensors:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory, base: Tensors) -> AsyncIterator[World]:
+async def lora_node(tmp_path_factory: pytest.TempPathFactory, base: Tensors) -> AsyncIterator[LoraNode]:
     """One node for all tests."""
     directory = tmp_path_factory.mktemp("adapters")
     model = make_model(directory / "model")
@@ -227,7 +227,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory, base: Tensors) -> Asyn
         async with bus.fleet("inference") as fleet, aiohttp.ClientSession() as http:
             node = asyncio.create_task(Node(bus, settings).run(stop))
             try:
-                built = World(bus, fleet, directory, model, http, node)
+                built = LoraNode(bus, fleet, directory, model, http, node)
                 await built.beat(lambda beat: beat.state == "awaiting_weights", seconds=280)
                 yield built
             finally:
@@ -243,129 +243,133 @@ def another(model: Qwen2ForCausalLM, seed: int) -> Tensors:
     return {name: tensor + 0.1 * torch.randn(tensor.shape, generator=random) for name, tensor in state.items()}
 
 
-async def test_each_version_answers_with_its_own_adapters_side_by_side(world: World, base: Tensors) -> None:
-    old, new = await world.serve(base, 2)
-    await world.holds(old, new)
+async def test_each_version_answers_with_its_own_adapters_side_by_side(lora_node: LoraNode, base: Tensors) -> None:
+    old, new = await lora_node.serve(base, 2)
+    await lora_node.holds(old, new)
     wishes: list[tuple[dict[str, int], int]] = [
         ({VERSION_HEADER: old}, old), ({VERSION_HEADER: new}, new), ({}, new),
         ({PREFERRED_HEADER: old}, old), ({PREFERRED_HEADER: 99}, new),
     ]  # fmt: skip
-    answers = await asyncio.gather(*(world.ask(**headers) for headers, _ in wishes))
+    answers = await asyncio.gather(*(lora_node.ask(**headers) for headers, _ in wishes))
     for answer, (_, version) in zip(answers, wishes, strict=True):
-        world.check(answer, version)
+        lora_node.check(answer, version)
         assert answer.models == {"policy"}
 
 
-async def test_a_call_ends_on_the_version_it_began_with_and_then_that_version_goes(world: World, base: Tensors) -> None:
+async def test_a_call_ends_on_the_version_it_began_with_and_then_that_version_goes(
+    lora_node: LoraNode, base: Tensors
+) -> None:
     """Nothing stands still for the versions that come, and they do not wait for it until there is no place left."""
-    (first,) = await world.serve(base)
+    (first,) = await lora_node.serve(base)
     paused: dict[int, float] = {}
 
     async def applied(message: Msg) -> None:
         event = decode(WeightsActivated, message.data)
         paused[event.version] = event.pause_seconds
 
-    listening = await world.bus.nc.subscribe(subjects.activated("n"), cb=applied)
-    async with await world.stream(LONG) as answer:
-        second, third = await world.serve(base, 2)
-        world.check(await world.ask(), third)
-        await world.holds(first, second, third)
-        async with await world.stream(8, **{VERSION_HEADER: first}) as refused:
+    listening = await lora_node.bus.nc.subscribe(subjects.activated("n"), cb=applied)
+    async with await lora_node.stream(LONG) as answer:
+        second, third = await lora_node.serve(base, 2)
+        lora_node.check(await lora_node.ask(), third)
+        await lora_node.holds(first, second, third)
+        async with await lora_node.stream(8, **{VERSION_HEADER: first}) as refused:
             assert refused.status == 409
             assert f"serves version {second}, {third}, not {first}" in await refused.text()
-        last = await world.publish(base)  # has no place before the long call has ended
-        assert world.fleet.members()[0].status["inflight"] >= 1, "or this test shows nothing"
+        last = await lora_node.publish(base)  # has no place before the long call has ended
+        assert lora_node.fleet.members()[0].status["inflight"] >= 1, "or this test shows nothing"
         whole = await read(answer)
-    world.check(whole, first)
+    lora_node.check(whole, first)
     assert len(whole.tokens) == LONG
-    assert (await world.serves(last)).status["versions"] == [third, last]
-    await world.holds(third, last)
+    assert (await lora_node.serves(last)).status["versions"] == [third, last]
+    await lora_node.holds(third, last)
     await listening.unsubscribe()
     assert paused.keys() == {second, third, last}
 
 
-async def test_a_version_that_is_revoked_gives_its_place_to_one_that_waits(world: World, base: Tensors) -> None:
-    (first,) = await world.serve(base)
-    async with await world.stream(LONG) as answer:
-        second, third = await world.serve(base, 2)
-        last = await world.publish(base)  # has no place
-        await WeightRegistry(world.bus, "policy").append_decision("revoked", third, who="me")
-        beat = await world.serves(last)
+async def test_a_version_that_is_revoked_gives_its_place_to_one_that_waits(lora_node: LoraNode, base: Tensors) -> None:
+    (first,) = await lora_node.serve(base)
+    async with await lora_node.stream(LONG) as answer:
+        second, third = await lora_node.serve(base, 2)
+        last = await lora_node.publish(base)  # has no place
+        await WeightRegistry(lora_node.bus, "policy").append_decision("revoked", third, who="me")
+        beat = await lora_node.serves(last)
         assert beat.status["versions"] == [second, last]
         assert beat.status["inflight"] >= 1, "or this test shows nothing"
-        world.check(await read(answer), first)
-    world.check(await world.ask(), last)
-    await world.holds(second, last)
+        lora_node.check(await read(answer), first)
+    lora_node.check(await lora_node.ask(), last)
+    await lora_node.holds(second, last)
 
 
-async def test_where_nothing_may_be_served_the_base_by_itself_answers_nobody(world: World, base: Tensors) -> None:
-    *_, new = await world.serve(base, 2)
-    releases = WeightRegistry(world.bus, "policy")
+async def test_where_nothing_may_be_served_the_base_by_itself_answers_nobody(
+    lora_node: LoraNode, base: Tensors
+) -> None:
+    *_, new = await lora_node.serve(base, 2)
+    releases = WeightRegistry(lora_node.bus, "policy")
     await releases.append_decision("pinned", 999, who="me")  # is not to be had
-    assert (await world.beat(lambda beat: beat.status["versions"] == [])).version is None
-    async with await world.stream(8) as refused:
+    assert (await lora_node.beat(lambda beat: beat.status["versions"] == [])).version is None
+    async with await lora_node.stream(8) as refused:
         assert refused.status == 503 and "taking weights" in await refused.text()
-    await world.holds(new)
+    await lora_node.holds(new)
     await releases.append_decision("unpinned", 999, who="me")
-    await world.serves(new)
-    world.check(await world.ask(), new)
+    await lora_node.serves(new)
+    lora_node.check(await lora_node.ask(), new)
 
 
-async def test_another_base_waits_for_the_calls_on_the_old_one(world: World, base: Tensors) -> None:
+async def test_another_base_waits_for_the_calls_on_the_old_one(lora_node: LoraNode, base: Tensors) -> None:
     """Adapters are never served on a base that is not theirs."""
-    (old,) = await world.serve(base)
-    async with await world.stream(LONG // 4) as answer:
-        new = await world.publish(another(world.model, 2))
-        await world.beat(lambda beat: beat.version == new)
-        world.check(await read(answer), old)
-    world.check(await world.ask(), new)
-    await world.holds(new)
+    (old,) = await lora_node.serve(base)
+    async with await lora_node.stream(LONG // 4) as answer:
+        new = await lora_node.publish(another(lora_node.model, 2))
+        await lora_node.beat(lambda beat: beat.version == new)
+        lora_node.check(await read(answer), old)
+    lora_node.check(await lora_node.ask(), new)
+    await lora_node.holds(new)
 
 
-async def test_adapters_that_cannot_be_loaded_leave_the_old_ones_serving(world: World, base: Tensors) -> None:
-    (old,) = await world.serve(base)
+async def test_adapters_that_cannot_be_loaded_leave_the_old_ones_serving(lora_node: LoraNode, base: Tensors) -> None:
+    (old,) = await lora_node.serve(base)
     sentence = f"adapters of rank {2 * RANK} do not fit: set lora.rank"
-    await world.publish(base, rank=2 * RANK)
-    await world.beat(lambda beat: sentence in beat.status["problem"])
-    await world.publish(base, **{"base_model.model.model.nowhere.lora_A.weight": torch.zeros(RANK, 8)})
-    await world.beat(lambda beat: "the engine rejects the adapters" in beat.status["problem"])
-    world.check(await world.ask(), old)
-    (new,) = await world.serve(base)
-    world.check(await world.ask(**{VERSION_HEADER: old}), old)
-    world.check(await world.ask(), new)
+    await lora_node.publish(base, rank=2 * RANK)
+    await lora_node.beat(lambda beat: sentence in beat.status["problem"])
+    await lora_node.publish(base, **{"base_model.model.model.nowhere.lora_A.weight": torch.zeros(RANK, 8)})
+    await lora_node.beat(lambda beat: "the engine rejects the adapters" in beat.status["problem"])
+    lora_node.check(await lora_node.ask(), old)
+    (new,) = await lora_node.serve(base)
+    lora_node.check(await lora_node.ask(**{VERSION_HEADER: old}), old)
+    lora_node.check(await lora_node.ask(), new)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("sticky_weight_version", [True, False])
 async def test_a_rollout_ends_on_the_version_it_began_with_where_that_is_wished(
-    world: World, base: Tensors, sticky_weight_version: bool
+    lora_node: LoraNode, base: Tensors, sticky_weight_version: bool
 ) -> None:
-    (first,) = await world.serve(base)
+    (first,) = await lora_node.serve(base)
     between: asyncio.Queue[asyncio.Event] = asyncio.Queue()
     async with (
         gate(between) as url,
-        running(world.bus, entrypoint="gated:asks_three_times", sticky_weight_version=sticky_weight_version),
+        running(lora_node.bus, entrypoint="gated:asks_three_times", sticky_weight_version=sticky_weight_version),
     ):
         name = f"gated-{sticky_weight_version}"
-        await TaskPublisher(world.bus).publish_tasks([task(id=name, input={"gate": url}, deadline=60.0)])
+        await TaskPublisher(lora_node.bus).publish_tasks([task(id=name, input={"gate": url}, deadline=60.0)])
         for versions in (1, KEPT):  # by the second time the first version is gone
             go_on = await asyncio.wait_for(between.get(), 60)
-            newest = (await world.serve(base, versions))[-1]
+            newest = (await lora_node.serve(base, versions))[-1]
             go_on.set()
-        (batch,) = await ended(world.bus)
+        (batch,) = await ended(lora_node.bus)
     assert batch.end is not None and batch.end.outcome == "ok"
     calls = [run.version for call in calls_of(batch) for run in call.weight_versions]
     assert calls == ([first, first, newest] if sticky_weight_version else [first, first + 1, newest])
 
 
 @pytest.mark.integration
-async def test_a_pinned_rollout_finds_its_version_while_it_is_held(world: World, base: Tensors) -> None:
-    gone, kept, _ = await world.serve(base, 1 + KEPT)
-    async with running(world.bus, entrypoint="gated:asks_once"):
+async def test_a_pinned_rollout_finds_its_version_while_it_is_held(lora_node: LoraNode, base: Tensors) -> None:
+    gone, kept, _ = await lora_node.serve(base, 1 + KEPT)
+    async with running(lora_node.bus, entrypoint="gated:asks_once"):
         for version, seconds in ((kept, 60.0), (gone, 1.0)):
             pinned = task(id=f"pinned-{version}", weight_version=version, deadline=seconds, max_attempts=1)
-            await TaskPublisher(world.bus).publish_task(pinned)
-        by_name = {batch.task_id: batch for batch in await ended(world.bus, 2)}
+            await TaskPublisher(lora_node.bus).publish_task(pinned)
+        by_name = {batch.task_id: batch for batch in await ended(lora_node.bus, 2)}
     ends = {name: batch.end.outcome for name, batch in by_name.items() if batch.end is not None}
     assert ends == {f"pinned-{gone}": "infra_error", f"pinned-{kept}": "ok"}
     (call,) = calls_of(by_name[f"pinned-{kept}"])

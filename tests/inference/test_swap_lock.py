@@ -27,7 +27,7 @@ NODES = range(4)
 NODE = st.sampled_from(NODES)
 
 
-class World:
+class Simulation:
     """Nodes with clocks of their own, a subject with compare-and-set, and time that passes for all."""
 
     def __init__(self, skews: list[float]) -> None:
@@ -90,39 +90,39 @@ class Taking(RuleBasedStateMachine):
 
     @initialize(skews=st.lists(st.floats(-1000, 1000), min_size=len(NODES), max_size=len(NODES)))
     def begun(self, skews: list[float]) -> None:
-        self.world = World(skews)
+        self.simulation = Simulation(skews)
 
     @rule(seconds=st.floats(0.001, 4.0))
     def time_passes(self, seconds: float) -> None:
-        self.world.pass_time(seconds)
+        self.simulation.pass_time(seconds)
 
     @rule(node=NODE)
     def wants_it(self, node: int) -> None:
-        if self.world.beats[node].state == "ready":
-            self.world.take(node)
+        if self.simulation.beats[node].state == "ready":
+            self.simulation.take(node)
 
     @rule(node=NODE)
     def is_done(self, node: int) -> None:
-        self.world.give_back(node)
+        self.simulation.give_back(node)
 
     @rule(node=NODE)
     def dies(self, node: int) -> None:
-        self.world.die(node)
+        self.simulation.die(node)
 
     @rule(node=NODE)
     def starts(self, node: int) -> None:
-        if not self.world.alive[node]:
-            self.world.start(node)
+        if not self.simulation.alive[node]:
+            self.simulation.start(node)
 
     @rule(node=NODE)
     def is_up(self, node: int) -> None:
-        if self.world.alive[node] and self.world.beats[node].state == "starting":
-            self.world.be_up(node)
+        if self.simulation.alive[node] and self.simulation.beats[node].state == "starting":
+            self.simulation.be_up(node)
 
     @invariant()
     def one_at_a_time(self) -> None:
-        if hasattr(self, "world"):
-            assert sum(self.world.holds) <= 1
+        if hasattr(self, "simulation"):
+            assert sum(self.simulation.holds) <= 1
 
 
 TestTaking = Taking.TestCase
@@ -135,20 +135,20 @@ TestTaking = Taking.TestCase
 )
 def test_nobody_waits_for_ever(skews: list[float], fates: list[str], order: list[int]) -> None:
     """Every node that lives gets its turn, within the time it takes to find each of the others dead."""
-    world, done, began = World(skews), set[int](), {}
+    simulation, done, began = Simulation(skews), set[int](), {}
     for _ in range(int((DEAD_SECONDS + 5) * len(NODES))):
-        world.pass_time(1.0)
+        simulation.pass_time(1.0)
         for node in order:
-            if world.holds[node] and world.now - began[node] >= 2:
+            if simulation.holds[node] and simulation.now - began[node] >= 2:
                 if fates[node] == "swaps":
-                    world.give_back(node)
+                    simulation.give_back(node)
                     done.add(node)
                 else:
-                    world.die(node)
+                    simulation.die(node)
                     if fates[node] == "comes back":
-                        world.start(node)
-            if node not in done and world.beats[node].state == "ready" and world.take(node):
-                began[node] = world.now
+                        simulation.start(node)
+            if node not in done and simulation.beats[node].state == "ready" and simulation.take(node):
+                began[node] = simulation.now
     assert done == {node for node in NODES if fates[node] == "swaps"}
 
 

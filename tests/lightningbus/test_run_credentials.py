@@ -36,7 +36,7 @@ async def test_the_bus_of_a_run_is_open_to_nobody_by_default() -> None:
     async with start_stack(directory, BusSettings(port=0), "test") as stack:
         access = directory.path / CREDENTIALS
         assert access.stat().st_mode & 0o777 == 0o700
-        with pytest.raises(CredentialsError, match="lets nobody in whom it does not know"):
+        with pytest.raises(CredentialsError, match="rejects unknown users"):
             async with Bus.connect(stack.url):
                 pass
         async with connect(None, "other terminal") as client, client.fleet("*") as fleet:

@@ -7,7 +7,7 @@ import { ago, clock, count, figure, seconds } from "./format.js";
 import { follow } from "./live.js";
 import { fill, panel } from "./panel.js";
 
-const RANK = ["learner", "inference", "runner", "store", "publisher"];
+const RANK = ["learner", "inference", "runner", "store"];
 const COLOURS = ["var(--one)", "var(--two)", "var(--three)", "var(--four)"];
 
 /** Two panels side by side; `served` asks the store again. */

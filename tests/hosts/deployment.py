@@ -21,8 +21,8 @@ from inference.settings import InferenceSettings
 from lightningbus.run.supervisor import ChildSpec
 from runners.settings import RunnerSettings
 from store.settings import StoreSettings
+from tests.chaos.running_system import LEASE_SECONDS, RunningSystem, children, store_settings
 from tests.chaos.tap import Tap
-from tests.chaos.world import LEASE_SECONDS, World, children, store_settings
 from tests.commands import environment
 from tests.hosts.network import Host, Network
 
@@ -38,8 +38,8 @@ USER = {"store": "store", "inference": "inference", "learner": "learner", "runne
 
 
 @dataclass
-class Hosts(World):
-    """A world whose processes can be reached by no other way than its network's."""
+class Hosts(RunningSystem):
+    """A running system whose processes can be reached by no other way than its network's."""
 
     network: Network = field(default_factory=Network)
     secrets: Path = Path()

@@ -43,7 +43,7 @@ LEASE_SECONDS = 5.0
 
 
 @dataclass
-class World:
+class RunningSystem:
     """What a fault may hit, by name: roles by their own, engines as ``engine-0``, the broker as ``nats``."""
 
     directory: Path
@@ -150,7 +150,7 @@ class World:
                 await asyncio.sleep(0.5)
 
     async def runner(self, name: str, **settings: Any) -> None:
-        """One more runner, of an agent of its own; stopped with the world."""
+        """One more runner, of an agent of its own; stopped with the system."""
         path = ROOT / "tests" / "agents"
         fields = {
             "agent_name": name,
@@ -201,7 +201,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(
+async def run_system(
     directory: Path,
     *,
     steps: int,
@@ -212,7 +212,7 @@ async def world(
     brokers: Sequence[NatsServer] = (),
     learner: Mapping[str, Any] | None = None,
     store: Mapping[str, Any] | None = None,
-) -> AsyncIterator[World]:
+) -> AsyncIterator[RunningSystem]:
     """Everything started and working; gone at the end.
 
     ``server``: ClickHouse apart from the store, behind a proxy. ``brokers``: a cluster that runs already, which
@@ -232,7 +232,9 @@ async def world(
         await bus.provision(len(brokers) or None)
         fleet = await exits.enter_async_context(bus.fleet("*"))
         tap = await exits.enter_async_context(Tap(bus).listening())
-        system = World(directory, steps, bus, fleet, broker, tap, store_settings(directory, store or {}), list(brokers))
+        system = RunningSystem(
+            directory, steps, bus, fleet, broker, tap, store_settings(directory, store or {}), list(brokers)
+        )
         runs = RunDirectory(directory / "run").create()
         for item in brokers or [broker]:
             exits.push_async_callback(cancel_and_wait, asyncio.create_task(item.supervise()))
@@ -264,7 +266,7 @@ async def world(
             await asyncio.gather(*(other.stop_all() for other in system.others.values()))
 
 
-async def _apart(system: World, exits: AsyncExitStack, settings: StoreSettings) -> StoreSettings:
+async def _apart(system: RunningSystem, exits: AsyncExitStack, settings: StoreSettings) -> StoreSettings:
     proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", settings.http_port)))
     system.proxies["clickhouse"] = proxy
     command = [*CLICKHOUSE, str(settings.data_dir), str(settings.http_port)]
@@ -274,7 +276,9 @@ async def _apart(system: World, exits: AsyncExitStack, settings: StoreSettings) 
     return settings.model_copy(update={"url": writer_url(settings.data_dir, f"http://127.0.0.1:{proxy.port}")})
 
 
-async def _behind(system: World, exits: AsyncExitStack, settings: InferenceSettings, name: str) -> InferenceSettings:
+async def _behind(
+    system: RunningSystem, exits: AsyncExitStack, settings: InferenceSettings, name: str
+) -> InferenceSettings:
     port = free_port()
     proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", port)))
     system.proxies[f"{name}-gateway"] = proxy
