@@ -40,8 +40,8 @@ async def batch_get(
             if headers.get(STATUS) in END_STATUS:
                 return
             if STATUS in headers:
-                why = headers.get("Description", headers[STATUS])
-                raise BusError(f"stream {stream} cannot be looked into: {why}")
+                reason = headers.get("Description", headers[STATUS])
+                raise BusError(f"stream {stream} cannot be looked into: {reason}")
             yield message
 
     try:

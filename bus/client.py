@@ -246,8 +246,8 @@ class Bus:
     ) -> AsyncIterator[HeartbeatPublisher]:
         """Heartbeat each second while the block runs; ``describe`` gives `Heartbeat`'s other fields."""
         self.heartbeats = HeartbeatPublisher(self.nc, role, id, lambda: self._describe(describe()))
-        async with publish_heartbeats(self.heartbeats) as pulse:
-            yield pulse
+        async with publish_heartbeats(self.heartbeats) as heartbeats:
+            yield heartbeats
 
     def _describe(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {**fields, "status": {**fields.get("status", {}), "bus": self.problem}} if self.problem else fields

@@ -13,7 +13,7 @@ from bus.streams import ConsumerSpec, missing_stream_error
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-GIVE_UP_SECONDS = 60.0
+ABORT_SECONDS = 60.0
 """Time for an admin (`lightningbus up`, `provision`) to create what is missing."""
 
 
@@ -54,7 +54,7 @@ class ConsumerUpkeep:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            deadline = asyncio.get_running_loop().time() + GIVE_UP_SECONDS
+            deadline = asyncio.get_running_loop().time() + ABORT_SECONDS
             while sentence := await self._missing():
                 if sentence != self.problem:
                     log.error("%s", sentence)

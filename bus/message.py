@@ -75,11 +75,11 @@ class Message:
             self._free()
             self._free = None
 
-    async def _ack_with(self, verdict: bytes, sync: bool = False) -> None:
+    async def _ack_with(self, payload: bytes, sync: bool = False) -> None:
         try:
             if sync:
-                await self._nc.request(self._reply, verdict, timeout=ACK_SECONDS)
+                await self._nc.request(self._reply, payload, timeout=ACK_SECONDS)
             else:
-                await self._nc.publish(self._reply, verdict)
+                await self._nc.publish(self._reply, payload)
         finally:
             self.free_slot()

@@ -96,8 +96,8 @@ class ObjectStore:
         entry = await self._entry(blob.bucket, blob.name)
         if entry is None:
             raise BusError(f"blob {blob.bucket}/{blob.name} is not on the bus (expired or deleted)")
-        with open_verified_writer(blob, path) as take:
-            await self._read(blob, entry, take)
+        with open_verified_writer(blob, path) as write:
+            await self._read(blob, entry, write)
 
     async def list_names(self, bucket: str) -> list[str]:
         """Names of all blobs of a bucket."""
@@ -114,7 +114,7 @@ class ObjectStore:
         await self._write_info(bucket, name, {**_build_info(bucket, name, entry.nuid), "deleted": True})
         await self._purge(bucket, entry.nuid)
 
-    async def _read(self, blob: Blob, entry: ObjectInfo, take: Callable[[bytes], None]) -> None:
+    async def _read(self, blob: Blob, entry: ObjectInfo, write: Callable[[bytes], None]) -> None:
         subject, sequence, left = f"$O.{blob.bucket}.C.{entry.nuid}", 0, entry.chunks
         deadline = time.monotonic() + READ_SECONDS
         while left:
@@ -122,7 +122,7 @@ class ObjectStore:
             request = {"seq": sequence + 1, "next_by_subj": subject, "batch": min(left, MAX_CHUNKS_IN_FLIGHT)}
             async with batch_get(self._nc, f"OBJ_{blob.bucket}", request, READ_SECONDS) as chunks:
                 async for chunk in chunks:
-                    take(chunk.data)
+                    write(chunk.data)
                     left, sequence = left - 1, sequence_of(chunk)
             if left < before:
                 deadline = time.monotonic() + READ_SECONDS

@@ -103,13 +103,13 @@ class Publisher:
                             f"{subject}: the stream has another message of the id {headers[MSG_ID_HEADER]!r}"
                         )
                     return ack.sequence
-                verdict = PublishFailure.RETRY if ack is None else classify(ack)
-                first = first and verdict is PublishFailure.FULL  # a full stream has stored nothing
-                if ack is not None and verdict is PublishFailure.FENCED:
+                failure = PublishFailure.RETRY if ack is None else classify(ack)
+                first = first and failure is PublishFailure.FULL  # a full stream has stored nothing
+                if ack is not None and failure is PublishFailure.FENCED:
                     raise FencedError(f"{subject}: another writer got there first ({ack.get('description')})")
-                if ack is not None and verdict is PublishFailure.FATAL:
+                if ack is not None and failure is PublishFailure.FATAL:
                     raise BusError(f"{subject}: the server refused the message ({ack.get('description')})")
-                if verdict is PublishFailure.FULL and not full:
+                if failure is PublishFailure.FULL and not full:
                     full = True
                     self._count_blocked(subject, 1)
                 await asyncio.sleep(min(random.uniform(0, backoff.next_delay()), max(0.0, deadline - loop.time())))

@@ -58,7 +58,7 @@ def open_verified_writer(blob: Blob, path: Path) -> Iterator[Callable[[bytes], N
     try:
         with os.fdopen(handle, "wb") as file:
 
-            def take(data: bytes) -> None:
+            def write(data: bytes) -> None:
                 nonlocal size
                 size += len(data)
                 if size > blob.size:
@@ -69,7 +69,7 @@ def open_verified_writer(blob: Blob, path: Path) -> Iterator[Callable[[bytes], N
                     digest.update(data)
                 file.write(data)
 
-            yield take
+            yield write
         verify_checksum(blob, size, digest.hexdigest())
         temporary.replace(path)
     except BaseException:

@@ -32,10 +32,10 @@ async def read_body(request: web.Request) -> bytes:
             return await request.read()
     except web.RequestPayloadError as error:
         encoding = request.headers.get("Content-Encoding")
-        why = (
+        reason = (
             f"the body is not {encoding}, as its Content-Encoding says" if encoding else f"the body is broken: {error}"
         )
-        raise web.HTTPBadRequest(text=why) from error
+        raise web.HTTPBadRequest(text=reason) from error
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"a request's body comes within {BODY_TIMEOUT_SECONDS:g} s") from None
 

@@ -67,7 +67,7 @@ def set_cloexec() -> Callable[[], None]:
 class ProcessGuard:
     """What a process does for itself, once, before it starts others: `open_more`; `stand` if these are untrusted."""
 
-    standing = False
+    enabled = False
     tracked: ClassVar[dict[int, asyncio.subprocess.Process]] = {}
     """Children that were started by `spawn` and whose group has not been ended, by process id."""
     child_fd_limit: int | None = None
@@ -80,7 +80,7 @@ class ProcessGuard:
             libc = ctypes.CDLL(None)
             libc.prctl(PR_SET_DUMPABLE, 0)
             libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-            cls.standing = True
+            cls.enabled = True
 
     @classmethod
     def raise_fd_limit(cls) -> None:
@@ -93,21 +93,21 @@ class ProcessGuard:
     @classmethod
     def orphans(cls) -> set[int]:
         """Children that nobody here started: what untrusted code left behind. None where no guard stands."""
-        return procfs.children_of(os.getpid()) - cls.tracked.keys() if cls.standing else set()
+        return procfs.children_of(os.getpid()) - cls.tracked.keys() if cls.enabled else set()
 
 
 async def spawn(
     *command: str,
-    parent_dies: signal.Signals = signal.SIGTERM,
+    pdeathsig: signal.Signals = signal.SIGTERM,
     prepare: Callable[[], None] | None = None,
     **options: Any,
 ) -> asyncio.subprocess.Process:
     """Start a program as the head of its own group, with its standard streams, ``pass_fds``, and no other file of ours.
 
-    ``options`` are `asyncio.create_subprocess_exec`'s; ``parent_dies`` is what it is sent when this process is gone;
+    ``options`` are `asyncio.create_subprocess_exec`'s; ``pdeathsig`` is what it is sent when this process is gone;
     ``prepare`` runs in the child before the program. Raises OSError when it cannot be started.
     """
-    tied, files, close = set_pdeathsig(parent_dies), ProcessGuard.child_fd_limit, set_cloexec()
+    tied, files, close = set_pdeathsig(pdeathsig), ProcessGuard.child_fd_limit, set_cloexec()
     passed: tuple[int, ...] = options.get("pass_fds", ())
 
     def first() -> None:
@@ -128,16 +128,16 @@ async def spawn(
 
 async def terminate(process: asyncio.subprocess.Process, seconds: float) -> bool:
     """SIGTERM, after ``seconds`` SIGKILL; the rest of its group goes with it. Whether it went by itself."""
-    gently = True
+    graceful = True
     if process.returncode is None:
         process.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(seconds):
                 await process.wait()
         except TimeoutError:
-            gently = False
+            graceful = False
     await kill_group(process)
-    return gently
+    return graceful
 
 
 async def kill_group(process: asyncio.subprocess.Process) -> None:

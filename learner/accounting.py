@@ -12,8 +12,8 @@ from schemas.training import RolloutDisposition
 class ExcludedRollouts:
     """Takes what leaves the groups unused; a replay from a later checkpoint passes it over."""
 
-    def __init__(self, intake: RolloutConsumer, settings: LearnerSettings) -> None:
-        self._consumer, self._settings = intake, settings
+    def __init__(self, consumer: RolloutConsumer, settings: LearnerSettings) -> None:
+        self._consumer, self._settings = consumer, settings
         self._dispositions: list[RolloutDisposition] = []
 
     def collect(self) -> list[str]:

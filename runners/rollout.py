@@ -34,13 +34,13 @@ class RolloutResult:
 async def run_agent(executor: AgentExecutor, slot: Slot, task: Task, recorder: AttemptRecorder) -> RolloutResult:
     """Run the agent until it has ended or its deadline has come; whatever goes wrong is an ending too."""
     try:
-        ending = await _run_executor(executor, slot, task, recorder)
+        result = await _run_executor(executor, slot, task, recorder)
     except Exception as error:  # a fault of ours: not the agent's, and not worth a slot
         count_fault(f"rollout {recorder.rollout}", error)
-        ending = RolloutResult("infra_error", f"the runner failed: {type(error).__name__}: {error}")
+        result = RolloutResult("infra_error", f"the runner failed: {type(error).__name__}: {error}")
     finally:
         slot.end()
-    return replace(ending, error=shorten(ending.error, MAX_ERROR))
+    return replace(result, error=shorten(result.error, MAX_ERROR))
 
 
 async def _run_executor(executor: AgentExecutor, slot: Slot, task: Task, recorder: AttemptRecorder) -> RolloutResult:

@@ -76,7 +76,7 @@ async def measure() -> list[Result]:
     """All cases on one system."""
     async with running("gateway") as system:
         command = [sys.executable, "-m", "benchmarks.gateway.engine", system.at.url, str(system.at.keys.credentials)]
-        engine = await spawn(*command, parent_dies=signal.SIGKILL)
+        engine = await spawn(*command, pdeathsig=signal.SIGKILL)
         try:
             node = await system.at.wait_for_member(lambda beat: beat.role == "inference", "engine", 60)
             await system.runners([runner(0, AGENT, 256)])

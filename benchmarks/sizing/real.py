@@ -119,9 +119,7 @@ class Measured:
 async def at_work(count: int) -> Measured:
     """Rollouts of a few model calls each, at an engine that takes its time."""
     async with running("sizing") as system:
-        engine = await spawn(
-            sys.executable, "-m", "benchmarks.gateway.engine", system.at.url, parent_dies=signal.SIGKILL
-        )
+        engine = await spawn(sys.executable, "-m", "benchmarks.gateway.engine", system.at.url, pdeathsig=signal.SIGKILL)
         try:
             await system.at.wait_for_member(lambda beat: beat.role == "inference", "engine", 60)
             await system.runners([runner(number, AGENT, SLOTS) for number in range(count)])

@@ -77,8 +77,8 @@ def build_leaf_accounts(identities: Identities) -> str:
     """`accounts` for the server of a far site: its JetStream is the hub's, and what it lacks its leaves bring."""
     block = {account_name(role): Account(extra={"limits": _limits(PERMISSIONS[role])}) for role in identities}
     for role, keys in identities.items():
-        rights = replace(PERMISSIONS[role], publish=via_hub_domain(PERMISSIONS[role].publish))
-        block[account_name(role)].users += [_user(key, rights, inbox_prefix(role)) for key in keys]
+        permissions = replace(PERMISSIONS[role], publish=via_hub_domain(PERMISSIONS[role].publish))
+        block[account_name(role)].users += [_user(key, permissions, inbox_prefix(role)) for key in keys]
     _share(block, list(identities))  # so that its runners hear its nodes also while the link to the hub is cut
     return _render(block)
 
@@ -111,10 +111,10 @@ def _share(block: Mapping[str, Account], roles: Iterable[str]) -> None:
                     block[name].imports.append({"stream": {"account": account_name(role), "subject": subject}})
 
 
-def _by_subject(rights: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[tuple[str, list[str]]]:
+def _by_subject(permissions: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[tuple[str, list[str]]]:
     """Subjects with the accounts that have a right to each."""
     accounts: dict[str, list[str]] = {}
-    for role, subjects in rights:
+    for role, subjects in permissions:
         for subject in subjects:
             accounts.setdefault(subject, []).append(account_name(role))
     yield from accounts.items()
@@ -131,22 +131,22 @@ def _latency_options(subject: str) -> dict[str, bool]:
     return {"share": True} if subject.startswith(API) and not NOT_AUDITED.match(subject) else {}
 
 
-def _limits(rights: Permissions) -> dict[str, int]:
+def _limits(permissions: Permissions) -> dict[str, int]:
     limits = {
-        "max_connections": rights.max_connections,
-        "max_payload": rights.max_payload_bytes,
+        "max_connections": permissions.max_connections,
+        "max_payload": permissions.max_payload_bytes,
         "max_subs": MAX_SUBSCRIPTIONS,
     }
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def _user(identity: Mapping[str, str], rights: Permissions, prefix: str) -> dict[str, Any]:
+def _user(identity: Mapping[str, str], permissions: Permissions, prefix: str) -> dict[str, Any]:
     # The second wall: what a role may not say does not even leave its connection, and is an error at once.
-    permissions = {
-        "publish": {"allow": list(rights.publish)},
-        "subscribe": {"allow": [*rights.subscribe, f"{prefix}.>"]},
+    config = {
+        "publish": {"allow": list(permissions.publish)},
+        "subscribe": {"allow": [*permissions.subscribe, f"{prefix}.>"]},
     }
-    return {**identity, "permissions": permissions}
+    return {**identity, "permissions": config}
 
 
 def _render(block: Mapping[str, Account]) -> str:

@@ -51,17 +51,21 @@ class Credentials:
     @classmethod
     def read(cls, directory: Path, role: str) -> "Credentials":
         """Read a role's credentials from its own directory, or from one of all roles; raises `CredentialsError`."""
-        place = next((folder for folder in (directory, directory / role) if (folder / FILE).exists()), None)
-        if place is None:
+        directory_of_role = next((folder for folder in (directory, directory / role) if (folder / FILE).exists()), None)
+        if directory_of_role is None:
             raise CredentialsError(f"{directory} has no credentials for role {role}: it is not {HELP}")
         try:
-            content = json.loads(read_secret(place / FILE, "credentials"))
+            content = json.loads(read_secret(directory_of_role / FILE, "credentials"))
             if not isinstance(content.get("inbox", ""), str):
                 raise TypeError("inbox is text")
-            credentials = cls(**{name: value if name == "inbox" else place / value for name, value in content.items()})
+            credentials = cls(
+                **{name: value if name == "inbox" else directory_of_role / value for name, value in content.items()}
+            )
         except (ValueError, TypeError, AttributeError) as error:
             known = ", ".join(field.name for field in fields(cls))
-            raise CredentialsError(f"{place / FILE} is not a credentials file: a JSON object of {known}") from error
+            raise CredentialsError(
+                f"{directory_of_role / FILE} is not a credentials file: a JSON object of {known}"
+            ) from error
         credentials.build_options()
         return credentials
 

@@ -10,7 +10,7 @@ from bus.errors import CredentialsError
 from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVER, CertificateAuthority
 from bus.security.identities import NKEY, PASSWORD, identity_of, new_certificate, new_nkey
 from bus.security.permissions import LEAF_ROLES, PERMISSIONS
-from bus.security.secrets import CONF, SERVER_PLACE
+from bus.security.secrets import CONF, SERVER_DIR
 from bus.security.users import server_conf, write_leaf_conf
 
 PREVIOUS, NEXT = "previous", "next"
@@ -29,7 +29,7 @@ def begin_rotation(out: Path, site: bool = False) -> Iterator[str]:
         )
     if (out / PREVIOUS).exists():
         raise CredentialsError(f"a rotation of {out} is under way: end it with --finish")
-    server = out / SERVER_PLACE
+    server = out / SERVER_DIR
     authority = CertificateAuthority.create() if server.exists() else None
     previous = out / PREVIOUS
     previous.mkdir(mode=0o700)
@@ -68,7 +68,7 @@ def finish_rotation(out: Path, site: bool = False) -> Iterator[str]:
     """Let the old keys in no longer; raises `CredentialsError` unless a rotation was begun."""
     if not (out / PREVIOUS).exists():
         raise CredentialsError(f"no rotation of {out} is under way")
-    server = out / SERVER_PLACE
+    server = out / SERVER_DIR
     if server.exists():
         for file in (server / NEXT).iterdir():
             file.replace(server / file.name)
@@ -83,7 +83,7 @@ def finish_rotation(out: Path, site: bool = False) -> Iterator[str]:
 
 def _write_conf(out: Path, site: bool) -> None:
     identities = {
-        role: [identity_of(place) for place in (out / role, out / PREVIOUS / role) if place.exists()]
+        role: [identity_of(directory) for directory in (out / role, out / PREVIOUS / role) if directory.exists()]
         for role in PERMISSIONS
     }
     server_conf(out, identities, site)

@@ -11,7 +11,7 @@ from bus.errors import CredentialsError
 
 KEY_BYTES = 32
 MIN_KEY_CHARACTERS = 16
-INFERENCE_API_KEY, CONF, SERVER_PLACE = "inference-api.key", "users.conf", "server"
+INFERENCE_API_KEY, CONF, SERVER_DIR = "inference-api.key", "users.conf", "server"
 """Names of what `bus.security.users` writes: the key, the server's configuration, the directory of its certificate."""
 
 
@@ -91,4 +91,4 @@ def include_directive(directory: Path, config: Path) -> str:
 
 def has_tls(directory: Path) -> bool:
     """Whether the users made there come over TLS."""
-    return (directory / SERVER_PLACE).exists()
+    return (directory / SERVER_DIR).exists()

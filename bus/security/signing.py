@@ -100,20 +100,20 @@ class SigningKeys:
         return cls({role: [nkeys.from_seed(seed).public_key.decode()] for role, seed in seeds.items()}, seeds)
 
     @classmethod
-    def read(cls, place: Path) -> "SigningKeys":
+    def read(cls, path: Path) -> "SigningKeys":
         """Those in a role's folder; raises `CredentialsError` if there are none."""
-        public, seed = public_keys(place / PUBLIC), place / SEED
+        public, seed = public_keys(path / PUBLIC), path / SEED
         if not seed.exists():
             return cls(public, {})
         role = role_of(_key(seed).public_key.decode(), public)
         return cls(public, {role: read_secret(seed, "signing key").strip().encode()})
 
-    def write(self, place: Path, role: str) -> dict[str, str]:
+    def write(self, directory: Path, role: str) -> dict[str, str]:
         """Write what a role needs into its folder; returns the fields of its credentials file that name it."""
-        (place / PUBLIC).write_text(json.dumps(self.public, indent=2) + "\n")
+        (directory / PUBLIC).write_text(json.dumps(self.public, indent=2) + "\n")
         if role not in self.seeds:
             return {"signers": PUBLIC}
-        write_secret(place / SEED, self.seeds[role] + b"\n")
+        write_secret(directory / SEED, self.seeds[role] + b"\n")
         return {"signers": PUBLIC, "signing": SEED}
 
 

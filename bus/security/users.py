@@ -11,7 +11,7 @@ from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVE
 from bus.security.credentials import FILE
 from bus.security.identities import NKEY, Identity, identity_of, new_certificate, new_nkey
 from bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix
-from bus.security.secrets import CONF, INFERENCE_API_KEY, SERVER_PLACE, new_key, read_secret, write_secret
+from bus.security.secrets import CONF, INFERENCE_API_KEY, SERVER_DIR, new_key, read_secret, write_secret
 from bus.security.signing import SigningKeys
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -42,37 +42,37 @@ def create_users(
     inference_api_key = new_key()
     identities = {}
     for role in LEAF_ROLES.values() if site else PERMISSIONS:
-        place = out / role
-        place.mkdir(mode=0o700)
-        credentials = {"inbox": inbox_prefix(role), **keys.write(place, role)}
+        directory = out / role
+        directory.mkdir(mode=0o700)
+        credentials = {"inbox": inbox_prefix(role), **keys.write(directory, role)}
         if authority is None or role in LEAF_ROLES:  # a site's server comes with its nkey
-            credentials |= new_nkey(place)
+            credentials |= new_nkey(directory)
         if role in LEAF_ROLES:
-            write_leaf_conf(place)
+            write_leaf_conf(directory)
         if authority is not None:
-            authority.write(place)
+            authority.write(directory)
             credentials |= {"ca": CA}
             if role in LEAF_ROLES:
-                authority.issue(place, f"lightningbus {role}", CLIENT)
+                authority.issue(directory, f"lightningbus {role}", CLIENT)
                 credentials |= {"cert": CERT, "key": KEY}
             else:
-                credentials |= new_certificate(place, role, authority)
-        identities[role] = [identity_of(place)]
+                credentials |= new_certificate(directory, role, authority)
+        identities[role] = [identity_of(directory)]
         if role in INFERENCE_KEY_ROLES:
-            write_secret(place / INFERENCE_API_KEY, inference_api_key + "\n")
-        (place / FILE).write_text(json.dumps(credentials, indent=2) + "\n")
-        yield f"{place}: what {role} is let in by"
+            write_secret(directory / INFERENCE_API_KEY, inference_api_key + "\n")
+        (directory / FILE).write_text(json.dumps(credentials, indent=2) + "\n")
+        yield f"{directory}: what {role} is let in by"
     if authority is not None:
-        place = out / SERVER_PLACE
-        place.mkdir(mode=0o700)
-        authority.write(place)
+        directory = out / SERVER_DIR
+        directory.mkdir(mode=0o700)
+        authority.write(directory)
         names = list(dict.fromkeys([*LOCAL_NAMES, socket.gethostname(), *hosts]))
-        authority.issue(place, "lightningbus bus", SERVER, hosts=names)
+        authority.issue(directory, "lightningbus bus", SERVER, hosts=names)
         # Who comes as a server may do anything: a client's certificate must not be one for that door.
         routes = CertificateAuthority.create()
-        routes.write(place, ROUTE_PREFIX)
-        routes.issue(place, "lightningbus bus", SERVER, CLIENT, hosts=names, prefix=ROUTE_PREFIX)
-        yield f"{place}: the server's certificate, for {', '.join(names)}"
+        routes.write(directory, ROUTE_PREFIX)
+        routes.issue(directory, "lightningbus bus", SERVER, CLIENT, hosts=names, prefix=ROUTE_PREFIX)
+        yield f"{directory}: the server's certificate, for {', '.join(names)}"
     server_conf(out, identities, site)
     yield f"{out / CONF}: who may do what, for the server; with TLS it holds passwords"
 
@@ -80,8 +80,8 @@ def create_users(
 def server_conf(out: Path, identities: Mapping[str, Sequence[Identity]], site: bool) -> None:
     """Write the server's configuration: by which identities each role is let in, and its TLS where it has a place."""
     fragment = build_leaf_accounts(identities) if site else build_accounts(identities)
-    if (out / SERVER_PLACE).exists():
-        fragment += _tls((out / SERVER_PLACE).resolve())
+    if (out / SERVER_DIR).exists():
+        fragment += _tls((out / SERVER_DIR).resolve())
     (out / CONF).unlink(missing_ok=True)
     write_secret(out / CONF, f"# Users of a nats-server: `include` this file in its configuration.\n{fragment}")
 
@@ -92,8 +92,8 @@ def write_leaf_conf(directory: Path) -> None:
     write_secret(directory / LEAF_CONF, f'nkey: "{read_secret(directory / NKEY, "nkey").strip()}"\n')
 
 
-def _tls(place: Path) -> str:
+def _tls(directory: Path) -> str:
     files = {"cert_file": CERT, "key_file": KEY, "ca_file": CA}
-    lines = "".join(f"  {name}: {json.dumps(str(place / file))}\n" for name, file in files.items())
+    lines = "".join(f"  {name}: {json.dumps(str(directory / file))}\n" for name, file in files.items())
     checks = "  verify_and_map: true\n  handshake_first: true\n"
     return f"# Before its first word, and to clients with a certificate only.\ntls {{\n{lines}{checks}}}\n"

@@ -68,7 +68,7 @@ def connect_store(host: str, port: int, seconds: float) -> TCPStore:
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout, use_libuv=False)
 
 
-def run_rendezvous(store: Store, meeting: str, rank: int, world: int, seconds: float) -> None:
+def run_rendezvous(store: Store, rendezvous_key: str, rank: int, world_size: int, seconds: float) -> None:
     """Wait for all ranks: either all of them commit, or all abort.
 
     Raises `RendezvousTimeoutError` after an abort, also in a rank that comes later.
@@ -76,32 +76,34 @@ def run_rendezvous(store: Store, meeting: str, rank: int, world: int, seconds: f
 
     The last rank to arrive proposes COMMIT. A rank whose time is over proposes ABORT. The first proposal decides.
     """
-    decided_key = f"{meeting}/decided"
-    store.set(f"{meeting}/arrived/{rank}", "")
-    proposal = COMMIT if store.add(f"{meeting}/num_arrived", 1) == world else ABORT
+    decided_key = f"{rendezvous_key}/decided"
+    store.set(f"{rendezvous_key}/arrived/{rank}", "")
+    proposal = COMMIT if store.add(f"{rendezvous_key}/num_arrived", 1) == world_size else ABORT
     if proposal == ABORT:
         with suppress(DistStoreError):
             store.wait([decided_key], timedelta(seconds=seconds))
-    outcome = store.compare_set(f"{meeting}/outcome", "", proposal)  # wakes nobody: `decided_key` does
+    outcome = store.compare_set(f"{rendezvous_key}/outcome", "", proposal)  # wakes nobody: `decided_key` does
     store.set(decided_key, "")
     if outcome != COMMIT.encode():
-        raise RendezvousTimeoutError(f"not all {world} ranks of {meeting} arrived within {seconds:g} s")
+        raise RendezvousTimeoutError(f"not all {world_size} ranks of {rendezvous_key} arrived within {seconds:g} s")
 
 
-def missing_ranks(store: Store, meeting: str, world: int) -> list[int]:
-    """The ranks that have not come to a meeting."""
-    return [rank for rank in range(world) if not store.check([f"{meeting}/arrived/{rank}"])]
+def missing_ranks(store: Store, rendezvous_key: str, world_size: int) -> list[int]:
+    """The ranks that have not come to a rendezvous_key."""
+    return [rank for rank in range(world_size) if not store.check([f"{rendezvous_key}/arrived/{rank}"])]
 
 
 def init_group(
-    backend: Backend, store: Store, name: str, rank: int, world: int, host: str, seconds: float
+    backend: Backend, store: Store, name: str, rank: int, world_size: int, host: str, seconds: float
 ) -> BroadcastGroup:
     """The group of all who have met; raises RuntimeError if it is not made in time, which NCCL may not notice.
 
     ``host``: where this rank may be reached.
     """
     group_store = PrefixStore(name, store)
-    return Nccl(group_store, rank, world) if backend == "nccl" else Gloo(group_store, rank, world, host, seconds)
+    return (
+        Nccl(group_store, rank, world_size) if backend == "nccl" else Gloo(group_store, rank, world_size, host, seconds)
+    )
 
 
 def local_ip_towards(host: str, port: int) -> str:
@@ -114,13 +116,13 @@ def local_ip_towards(host: str, port: int) -> str:
 class Gloo:
     """A tensor at a time, by the CPUs."""
 
-    def __init__(self, store: Store, rank: int, world: int, host: str, seconds: float) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int, host: str, seconds: float) -> None:
         """See `join`."""
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         # Else it listens at whatever address the machine's name has, as vLLM's own stateless group does.
         options._devices = [ProcessGroupGloo.create_device(hostname=host)]
         options._timeout = timedelta(seconds=seconds)
-        self._group: Any = ProcessGroupGloo(store, rank, world, options)
+        self._group: Any = ProcessGroupGloo(store, rank, world_size, options)
         self._group._set_default_timeout(timedelta(seconds=TENSOR_SECONDS))
 
     def send(self, tensors: Iterable[NamedTensor]) -> None:
@@ -139,7 +141,7 @@ class Gloo:
 class Nccl:
     """vLLM's own: packed, and copied while the lot before is on its way."""
 
-    def __init__(self, store: Store, rank: int, world: int) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
         """See `join`; on the GPU that is this process' current one."""
         from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
         from vllm.distributed.weight_transfer.nccl_common import uid_init_process_group
@@ -147,7 +149,7 @@ class Nccl:
         if rank == 0:
             store.set("id", bytes(NCCLLibrary().ncclGetUniqueId().internal))  # type: ignore[arg-type]
         self._device = torch.device("cuda", torch.cuda.current_device())
-        self._group = uid_init_process_group(store.get("id"), rank, world, self._device)
+        self._group = uid_init_process_group(store.get("id"), rank, world_size, self._device)
 
     def send(self, tensors: Iterable[NamedTensor]) -> None:
         """See `RolloutGroup`."""

@@ -123,22 +123,22 @@ class WeightRegistry:
 
     async def append_decision(
         self,
-        what: Literal["approved", "revoked", "pinned", "unpinned"],
+        action: Literal["approved", "revoked", "pinned", "unpinned"],
         version: int,
         *,
-        who: str,
-        why: str = "",
-        figures: dict[str, float] | None = None,
+        actor: str,
+        reason: str = "",
+        metrics: dict[str, float] | None = None,
         first_only: bool = False,
     ) -> ReleaseState:
-        """Add a decision; returns what holds then. ``first_only``: a verdict that is there already stays the last.
+        """Add a decision; returns the release state then. ``first_only``: an earlier decision on this version stays.
 
         Raises as `Bus.publish`, `FencedError` if others have been quicker for a minute.
         """
         deadline = time.monotonic() + 2 * REPLICA_LAG_SECONDS
-        words = {"actor": who[:MAX_ACTOR_CHARS], "reason": why[:MAX_REASON_CHARS]}
+        words = {"actor": actor[:MAX_ACTOR_CHARS], "reason": reason[:MAX_REASON_CHARS]}
         decision = ReleaseDecision(
-            action=what, version=version, **words, metrics=figures or {}, decided_at_ns=time.time_ns()
+            action=action, version=version, **words, metrics=metrics or {}, decided_at_ns=time.time_ns()
         )
         while True:
             before = await self.refresh()
@@ -159,32 +159,32 @@ class WeightRegistry:
             return after
 
     async def resolve_target(self) -> ServingTarget:
-        """What is to be served as of now: the pinned version, else the newest that stands.
+        """What is to be served as of now: the pinned version, else the newest that may be served.
 
-        Only the newest of all is tried. Raises `BusError` when the pinned one is not on the bus.
+        Only the newest of all can be the canary. Raises `BusError` when the pinned one is not on the bus.
         """
         release = await self.refresh()
         last = await self._manifests.get_last()
         newest = last.sequence if last is not None else 0
         if not self._last_manifest.accept(newest):
             return self._target
-        to_try, first = None, True
+        canary, first = None, True
         async for entry in self._manifests.newest_first(last):
             manifest = entry.event
             if release.pinned is None:
                 is_target = is_servable(release, manifest)
-                to_try = manifest if first and is_pending_canary(release, manifest) else to_try
+                canary = manifest if first and is_pending_canary(release, manifest) else canary
             elif manifest.version < release.pinned:
                 break
             else:
                 is_target = manifest.version == release.pinned
             first = False
             if is_target:
-                self._target = ServingTarget(manifest, to_try)
+                self._target = ServingTarget(manifest, canary)
                 return self._target
         if release.pinned is not None and newest:
             raise BusError(f"version {release.pinned} is pinned and is not on the bus")
-        self._target = ServingTarget(None, to_try)
+        self._target = ServingTarget(None, canary)
         return self._target
 
     async def list_versions(self) -> AsyncIterator[tuple[WeightManifest, int]]:

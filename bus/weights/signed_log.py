@@ -85,14 +85,14 @@ class SignedLog(Generic[E]):
 
     def skip_reason(self, sequence: int) -> str:
         """Why a message does not count, as a sentence; empty: it does, or was not met."""
-        why = self.skipped.get(sequence)
-        return f"message {sequence} on {self._subject} is passed over: {why}" if why is not None else ""
+        reason = self.skipped.get(sequence)
+        return f"message {sequence} on {self._subject} is passed over: {reason}" if reason is not None else ""
 
-    def skip(self, sequence: int, why: str) -> None:
+    def skip(self, sequence: int, reason: str) -> None:
         """A message does not count: said once, and counted."""
         if sequence in self.skipped:
             return
-        self.skipped[sequence] = why
+        self.skipped[sequence] = reason
         while len(self.skipped) > MAX_REMEMBERED:
             self.skipped.pop(next(iter(self.skipped)))
         metrics.messages_skipped.labels(self._kind.__name__).inc()

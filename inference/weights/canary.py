@@ -44,11 +44,11 @@ def evaluate(spec: CanarySpec, prompts: Logprobs, answers: Logprobs, previous_le
     learners = np.concatenate([np.frombuffer(prompt.logprobs, "<f4").astype(np.float64) for prompt in spec.prompts])
     engines = np.array([value for logprobs in prompts for value in logprobs])
     sampled = np.array([value for logprobs in answers for value in logprobs])
-    for whose, values in (("the learner", learners), ("the engine", engines), ("a sampled token", sampled)):
+    for source, values in (("the learner", learners), ("the engine", engines), ("a sampled token", sampled)):
         bad = int((~np.isfinite(values) | (values < MIN_LOGPROB)).sum())
         if bad:
             is_tainted = bool(np.isnan(engines).any() or np.isnan(sampled).any())
-            return CanaryResult(f"{bad} of {len(values)} log-probabilities of {whose} are not finite", {}, is_tainted)
+            return CanaryResult(f"{bad} of {len(values)} log-probabilities of {source} are not finite", {}, is_tainted)
     if len(engines) != len(learners):
         return CanaryResult(f"the engine gave {len(engines)} log-probabilities for {len(learners)} tokens", {})
     if not len(sampled):

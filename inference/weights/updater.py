@@ -266,9 +266,8 @@ class WeightUpdater:
         action: Literal["approved", "revoked"] = "revoked" if result.reason else "approved"
         metrics.canaries.labels(action).inc()
         log.info("version %d is %s: %s", version, action, result.reason or result.metrics)
-        reason, figures = result.reason, result.metrics
         await self._releases.append_decision(
-            action, version, who=self._node_id, why=reason, figures=figures, first_only=True
+            action, version, actor=self._node_id, reason=result.reason, metrics=result.metrics, first_only=True
         )
 
     async def _roll_back(self, canary: Canary, is_kv_cache_tainted: bool) -> None:

@@ -51,11 +51,11 @@ def make_estimator(settings: AlgorithmSettings) -> Estimate:
 
         if not scores:
             return []
-        numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+        group_numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
         advantages, _ = function(
             token_level_rewards=torch.tensor(scores, dtype=torch.float32)[:, None],
             response_mask=torch.ones(len(scores), 1),
-            **({"index": np.array([numbers[group] for group in groups])} if "index" in taken else {}),
+            **({"index": np.array([group_numbers[group] for group in groups])} if "index" in taken else {}),
             **({"config": config} if "config" in taken else {}),
             **arguments,
         )

@@ -81,18 +81,18 @@ def reward_to_go(episodes: Sequence[Episode], estimate: Estimate, settings: Cred
     returns = [episode.returns(settings.gamma) for episode in episodes]
     means = [float(np.mean(values or [episode.reward])) for values, episode in zip(returns, episodes, strict=True)]
     members: dict[str, list[int]] = {}
-    for place, episode in enumerate(episodes):
-        members.setdefault(episode.task_id, []).append(place)
+    for index, episode in enumerate(episodes):
+        members.setdefault(episode.task_id, []).append(index)
     scores: list[float] = []
     groups: list[Hashable] = []
     positions: list[int] = []
-    for place, episode in enumerate(episodes):
-        for at, value in enumerate(returns[place]):
+    for index, episode in enumerate(episodes):
+        for at, value in enumerate(returns[index]):
             for member in members[episode.task_id]:
-                if member == place:
+                if member == index:
                     positions.append(len(scores))
-                scores.append(value if member == place else means[member])
-                groups.append((episode.task_id, place, at))
+                scores.append(value if member == index else means[member])
+                groups.append((episode.task_id, index, at))
     estimated = estimate(scores, groups) if scores else []
     estimates = iter([estimated[at] for at in positions])
     return [[next(estimates) for _ in range(episode.num_calls)] for episode in episodes]
@@ -115,17 +115,17 @@ def gigpo(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSetti
     """
     returns = [episode.returns(settings.gamma) for episode in episodes]
     visits: dict[Hashable, list[tuple[int, int]]] = {}
-    for place, episode in enumerate(episodes):
+    for index, episode in enumerate(episodes):
         for at, state in enumerate(episode.states):
-            visits.setdefault((episode.task_id, state), []).append((place, at))
-    compared = [(key, who) for key, who in visits.items() if len({place for place, _ in who}) > 1]
-    scores = [returns[place][at] for _, who in compared for place, at in who]
-    groups = [key for key, who in compared for _ in who]
+            visits.setdefault((episode.task_id, state), []).append((index, at))
+    compared = [(key, visitors) for key, visitors in visits.items() if len({index for index, _ in visitors}) > 1]
+    scores = [returns[index][at] for _, visitors in compared for index, at in visitors]
+    groups = [key for key, visitors in compared for _ in visitors]
     step = iter(estimate(scores, groups) if scores else [])
     credit = identical(episodes, estimate, settings)
-    for _, who in compared:
-        for place, at in who:
-            credit[place][at] += settings.gigpo_step_weight * next(step)
+    for _, visitors in compared:
+        for index, at in visitors:
+            credit[index][at] += settings.gigpo_step_weight * next(step)
     return credit
 
 

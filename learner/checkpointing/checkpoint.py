@@ -124,11 +124,11 @@ class Checkpoints:
             except _UNUSABLE as error:
                 broken[path] = str(error)
                 continue
-            for other, why in broken.items():
-                log.error("checkpoint %s cannot be used: %s; goes on from %s", other, why, path.name)
+            for other, reason in broken.items():
+                log.error("checkpoint %s cannot be used: %s; goes on from %s", other, reason, path.name)
                 other.rename(other.with_name(f"{BROKEN}{other.name}"))
             return path, state
-        reasons = "; ".join(f"{path.name}: {why}" for path, why in broken.items())
+        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in broken.items())
         raise CheckpointError(
             f"checkpoints: none in {self._directory} can be used ({reasons}): bring back a copy with {self._key}, "
             "or begin anew with other checkpoints and another model name"

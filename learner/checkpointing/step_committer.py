@@ -93,13 +93,13 @@ class StepCommitter:
             raise fenced_error(state.model, state.epoch) from error
 
     async def _publish(self, path: Path, state: LearnerState) -> None:
-        trial = (
+        canary = (
             await self._in_thread(self._canary_prompts.build_spec, self._trainer)
             if self._canary_prompts is not None
             else None
         )
         await self._publisher.publish(
-            path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step, trial=trial
+            path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step, canary=canary
         )
 
     def _write(self, state: LearnerState) -> Path:

@@ -92,27 +92,27 @@ def main(backend: Backend, host: str, port: int) -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what libraries print is no answer
 
-    def say(answer: SendReply) -> None:
+    def reply(answer: SendReply) -> None:
         answers.write(msgspec.json.encode(answer) + b"\n")
 
     try:
         sender = Sender(backend, host, port)
     except (OSError, RuntimeError, ImportError) as error:
-        say(SendReply(error=str(error)))
+        reply(SendReply(error=str(error)))
         return
-    say(SendReply(port=sender.store.port))
+    reply(SendReply(port=sender.store.port))
     for line in sys.stdin.buffer:
         order = msgspec.json.decode(line, type=SendRequest)
         started = time.monotonic()
         try:
             sender.send(order)
-            say(SendReply())
+            reply(SendReply())
         except Exception as error:  # whatever it is, the learner ends this process then
-            why = f"{error or type(error).__name__} (after {time.monotonic() - started:.1f} s)"
-            say(SendReply(error=why, missing_ranks=sender.missing_nodes(order)))
+            reason = f"{error or type(error).__name__} (after {time.monotonic() - started:.1f} s)"
+            reply(SendReply(error=reason, missing_ranks=sender.missing_nodes(order)))
 
 
 if __name__ == "__main__":
-    chosen, where, at = sys.argv[1:]
-    assert chosen in get_args(Backend)
-    main(chosen, where, int(at))  # type: ignore[arg-type]
+    arguments, where, at = sys.argv[1:]
+    assert arguments in get_args(Backend)
+    main(arguments, where, int(at))  # type: ignore[arg-type]

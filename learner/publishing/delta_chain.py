@@ -24,8 +24,8 @@ SUFFIX = "-delta"
 class DeltaChain:
     """The versions since the last whole one, and on disk the file of the newest: what the next may be a delta of."""
 
-    def __init__(self, directory: Path, longest: int) -> None:
-        self._parent, self._delta, self._longest = directory / PARENT, directory / DELTA, longest
+    def __init__(self, directory: Path, max_length: int) -> None:
+        self._parent, self._delta, self._longest = directory / PARENT, directory / DELTA, max_length
         self.links: tuple[DeltaLink, ...] = ()
 
     async def delta_to(self, path: Path) -> Path | None:
@@ -87,7 +87,7 @@ def versions_to_delete(names: Sequence[str], kept: int, needed: Collection[str] 
     What a delta is built upon stands right before it, back to a whole one: nothing between them expires before it.
     """
     stays: set[str] = set()
-    for at in (place for place, name in enumerate(names) if name in needed or place >= len(names) - kept):
+    for at in (index for index, name in enumerate(names) if name in needed or index >= len(names) - kept):
         begin = at
         while begin > 0 and names[begin].endswith(SUFFIX):
             begin -= 1

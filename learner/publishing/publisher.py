@@ -52,14 +52,14 @@ class WeightPublisher:
         self,
         bus: Bus,
         settings: LearnerSettings,
-        whole_wanted: Callable[[], bool] = lambda: False,
+        full_weights_requested: Callable[[], bool] = lambda: False,
         broadcaster: Broadcaster | None = None,
     ) -> None:
-        """``whole_wanted``: whether some node waits for a version that it can fetch by itself."""
+        """``full_weights_requested``: whether some node waits for a version that it can fetch by itself."""
         self._bus, self._settings, self._full_weights_requested, self._broadcaster = (
             bus,
             settings,
-            whole_wanted,
+            full_weights_requested,
             broadcaster,
         )
         self._subject = subjects.weights(settings.model)
@@ -118,15 +118,15 @@ class WeightPublisher:
         self._base = (await self._transport.put(BUCKET, f"{self._settings.model}-base", path),)
 
     async def publish(
-        self, path: Path, *, version: int, epoch: int, step: int, trial: CanarySpec | None = None
+        self, path: Path, *, version: int, epoch: int, step: int, canary: CanarySpec | None = None
     ) -> None:
         """A safetensors file as a version, whole or as what changed since the last one that this learner published.
 
-        The file is only ever replaced, not written to again. With a ``trial`` nodes wait until one of them has tried
+        The file is only ever replaced, not written to again. With a ``canary`` nodes wait until one of them has tried
         it. Raises `FencedError` when another learner has published since the last look.
         """
         async with self._lock:
-            await self._publish(path, version, epoch, step, trial)
+            await self._publish(path, version, epoch, step, canary)
 
     async def keep_published(self, was_reset: asyncio.Event) -> None:
         """Publish the newest version again whenever the bus has lost it, for ever; looks each time the event is set.
@@ -176,14 +176,14 @@ class WeightPublisher:
             await self._chain.record_published(link, self._file, whole=True)
         log.warning("the bus lost version %d: it is published again", lost.version)
 
-    async def _publish(self, path: Path, version: int, epoch: int, step: int, trial: CanarySpec | None) -> None:
+    async def _publish(self, path: Path, version: int, epoch: int, step: int, canary: CanarySpec | None) -> None:
         model, weights = self._settings.model, self._settings.weights
         delta = None if self._base or self._full_weights_requested() else await self._chain.delta_to(path)
         name = blob_name(model, version, epoch) + (SUFFIX if delta else "")
         blob = await self._transport.put(BUCKET, name, delta or path)
         content = "" if self._base else await asyncio.to_thread(fingerprint, path)
         parent = self.last.version if self.last is not None and self.last.version < version else None
-        offer = await self._broadcaster.plan(path, version, epoch, parent) if self._broadcaster else None
+        plan = await self._broadcaster.plan(path, version, epoch, parent) if self._broadcaster else None
         manifest = WeightManifest(
             run_id=self._settings.run,
             model=model,
@@ -195,11 +195,11 @@ class WeightPublisher:
             blobs=(*self._base, blob),
             chain=self._chain.links if delta else (),
             fingerprint=content,
-            broadcast=offer,
+            broadcast=plan,
             epoch=epoch,
             step=step,
             created_at_ns=time.time_ns(),
-            canary=trial,
+            canary=canary,
         )
         await self._replace_last(manifest)
         self.last = manifest
@@ -246,10 +246,10 @@ class WeightPublisher:
         before = self.last.parent if self.last is not None else None
         if (
             before is not None
-            and (verdict := latest_verdict(release, before)) is not None
-            and verdict.action == "revoked"
+            and (decision := latest_verdict(release, before)) is not None
+            and decision.action == "revoked"
         ):
-            log.warning("version %d was revoked: %s; training goes on from its weights", before, verdict.reason)
+            log.warning("version %d was revoked: %s; training goes on from its weights", before, decision.reason)
         fallback = versions_to_retain(release, (parse_version(model, name) for name in self._blob_names[:-1]))
         gone = versions_to_delete(
             self._blob_names,

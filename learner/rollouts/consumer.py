@@ -89,7 +89,7 @@ class RolloutConsumer:
 
         Raises `LearnerError` if another reader of the durable does not go.
         """
-        calm, patience = time.monotonic(), CONFLICT_TIMEOUT_SECONDS
+        last_gap_free_at, conflict_timeout = time.monotonic(), CONFLICT_TIMEOUT_SECONDS
         # One puller for all: what the broker is still asked for from before then comes here too, and to nobody else.
         async with self._bus.pull(LEARNER_ROLLOUTS, slots=PREFETCH) as puller:
             while True:
@@ -100,18 +100,21 @@ class RolloutConsumer:
                     await self._bus.reset_consumer(LEARNER_ROLLOUTS, await self.find_position())
                 except (NatsError, BusError) as error:
                     log.warning("cannot read rollouts, trying again: %s", str(error) or type(error).__name__)
-                    calm = time.monotonic()
+                    last_gap_free_at = time.monotonic()
                     await asyncio.sleep(RESET_PAUSE_SECONDS)
                     continue
                 self.was_reset.set()
                 began = time.monotonic()
                 missed, now = await self._consume_until_gap(puller), time.monotonic()
                 if not missed:
-                    calm = now
+                    last_gap_free_at = now
                     continue
                 if now - began > GAP_WINDOW_SECONDS:
-                    calm, patience = now, 2 * CONFLICT_TIMEOUT_SECONDS  # who was here before is not the one to go
-                elif now - calm > patience:
+                    last_gap_free_at, conflict_timeout = (
+                        now,
+                        2 * CONFLICT_TIMEOUT_SECONDS,
+                    )  # who was here before is not the one to go
+                elif now - last_gap_free_at > conflict_timeout:
                     raise LearnerError("another reader takes this run's spans: there can be one learner to a bus")
                 log.warning("span batches went to another reader or were lost on their way: reading them again")
                 await asyncio.sleep(RESET_PAUSE_SECONDS)

@@ -46,24 +46,24 @@ class Dispatcher:
     def __init__(self, bus: Bus, problems: Sequence[TaskInput], settings: LearnerSettings, dispatched: int) -> None:
         self._bus, self._problems, self._settings = bus, problems, settings
         self._task_order = TaskOrder(len(problems), settings.seed)
-        self._group_places: dict[str, int] = {}
+        self._group_numbers: dict[str, int] = {}
         self._lost: deque[tuple[int, Collection[int], str]] = deque()
         self._limit = dispatched
         self._nonce = ""  # of the last loss: the broker may still know ids of tasks that nobody has any more
         self._limit_changed = asyncio.Event()
         self.dispatched = dispatched
-        """Groups published since the run's start: the place of the next one."""
+        """Groups published since the run's start: the number of the next one."""
 
-    async def restore(self, places: Iterable[int]) -> None:
-        """The places of the groups that were dispatched before and are not settled."""
-        for place in places:
-            number, index = await self._task_order.seek(place)
-            self._group_places[task_id(self._problems[index], number, self._settings)] = place
+    async def restore(self, group_numbers: Iterable[int]) -> None:
+        """Restore the numbers of the groups that were dispatched before and are not settled."""
+        for group_number in group_numbers:
+            pass_number, index = await self._task_order.seek(group_number)
+            self._group_numbers[task_id(self._problems[index], pass_number, self._settings)] = group_number
 
     @property
     def outstanding(self) -> list[int]:
-        """The places of the groups that are dispatched and not settled, in that order."""
-        return sorted(self._group_places.values())
+        """The group_numbers of the groups that are dispatched and not settled, in that order."""
+        return sorted(self._group_numbers.values())
 
     @property
     def is_behind(self) -> bool:
@@ -73,12 +73,12 @@ class Dispatcher:
     @property
     def dispatch_order(self) -> Collection[str]:
         """The tasks of those groups, where groups are taken in the order in which they were dispatched; else none."""
-        return self._group_places.keys() if self._settings.staleness.order == "dispatch" else ()
+        return self._group_numbers.keys() if self._settings.staleness.order == "dispatch" else ()
 
     def release(self, tasks: Iterable[str]) -> None:
         """These groups are trained on, or came to nothing."""
         for task in tasks:
-            self._group_places.pop(task, None)
+            self._group_numbers.pop(task, None)
 
     def update_limit(self, step: int, dropped: int) -> None:
         """``step`` optimiser steps are made and ``dropped`` groups came to nothing; without problems, nothing to do."""
@@ -102,10 +102,10 @@ class Dispatcher:
         """
         count = 0
         self._nonce = nonce
-        for task, place in self._group_places.items():
+        for task, group_number in self._group_numbers.items():
             samples = [sample for sample in range(self._settings.group_size) if sample not in ended.get(task, ())]
             if samples and task not in closed:
-                self._lost.append((place, samples, nonce))
+                self._lost.append((group_number, samples, nonce))
                 count += len(samples)
         self._limit_changed.set()
         return count
@@ -115,22 +115,22 @@ class Dispatcher:
         while True:
             self._limit_changed.clear()
             if self._lost:
-                place, samples, nonce = self._lost[0]
-                tasks = await self._group(place)
+                group_number, samples, nonce = self._lost[0]
+                tasks = await self._group(group_number)
                 lost_tasks = [tasks[sample] for sample in samples]
                 await TaskPublisher(self._bus).publish_tasks(lost_tasks, timeout=math.inf, nonce=nonce)
                 self._lost.popleft()
             elif self.dispatched < self._limit:
                 tasks = await self._group(self.dispatched)
-                self._group_places[tasks[0].id] = self.dispatched  # before: what is lost on its way is outstanding too
+                self._group_numbers[tasks[0].id] = self.dispatched  # before: what is lost on its way is outstanding too
                 await TaskPublisher(self._bus).publish_tasks(tasks, timeout=math.inf, nonce=self._nonce)
                 self.dispatched += 1
             else:
                 await self._limit_changed.wait()
 
-    async def _group(self, place: int) -> list[Task]:
-        number, index = await self._task_order.seek(place)
-        return tasks_of_group(self._problems[index], number, self._settings)
+    async def _group(self, group_number: int) -> list[Task]:
+        pass_number, index = await self._task_order.seek(group_number)
+        return tasks_of_group(self._problems[index], pass_number, self._settings)
 
 
 def max_dispatched_groups(version: int, max_staleness: int, groups_per_step: int, weight_sync_interval: int = 1) -> int:

@@ -34,9 +34,9 @@ def intermediate_rewards(spans: Sequence[Span], outcome_span: str, rules: Sequen
             reward += sum(map(_finite, extract_rewards(span)))
         if reward:
             named = call_index.find_referenced(span.attributes)
-            place = named if named is not None else call_index.find_preceding(span.start_ns)
-            if place is not None:
-                totals[place] += reward
+            index = named if named is not None else call_index.find_preceding(span.start_ns)
+            if index is not None:
+                totals[index] += reward
     return tuple(totals)
 
 

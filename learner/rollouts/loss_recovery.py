@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 class LossRecovery:
     """Works on the gaps that the intake finds."""
 
-    def __init__(self, bus: Bus, intake: RolloutConsumer, dispatcher: Dispatcher) -> None:
-        self._bus, self._consumer, self._dispatcher = bus, intake, dispatcher
+    def __init__(self, bus: Bus, consumer: RolloutConsumer, dispatcher: Dispatcher) -> None:
+        self._bus, self._consumer, self._dispatcher = bus, consumer, dispatcher
         self._gaps = self._tasks = 0
         self._alert: Alert | None = None
 

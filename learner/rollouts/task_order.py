@@ -15,16 +15,16 @@ class TaskOrder:
         self._problems, self._seed = problems, seed
         self._orders: dict[int, array[int]] = {}
 
-    async def seek(self, place: int) -> tuple[int, int]:
+    async def seek(self, group_number: int) -> tuple[int, int]:
         """`at`, with a pass that is not known yet shuffled in a thread: 400,000 problems take up to seconds."""
-        number = place // self._problems
+        number = group_number // self._problems
         if number not in self._orders:
             self._keep(number, await asyncio.to_thread(shuffle, self._problems, self._seed, number))
-        return self.at(place)
+        return self.at(group_number)
 
-    def at(self, place: int) -> tuple[int, int]:
-        """Number of the pass and index of the problem of the ``place``-th group."""
-        number, index = divmod(place, self._problems)
+    def at(self, group_number: int) -> tuple[int, int]:
+        """Number of the pass and index of the problem of group ``group_number``."""
+        number, index = divmod(group_number, self._problems)
         if number not in self._orders:
             self._keep(number, shuffle(self._problems, self._seed, number))
         return number, self._orders[number][index]

@@ -116,7 +116,7 @@ def actor_config(settings: LearnerSettings, ranks: int = 1) -> Any:
         raise ValueError(f"policy_loss: {actor.policy_loss!r} is not known; known: {', '.join(losses)}")
     options: dict[str, Any] = dict(actor.policy_loss_options)
     try:
-        chosen = PolicyLossConfig(loss_mode=actor.policy_loss, **options)
+        loss_config = PolicyLossConfig(loss_mode=actor.policy_loss, **options)
     except TypeError as error:
         raise ValueError(f"policy_loss_options: {error}") from error
     config = FSDPActorConfig(
@@ -127,7 +127,7 @@ def actor_config(settings: LearnerSettings, ranks: int = 1) -> Any:
         clip_ratio_high=actor.clip_ratio_high,
         clip_ratio_c=actor.clip_ratio_c,
         loss_agg_mode="token-sum",
-        policy_loss=chosen,
+        policy_loss=loss_config,
     )
     config.global_batch_info.update(
         {"dp_size": ranks, "batch_num_tokens": None, "global_batch_size": 1, "loss_scale_factor": None}

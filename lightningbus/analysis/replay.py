@@ -127,8 +127,8 @@ def _batch(history: RunHistory, step: RecordedStep, settings: LearnerSettings) -
 
 def _iter_conversations(rollout: Rollout) -> Iterator[dict[str, Any]]:
     extended = set(find_parents(build_transitions(rollout.calls)))
-    for place, call in enumerate(expand_calls(rollout.calls)):
-        if place in extended:
+    for index, call in enumerate(expand_calls(rollout.calls)):
+        if index in extended:
             continue  # an earlier turn of one that follows
         request, answer = json.loads(call.request), json.loads(call.response)
         messages = request.get("messages", [{"role": "user", "content": request.get("prompt", "")}])

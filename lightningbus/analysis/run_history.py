@@ -53,7 +53,7 @@ SELECT execution_id, span_id, name, status, attributes, events,
 FROM spans WHERE run_id = {run_id:String} AND execution_id IN {executions:Array(String)}
   AND NOT startsWith(scope, 'lightningbus')
 """
-BEST = """
+BEST_ROLLOUTS = """
 SELECT execution_id FROM rollouts
 WHERE run_id = {run_id:String} AND mode = 'train' AND outcome = 'ok' AND reward >= {least:Float64}
 ORDER BY reward DESC, rollout_id LIMIT {most:UInt32} BY task_id
@@ -127,9 +127,9 @@ class RunHistory:
             groups.append(RolloutGroup(task, len(by_id), 0.0, by_id))
         return groups
 
-    def best_rollouts(self, per_task: int, least: float) -> list[Rollout]:
+    def best_rollouts(self, per_task: int, min_reward: float) -> list[Rollout]:
         """The best rollouts of each training task with at least a reward, best first."""
-        executions = [row["execution_id"] for row in self._rows(BEST, most=per_task, least=least)]
+        executions = [row["execution_id"] for row in self._rows(BEST_ROLLOUTS, most=per_task, least=min_reward)]
         rollouts = {rollout.execution_id: rollout for rollout in self.rollouts(executions, None)}
         return [rollouts[execution] for execution in executions]
 

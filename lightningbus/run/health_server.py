@@ -34,16 +34,16 @@ class HealthServer:
         return not_ready_reason(self.bus.heartbeats.current())
 
     @asynccontextmanager
-    async def serve(self, where: str | None) -> AsyncIterator[None]:
+    async def serve(self, address: str | None) -> AsyncIterator[None]:
         """Listen while the block runs, at `RoleSettings.health_address`; raises `AddressInUseError`."""
-        if where is None:
+        if address is None:
             yield
             return
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
-        host, port = parse_address(where)
+        host, port = parse_address(address)
         listener = open_listener(host, port, "health", "set another address")
         async with serve_app(app, listener):
             log.info("health at %s", url_of(host, listener))

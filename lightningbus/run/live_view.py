@@ -51,7 +51,7 @@ def members_table(members: Iterable[Heartbeat]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("role", "id", "state", "version", "doing"):
         table.add_column(column, no_wrap=column != "doing")
-    rank = {role: place for place, role in enumerate(ROLES)}
+    rank = {role: index for index, role in enumerate(ROLES)}
     for beat in sorted(members, key=lambda beat: (rank.get(beat.role, 99), beat.id)):
         version = "" if beat.version is None else str(beat.version)
         table.add_row(*map(Text, (beat.role, beat.id, beat.state, version, describe(beat))))

@@ -64,13 +64,13 @@ def plot_report(path: Path, title: str, plot: Plot, answer: ResultTable) -> None
     height = 4.5 if plot.kind == "line" else 1.5 + 0.3 * len(names) * (1 if plot.stacked else len(plot.y))
     figure, axes = pyplot.subplots(figsize=(8, min(max(height, 3.0), 14.0)), layout="constrained")
     for label, points in _series(rows, plot):
-        for place, y in enumerate(plot.y):
+        for index, y in enumerate(plot.y):
             drawn = [row for row in points if row[y] is not None]
             named = " ".join(filter(None, [label, y.replace("_", " ") if len(plot.y) > 1 else ""]))
             if plot.kind == "line":
                 _line(axes, drawn, plot, y, named)
             else:
-                _bars(axes, drawn, plot, place, names, named)
+                _bars(axes, drawn, plot, index, names, named)
     what = ", ".join(plot.y) if len(plot.y) < 3 else ""
     value, key = (axes.set_ylabel, axes.set_xlabel) if plot.kind == "line" else (axes.set_xlabel, axes.set_ylabel)
     value(what.replace("_", " "))
@@ -105,12 +105,12 @@ def _line(axes: Any, rows: list[dict[str, Any]], plot: Plot, y: str, label: str)
         axes.fill_between(xs, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
-def _bars(axes: Any, rows: list[dict[str, Any]], plot: Plot, place: int, names: list[str], label: str) -> None:
+def _bars(axes: Any, rows: list[dict[str, Any]], plot: Plot, index: int, names: list[str], label: str) -> None:
     share = 0.8 if plot.stacked else 0.8 / len(plot.y)
     at = [
-        names.index(str(row[plot.x])) + (0 if plot.stacked else (place - (len(plot.y) - 1) / 2) * share) for row in rows
+        names.index(str(row[plot.x])) + (0 if plot.stacked else (index - (len(plot.y) - 1) / 2) * share) for row in rows
     ]
-    left = [sum(row[y] for y in plot.y[:place]) if plot.stacked else 0 for row in rows]
-    axes.barh(at, [row[plot.y[place]] for row in rows], share, left, label=label or None)
+    left = [sum(row[y] for y in plot.y[:index]) if plot.stacked else 0 for row in rows]
+    axes.barh(at, [row[plot.y[index]] for row in rows], share, left, label=label or None)
     axes.set_yticks(range(len(names)), [name[:48] for name in names])
     axes.invert_yaxis() if not axes.yaxis_inverted() else None

@@ -29,17 +29,17 @@ async def publish_all(bus: Bus, tasks: Iterable[Task], timeout: float, on_done: 
     new = total = 0
     pending: set[asyncio.Task[int]] = set()
 
-    async def send(lot: list[Task]) -> int:
-        count = await TaskPublisher(bus).publish_tasks(lot, timeout=timeout)
-        for _ in lot:
+    async def send(chunk: list[Task]) -> int:
+        count = await TaskPublisher(bus).publish_tasks(chunk, timeout=timeout)
+        for _ in chunk:
             on_done()
         return count
 
     try:
         left_over = iter(tasks)
-        while lot := list(islice(left_over, CHUNK_SIZE)):
-            pending.add(asyncio.create_task(send(lot)))
-            total += len(lot)
+        while chunk := list(islice(left_over, CHUNK_SIZE)):
+            pending.add(asyncio.create_task(send(chunk)))
+            total += len(chunk)
             if len(pending) >= MAX_CHUNKS_IN_FLIGHT:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 new += sum(finished.result() for finished in done)

@@ -124,10 +124,10 @@ def validate_settings(kind: type[M], fields: "Mapping[str, Any]", source: str) -
         return kind.model_validate(fields)
     except ValidationError as error:
         first, more = error.errors()[0], error.error_count() - 1
-        place = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
-        also = f" (and {more} more)" if more else ""
-        sentence = ": ".join(filter(None, (source, place, _explain(kind, first))))
-        raise UserError(f"{sentence}{also}") from error
+        field = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
+        rest = f" (and {more} more)" if more else ""
+        sentence = ": ".join(filter(None, (source, field, _explain(kind, first))))
+        raise UserError(f"{sentence}{rest}") from error
 
 
 def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:

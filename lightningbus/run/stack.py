@@ -130,10 +130,10 @@ async def start_stack(directory: RunDirectory, settings: BusSettings, title: str
         keys = KeyPaths.create(directory, settings)
         url, server = settings.url, None
         if url is None:
-            where = directory.path / "bus"
+            bus_directory = directory.path / "bus"
             server = await exits.enter_async_context(
                 nats_server(
-                    where, settings.host, settings.port, settings.sync_interval, keys.users, settings.insecure,
+                    bus_directory, settings.host, settings.port, settings.sync_interval, keys.users, settings.insecure,
                     settings.streams.more_mib,
                 )
             )  # fmt: skip

@@ -91,8 +91,8 @@ class PythonExecutor:
         if "error" in reply:
             log.error("%s", shorten(str(reply.get("traceback", "")), MAX_TRACEBACK))
             await self.stop()
-            why = shorten(str(reply["error"]), MAX_ERROR)
-            raise AgentStartError(f"{self._target} cannot be loaded from {self._launcher.directory}: {why}")
+            reason = shorten(str(reply["error"]), MAX_ERROR)
+            raise AgentStartError(f"{self._target} cannot be loaded from {self._launcher.directory}: {reason}")
 
     async def run(self, task: Any) -> dict[str, Any]:
         """One rollout."""

@@ -57,18 +57,20 @@ def make_executors(
     limits, paths = ResourceLimits.from_settings(settings), {**sandbox_paths(python), **gateway}
     environment = agent_environment(os.environ, settings.env)
 
-    def place(slot: Callable[[], dict[str, str]]) -> AgentLauncher:
+    def launcher_of(slot: Callable[[], dict[str, str]]) -> AgentLauncher:
         return AgentLauncher(settings.working_dir, environment, slot, limits, settings.sandbox_command, paths, watchdog)
 
     def reward() -> RewardFunction | None:
-        return RewardFunction(python, settings.reward_fn, place(dict)) if settings.reward_fn is not None else None
+        return RewardFunction(python, settings.reward_fn, launcher_of(dict)) if settings.reward_fn is not None else None
 
     if settings.command is not None:
-        return [CommandExecutor(settings.command, place(slot)) for slot in slots]
+        return [CommandExecutor(settings.command, launcher_of(slot)) for slot in slots]
     if settings.max_concurrent_per_process == 1:
         fresh = settings.max_tasks_per_child
-        return [with_reward_function(PythonExecutor(python, agent, place(slot), fresh), reward()) for slot in slots]
+        return [
+            with_reward_function(PythonExecutor(python, agent, launcher_of(slot), fresh), reward()) for slot in slots
+        ]
     groups = range(0, len(slots), settings.max_concurrent_per_process)
-    shared = [(SharedExecutor(python, agent, place(dict)), reward()) for _ in groups]
+    shared = [(SharedExecutor(python, agent, launcher_of(dict)), reward()) for _ in groups]
     sharing = [(*shared[number // settings.max_concurrent_per_process], slot) for number, slot in enumerate(slots)]
     return [with_reward_function(SharedSlotExecutor(executor, slot), function) for executor, function, slot in sharing]

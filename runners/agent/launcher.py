@@ -43,11 +43,11 @@ class AgentLauncher:
         """Raises `AgentStartError` if there is no such program; a sandbox finds its own."""
         first = _expand_placeholders([*self.sandbox_command, program][0], self.paths)
         if "/" in first:
-            found_at, where = shutil.which(self.directory / first), str(self.directory)
+            found_at, searched = shutil.which(self.directory / first), str(self.directory)
         else:
-            found_at, where = shutil.which(first, path=self.environment.get("PATH", os.defpath)), "PATH"
+            found_at, searched = shutil.which(first, path=self.environment.get("PATH", os.defpath)), "PATH"
         if found_at is None:
-            raise AgentStartError(f"{first} is no program in {where}")
+            raise AgentStartError(f"{first} is no program in {searched}")
 
     async def start(self, *command: str) -> AgentProcess:
         """A process that is written to and read from; raises `AgentStartError`."""
@@ -96,7 +96,7 @@ class AgentLauncher:
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                parent_dies=signal.SIGKILL,
+                pdeathsig=signal.SIGKILL,
                 prepare=prepare,
             )
         return process, requests, replies, output

@@ -142,10 +142,10 @@ class ProcessWatchdog:
             self._agents.discard(agent)
             await kill_group(agent.process)
         for agent in [agent for agent in self._agents if agent.limits.is_watched and not agent.kill_reason]:
-            why = await asyncio.to_thread(agent.limits.find_violation, agent.process.pid)
-            if why and agent.is_running:
-                agent.kill_reason = why
-                log.warning("%s", why)
+            reason = await asyncio.to_thread(agent.limits.find_violation, agent.process.pid)
+            if reason and agent.is_running:
+                agent.kill_reason = reason
+                log.warning("%s", reason)
                 await kill_group(agent.process)
         self._kill_orphans()
 

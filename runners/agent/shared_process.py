@@ -84,10 +84,10 @@ class SharedExecutor(PythonExecutor):
             if self._process in (None, process):  # else it is of a process whose rollouts know already
                 self._fail_all(str(fault))
 
-    def _fail_all(self, why: str) -> None:
+    def _fail_all(self, reason: str) -> None:
         for answer in self._replies.values():
             if not answer.done():
-                answer.set_result(why)
+                answer.set_result(reason)
 
 
 class SharedSlotExecutor:

@@ -17,11 +17,11 @@ class RejectingNodes:
 
     def add(self, node: Heartbeat) -> str:
         """One has refused; returns why, as a sentence, which is logged the first time."""
-        why = self._problem_of(node)
+        reason = self._problem_of(node)
         if (node.id, node.pid) not in self._processes:
             self._processes.add((node.id, node.pid))
-            log.error("%s: calls wait for other nodes; give the runner the file of the nodes' key", why)
-        return why
+            log.error("%s: calls wait for other nodes; give the runner the file of the nodes' key", reason)
+        return reason
 
     def remove(self, node: Heartbeat) -> None:
         """It has answered."""

@@ -13,13 +13,13 @@ def select_node(
     rollout: str,
     last: str,
     pinned: int | None,
-    open_calls: Callable[[str], int],
+    in_flight: Callable[[str], int],
     preferred: int | None = None,
 ) -> Heartbeat | None:
     """The node that answered the rollout's last call, for its cached prefix, else the least loaded; None: hold it.
 
     A pinned rollout goes only where its version is, one that prefers a version where it is, or else anywhere.
-    ``open_calls`` says how many calls this runner has at a node, and counts first: heartbeats are up to a second old,
+    ``in_flight`` says how many calls this runner has at a node, and counts first: heartbeats are up to a second old,
     and if all runners went by them alone they would all run to the same node. Equally loaded nodes share rollouts out
     evenly.
     """
@@ -32,7 +32,7 @@ def select_node(
         if node.id == last:
             return node
     return min(
-        fit, key=lambda node: (_num_in_flight(node, open_calls), _rendezvous_hash(rollout, node.id)), default=None
+        fit, key=lambda node: (_num_in_flight(node, in_flight), _rendezvous_hash(rollout, node.id)), default=None
     )
 
 
@@ -49,9 +49,9 @@ def missing_version(nodes: Iterable[Heartbeat], model: str, pinned: int | None) 
     return f"no inference node serves version {pinned} of {model!r}, to which the task is pinned (served: {served})"
 
 
-def _num_in_flight(node: Heartbeat, open_calls: Callable[[str], int]) -> tuple[int, int]:
+def _num_in_flight(node: Heartbeat, in_flight: Callable[[str], int]) -> tuple[int, int]:
     num_in_flight = node.status.get("inflight")
-    return open_calls(node.id), num_in_flight if isinstance(num_in_flight, int) else 0
+    return in_flight(node.id), num_in_flight if isinstance(num_in_flight, int) else 0
 
 
 def _rendezvous_hash(rollout: str, node: str) -> bytes:

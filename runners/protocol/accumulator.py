@@ -94,11 +94,11 @@ class StreamAccumulator:
             choice.prompt_ids = self._prompt_ids = prompt
             self._tokens_before_retry = len(choice.token_ids)
             tokens = [*prompt, *choice.token_ids]
-        room = continuation.remaining_tokens(
+        num_tokens_left = continuation.remaining_tokens(
             self._call, self._sampling_overrides, len(tokens), self._tokens_before_retry, max_model_len
         )
         return "/v1/completions", continuation.resume_request(
-            self._call, self._sampling_overrides, tokens, max(room, 1)
+            self._call, self._sampling_overrides, tokens, max(num_tokens_left, 1)
         )
 
     @property

@@ -44,11 +44,13 @@ def remaining_tokens(
     return max(0, min(left, wanted - num_made) if wanted is not None else left)
 
 
-def resume_request(call: ChatRequest, sampling: dict[str, Any], tokens: list[int], room: int) -> dict[str, Any]:
+def resume_request(
+    call: ChatRequest, sampling: dict[str, Any], tokens: list[int], num_tokens_left: int
+) -> dict[str, Any]:
     """Body for ``/v1/completions``; ``tokens`` are prompt and answer so far."""
     body = {**call.body, **sampling}
     carried = {field: body[field] for field in RESUMABLE_FIELDS if body.get(field) is not None}
-    carried |= {"model": call.model, "prompt": tokens, "max_tokens": room, "logprobs": 0}
+    carried |= {"model": call.model, "prompt": tokens, "max_tokens": num_tokens_left, "logprobs": 0}
     return {**carried, "stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
 
 

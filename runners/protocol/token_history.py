@@ -58,7 +58,7 @@ def splice_prompt(sampled: Sequence[int], old: Sequence[int], new: Sequence[int]
     if list(new[: len(old)]) != list(old) or not sampled:
         return None
     end = sampled[-1]
-    after = next((place + 1 for place in reversed(range(len(old))) if old[place] == end), None)
+    after = next((index + 1 for index in reversed(range(len(old))) if old[index] == end), None)
     if after is None or sampled.count(end) != old.count(end):
         return None
     return [*sampled, *new[after:]]

@@ -35,8 +35,8 @@ def _reader_statements(database: str, on_cluster: str, password: str) -> Iterato
 
 def _writer_statements(database: str, on_cluster: str, password: str) -> Iterator[str]:
     yield f"CREATE USER OR REPLACE {WRITER}{on_cluster} {_identified_clause(password)}"
-    rights = "SELECT, INSERT, ALTER, CREATE DATABASE, CREATE TABLE, CREATE VIEW, DROP VIEW"
-    yield f"GRANT{on_cluster} {rights} ON `{database}`.* TO {WRITER}"
+    grants = "SELECT, INSERT, ALTER, CREATE DATABASE, CREATE TABLE, CREATE VIEW, DROP VIEW"
+    yield f"GRANT{on_cluster} {grants} ON `{database}`.* TO {WRITER}"
     if on_cluster:
         yield f"GRANT{on_cluster} CLUSTER ON *.* TO {WRITER}"
 

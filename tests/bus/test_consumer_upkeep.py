@@ -54,7 +54,7 @@ async def test_a_durable_deleted_under_a_puller_is_made_again(bus: Bus) -> None:
 async def test_a_role_whose_streams_stay_away_is_not_healthy_and_ends_with_a_sentence(
     consumer: object, bus: Bus, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bus.consumer_upkeep.GIVE_UP_SECONDS", 3.0)
+    monkeypatch.setattr("bus.consumer_upkeep.ABORT_SECONDS", 3.0)
     if consumer is TASKS:
         await bus.ensure_consumer(TASKS)
     read = TASKS if consumer is TASKS else LEARNER_ROLLOUTS

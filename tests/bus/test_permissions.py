@@ -186,11 +186,11 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         engine = Engine()
         following = asyncio.create_task(WeightUpdater(node, "node", "policy", tmp_path / "node", engine).run())
         await engine.holds(3)
-        await WeightRegistry(roles["admin"], "policy").append_decision("pinned", 2, who="admin")
+        await WeightRegistry(roles["admin"], "policy").append_decision("pinned", 2, actor="admin")
         await engine.holds(2)  # in its turn, and back to the manifest of an older version
         written = {version: (tmp_path / f"{version}.safetensors").read_bytes() for version in (3, 2)}
         assert engine.loaded == list(written.items())
-        await WeightRegistry(node, "policy").append_decision("revoked", 3, who="node")
+        await WeightRegistry(node, "policy").append_decision("revoked", 3, actor="node")
         await publisher.publish(weights, version=4, epoch=1, step=4)  # looks at what is still needed
         looking = WeightRegistry(client, "policy")
         assert [manifest.version async for manifest, _ in looking.list_versions()] == [4, 3, 2, 1, 0]

@@ -123,18 +123,18 @@ async def test_a_decision_counts_only_from_who_may_decide_it(roles: Roles) -> No
     for version in range(3):
         sequence = await learner.publish(SUBJECT, manifest(version), msg_id=str(version), expect_last=sequence)
     with pytest.raises(CredentialsError, match="may not sign this ReleaseState"):
-        await WeightRegistry(learner, "policy").append_decision("revoked", 2, who="me")
+        await WeightRegistry(learner, "policy").append_decision("revoked", 2, actor="me")
     with pytest.raises(CredentialsError, match="may not sign this ReleaseState"):
-        await WeightRegistry(node, "policy").append_decision("pinned", 0, who="me")
+        await WeightRegistry(node, "policy").append_decision("pinned", 0, actor="me")
     with pytest.raises(CredentialsError, match="has no signing key"):
-        await WeightRegistry(await roles.as_("client"), "policy").append_decision("revoked", 2, who="me")
-    await WeightRegistry(node, "policy").append_decision("revoked", 2, who="n")
+        await WeightRegistry(await roles.as_("client"), "policy").append_decision("revoked", 2, actor="me")
+    await WeightRegistry(node, "policy").append_decision("revoked", 2, actor="n")
     assert (await served(node))[0] == 1
-    await WeightRegistry(admin, "policy").append_decision("revoked", 1, who="me")
+    await WeightRegistry(admin, "policy").append_decision("revoked", 1, actor="me")
     assert (await served(node))[0] == 0
     await roles.send(RELEASE, encode(ReleaseState(model="policy", pinned=2)))
     assert (await served(node))[0] == 0
-    await WeightRegistry(admin, "policy").append_decision("approved", 1, who="me")
+    await WeightRegistry(admin, "policy").append_decision("approved", 1, actor="me")
     assert await served(node) == (1, "")
 
 
@@ -144,7 +144,7 @@ async def test_a_node_that_leaves_a_decision_out_changes_nothing(roles: Roles) -
     first = await learner.publish(SUBJECT, manifest(0), msg_id="0", expect_last=0)
     await learner.publish(SUBJECT, manifest(1), msg_id="1", expect_last=first)
     releases = WeightRegistry(admin, "policy")
-    await releases.append_decision("revoked", 1, who="me")
+    await releases.append_decision("revoked", 1, actor="me")
     forged = apply_decision(ReleaseState(model="policy"), decision("approved", 1))
     await node.publish(RELEASE, forged, msg_id="forged", expect_last=releases._last_decision.sequence)
     version, problem = await served(node)
@@ -160,7 +160,7 @@ async def test_bytes_that_cannot_be_read_are_passed_over_by_every_reader(roles: 
     await learner.publish(SUBJECT, manifest(0), msg_id="0", expect_last=last)
     await roles.send(SUBJECT, answer)
     assert (await served(node))[0] == 0
-    await WeightRegistry(admin, "policy").append_decision("revoked", 0, who="me")
+    await WeightRegistry(admin, "policy").append_decision("revoked", 0, actor="me")
     assert (await served(node))[0] is None
 
 

@@ -74,9 +74,9 @@ async def test_a_learner_whose_versions_nobody_serves_waits_and_goes_on_when_som
         place, steps=3, nodes=1, runners=1, token_seconds=0.01, learner={"max_staleness": 0}
     ) as system:
         releases = WeightRegistry(system.bus, "policy")
-        await releases.append_decision("pinned", 0, who="test")
+        await releases.append_decision("pinned", 0, actor="test")
         await _says(system, "a node that serves version 1 or a newer one")
-        await releases.append_decision("unpinned", 0, who="test")
+        await releases.append_decision("unpinned", 0, actor="test")
         await system.finished(120)
         sql = system.sql()
         ((tasks,),) = sql.query(

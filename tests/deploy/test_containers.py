@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from bus.embedded.nats_server import find_server, server_config
-from bus.security.secrets import CONF, INFERENCE_API_KEY, SERVER_PLACE
+from bus.security.secrets import CONF, INFERENCE_API_KEY, SERVER_DIR
 from common.role_settings import parse_address
 from inference.settings import InferenceSettings
 from lightningbus.cli.commands.store import ADMIN_VARIABLE, READER_VARIABLE, URL_VARIABLE, WRITER_VARIABLE
@@ -134,7 +134,7 @@ def test_every_file_image_and_password_of_the_compose_file_comes_from_somewhere(
 @pytest.mark.parametrize("path", [DEPLOY / "nats.conf", DEPLOY / "kubernetes" / "settings" / "nats.conf"], ids=str)
 def test_a_server_in_a_container_is_set_up_as_our_own(path: Path, secrets: Path, tmp_path: Path) -> None:
     """With what the Secret of the server has beside it, and nothing else of where that was made."""
-    for file in (secrets / SERVER_PLACE).iterdir():
+    for file in (secrets / SERVER_DIR).iterdir():
         shutil.copy(file, tmp_path)
     users = (secrets / CONF).read_text()
     (tmp_path / CONF).write_text(users.replace(str(secrets), "/nowhere"))
@@ -148,7 +148,7 @@ def test_a_server_in_a_container_is_set_up_as_our_own(path: Path, secrets: Path,
     (tls,) = re.findall(r"^tls \{.*?^\}$", users, re.M | re.S)
     if path.parent.name == "settings":
         assert f'include "{CONF}"' in path.read_text()
-        assert tls.replace(str(secrets / SERVER_PLACE), "/etc/nats") in path.read_text()
+        assert tls.replace(str(secrets / SERVER_DIR), "/etc/nats") in path.read_text()
     local = server_config("0.0.0.0", 4222, Path("/data"), Path("/ports"))
     stated = re.compile(
         r"^ *(max_payload|max_memory_store|max_file_store|sync_interval|feature_flags|store_dir)\b(.*)$", re.M

@@ -16,7 +16,7 @@ from typing import Any
 from bus.client import Bus
 from bus.embedded.nats_server import find_server
 from bus.security.credentials import Credentials
-from bus.security.secrets import CONF, SERVER_PLACE
+from bus.security.secrets import CONF, SERVER_DIR
 from inference.settings import InferenceSettings
 from lightningbus.run.supervisor import ChildSpec
 from runners.settings import RunnerSettings
@@ -93,7 +93,7 @@ def server_file(place: Path, template: str, secrets: Path, hubs: Sequence[Host])
         text = text.replace(f"bus{number + 1}.example", hub.address)
     (place / "nats.conf").write_text(text)
     kept = place / ("secrets" if template == "nats.conf" else "site")
-    shutil.copytree(secrets / SERVER_PLACE, kept / SERVER_PLACE)
+    shutil.copytree(secrets / SERVER_DIR, kept / SERVER_DIR)
     shutil.copy(secrets / CONF, kept)
     return place
 

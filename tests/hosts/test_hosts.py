@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from bus.security.certificates import ROUTE_PREFIX
-from bus.security.secrets import INFERENCE_API_KEY, SERVER_PLACE, read_key
+from bus.security.secrets import INFERENCE_API_KEY, SERVER_DIR, read_key
 from tests.chaos.__main__ import prepare
 from tests.chaos.at_work import Busy
 from tests.chaos.oracle import judge
@@ -94,7 +94,7 @@ def test_a_server_hears_nobody_without_a_certificate_and_a_user(site: Hosts, cal
 def test_nobody_but_a_server_is_taken_for_one(site: Hosts, caller: str) -> None:
     """A client's certificate, whoever's, does not open the servers' own door; theirs does."""
     host, address = site.host(caller), site.host("bus-1").address
-    server = site.secrets / SERVER_PLACE
+    server = site.secrets / SERVER_DIR
     assert greeted(host, address, ROUTE, nobody(server, ROUTE_PREFIX)) == ""
     for user in ("runner", "leaf-runner", "admin"):
         forged = nobody(server, ROUTE_PREFIX)

@@ -291,7 +291,7 @@ async def test_a_version_that_is_revoked_gives_its_place_to_one_that_waits(lora_
     async with await lora_node.stream(LONG) as answer:
         second, third = await lora_node.serve(base, 2)
         last = await lora_node.publish(base)  # has no place
-        await WeightRegistry(lora_node.bus, "policy").append_decision("revoked", third, who="me")
+        await WeightRegistry(lora_node.bus, "policy").append_decision("revoked", third, actor="me")
         beat = await lora_node.serves(last)
         assert beat.status["versions"] == [second, last]
         assert beat.status["inflight"] >= 1, "or this test shows nothing"
@@ -305,12 +305,12 @@ async def test_where_nothing_may_be_served_the_base_by_itself_answers_nobody(
 ) -> None:
     *_, new = await lora_node.serve(base, 2)
     releases = WeightRegistry(lora_node.bus, "policy")
-    await releases.append_decision("pinned", 999, who="me")  # is not to be had
+    await releases.append_decision("pinned", 999, actor="me")  # is not to be had
     assert (await lora_node.beat(lambda beat: beat.status["versions"] == [])).version is None
     async with await lora_node.stream(8) as refused:
         assert refused.status == 503 and "taking weights" in await refused.text()
     await lora_node.holds(new)
-    await releases.append_decision("unpinned", 999, who="me")
+    await releases.append_decision("unpinned", 999, actor="me")
     await lora_node.serves(new)
     lora_node.check(await lora_node.ask(), new)
 

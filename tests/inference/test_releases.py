@@ -107,17 +107,17 @@ async def test_a_version_that_is_revoked_is_left_by_all_and_taken_by_nobody(bus:
     releases = WeightRegistry(bus, "policy")
     async with nodes(bus, tmp_path, 2) as (engines, _, _):
         await all_hold(engines, 2)
-        await releases.append_decision("revoked", 2, who="me", why="it swears")
+        await releases.append_decision("revoked", 2, actor="me", reason="it swears")
         await all_hold(engines, 1)
-        await releases.append_decision("revoked", 1, who="me")
+        await releases.append_decision("revoked", 1, actor="me")
         await all_hold(engines, 0)
         async with nodes(bus, tmp_path / "late", 1) as (late, _, _):
             await all_hold(late, 0)
             await publish(bus, tmp_path, 3)
             await all_hold([*engines, *late], 3)
             assert [version for version, _ in late[0].loaded] == [0, 3]
-        await releases.append_decision("revoked", 3, who="me")
-        await releases.append_decision("approved", 2, who="me", why="it was a quotation")
+        await releases.append_decision("revoked", 3, actor="me")
+        await releases.append_decision("approved", 2, actor="me", reason="it was a quotation")
         await all_hold(engines, 2)
     for engine in engines:
         assert all(content == b"weights of version %d" % version * 1000 for version, content in engine.loaded)
@@ -137,7 +137,7 @@ async def test_decisions_are_heeded_while_a_swap_waits_and_those_the_stream_refu
         )
         with pytest.raises(FencedError):
             await bus.publish(subjects.release("policy"), refused, msg_id="late", expect_last=99)
-        decision = await releases.append_decision("pinned", 1, who="me")
+        decision = await releases.append_decision("pinned", 1, actor="me")
         while decision not in engine.heeded:
             await asyncio.sleep(0.01)
         assert refused not in engine.heeded
@@ -161,7 +161,7 @@ async def test_a_version_that_is_revoked_while_a_node_fetches_it_is_not_loaded(
     monkeypatch.setattr(WeightCache, "ensure", slow)
     async with nodes(bus, tmp_path, 1) as ((engine,), _, _), asyncio.timeout(20):
         await fetching.wait()
-        await WeightRegistry(bus, "policy").append_decision("revoked", 1, who="me")
+        await WeightRegistry(bus, "policy").append_decision("revoked", 1, actor="me")
         decided_on.set()
         await engine.holds(0)
     assert [version for version, _ in engine.loaded] == [0]
@@ -177,7 +177,7 @@ async def test_what_is_revoked_is_left_though_another_version_awaits_its_trial_a
         judge.gate.clear()
         await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
         await judge.comes_to("judges 1")
-        await releases.append_decision("revoked", 0, who="me")
+        await releases.append_decision("revoked", 0, actor="me")
         judge.gate.set()
         await judge.comes_to("nothing stands")
         assert subscriber.version is None
@@ -187,7 +187,7 @@ async def test_what_is_revoked_is_left_though_another_version_awaits_its_trial_a
         judge.gate.clear()
         await publish(bus, tmp_path, 3, canary=trial_of(-1.0))
         await judge.comes_to("judges 3")
-        await releases.append_decision("pinned", 2, who="me")
+        await releases.append_decision("pinned", 2, actor="me")
         judge.gate.set()
         await engine.holds(2)
         assert [version for version, _ in engine.loaded] == [0, 1, 2, 3, 2], "a good version is not served beside a pin"
@@ -202,7 +202,7 @@ async def test_nodes_follow_a_stream_that_was_made_anew(
     releases = WeightRegistry(bus, "policy")
     for version in range(5):
         await publish(bus, tmp_path, version)
-    await releases.append_decision("revoked", 4, who="me")
+    await releases.append_decision("revoked", 4, actor="me")
     async with nodes(bus, tmp_path, 1) as ((engine,), _, _):
         await engine.holds(3)
         await bus.js.delete_stream(subjects.WEIGHTS)
@@ -210,7 +210,7 @@ async def test_nodes_follow_a_stream_that_was_made_anew(
         await publish(bus, tmp_path, 5)
         await engine.holds(5)
         async with asyncio.timeout(10):
-            after = await releases.append_decision("pinned", 5, who="me")
+            after = await releases.append_decision("pinned", 5, actor="me")
         assert [decision.action for decision in after.decisions] == ["pinned"], (
             "what was decided of the old ones went with them"
         )
@@ -222,16 +222,16 @@ async def test_a_pinned_version_is_served_whatever_comes_until_it_is_unpinned(bu
     releases = WeightRegistry(bus, "policy")
     async with nodes(bus, tmp_path, 2) as (engines, _, built):
         await all_hold(engines, 2)
-        await releases.append_decision("pinned", 1, who="me")
+        await releases.append_decision("pinned", 1, actor="me")
         await all_hold(engines, 1)
         await publish(bus, tmp_path, 3)
         async with nodes(bus, tmp_path / "late", 1) as (late, _, _):
             await all_hold(late, 1)
-        await releases.append_decision("pinned", 7, who="me")
+        await releases.append_decision("pinned", 7, actor="me")
         async with asyncio.timeout(10):
             while "version 7 is pinned and is not on the bus" not in built[0].problem:
                 await asyncio.sleep(0.01)
-        await releases.append_decision("unpinned", 7, who="me")
+        await releases.append_decision("unpinned", 7, actor="me")
         await all_hold(engines, 3)
     assert [version for version, _ in engines[0].loaded] == [2, 1, 3]
 
@@ -279,7 +279,7 @@ async def test_where_nothing_else_stands_a_revoked_version_is_served_no_more(bus
     await publish(bus, tmp_path, 0)
     async with nodes(bus, tmp_path, 1) as (engines, judges, built):
         await engines[0].holds(0)
-        await WeightRegistry(bus, "policy").append_decision("revoked", 0, who="me")
+        await WeightRegistry(bus, "policy").append_decision("revoked", 0, actor="me")
         await judges[0].comes_to("nothing stands")
         assert built[0].version is None and "no other stands" in built[0].problem
         await publish(bus, tmp_path, 1)
@@ -299,7 +299,7 @@ async def test_a_trial_that_cannot_be_made_here_is_left_to_others(bus: Bus, tmp_
         async with asyncio.timeout(10):
             while not all("do not fit" in node.problem for node in built):
                 await asyncio.sleep(0.01)
-        await WeightRegistry(bus, "policy").append_decision("approved", 0, who="me")  # all look again
+        await WeightRegistry(bus, "policy").append_decision("approved", 0, actor="me")  # all look again
         await publish(bus, tmp_path, 2)
         await all_hold(engines, 2)
     assert [judge.happened for judge in judges] == [["canary_started"], ["canary_started"]]
@@ -335,11 +335,11 @@ async def test_if_the_node_that_tries_is_lost_another_one_does(bus: Bus, tmp_pat
 async def test_what_is_decided_at_once_is_all_kept(bus: Bus) -> None:
     each = [WeightRegistry(bus, "policy") for _ in range(8)]
     await asyncio.gather(
-        *(item.append_decision("revoked", number, who=str(number)) for number, item in enumerate(each))
+        *(item.append_decision("revoked", number, actor=str(number)) for number, item in enumerate(each))
     )
     state = await each[0].refresh()
     assert {decision.version for decision in state.decisions} == set(range(8))
-    await each[0].append_decision("revoked", 9, who="me", why="because " * 5000)
+    await each[0].append_decision("revoked", 9, actor="me", reason="because " * 5000)
     verdict = latest_verdict(await WeightRegistry(bus, "policy").refresh(), 9)
     assert verdict is not None and len(verdict.reason) == MAX_REASON_CHARS, "whatever is said can be read by all"
     with pytest.raises(BusError, match="has no version 3 on this bus"):
@@ -350,15 +350,15 @@ async def test_files_that_nodes_may_go_back_to_are_kept(bus: Bus, tmp_path: Path
     learner, releases = Learner(bus, tmp_path, {}, keep_weight_versions=2), WeightRegistry(bus, "policy")
     for _ in range(6):
         await learner.publish()
-    await releases.append_decision("pinned", 5, who="me")
+    await releases.append_decision("pinned", 5, actor="me")
     for version in (6, 7, 8):
         await learner.publish()
-        await releases.append_decision("revoked", version, who="canary")
+        await releases.append_decision("revoked", version, actor="canary")
     for _ in range(4):
         await learner.publish()
     async with nodes(bus, tmp_path, 1) as (engines, _, _):
         await engines[0].holds(5)
-        await releases.append_decision("unpinned", 5, who="me")
+        await releases.append_decision("unpinned", 5, actor="me")
         await engines[0].holds(12)
     assert learner.right(engines[0])
     await learner.publish()

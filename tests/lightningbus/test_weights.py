@@ -81,7 +81,7 @@ async def test_a_trial_is_shown_with_its_figures(bus: Bus, nats_url: str, tmp_pa
     (row,) = await listed(nats_url)
     assert row["state"] == "awaits its canary"
     await WeightRegistry(bus, "policy").append_decision(
-        "approved", 0, who="n0", figures=(await Judge().run(trial_of(-1.0), 0, None)).metrics
+        "approved", 0, actor="n0", metrics=(await Judge().run(trial_of(-1.0), 0, None)).metrics
     )
     displayed = json.loads(await weights(nats_url, "show", 0))
     assert displayed["state"] == "approved" and displayed["decisions"][0]["metrics"] == {"length": 1.0}

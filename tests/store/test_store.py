@@ -129,8 +129,8 @@ async def test_a_rollout_is_its_first_attempt_to_end(bus: Bus, nats_url: str, st
 async def test_swaps_and_what_was_decided_of_versions_are_kept(bus: Bus, nats_url: str, start_store: Start) -> None:
     store = await asyncio.to_thread(start_store, nats_url)
     releases = WeightRegistry(bus, "policy")
-    await releases.append_decision("approved", 3, who="n0", figures={"k3_kl": 0.25})
-    await releases.append_decision("revoked", 4, who="n0", why="entropy is 8")
+    await releases.append_decision("approved", 3, actor="n0", metrics={"k3_kl": 0.25})
+    await releases.append_decision("revoked", 4, actor="n0", reason="entropy is 8")
     turn = SwapLockState(model="policy", node="n0", acquired_at_ns=1)
     await bus.publish(subjects.swap_lock("policy"), turn, msg_id="turn")
     applied = WeightsActivated(

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from bus.client import Bus
 
 
-def open_transport(bus: "Bus", kind: TransportName, place: str) -> Transport:
+def open_transport(bus: "Bus", kind: TransportName, location: str) -> Transport:
     """The one a manifest or the settings name; raises `BusError` where it cannot be used here."""
     if kind == "file":
-        return DirectoryTransport(Path(place))
+        return DirectoryTransport(Path(location))
     if kind == "s3":
         try:
             from bus.weights.transports.s3 import S3Transport
         except ImportError as error:
             raise BusError("transport s3 needs obstore: pip install 'lightningbus[s3]'") from error
-        return S3Transport(place)
+        return S3Transport(location)
     return bus.object_store

@@ -52,7 +52,7 @@ class S3Transport:
         """See `Transport`."""
         name = object_key(blob.bucket, blob.name)
         pending: deque[asyncio.Future[Any]] = deque()
-        with _translate_errors(f"{self._url}: {name} cannot be read"), open_verified_writer(blob, path) as take:
+        with _translate_errors(f"{self._url}: {name} cannot be read"), open_verified_writer(blob, path) as write:
             size = (await obstore.head_async(self._store, name))["size"]
             try:
                 for begin in range(0, size, PART_BYTES):
@@ -61,9 +61,9 @@ class S3Transport:
                     )
                     pending.append(asyncio.ensure_future(part))
                     if len(pending) >= MAX_PARTS_IN_FLIGHT:
-                        take(bytes(await pending.popleft()))
+                        write(bytes(await pending.popleft()))
                 while pending:
-                    take(bytes(await pending.popleft()))
+                    write(bytes(await pending.popleft()))
             finally:
                 for left in pending:
                     left.cancel()

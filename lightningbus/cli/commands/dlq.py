@@ -85,12 +85,12 @@ def _each(
     async def work() -> int:
         async with connect(bus, "dead", "admin") as at:
             letters = DeadLetterQueue(at)
-            chosen = numbers or [
+            selected = numbers or [
                 number async for number, letter in letters.list_letters() if stream in (None, letter.stream)
             ]
-            for number in chosen:
+            for number in selected:
                 await act(letters, number)
-            return len(chosen)
+            return len(selected)
 
     return run_async(work())
 

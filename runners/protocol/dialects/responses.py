@@ -44,8 +44,8 @@ class ResponsesDialect:
 
     def render(self, head: dict[str, Any], finish_reason: str | None, output: list[Any]) -> dict[str, Any]:
         """The response with what it holds so far; ``finish_reason`` None: it is not over."""
-        cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(finish_reason or "")
-        status = "in_progress" if finish_reason is None else "incomplete" if cut else "completed"
+        truncated = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(finish_reason or "")
+        status = "in_progress" if finish_reason is None else "incomplete" if truncated else "completed"
         echoed = {name: self.body.get(name) for name in ECHOED_FIELDS}
         echoed["tools"] = echoed["tools"] or []
         echoed["tool_choice"] = echoed["tool_choice"] or "auto"
@@ -58,7 +58,7 @@ class ResponsesDialect:
             "created_at": head.get("created", 0),
             "status": status,
             "error": None,
-            "incomplete_details": {"reason": cut} if cut else None,
+            "incomplete_details": {"reason": truncated} if truncated else None,
             "model": self.body["model"],
             "output": output,
             "parallel_tool_calls": True if parallel is None else parallel,

@@ -89,10 +89,10 @@ class ResponsesEncoder:
 
     def _begin(self, kind: str) -> bytes:
         self._open, self._text = kind, ""
-        begun = {**self._item(), "status": "in_progress"}
-        if "content" in begun:
-            begun["content"] = []
-        events = self._event("response.output_item.added", output_index=len(self._done), item=begun)
+        started_item = {**self._item(), "status": "in_progress"}
+        if "content" in started_item:
+            started_item["content"] = []
+        events = self._event("response.output_item.added", output_index=len(self._done), item=started_item)
         if kind != "function_call":
             part = self._item()["content"][0]
             events += self._event("response.content_part.added", **self._where(), content_index=0, part=part)
@@ -101,28 +101,28 @@ class ResponsesEncoder:
     def _close(self) -> bytes:
         if not self._open:
             return b""
-        item, where, place = self._item(), self._where(), {"content_index": 0}
+        item, position, index = self._item(), self._where(), {"content_index": 0}
         if self._open == "function_call":
             name = self._call["name"]
-            events = self._event("response.function_call_arguments.done", **where, name=name, arguments=self._text)
+            events = self._event("response.function_call_arguments.done", **position, name=name, arguments=self._text)
         else:
             what = "reasoning_text" if self._open == "reasoning" else "output_text"
             logprobs: dict[str, list[Any]] = {} if self._open == "reasoning" else {"logprobs": []}
-            events = self._event(f"response.{what}.done", **where, **place, text=self._text, **logprobs)
-            events += self._event("response.content_part.done", **where, **place, part=item["content"][0])
+            events = self._event(f"response.{what}.done", **position, **index, text=self._text, **logprobs)
+            events += self._event("response.content_part.done", **position, **index, part=item["content"][0])
         events += self._event("response.output_item.done", output_index=len(self._done), item=item)
         self._done.append(item)
         self._open = ""
         return events
 
     def _item(self) -> dict[str, Any]:
-        place = len(self._done)
+        index = len(self._done)
         if self._open == "reasoning":
-            return reasoning_item(item_id("rs", self._head, place), self._text)
+            return reasoning_item(item_id("rs", self._head, index), self._text)
         if self._open == "message":
-            return message_item(item_id("msg", self._head, place), self._text)
+            return message_item(item_id("msg", self._head, index), self._text)
         function = {"name": self._call["name"], "arguments": self._text}
-        return function_item(item_id("fc", self._head, place), self._call["id"], function)
+        return function_item(item_id("fc", self._head, index), self._call["id"], function)
 
     def _where(self) -> dict[str, Any]:
         return {"item_id": self._item()["id"], "output_index": len(self._done)}

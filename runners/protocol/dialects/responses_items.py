@@ -7,26 +7,26 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def item_id(kind: str, head: dict[str, Any], place: int | None = None) -> str:
+def item_id(kind: str, head: dict[str, Any], index: int | None = None) -> str:
     """An id in this API's form, from the chat's."""
     tail = str(head.get("id", "")).rpartition("-")[2]
-    return f"{kind}_{tail}" if place is None else f"{kind}_{tail}_{place}"
+    return f"{kind}_{tail}" if index is None else f"{kind}_{tail}_{index}"
 
 
 def output_items(message: dict[str, Any], id: str) -> Iterator[dict[str, Any]]:
     """A chat's answer as items: reasoning, then text, then function calls."""
-    place = 0
+    index = 0
     head = {"id": id}
     if reasoning := message.get("reasoning") or message.get("reasoning_content"):
-        yield reasoning_item(item_id("rs", head, place), str(reasoning))
-        place += 1
+        yield reasoning_item(item_id("rs", head, index), str(reasoning))
+        index += 1
     text, calls = message.get("content"), message.get("tool_calls") or ()
     if text or not calls:
-        yield message_item(item_id("msg", head, place), text or "")
-        place += 1
+        yield message_item(item_id("msg", head, index), text or "")
+        index += 1
     for call in calls:
-        yield function_item(item_id("fc", head, place), call["id"], call["function"])
-        place += 1
+        yield function_item(item_id("fc", head, index), call["id"], call["function"])
+        index += 1
 
 
 def reasoning_item(id: str, text: str) -> dict[str, Any]:
