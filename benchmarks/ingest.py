@@ -131,7 +131,9 @@ async def from_the_stream(
 
 def _create_database(url: str) -> Client:
     migrations.migrate(connect(url, None), "lightningbus")
-    return connect(url)
+    client = connect(url)
+    migrations.create_views(client, "lightningbus")
+    return client
 
 
 def _cpu() -> float:

@@ -145,7 +145,9 @@ async def measure(place: Path) -> list[Result]:
 
 def _create_database(url: str) -> Client:
     migrations.migrate(connect(url, None), "lightningbus")
-    return connect(url)
+    client = connect(url)
+    migrations.create_views(client, "lightningbus")
+    return client
 
 
 def main() -> list[Result]:

@@ -269,7 +269,7 @@ async def main() -> None:
                 await asyncio.to_thread(migrations.migrate, bare, DATABASE)
             client = await asyncio.to_thread(connect, url)
             if not filled:
-                await asyncio.to_thread(migrations.create_report_views, client, DATABASE)
+                await asyncio.to_thread(migrations.create_views, client, DATABASE)
                 await asyncio.to_thread(fill, client, args.rollouts)
             rows = await measured(client, await asyncio.to_thread(connect_readonly, url, limits=UI))
     print(printed(rows))

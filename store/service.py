@@ -111,7 +111,7 @@ async def _ingest(
     for name in await asyncio.to_thread(migrations.migrate, bare, settings.database, None, settings.cluster):
         log.info("migration %s applied", name)
     client = await asyncio.to_thread(connect, url, settings.database)
-    await asyncio.to_thread(migrations.create_report_views, client, settings.database, settings.cluster)
+    await asyncio.to_thread(migrations.create_views, client, settings.database, settings.cluster)
     column_types = await asyncio.to_thread(load_column_types, client, settings.database)
     writer = Writer(bus, insert or insert_over_http(client), settings.database, column_types)
     ingester = Ingester(bus, writer, settings)

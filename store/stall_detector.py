@@ -19,7 +19,7 @@ from schemas import subjects
 from schemas.fleet import Alert, Heartbeat
 from store.ingest.ingester import Ingester
 from store.ingest.writer import Writer
-from store.roster import Roster
+from store.role_liveness import RoleLiveness
 from store.settings import StoreSettings
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class StallDetector:
         self._ingester, self._writer = ingester, writer
         self._firing: dict[str, Stall] = {}
         self._work_since = time.monotonic()
-        self._roster = Roster(settings.expected, self._work_since)
+        self._liveness = RoleLiveness(settings.expected, self._work_since)
         self.alert = ""
 
     async def run(self) -> None:
@@ -197,16 +197,16 @@ class StallDetector:
         now, writer, members = time.monotonic(), self._writer, tuple(self._fleet.members())
         if not num_tasks:
             self._work_since = now
-        self._roster.observe(members, now)
+        self._liveness.observe(members, now)
         return SystemSnapshot(
             seconds_since_rollout=now - max(writer.last_rollout_at, self._work_since),
-            seconds_since_step=now - max(writer.last_step_at, self._roster.since("learner")),
+            seconds_since_step=now - max(writer.last_step_at, self._liveness.since("learner")),
             num_tasks=num_tasks,
             num_pending=self._ingester.pending,
             store_problem=writer.problem,
             members=members,
-            absent=self._roster.absent(now),
-            num_starts=self._roster.count_starts("learner", writer.last_step_at, now),
+            absent=self._liveness.absent(now),
+            num_starts=self._liveness.count_starts("learner", writer.last_step_at, now),
             lags=lags,
         )
 

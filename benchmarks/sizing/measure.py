@@ -174,7 +174,9 @@ def _on_disk(client: Client) -> int:
 
 def _create_database(url: str) -> Client:
     migrations.migrate(connect(url, None), "lightningbus")
-    return connect(url)
+    client = connect(url)
+    migrations.create_views(client, "lightningbus")
+    return client
 
 
 async def publish(bus: Bus, batches: Sequence[SpanBatch]) -> None:

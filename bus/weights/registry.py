@@ -194,15 +194,15 @@ class WeightRegistry:
 
     async def repair(self) -> list[str]:
         """Remove the messages that every reader passes over; returns why, one sentence each. Only an admin may."""
-        turns = SignedLog(self._bus, subjects.swap_lock(self._model), self._model, SwapLockState)
+        locks = SignedLog(self._bus, subjects.swap_lock(self._model), self._model, SwapLockState)
         removed: dict[int, str] = {}
         while True:
             await self.refresh()
             await self._manifests.read_after(0)
-            await turns.read_after(0)
+            await locks.read_after(0)
             skipped = {
                 sequence: verified.skip_reason(sequence)
-                for verified in (self._manifests, self._decisions, turns)
+                for verified in (self._manifests, self._decisions, locks)
                 for sequence in verified.skipped
                 if sequence not in removed
             }

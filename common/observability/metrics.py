@@ -7,8 +7,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from common.observability.metric_registry import register
 
-MILLISECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-MINUTES = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+SHORT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+LONG_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 ready = register(
     Gauge, "common", "ready", "1 while `/readyz` answers 200, else 0.",
@@ -25,7 +25,7 @@ certificate_expires_at = register(
 )  # fmt: skip
 publish_duration = register(
     Histogram, "common", "bus_publish_duration_seconds", "An event is published: until the stream has it.",
-    "Slow: the broker's disk (`sync_interval: always`), or a stream that is full.", buckets=MILLISECONDS,
+    "Slow: the broker's disk (`sync_interval: always`), or a stream that is full.", buckets=SHORT_BUCKETS,
 )  # fmt: skip
 publishes_blocked = register(
     Gauge, "common", "bus_publishes_blocked", "Events that wait because their stream is full.",
@@ -72,7 +72,7 @@ attempts = register(
 )  # fmt: skip
 attempt_duration = register(
     Histogram, "runner", "runner_attempt_duration_seconds", "As above: how long it took.",
-    "Near the deadline of the tasks: more nodes, fewer slots, or a longer deadline.", buckets=MINUTES,
+    "Near the deadline of the tasks: more nodes, fewer slots, or a longer deadline.", buckets=LONG_BUCKETS,
 )  # fmt: skip
 slots = register(
     Gauge, "runner", "runner_slots", "Rollouts this runner may run at once; set as it starts.",
@@ -120,7 +120,7 @@ store_bytes = register(
 )  # fmt: skip
 insert_duration = register(
     Histogram, "store", "store_insert_duration_seconds", "A batch is inserted.",
-    "Above `flush_interval_seconds`, with a backlog: ClickHouse is the bottleneck.", buckets=MILLISECONDS,
+    "Above `flush_interval_seconds`, with a backlog: ClickHouse is the bottleneck.", buckets=SHORT_BUCKETS,
 )  # fmt: skip
 insert_failures = register(
     Counter, "store", "store_insert_failures_total", "ClickHouse rejected a batch; it is retried.",
@@ -152,7 +152,7 @@ steps = register(
 step_duration = register(
     Histogram, "learner", "learner_step_duration_seconds",
     "As above: how long it took, the wait for rollouts left out.",
-    "Long: smaller batches, more GPUs, `ppo_max_token_len_per_gpu`.", buckets=MINUTES,
+    "Long: smaller batches, more GPUs, `ppo_max_token_len_per_gpu`.", buckets=LONG_BUCKETS,
 )  # fmt: skip
 learner_idle = register(
     Counter, "learner", "learner_idle_seconds_total", "Seconds the learner has waited for rollouts before a step.",
@@ -196,17 +196,17 @@ inference_weight_version = register(
 swap_pause = register(
     Histogram, "inference", "inference_weight_swap_pause_seconds",
     "New weights are swapped in: how long generation stood still.",
-    "Long: `weight_sync_interval` above 1, LoRA, or a faster disk.", buckets=MILLISECONDS,
+    "Long: `weight_sync_interval` above 1, LoRA, or a faster disk.", buckets=SHORT_BUCKETS,
 )  # fmt: skip
 weight_fetch = register(
     Histogram, "inference", "inference_weight_fetch_seconds",
     "New weights are fetched and verified, while the old ones serve.",
-    "Longer than a step: versions are passed over; the network between broker and node.", buckets=MINUTES,
+    "Longer than a step: versions are passed over; the network between broker and node.", buckets=LONG_BUCKETS,
 )  # fmt: skip
 swap_lock_wait = register(
     Histogram, "inference", "inference_swap_lock_wait_seconds", "A node waited for the swap lock, after the fetch.",
     "About the swaps of the other nodes. Longer: `lightningbus status`, for a node in state `canary` or dead.",
-    buckets=MINUTES,
+    buckets=LONG_BUCKETS,
 )  # fmt: skip
 canaries = register(
     Counter, "inference", "inference_canaries_total",

@@ -127,7 +127,7 @@ class SwapLock:
 
     async def _publish(self, *, released: bool, last: int) -> int:
         lock = SwapLockState(model=self._model, node=self._node_id, released=released, acquired_at_ns=time.time_ns())
-        msg_id = f"turn:{self._model}:{self._node_id}:{lock.acquired_at_ns}:{last}"
+        msg_id = f"swap_lock:{self._model}:{self._node_id}:{lock.acquired_at_ns}:{last}"
         return await self._bus.publish(
             self._subject, lock, msg_id=msg_id, expect_last=last, timeout=PUBLISH_TIMEOUT_SECONDS
         )

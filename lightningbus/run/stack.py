@@ -21,9 +21,9 @@ from bus.security.signing import make_keys
 from bus.security.users import create_users
 from bus.streams import ConsumerSpec, runner_consumers
 from common.aio import cancel_and_wait, run_unless
-from lightningbus.run.attendance import AttendanceWatch
 from lightningbus.run.discovery import API_KEY_VARIABLE, CREDENTIALS_VARIABLE, find_api_key, find_credentials_directory
 from lightningbus.run.live_view import LiveView, console
+from lightningbus.run.process_liveness import LivenessWatch
 from lightningbus.run.role_process import UserError, on_stop_signals
 from lightningbus.run.run_directory import Endpoints, RunDirectory
 from lightningbus.run.settings import BusSettings, RunSettings
@@ -155,11 +155,11 @@ async def start_stack(directory: RunDirectory, settings: BusSettings, title: str
         supervisor.watch(bus.raise_failure())
         if server is not None:
             supervisor.watch(server.supervise())
-        attendance = AttendanceWatch(bus, fleet, supervisor)
+        liveness = LivenessWatch(bus, fleet, supervisor)
         await exits.enter_async_context(
-            bus.heartbeat("supervisor", default_instance_id(directory.path.name), attendance.describe)
+            bus.heartbeat("supervisor", default_instance_id(directory.path.name), liveness.describe)
         )
-        watching = asyncio.create_task(attendance.run())
+        watching = asyncio.create_task(liveness.run())
         exits.push_async_callback(cancel_and_wait, watching)
         supervisor.watch(bus.keep_provisioned(settings.streams, durables))
         exits.push_async_callback(supervisor.stop_all)

@@ -24,7 +24,7 @@ from store.ingest.audit import build_audit_rows
 from store.ingest.batch import DecodedMessage, InsertBatch
 from store.ingest.row import EventMetadata
 from store.ingest.rows import build_rows
-from store.ingest.settling import bury
+from store.ingest.settling import dead_letter
 from store.ingest.writer import Writer
 from store.settings import StoreSettings
 
@@ -120,7 +120,7 @@ class Ingester:
                 if not isinstance(error, (DecodeError, ValueError, TypeError)):
                     count_fault(f"message {delivery.stream}/{delivery.sequence}", error)
                 self._poison_limit.record_invalid(str(error))
-                await bury(self._bus, delivery, str(error) or type(error).__name__)
+                await dead_letter(self._bus, delivery, str(error) or type(error).__name__)
                 continue
             self._poison_limit.record_valid()
             await self._has_capacity.wait()  # while all batches are full, messages stay with the broker

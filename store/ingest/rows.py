@@ -10,8 +10,8 @@ from schemas.spans import SpanBatch
 from schemas.tasks import TaskBatchRecord
 from schemas.training import TrainingStep
 from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
-from store.ingest.attempt_rows import span_batch_rows, task_rows
 from store.ingest.row import EventMetadata, Row
+from store.ingest.span_batch_rows import span_batch_rows, task_rows
 from store.ingest.training_rows import training_step_rows
 from store.ingest.weight_rows import release_rows, weight_activation_row, weight_version_row
 

@@ -29,7 +29,7 @@ async def extend(deliveries: Iterable[Message]) -> None:
             await delivery.in_progress()
 
 
-async def bury(bus: Bus, delivery: Message, reason: str) -> None:
+async def dead_letter(bus: Bus, delivery: Message, reason: str) -> None:
     """Make a message a dead letter; if that fails now, it is redelivered later."""
     try:
         await DeadLetterQueue(bus).add(delivery, reason)

@@ -14,7 +14,7 @@ from bus.client import Bus
 from common.backoff import Backoff, RetryPolicy
 from common.observability import metrics, tracing
 from store.ingest.batch import ColumnTypes, DecodedMessage, InsertBatch, build_insert_batch
-from store.ingest.settling import acknowledge, bury, extend
+from store.ingest.settling import acknowledge, dead_letter, extend
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Writer:
 
     async def _bisect_poison_rows(self, batch: Sequence[DecodedMessage], error: Exception) -> None:
         if len(batch) == 1:
-            await bury(self._bus, batch[0].delivery, f"not insertable: {_one_line(error)[:500]}")
+            await dead_letter(self._bus, batch[0].delivery, f"not insertable: {_one_line(error)[:500]}")
             return
         middle = len(batch) // 2
         for half in (batch[:middle], batch[middle:]):

@@ -33,7 +33,7 @@ async def dead(nats_url: str, *arguments: str, code: int = 0) -> str:
     return (err if code else out).decode()
 
 
-async def bury(bus: Bus, count: int) -> None:
+async def dead_letter(bus: Bus, count: int) -> None:
     """Tasks delivered twice, then given up."""
     await bus.ensure_consumer(runner_consumer("calc", "train"))
     for number in range(count):
@@ -48,7 +48,7 @@ async def bury(bus: Bus, count: int) -> None:
 
 async def test_letters_are_listed_and_shown(bus: Bus, nats_url: str) -> None:
     assert "there is no dead letter" in await dead(nats_url, "list")
-    await bury(bus, 2)
+    await dead_letter(bus, 2)
     listed = json.loads(await dead(nats_url, "list", "--json"))
     assert [(letter["stream"], letter["deliveries"], letter["reason"]) for letter in listed] == [
         ("TASKS", 2, "poison: nobody lived")
@@ -59,7 +59,7 @@ async def test_letters_are_listed_and_shown(bus: Bus, nats_url: str) -> None:
 
 
 async def test_a_letter_sent_again_is_a_task_that_goes_on_counting(bus: Bus, nats_url: str) -> None:
-    await bury(bus, 2)
+    await dead_letter(bus, 2)
     first, second = [number async for number, _ in DeadLetterQueue(bus).list_letters()]
     assert "1 sent again" in await dead(nats_url, "replay", str(first))
     async with bus.pull(runner_consumer("calc", "train"), slots=1) as puller:
@@ -70,7 +70,7 @@ async def test_a_letter_sent_again_is_a_task_that_goes_on_counting(bus: Bus, nat
 
 
 async def test_letters_are_dropped_and_a_wrong_number_is_one_sentence(bus: Bus, nats_url: str) -> None:
-    await bury(bus, 2)
+    await dead_letter(bus, 2)
     assert "2 deleted" in await dead(nats_url, "delete", "--stream", "TASKS")
     assert [letter async for letter in DeadLetterQueue(bus).list_letters()] == []
     assert "there is no dead letter 9" in await dead(nats_url, "replay", "9", code=2)

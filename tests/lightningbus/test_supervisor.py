@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 
 from bus.client import Bus
 from common.backoff import RetryPolicy
-from lightningbus.run.attendance import Attendance
+from lightningbus.run.process_liveness import ProcessLiveness
 from lightningbus.run.role_process import EX_TEMPFAIL, UserError
 from lightningbus.run.run_directory import Endpoints, RunDirectory
 from lightningbus.run.settings import BusSettings
@@ -115,7 +115,7 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
     nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store and the learner cannot report their own absence."""
-    monkeypatch.setattr("lightningbus.run.attendance.ABSENT_SECONDS", 1.0)
+    monkeypatch.setattr("lightningbus.run.process_liveness.ABSENT_SECONDS", 1.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIGHTNINGBUS_BUS", raising=False)
     async with start_stack(
@@ -145,18 +145,18 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
 
 
 def test_an_expected_role_is_absent_once_it_has_been_silent_or_never_came() -> None:
-    attendance = Attendance(start_seconds=300, absent_seconds=10)
+    liveness = ProcessLiveness(start_seconds=300, absent_seconds=10)
     expected = {"store": 1, "learner": 2}
-    assert attendance.find_absent(expected, {1}, 0) == {}
-    assert attendance.find_absent(expected, {1}, 299) == {}
-    assert attendance.find_absent(expected, {1}, 300) == {
+    assert liveness.find_absent(expected, {1}, 0) == {}
+    assert liveness.find_absent(expected, {1}, 299) == {}
+    assert liveness.find_absent(expected, {1}, 300) == {
         "learner": "learner has not come up: its process 2 runs, but is silent"
     }
-    assert attendance.find_absent(expected, {2}, 309) == {}
-    assert attendance.find_absent({"store": None, "learner": 2}, {2}, 310) == {
+    assert liveness.find_absent(expected, {2}, 309) == {}
+    assert liveness.find_absent({"store": None, "learner": 2}, {2}, 310) == {
         "store": "store is gone: its process has ended"
     }
-    assert attendance.find_absent({"store": 3, "learner": 2}, {2, 3}, 311) == {}
-    assert attendance.find_absent({"learner": 2}, set(), 1000) == {
+    assert liveness.find_absent({"store": 3, "learner": 2}, {2, 3}, 311) == {}
+    assert liveness.find_absent({"learner": 2}, set(), 1000) == {
         "learner": "learner is gone: its process 2 runs, but is silent"
     }, "the store is done, and missed by nobody"

@@ -124,7 +124,7 @@ def prepared(path: Path) -> Iterator[StoreProcess]:
     """`serving`, with all tables and views."""
     with serving(path) as store:
         migrations.migrate(client(store.url, "default"), "lightningbus")
-        migrations.create_report_views(store.sql, "lightningbus")
+        migrations.create_views(store.sql, "lightningbus")
         yield store
 
 

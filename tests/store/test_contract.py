@@ -52,7 +52,7 @@ def sql(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         bare = connect(url, None)
         migrations.migrate(bare, database)
         client = connect(url, database)
-        migrations.create_report_views(client, database)
+        migrations.create_views(client, database)
         yield client
         bare.command(f"DROP DATABASE {database}")
 
@@ -205,3 +205,12 @@ def test_steps_that_a_later_epoch_undid_are_no_training_steps(sql: Client) -> No
     steps = sql.query("SELECT step, epoch FROM training_steps WHERE run_id = 'undone' ORDER BY step").result_rows
     assert [tuple(row) for row in steps] == [(1, second.epoch), (2, again.epoch)]
     assert not sql.query("SELECT * FROM check_duplicate_training WHERE run_id = 'undone'").result_rows
+
+
+def test_a_new_column_is_in_every_view_above_its_table(sql: Client) -> None:
+    sql.command("ALTER TABLE raw_attempts ADD COLUMN a_new_column UInt8 DEFAULT 7")
+    migrations.create_views(sql, str(sql.database))
+    for view in ("attempts", "rollouts"):
+        assert "a_new_column" in sql.query(f"SELECT * FROM {view} LIMIT 0").column_names
+    sql.command("ALTER TABLE raw_attempts DROP COLUMN a_new_column")
+    migrations.create_views(sql, str(sql.database))

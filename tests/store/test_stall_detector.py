@@ -10,7 +10,7 @@ from bus.task_publisher import TaskPublisher
 from schemas import subjects
 from schemas.fleet import Heartbeat
 from schemas.tasks import Task
-from store.roster import Roster
+from store.role_liveness import RoleLiveness
 from store.stall_detector import StallThresholds, SystemSnapshot, diagnose
 from tests.factories import batches
 from tests.store.conftest import Start
@@ -96,22 +96,22 @@ def test_who_starves(state: SystemSnapshot, role: str | None, reason: str) -> No
 
 
 def test_who_said_that_it_goes_is_not_missed_and_who_did_not_is() -> None:
-    roster = Roster([], 0.0)
-    roster.observe([RUNNER, LEARNER], 1.0)
-    roster.observe([RUNNER, other(LEARNER, state="done")], 2.0)
-    roster.observe([], 40.0)
-    assert roster.absent(40.0) == {"runner": 38.0}
-    assert Roster(["learner"], 0.0).absent(31.0) == {"learner": 31.0}, "expected, and never seen"
+    liveness = RoleLiveness([], 0.0)
+    liveness.observe([RUNNER, LEARNER], 1.0)
+    liveness.observe([RUNNER, other(LEARNER, state="done")], 2.0)
+    liveness.observe([], 40.0)
+    assert liveness.absent(40.0) == {"runner": 38.0}
+    assert RoleLiveness(["learner"], 0.0).absent(31.0) == {"learner": 31.0}, "expected, and never seen"
 
 
 def test_a_learner_that_starts_again_and_again_without_a_step_is_counted() -> None:
     """It is back before it is missed, each time: its absence alone would never be an alert."""
-    roster = Roster([], 0.0)
+    liveness = RoleLiveness([], 0.0)
     for number in range(5):
-        roster.observe([other(LEARNER, id=f"l-{number}", pid=number)], 20.0 * number)
-        roster.observe([], 20.0 * number + 10)
-    assert roster.count_starts("learner", after=-1.0, now=90.0) == 5 and roster.since("learner") == 0.0
-    assert roster.count_starts("learner", after=30.0, now=90.0) == 3, "the others were before the last step"
+        liveness.observe([other(LEARNER, id=f"l-{number}", pid=number)], 20.0 * number)
+        liveness.observe([], 20.0 * number + 10)
+    assert liveness.count_starts("learner", after=-1.0, now=90.0) == 5 and liveness.since("learner") == 0.0
+    assert liveness.count_starts("learner", after=30.0, now=90.0) == 3, "the others were before the last step"
 
 
 async def test_an_alarm_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats_url: str, start_store: Start) -> None:

@@ -45,7 +45,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
     """A store in which everything of the run stands twice."""
     with serving_store(tmp_path_factory.mktemp("store")) as built:
         migrations.migrate(client(built.url, "default"), "lightningbus")
-        migrations.create_report_views(built.sql, "lightningbus")
+        migrations.create_views(built.sql, "lightningbus")
         for _ in range(2):
             seed_store.insert(built.sql, seed_store.run(RUN, seed=1))
         yield built

@@ -92,7 +92,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
     """A store with a run of a dozen steps and a short one."""
     with serving_store(tmp_path_factory.mktemp("store")) as built:
         migrations.migrate(client(built.url, "default"), "lightningbus")
-        migrations.create_report_views(built.sql, "lightningbus")
+        migrations.create_views(built.sql, "lightningbus")
         seed_store.insert(built.sql, seed_store.run(RUN, steps=12, groups=3, seed=3))
         seed_store.insert(built.sql, evaluations(), first=50_000)
         seed_store.insert(built.sql, seed_store.run("before", steps=2, groups=2, seed=2), first=100_000)

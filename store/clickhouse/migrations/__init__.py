@@ -1,6 +1,7 @@
 """Numbered SQL files, applied once and in order; an applied file that was edited is an error.
 
-The views of the reports come after them and are replaced each time: a view holds no data.
+Views hold no data: after the migrations they are replaced at every start, first those of ``views.sql`` in their order,
+then those of the reports. So a new column of a table is in every view that selects it.
 """
 
 import hashlib
@@ -88,7 +89,10 @@ def migrate(
     return applied
 
 
-def create_report_views(client: Client, database: str, cluster: str | None = None) -> None:
-    """Create or replace the views of the reports; the database is the client's default."""
+def create_views(client: Client, database: str, cluster: str | None = None) -> None:
+    """Create or replace all views; the database is the client's default."""
+    views = Migration("views.sql", resources.files("store.clickhouse").joinpath("views.sql").read_text("utf-8"))
+    for statement in views.statements(database, cluster):
+        client.command(statement)
     for report in REPORTS.values():
         client.command(render_sql(report.view, database, cluster))

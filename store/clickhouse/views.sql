@@ -1,29 +1,29 @@
 -- What is read: every name here is exact, whatever was delivered twice. Rows fold within their partition, so partitions
 -- need not be merged with each other.
 
-CREATE VIEW IF NOT EXISTS {database}.tasks{on_cluster} AS
+CREATE OR REPLACE VIEW {database}.tasks{on_cluster} AS
 SELECT * EXCEPT retention_days FROM {database}.raw_tasks FINAL;
 
-CREATE VIEW IF NOT EXISTS {database}.attempts{on_cluster} AS
+CREATE OR REPLACE VIEW {database}.attempts{on_cluster} AS
 SELECT * EXCEPT retention_days FROM {database}.raw_attempts FINAL
 SETTINGS do_not_merge_across_partitions_select_final = 1;
 
-CREATE VIEW IF NOT EXISTS {database}.spans{on_cluster} AS
+CREATE OR REPLACE VIEW {database}.spans{on_cluster} AS
 SELECT * EXCEPT retention_days FROM {database}.raw_spans FINAL
 SETTINGS do_not_merge_across_partitions_select_final = 1;
 
-CREATE VIEW IF NOT EXISTS {database}.model_calls{on_cluster} AS
+CREATE OR REPLACE VIEW {database}.model_calls{on_cluster} AS
 SELECT * EXCEPT retention_days FROM {database}.raw_model_calls FINAL
 SETTINGS do_not_merge_across_partitions_select_final = 1;
 
 -- What was sampled, call by call.
-CREATE VIEW IF NOT EXISTS {database}.completions{on_cluster} AS
+CREATE OR REPLACE VIEW {database}.completions{on_cluster} AS
 SELECT run_id, task_id, rollout_id, attempt, execution_id, call, response_ids, logprobs, token_versions, token_texts, response
 FROM {database}.raw_call_payloads FINAL
 SETTINGS do_not_merge_across_partitions_select_final = 1;
 
 -- What was asked, call by call: prompts and requests as they were, put together from what each call added.
-CREATE VIEW IF NOT EXISTS {database}.prompts{on_cluster} AS
+CREATE OR REPLACE VIEW {database}.prompts{on_cluster} AS
 SELECT
     run_id, task_id, rollout_id, attempt, execution_id, item.1 AS call,
     arrayConcat(arrayFlatten(arrayMap(ref -> arraySlice(token_ids[ref.1], 1, ref.2), item.2)), item.3) AS prompt_ids,
@@ -43,25 +43,25 @@ ARRAY JOIN calls AS item
 SETTINGS do_not_merge_across_partitions_select_final = 1;
 
 -- Must always be empty: prompts whose digest is not that of the tokens they were put together from.
-CREATE VIEW IF NOT EXISTS {database}.check_prompt_digests{on_cluster} AS
+CREATE OR REPLACE VIEW {database}.check_prompt_digests{on_cluster} AS
 SELECT run_id, rollout_id, execution_id, call FROM {database}.prompts
 WHERE prompt_sha256 != '' AND prompt_sha256 != toFixedString('', 32) AND prompt_sha256 != SHA256(arrayStringConcat(arrayMap(
     id -> char(id % 256, intDiv(id, 256) % 256, intDiv(id, 65536) % 256, intDiv(id, 16777216)), prompt_ids)));
 
-CREATE VIEW IF NOT EXISTS {database}.weight_versions{on_cluster} AS SELECT * FROM {database}.raw_weight_versions FINAL;
-CREATE VIEW IF NOT EXISTS {database}.weight_activations{on_cluster} AS SELECT * FROM {database}.raw_weight_activations FINAL;
-CREATE VIEW IF NOT EXISTS {database}.release_decisions{on_cluster} AS SELECT * FROM {database}.raw_release_decisions FINAL;
-CREATE VIEW IF NOT EXISTS {database}.audit_log{on_cluster} AS SELECT * FROM {database}.raw_audit_log FINAL;
-CREATE VIEW IF NOT EXISTS {database}.alerts{on_cluster} AS SELECT * FROM {database}.raw_alerts FINAL;
-CREATE VIEW IF NOT EXISTS {database}.dead_letters{on_cluster} AS SELECT * FROM {database}.raw_dead_letters FINAL;
+CREATE OR REPLACE VIEW {database}.weight_versions{on_cluster} AS SELECT * FROM {database}.raw_weight_versions FINAL;
+CREATE OR REPLACE VIEW {database}.weight_activations{on_cluster} AS SELECT * FROM {database}.raw_weight_activations FINAL;
+CREATE OR REPLACE VIEW {database}.release_decisions{on_cluster} AS SELECT * FROM {database}.raw_release_decisions FINAL;
+CREATE OR REPLACE VIEW {database}.audit_log{on_cluster} AS SELECT * FROM {database}.raw_audit_log FINAL;
+CREATE OR REPLACE VIEW {database}.alerts{on_cluster} AS SELECT * FROM {database}.raw_alerts FINAL;
+CREATE OR REPLACE VIEW {database}.dead_letters{on_cluster} AS SELECT * FROM {database}.raw_dead_letters FINAL;
 
 -- One row per rollout: the attempt that schemas/trajectory/attempt_selection.py selects, as the learner does.
 -- resolution: final (a result), abandoned (the rollout was given up), retried.
-CREATE VIEW IF NOT EXISTS {database}.rollouts{on_cluster} AS
+CREATE OR REPLACE VIEW {database}.rollouts{on_cluster} AS
 SELECT * FROM {database}.attempts WHERE resolution != 'retried' ORDER BY resolution, stream_sequence LIMIT 1 BY run_id, rollout_id;
 
 -- Without the steps that a learner undid by going back to its checkpoint: those from the first step of a later epoch on.
-CREATE VIEW IF NOT EXISTS {database}.training_steps{on_cluster} AS
+CREATE OR REPLACE VIEW {database}.training_steps{on_cluster} AS
 SELECT * FROM {database}.raw_training_steps FINAL
 WHERE (run_id, model, epoch, step) NOT IN (
     SELECT undone.run_id, undone.model, undone.epoch, undone.step
@@ -72,12 +72,12 @@ WHERE (run_id, model, epoch, step) NOT IN (
     WHERE later.epoch > undone.epoch AND undone.step >= later.first_step
 );
 
-CREATE VIEW IF NOT EXISTS {database}.training_rollouts{on_cluster} AS
+CREATE OR REPLACE VIEW {database}.training_rollouts{on_cluster} AS
 SELECT * FROM {database}.raw_training_rollouts FINAL
 WHERE (run_id, model, step, epoch) IN (SELECT run_id, model, step, epoch FROM {database}.training_steps);
 
 -- One row per sampled token: what it was, how likely, and which weight version made it.
-CREATE VIEW IF NOT EXISTS {database}.tokens{on_cluster} AS
+CREATE OR REPLACE VIEW {database}.tokens{on_cluster} AS
 SELECT run_id, task_id, rollout_id, attempt, execution_id, call, number - 1 AS position, token, logprob, version,
     if(number <= length(token_texts), token_texts[number], '') AS token_text
 FROM {database}.completions
@@ -85,15 +85,15 @@ ARRAY JOIN
     arrayEnumerate(response_ids) AS number, response_ids AS token, logprobs AS logprob, token_versions AS version;
 
 -- Published, and never ended: must stay empty once the queue is.
-CREATE VIEW IF NOT EXISTS {database}.check_unfinished_rollouts{on_cluster} AS
+CREATE OR REPLACE VIEW {database}.check_unfinished_rollouts{on_cluster} AS
 SELECT run_id, task_id, rollout_id, sample_index, mode, enqueued_at FROM {database}.tasks
 WHERE (run_id, rollout_id) NOT IN (SELECT run_id, rollout_id FROM {database}.rollouts);
 
 -- Must always be empty.
-CREATE VIEW IF NOT EXISTS {database}.check_duplicate_training{on_cluster} AS
+CREATE OR REPLACE VIEW {database}.check_duplicate_training{on_cluster} AS
 SELECT run_id, model, rollout_id, groupArray(step) AS steps FROM {database}.training_rollouts WHERE trained
 GROUP BY run_id, model, rollout_id HAVING count() > 1;
 
-CREATE VIEW IF NOT EXISTS {database}.runs{on_cluster} AS
+CREATE OR REPLACE VIEW {database}.runs{on_cluster} AS
 SELECT run_id, mode, uniqMerge(rollouts) AS rollouts, min(first_started_at) AS first_started_at, max(last_ended_at) AS last_ended_at
 FROM {database}.raw_runs GROUP BY run_id, mode;

@@ -22,7 +22,7 @@ ABSENT_SECONDS = 10.0
 """How long a role that was there may be missing from the fleet, which itself forgets whoever is silent for 10 s."""
 
 
-class Attendance:
+class ProcessLiveness:
     """When each expected child was last there. Pure: values in, values out."""
 
     def __init__(self, start_seconds: float = START_SECONDS, absent_seconds: float = ABSENT_SECONDS) -> None:
@@ -53,12 +53,12 @@ class Attendance:
         return absent
 
 
-class AttendanceWatch:
+class LivenessWatch:
     """Publishes an alert when a child of the supervisor is absent, and again when it is back."""
 
     def __init__(self, bus: Bus, fleet: Fleet, supervisor: Supervisor) -> None:
         self._bus, self._fleet, self._supervisor = bus, fleet, supervisor
-        self._attendance = Attendance(START_SECONDS, ABSENT_SECONDS)
+        self._liveness = ProcessLiveness(START_SECONDS, ABSENT_SECONDS)
         self._absent: dict[str, str] = {}
         self._roles: dict[str, str] = {}
 
@@ -77,7 +77,7 @@ class AttendanceWatch:
             pids = self._supervisor.pids()
             expected = {name: pids.get(name) for name in self._supervisor.expected()}
             alive = {beat.pid for beat in self._fleet.members()}
-            absent = self._attendance.find_absent(expected, alive, time.monotonic())
+            absent = self._liveness.find_absent(expected, alive, time.monotonic())
             before, self._absent = self._absent, absent
             for name in before.keys() - absent.keys():
                 log.info("over: %s", before[name])

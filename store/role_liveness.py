@@ -23,7 +23,7 @@ class _Role:
     starts: deque[float] = field(default_factory=deque)
 
 
-class Roster:
+class RoleLiveness:
     """Every role that is expected, or was seen and did not announce that it stops."""
 
     def __init__(self, expected: Iterable[str], now: float) -> None:
