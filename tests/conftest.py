@@ -18,11 +18,15 @@ process_guard = tiers.ProcessGuard()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its tier."""
+    """Mark each test with its tier; files with the longest tests come first, so that no worker is left with one."""
+    ranks: dict[Path, int] = {}
     for item in items:
         markers = {marker.name for marker in item.iter_markers()}
         fixtures = getattr(item, "fixturenames", ())
-        item.add_marker(tiers.tier_of(PurePath(item.path).relative_to(TESTS), fixtures, markers))
+        tier = tiers.tier_of(PurePath(item.path).relative_to(TESTS), fixtures, markers)
+        item.add_marker(tier)
+        ranks[item.path] = max(ranks.get(item.path, 0), tiers.TIERS.index(tier))
+    items.sort(key=lambda item: -ranks[item.path])
 
 
 @pytest.hookimpl(wrapper=True)
