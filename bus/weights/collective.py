@@ -89,7 +89,7 @@ def run_rendezvous(store: Store, rendezvous_key: str, rank: int, world_size: int
 
 
 def missing_ranks(store: Store, rendezvous_key: str, world_size: int) -> list[int]:
-    """The ranks that have not come to a rendezvous_key."""
+    """The ranks that have not come to a rendezvous."""
     return [rank for rank in range(world_size) if not store.check([f"{rendezvous_key}/arrived/{rank}"])]
 
 

@@ -241,7 +241,7 @@ async def test_without_what_a_broadcast_needs_versions_are_fetched(
             path = write(tmp_path / "made.safetensors", weights(version))
             await publisher.publish(path, version=version, epoch=1, step=version)
             assert publisher.last is not None and publisher.last.broadcast is None
-    assert "weights go by their files only: nccl needs a GPU, and torch finds none" in caplog.text
+    assert "weight versions go out by their files only: nccl needs a GPU, and torch finds none" in caplog.text
 
 
 def together(*work: Callable[[], Any]) -> list[BaseException | None]:

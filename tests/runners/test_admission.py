@@ -60,7 +60,7 @@ async def test_so_many_requests_at_once_and_no_more_of_one_slot(bus: Bus) -> Non
         sending.release()
         await let_go.wait()
 
-    async with serving(bus, send, at_once=2) as (item, other), aiohttp.ClientSession() as http:
+    async with serving(bus, send, max_concurrent=2) as (item, other), aiohttp.ClientSession() as http:
         kept = [
             asyncio.create_task(post(http, item, "otlp/v1/traces", b"", **{"Content-Type": OTLP})) for _ in range(2)
         ]
@@ -79,7 +79,7 @@ async def test_so_many_requests_at_once_and_no_more_of_one_slot(bus: Bus) -> Non
 
 
 async def test_so_many_requests_per_second_and_no_more(bus: Bus) -> None:
-    async with serving(bus, nothing, per_second=0.1) as (item, other), aiohttp.ClientSession() as http:
+    async with serving(bus, nothing, requests_per_second=0.1) as (item, other), aiohttp.ClientSession() as http:
         assert (await post(http, item, "v1/chat/completions", b"{}"))[0] == 400
         status, headers, body = await post(http, item, "v1/chat/completions", b"{}")
         assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
@@ -142,7 +142,7 @@ async def test_what_is_not_there_yet_is_counted_and_another_slot_has_its_own(bus
 
 
 async def test_so_many_connections_of_one_slot_are_kept_and_none_without_its_key(bus: Bus) -> None:
-    async with serving(bus, nothing, at_once=1) as slots:
+    async with serving(bus, nothing, max_concurrent=1) as slots:
         answers, writers = [], []
         for number, key in ((0, ""), (0, "0"), (0, "0"), (0, "0"), (1, "1")):
             slot = slots[number]

@@ -154,7 +154,7 @@ async def test_what_an_agent_prints_reaches_our_log_whole_lines_of_it_and_not_wi
     first, *lines = [line for line in capfd.readouterr().err.splitlines() if line[:3] in ("its", "xxx")]
     assert first == "its first words" and set(lines) <= {"x" * 99, "its last words"}
     assert BURST_BYTES - 2 * READ_BYTES < 100 * len(lines) < 2 * BURST_BYTES
-    assert "bytes of what an agent printed are left out" in caplog.text
+    assert "bytes of what an agent printed were dropped" in caplog.text
 
 
 async def test_the_ended_are_not_counted_and_a_process_that_leaves_many_gives_way(
@@ -206,13 +206,13 @@ async def test_one_that_is_given_up_as_it_starts_leaves_nothing(
 
 LOCKED = """
 import os, pathlib, sys
-from runners.agent.process import remove
+from runners.agent.process import remove_directory
 place = pathlib.Path(sys.argv[1])
 (place / "a" / "b" / "c").mkdir(parents=True)
 (place / "a" / "file").touch()
 for closed in ("a/b", "a"):
     (place / closed).chmod(0)
-remove(place)
+remove_directory(place)
 """
 
 

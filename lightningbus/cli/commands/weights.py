@@ -1,4 +1,4 @@
-"""``lightningbus weights``: the versions of a model, actor serves them, and which may be served."""
+"""``lightningbus weights``: the versions of a model, who serves them, and which may be served."""
 
 import asyncio
 import getpass
@@ -23,7 +23,7 @@ from schemas.weights.events import ReleaseState, WeightManifest
 from schemas.weights.release_policy import is_pending_canary, is_revoked, latest_verdict
 
 app = typer.Typer(
-    help="Weight versions: which there are, actor serves them, and which may be served.",
+    help="Weight versions: which there are, who serves them, and which may be served.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -65,7 +65,7 @@ def list_(
 
 @app.command("show")
 def show_(version: VersionArgument, model: ModelOption = "policy", bus: BusOption = None) -> None:
-    """All that is known of one version, as JSON: manifest, decisions, and actor went over to it, with seconds."""
+    """All that is known of one version, as JSON: manifest, decisions, and who went over to it, with seconds."""
     check_names(model=model)
 
     async def look() -> dict[str, object]:
@@ -121,7 +121,7 @@ def unpin(reason: ReasonOption = "", model: ModelOption = "policy", bus: BusOpti
 
 @app.command()
 def repair(model: ModelOption = "policy", bus: BusOption = None) -> None:
-    """Remove what every reader passes over: what cannot be read, or was not signed by actor may decide that."""
+    """Remove what every reader passes over: what cannot be read, or was not signed by who may decide that."""
     check_names(model=model)
 
     async def work() -> list[str]:
@@ -168,7 +168,7 @@ async def _expired(at: Bus, manifest: WeightManifest) -> str:
 
 async def _nodes(at: Bus, model: str) -> list[Heartbeat]:
     async with at.fleet("inference") as fleet:
-        await asyncio.sleep(SUSPECT_SECONDS)  # actor lives has said so by then
+        await asyncio.sleep(SUSPECT_SECONDS)  # a live node has sent a heartbeat by then
         return [beat for beat in fleet.members() if beat.model == model]
 
 

@@ -65,7 +65,7 @@ class OpenAIEncoder:
 
 
 def error(kind: str, message: str, status: int = 500) -> dict[str, Any]:
-    """An error as OpenAI's API says it: what went wrong is its code, and kind_of_error doing it was its type."""
+    """An error as OpenAI's API says it: what went wrong is its code, and whose fault it was is its type."""
     kind_of_error = "invalid_request_error" if 400 <= status < 500 else "server_error"
     return {"error": {"message": message, "type": kind_of_error, "param": None, "code": kind}}
 
