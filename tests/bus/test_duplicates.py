@@ -1,7 +1,6 @@
 """A duplicate on a first try is another writer's message; a retry of one's own is stored once."""
 
 import asyncio
-import signal
 
 import pytest
 
@@ -11,6 +10,7 @@ from bus.embedded.nats_server import NatsServer
 from bus.errors import DuplicateMessageError
 from schemas import subjects
 from schemas.tasks import Task
+from tests.pausing import paused
 
 SUBJECT = subjects.task("train", "calc")
 
@@ -43,11 +43,8 @@ async def test_a_unique_message_whose_acknowledgement_was_late_is_stored_once_wi
         return await attempt(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(bus._publisher, "_attempt", counted)
-    nats.process.send_signal(signal.SIGSTOP)
-    try:
+    with paused(nats.process.pid):
         sending = asyncio.create_task(bus.publish(SUBJECT, task(), msg_id="mine", unique=True))
-        await second.wait()
-    finally:
-        nats.process.send_signal(signal.SIGCONT)
+        await asyncio.wait_for(second.wait(), 20)
     assert await asyncio.wait_for(sending, 20) == 1
     assert (await bus.js.stream_info(subjects.TASKS)).state.messages == 1

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -54,6 +53,7 @@ from tests import tensorfiles
 from tests.commands import environment
 from tests.factories import batches
 from tests.inference.test_updater import Engine
+from tests.pausing import paused
 
 pytestmark = pytest.mark.integration
 
@@ -497,12 +497,9 @@ async def test_a_server_that_says_nothing_more_is_left_at_once(tmp_path: Path) -
         assert server.process is not None
         async with Bus.connect(server.url, credentials=Credentials.read(tmp_path / "users", "admin")) as bus:
             bus.nc._disconnected_cb = leave
-            server.process.send_signal(signal.SIGSTOP)
-            try:
+            with paused(server.process.pid):
                 await bus.nc._process_op_err(StaleConnectionError())  # what two pings without an answer come to
                 async with asyncio.timeout(5):
                     await left.wait()
-            finally:
-                server.process.send_signal(signal.SIGCONT)
             async with asyncio.timeout(20):
                 await bus.reconnected.wait()

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from schemas.fleet import Heartbeat
 from schemas.tasks import Task
 from schemas.weights.events import WeightManifest
 from tests.learner.conftest import tiny_model
+from tests.pausing import paused
 from tests.runners.conftest import AGENTS, ended
 from tests.store.conftest import prepared
 
@@ -223,11 +223,8 @@ async def test_a_store_whose_clickhouse_is_silent_is_not_ready(bus: Bus, start: 
     with prepared(tmp_path / "clickhouse") as clickhouse:
         store = await start("store", url=clickhouse.url)
         await store.becomes(200)
-        clickhouse.process.send_signal(signal.SIGSTOP)
-        try:
+        with paused(clickhouse.process.pid):
             expected = await store.becomes(503)
-        finally:
-            clickhouse.process.send_signal(signal.SIGCONT)
         assert expected == "store is waiting: ClickHouse takes nothing: it does not answer"
         await store.becomes(200)
         assert await store.stopped() == 0

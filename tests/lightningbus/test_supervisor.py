@@ -22,6 +22,7 @@ from schemas.codec import decode
 from schemas.fleet import Alert
 from store.settings import StoreSettings
 from tests.lightningbus.test_cli import run
+from tests.pausing import paused
 
 AGENTS = Path(__file__).resolve().parents[1] / "agents"
 
@@ -131,15 +132,12 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
         await stack.supervisor.start(ChildSpec("store", "store", settings))
         await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
         pid = stack.supervisor.pids()["store"]
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with paused(pid):
             alert = await asyncio.wait_for(alerts.get(), 60)
             reason = f"store is gone: its process {pid} runs, but is silent"
             assert (alert.role, alert.reason, alert.resolved) == ("store", reason, False)
             done = await asyncio.to_thread(run, "status", "--bus", nats_url)
             assert f"ALERT  {reason}" in done.stdout and "expects store" in done.stdout
-        finally:
-            os.kill(pid, signal.SIGCONT)
         alert = await asyncio.wait_for(alerts.get(), 60)
         assert (alert.role, alert.resolved) == ("store", True)
 
