@@ -103,8 +103,8 @@ class ObjectStore:
         """Names of all blobs of a bucket."""
         info = await self._js.stream_info(f"OBJ_{bucket}", subjects_filter=_META.format(bucket=bucket, name=">"))
         names = [name for subject in info.state.subjects or () if (name := _parse_name(subject)) is not None]
-        entries = await asyncio.gather(*(self._entry(bucket, name) for name in names))
-        return sorted(name for name, entry in zip(names, entries, strict=True) if entry is not None)
+        listed = await asyncio.gather(*(self._is_readable(bucket, name) for name in names))
+        return sorted(name for name, is_listed in zip(names, listed, strict=True) if is_listed)
 
     async def delete(self, bucket: str, name: str) -> None:
         """Remove a blob; one that is not there is no error."""
@@ -134,9 +134,21 @@ class ObjectStore:
     async def _entry(self, bucket: str, name: str) -> ObjectInfo | None:
         """The entry of an object; None if there is none, or none that can be read: then it can be written anew."""
         try:
-            message = await self._js.get_last_msg(f"OBJ_{bucket}", _meta_subject(bucket, name), direct=True)
+            return await self._read_entry(bucket, name)
         except (NotFoundError, ObjectNotFoundError):
             return None
+
+    async def _is_readable(self, bucket: str, name: str) -> bool:
+        """Whether an object that the stream's leader lists can be read; a server that lags may not have it yet."""
+        try:
+            return await self._read_entry(bucket, name) is not None
+        except (NotFoundError, ObjectNotFoundError):
+            return True
+
+    async def _read_entry(self, bucket: str, name: str) -> ObjectInfo | None:
+        """The entry of an object; None for one that is deleted or cannot be read. Raises nats' errors for none."""
+        try:
+            message = await self._js.get_last_msg(f"OBJ_{bucket}", _meta_subject(bucket, name), direct=True)
         except NoRespondersError as error:
             raise BusError(f"bucket {bucket} does not answer: `lightningbus provision` makes it") from error
         try:

@@ -95,6 +95,7 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
             subjects.ALL_WEIGHTS,
             *_READ_WEIGHTS,
             _BATCH_GET,
+            f"{API}.STREAM.MSG.GET.{subjects.WEIGHTS}",
             _READ_OBJECT_INFO,
             *_WRITE_OBJECTS,
             subjects.heartbeats("learner"),

@@ -46,8 +46,10 @@ class Entry(Generic[E]):
 class SignedLog(Generic[E]):
     """The messages of one model on one subject; see the module."""
 
-    def __init__(self, bus: Bus, subject: str, model: str, kind: type[E]) -> None:
+    def __init__(self, bus: Bus, subject: str, model: str, kind: type[E], from_leader: bool = False) -> None:
+        """``from_leader``: the last message is the one that the stream's leader has; others of a cluster may lag."""
         self._bus, self._subject, self._model = bus, subject, model
+        self._from_leader = from_leader
         self._kind: type[E] = kind
         self._checked: dict[int, tuple[int, Entry[E] | None]] = {}
         self.skipped: dict[int, str] = {}
@@ -56,7 +58,7 @@ class SignedLog(Generic[E]):
     async def get_last(self) -> RawEntry | None:
         """The last message, whether it counts or not; None: there is none."""
         try:
-            message = await self._bus.js.get_last_msg(subjects.WEIGHTS, self._subject, direct=True)
+            message = await self._bus.js.get_last_msg(subjects.WEIGHTS, self._subject, direct=not self._from_leader)
         except NotFoundError:
             return None
         return RawEntry(int(message.seq or 0), message.data or b"", message.headers or {})

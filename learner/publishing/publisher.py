@@ -29,6 +29,7 @@ from learner.publishing.delta_chain import (
 )
 from learner.settings.learner import LearnerSettings
 from schemas import ids, subjects
+from schemas.codec import encode
 from schemas.fleet import Heartbeat
 from schemas.weights.delta import fingerprint
 from schemas.weights.events import Blob, CanarySpec, DeltaLink, WeightManifest
@@ -63,7 +64,7 @@ class WeightPublisher:
             broadcaster,
         )
         self._subject = subjects.weights(settings.model)
-        self._versions = SignedLog(bus, self._subject, settings.model, WeightManifest)
+        self._versions = SignedLog(bus, self._subject, settings.model, WeightManifest, from_leader=True)
         self._last_sequence = 0
         try:
             self._transport = open_transport(bus, settings.weights.transport, settings.weights.location)
@@ -151,11 +152,13 @@ class WeightPublisher:
 
     async def _is_on_bus(self, version: WeightManifest) -> bool:
         """Whether nodes can fetch a version, or a newer learner's."""
-        newest = await anext(self._versions.newest_first(await self._versions.get_last()), None)
-        if newest is None or (newest.event.epoch, newest.event.version) < (version.epoch, version.version):
-            return False
-        if newest.event.epoch > version.epoch:
-            return True
+        last = await self._versions.get_last()
+        if last is None or (last.sequence, last.data) != (self._last_sequence, encode(version)):
+            newest = await anext(self._versions.newest_first(last), None)
+            if newest is None or (newest.event.epoch, newest.event.version) < (version.epoch, version.version):
+                return False
+            if newest.event.epoch > version.epoch:
+                return True
         names = await self._transport.list_names(BUCKET)
         return all(blob.name in names for blob in (*version.blobs, *(link.blob for link in version.chain)))
 

@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from nats.js.api import RawStreamMsg
+from nats.js.errors import NotFoundError
 
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
@@ -71,6 +73,35 @@ async def test_a_version_that_the_bus_lost_is_published_again_and_the_next_one_f
             was_reset.set()
             await asyncio.sleep(0.2)
             assert (await bus.js.stream_info(subjects.WEIGHTS)).state.last_seq == sequence, "nothing is lost now"
+    finally:
+        await cancel_and_wait(keeping)
+
+
+async def test_a_version_that_a_lagging_server_does_not_have_yet_is_not_published_again(
+    bus: Bus, tmp_path: Path, settings: LearnerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any server of a cluster answers a Direct Get; only the leader knows what is lost."""
+    publisher, was_reset = WeightPublisher(bus, settings), asyncio.Event()
+    await publisher.publish(write(tmp_path / "weights", 0), version=0, epoch=1, step=0)
+    sequence = (await bus.js.stream_info(subjects.WEIGHTS)).state.last_seq
+    asked, get_last_msg = asyncio.Event(), bus.js.get_last_msg
+
+    async def lagging(stream: str, subject: str, direct: bool | None = False) -> RawStreamMsg:
+        if stream.startswith("OBJ_"):
+            asked.set()
+        if direct:
+            raise NotFoundError
+        return await get_last_msg(stream, subject, direct)
+
+    monkeypatch.setattr(bus.js, "get_last_msg", lagging)
+    keeping = asyncio.create_task(publisher.keep_published(was_reset))
+    was_reset.set()
+    try:
+        async with asyncio.timeout(30):
+            await asked.wait()
+            async with publisher._lock:  # it has looked
+                state = (await bus.js.stream_info(subjects.WEIGHTS)).state
+        assert (state.last_seq, keeping.done()) == (sequence, False)
     finally:
         await cancel_and_wait(keeping)
 
