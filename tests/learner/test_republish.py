@@ -84,11 +84,11 @@ async def test_a_version_that_a_lagging_server_does_not_have_yet_is_not_publishe
     publisher, was_reset = WeightPublisher(bus, settings), asyncio.Event()
     await publisher.publish(write(tmp_path / "weights", 0), version=0, epoch=1, step=0)
     sequence = (await bus.js.stream_info(subjects.WEIGHTS)).state.last_seq
-    asked, get_last_msg = asyncio.Event(), bus.js.get_last_msg
+    has_looked, get_last_msg = asyncio.Event(), bus.js.get_last_msg
 
     async def lagging(stream: str, subject: str, direct: bool | None = False) -> RawStreamMsg:
         if stream.startswith("OBJ_"):
-            asked.set()
+            has_looked.set()
         if direct:
             raise NotFoundError
         return await get_last_msg(stream, subject, direct)
@@ -98,7 +98,7 @@ async def test_a_version_that_a_lagging_server_does_not_have_yet_is_not_publishe
     was_reset.set()
     try:
         async with asyncio.timeout(30):
-            await asked.wait()
+            await has_looked.wait()
             async with publisher._lock:  # it has looked
                 state = (await bus.js.stream_info(subjects.WEIGHTS)).state
         assert (state.last_seq, keeping.done()) == (sequence, False)
