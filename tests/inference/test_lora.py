@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.e2e]
 
 VOCABULARY, RANK, SCALE, KEPT = 128, 4, 0.5, 2
 PROMPT = list(range(10, 40))
-LONG = 1200
+LONG = 1900
 """Tokens of an answer that is still being made when several versions have come and gone."""
 
 Tensors = dict[str, torch.Tensor]
