@@ -51,14 +51,14 @@ async def idle(system: System) -> None:
     for number in range(IDLE):
         await TaskPublisher(system.at.bus).publish_tasks(tasks("idle", 1, number))
         await asyncio.sleep(0.03)
-    await system.until(ENDED, IDLE, run="idle")
+    await system.until(ENDED, IDLE, run_id="idle")
 
 
 async def burst(system: System, run: str) -> float:
     """Rollouts per second when they all come at once."""
     started = time.monotonic()
     await publish_all(system.at.bus, tasks(run, BURST), 120, lambda: None)
-    await system.until(ENDED, BURST, run=run)
+    await system.until(ENDED, BURST, run_id=run)
     return BURST / (time.monotonic() - started)
 
 
@@ -72,7 +72,7 @@ async def loaded(system: System, run: str, rate: float) -> None:
             sent += due
         await asyncio.sleep(0.005)
     await asyncio.gather(*sending)
-    await system.until(ENDED, sent, run=run)
+    await system.until(ENDED, sent, run_id=run)
 
 
 async def readable(system: System, count: int = 40) -> list[float]:
@@ -81,7 +81,7 @@ async def readable(system: System, count: int = 40) -> list[float]:
     for number in range(count):
         run = f"readable-{number}"
         await TaskPublisher(system.at.bus).publish_tasks(tasks(run, 1))
-        await system.until(ENDED, 1, run=run)
+        await system.until(ENDED, 1, run_id=run)
         seen = time.time_ns()
         stored = await system.fetch_value(STORED, run_id=run)
         actual.append((seen - stored) / 1e6)

@@ -1,6 +1,8 @@
 """What the benchmarks' page says is what was measured."""
 
+import ast
 import json
+import re
 from pathlib import Path
 
 from benchmarks import kv_cache
@@ -32,3 +34,25 @@ def test_the_page_of_the_store_shows_what_was_measured_last() -> None:
 def test_the_target_is_reached_when_two_evaluations_are_there_on_average() -> None:
     assert seconds_to([(0, 0.0), (5, 0.95), (10, 0.8), (15, 1.0)], 0.9) == 15
     assert seconds_to([(0, 0.0), (5, 0.95)], 0.9) is None
+
+
+def test_every_question_of_a_benchmark_is_asked_with_its_parameters() -> None:
+    """By its text: the benchmarks themselves take half an hour."""
+    num_calls = 0
+    for path in HERE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        questions = {
+            node.targets[0].id: set(re.findall(r"\{(\w+):\w+", ast.unparse(node.value)))
+            for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+        for call in ast.walk(tree):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                continue
+            statement = call.args[0] if call.args else None
+            if call.func.attr in ("until", "fetch_value") and isinstance(statement, ast.Name):
+                names = {keyword.arg for keyword in call.keywords} - {"seconds", None}
+                if statement.id in questions:
+                    num_calls += 1
+                    assert names == questions[statement.id], f"{path.name} line {call.lineno}: {statement.id}"
+    assert num_calls > 10

@@ -37,7 +37,7 @@ async def added(system: System, direct: str, at_once: int, thousands: int, strea
         for n in range(at_once)
     ]
     await publish_all(system.at.bus, tasks, 60, lambda: None)
-    await system.until(ENDED, at_once, run=run)
+    await system.until(ENDED, at_once, run_id=run)
     rows = (await asyncio.to_thread(system.sql.query, RESULTS, {"run_id": run})).result_rows
     results = [json.loads(row[0]) for row in rows]
     through, past = ([value for item in results for value in item[name]] for name in ("through", "past"))

@@ -147,7 +147,7 @@ async def _batch(system: System, run: str, count: int) -> None:
         for n in range(count)
     )
     await publish_all(system.at.bus, tasks, 60, lambda: None)
-    await system.until(ENDED, count, run=run)
+    await system.until(ENDED, count, run_id=run)
 
 
 def predicted(measured: Measured, runners: int, costs: Costs, others: float) -> float:
