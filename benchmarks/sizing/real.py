@@ -119,7 +119,8 @@ class Measured:
 async def at_work(count: int) -> Measured:
     """Rollouts of a few model calls each, at an engine that takes its time."""
     async with running("sizing") as system:
-        engine = await spawn(sys.executable, "-m", "benchmarks.gateway.engine", system.at.url, pdeathsig=signal.SIGKILL)
+        command = [sys.executable, "-m", "benchmarks.gateway.engine", system.at.url, str(system.at.keys.credentials)]
+        engine = await spawn(*command, pdeathsig=signal.SIGKILL)
         try:
             await system.at.wait_for_member(lambda beat: beat.role == "inference", "engine", 60)
             await system.runners([runner(number, AGENT, SLOTS) for number in range(count)])

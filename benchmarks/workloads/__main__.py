@@ -29,7 +29,7 @@ SELECT count() FROM rollouts AS r INNER JOIN
     WHERE run_id IN {runs:Array(String)} AND attempt > 0 GROUP BY execution_id
 ) AS s USING (execution_id)
 WHERE r.run_id IN {runs:Array(String)} AND r.outcome = 'ok' AND r.reward BETWEEN 1 AND 2
-    AND r.spans = s.spans AND named = 1
+    AND r.num_spans = s.spans AND named = 1
 """
 
 
