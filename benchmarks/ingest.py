@@ -152,16 +152,16 @@ async def measure(place: Path) -> list[Result]:
         await bus.provision()
         client, settings = await asyncio.to_thread(_create_database, url), StoreSettings()
         for name, (count, size) in SIZES.items():
-            actual = []
+            rates = []
             for turn in range(2):
                 span_batches = list(batches(f"alone-{turn}-{size}", count, size))
                 alone = await ready_made(client, span_batches, settings, engine.insert)
                 span_batches = list(batches(f"stream-{turn}-{size}", count, size))
-                actual.append((alone, *await from_the_stream(bus, client, span_batches, settings, engine.insert)))
+                rates.append((alone, *await from_the_stream(bus, client, span_batches, settings, engine.insert)))
             alone, rate, cpu = (
-                max(element[0] for element in actual),
-                max(element[1] for element in actual),
-                min(element[2] for element in actual),
+                max(element[0] for element in rates),
+                max(element[1] for element in rates),
+                min(element[2] for element in rates),
             )
             results.append(Result(name, rate, "spans/s", alone))
             results.append(Result(f"{name}: CPU", cpu, "s per million spans"))

@@ -47,7 +47,7 @@ async def measure(policy: str, model: Path, work: Path) -> list[dict[str, Any]]:
 
     with RunDirectory(work / policy).lock(fresh=True) as directory:
         weights = [load_file(model / "model.safetensors")]
-        actual = []
+        mismatches = []
         async with start_stack(directory, BusSettings(port=0), f"kv cache: {policy}") as at:
             settings = InferenceSettings(
                 model_path=model, id="node", dtype="float32", max_model_len=CONTEXT, max_num_seqs=STREAMS,
@@ -60,14 +60,14 @@ async def measure(policy: str, model: Path, work: Path) -> list[dict[str, Any]]:
                 weights.append(moved(weights[-1], deviation, seed=len(weights)))
                 version = len(weights) - 1
                 calls, node, pause = await swapped_amid(at, directory.path, node, weights[-1], version)
-                actual.append(await asyncio.to_thread(mismatch, model, weights, calls, version))
-                actual[-1] |= {
+                mismatches.append(await asyncio.to_thread(mismatch, model, weights, calls, version))
+                mismatches[-1] |= {
                     "policy": policy,
                     "update": size,
                     "deviation": deviation,
                     "pause_ms": round(1e3 * pause, 1),
                 }
-        return actual
+        return mismatches
 
 
 async def swapped_amid(
@@ -183,8 +183,8 @@ async def announce(at: LocalStack, blob: Blob, version: int) -> Heartbeat:
         created_at_ns=time.time_ns(),
     )
     async with Bus.connect(at.url, credentials=at.find_credentials("learner")) as learner:
-        actual = await learner.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
-        last = actual[1] if actual is not None else 0
+        newest = await learner.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
+        last = newest[1] if newest is not None else 0
         await learner.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}", expect_last=last)
     return await at.wait_for_member(
         lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 300

@@ -36,14 +36,14 @@ async def round_trips(bus: Bus, count: int) -> list[float]:
     """Milliseconds of a message to the bare broker and back: the floor under everything here."""
     subject = bus.nc.new_inbox()
     subscription = await bus.nc.subscribe(subject)
-    actual = []
+    milliseconds = []
     for _ in range(count):
         started = time.perf_counter()
         await bus.nc.publish(subject, b"x")
         await subscription.next_msg(timeout=5)
-        actual.append(1e3 * (time.perf_counter() - started))
+        milliseconds.append(1e3 * (time.perf_counter() - started))
     await subscription.unsubscribe()
-    return actual
+    return milliseconds
 
 
 async def idle(system: System) -> None:
@@ -77,15 +77,15 @@ async def loaded(system: System, run: str, rate: float) -> None:
 
 async def readable(system: System, count: int = 40) -> list[float]:
     """Milliseconds from the bus having an attempt's last span until SQL finds it."""
-    actual = []
+    milliseconds = []
     for number in range(count):
         run = f"readable-{number}"
         await TaskPublisher(system.at.bus).publish_tasks(tasks(run, 1))
         await system.until(ENDED, 1, run_id=run)
         seen = time.time_ns()
         stored = await system.fetch_value(STORED, run_id=run)
-        actual.append((seen - stored) / 1e6)
-    return actual
+        milliseconds.append((seen - stored) / 1e6)
+    return milliseconds
 
 
 async def measure() -> list[Result]:

@@ -47,8 +47,8 @@ def write(name: str, results: Iterable[Result], whole: bool = True) -> None:
 def read(name: str) -> list[dict[str, object]]:
     """What was written; nothing if it never was."""
     path = RESULTS / f"{name}.json"
-    actual: list[dict[str, object]] = json.loads(path.read_text()) if path.exists() else []
-    return actual
+    results: list[dict[str, object]] = json.loads(path.read_text()) if path.exists() else []
+    return results
 
 
 def table(results: Iterable[dict[str, object]]) -> str:

@@ -119,13 +119,13 @@ async def _fill(system: System, first: int, count: int) -> None:
 
 
 async def _publishes(system: System, already: int) -> list[float]:
-    actual = []
+    milliseconds = []
     for number in range(200):
         task = Task(id=f"after-{already}-{number}", run_id="waiting", agent="nobody", mode="eval", input={})
         started = time.perf_counter()
         await TaskPublisher(system.at.bus).publish_tasks([task])
-        actual.append(1e3 * (time.perf_counter() - started))
-    return actual
+        milliseconds.append(1e3 * (time.perf_counter() - started))
+    return milliseconds
 
 
 async def measure() -> list[Result]:

@@ -112,12 +112,12 @@ async def transports(place: Path) -> AsyncIterator[tuple[Bus, dict[str, Transpor
 
 async def best(work: Callable[[], Awaitable[object]], times: int) -> float:
     """The shortest of some times, in seconds."""
-    actual = []
+    seconds = []
     for _ in range(times):
         started = time.monotonic()
         await work()
-        actual.append(time.monotonic() - started)
-    return min(actual)
+        seconds.append(time.monotonic() - started)
+    return min(seconds)
 
 
 async def measure(name: str, place: Path) -> list[Result]:

@@ -224,9 +224,9 @@ async def measured(client: Client, request: Client) -> list[dict[str, Any]]:
 async def took(session: aiohttp.ClientSession, address: str) -> float:
     """Milliseconds to the last byte of an answer."""
     began = time.perf_counter()
-    async with session.get(address) as text:
-        body = await text.read()
-        assert text.status == 200, body
+    async with session.get(address) as response:
+        body = await response.read()
+        assert response.status == 200, body
     return 1000 * (time.perf_counter() - began)
 
 
@@ -250,7 +250,10 @@ def printed(rows: list[dict[str, Any]]) -> str:
         by_case.setdefault(case, {})[figure] = item["value"]
     names = ("cold p50", "cold p95", "warm p50", "warm p95")
     lines = [f"| question | {' | '.join(f'{name}, ms' for name in names)} |", "|---|" + "---|" * len(names)]
-    lines += [f"| {case} | {' | '.join(f'{actual[name]:.0f}' for name in names)} |" for case, actual in by_case.items()]
+    lines += [
+        f"| {case} | {' | '.join(f'{milliseconds[name]:.0f}' for name in names)} |"
+        for case, milliseconds in by_case.items()
+    ]
     return "\n".join(lines)
 
 

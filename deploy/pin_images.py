@@ -15,7 +15,7 @@ IMAGE = re.compile(r"^(\s*(?:- )?image: |ARG BASE=)(?!lightningbus-)([\w./-]+:[\
 
 def pinned(text: str, digest_of: Callable[[str], str]) -> str:
     """A file with each image as ``name:tag@digest``, whatever digest it had before."""
-    return IMAGE.sub(lambda actual: f"{actual[1]}{actual[2]}@{digest_of(actual[2])}", text)
+    return IMAGE.sub(lambda match: f"{match[1]}{match[2]}@{digest_of(match[2])}", text)
 
 
 def files() -> list[Path]:

@@ -43,9 +43,9 @@ async def measure(
     seed: int, modes: list[Mode], model: Path, work: Path, results: list[dict[str, Any]], path: Path
 ) -> list[dict[str, Any]]:
     """Every mode of a seed, one after the other; each result is written as soon as it is there."""
-    async with bench(seed, model, work) as built:
+    async with bench(seed, model, work) as running:
         for mode in modes:
-            completed = await built.run(mode)
+            completed = await running.run(mode)
             print(json.dumps(completed), file=sys.stderr, flush=True)
             results = [result for result in results if key_of(result) != key_of(completed)] + [completed]
             path.write_text(json.dumps(results, indent=1) + "\n")
@@ -61,15 +61,15 @@ def summary(results: list[dict[str, Any]]) -> str:
     ]
     base: float | None = None
     for mode in MODES:
-        local = [result for result in results if (result["mode"], result["staleness"]) == (mode.name, mode.staleness)]
-        if not local:
+        of_mode = [result for result in results if (result["mode"], result["staleness"]) == (mode.name, mode.staleness)]
+        if not of_mode:
             continue
-        reached = [entry["seconds_to_target"] for entry in sorted(local, key=lambda entry: int(entry["seed"]))]
+        reached = [entry["seconds_to_target"] for entry in sorted(of_mode, key=lambda entry: int(entry["seed"]))]
         average = mean(reached) if None not in reached else None
         base = average if mode.name == "sync" else base
         faster = f"{base / average:.1f}" if base and average else "–"
         each = ", ".join("never" if item is None else f"{item:.0f}" for item in reached)
-        means = {name: mean(item[name] for item in local) for name in AVERAGED}
+        means = {name: mean(item[name] for item in of_mode) for name in AVERAGED}
         lines.append(
             f"| {mode.name} | {mode.staleness} | {each} | {average:.0f} | {faster} " if average is not None
             else f"| {mode.name} | {mode.staleness} | {each} | – | – "
@@ -91,8 +91,8 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     colors = dict(zip(MODES, ("black", "tab:gray", "tab:blue", "tab:green", "tab:orange", "tab:red"), strict=True))
     for mode, color in colors.items():
-        local = [result for result in results if (result["mode"], result["staleness"]) == (mode.name, mode.staleness)]
-        for number, item in enumerate(local):
+        of_mode = [result for result in results if (result["mode"], result["staleness"]) == (mode.name, mode.staleness)]
+        for number, item in enumerate(of_mode):
             label = (
                 (f"{mode.name}, bound {mode.staleness}" if mode.name == "async" else mode.name) if not number else None
             )

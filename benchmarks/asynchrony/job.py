@@ -69,8 +69,8 @@ class Bench:
         """Problems, every process but the learner, and the checkpoint that every mode begins with."""
         at, path = self._at, self._at.directory.path
         make = [EXAMPLE / "problems.py", "--train", 512, "--heldout", HELD_OUT, "--seed", self._seed]
-        built = await asyncio.create_subprocess_exec(sys.executable, *map(str, make), "--out", str(self._problems))
-        assert await built.wait() == 0
+        process = await asyncio.create_subprocess_exec(sys.executable, *map(str, make), "--out", str(self._problems))
+        assert await process.wait() == 0
         held_out = load_tasks(self._problems / "heldout.jsonl")
         self._held_out = [TaskInput(item.id, {**item.input, "heldout": True}) for item in held_out]
         node = InferenceSettings(
@@ -103,9 +103,9 @@ class Bench:
         state.write_text(json.dumps({**json.loads(state.read_text()), "run": name}))
         watching = asyncio.create_task(self._evaluate_as_it_goes(name))
         await self._learn(name, mode, checkpoints, STEPS)
-        actual = await self._at.bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
-        assert actual is not None
-        last = actual[0].version
+        newest = await self._at.bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
+        assert newest is not None
+        last = newest[0].version
         await self._at.wait_for_member(
             lambda beat: beat.role == "inference" and beat.version == last, "the last version", 60
         )
@@ -134,13 +134,13 @@ class Bench:
 
     async def _evaluate_as_it_goes(self, run: str) -> None:
         """Greedy held-out problems at every second version, while training goes on; nobody waits for them."""
-        request: int | None = None
+        evaluated: int | None = None
         while True:
             learns = any(beat.role == "learner" and beat.run_id == run for beat in self._at.fleet.members())
             serving = [beat.version for beat in self._at.fleet.members() if beat.role == "inference"]
-            if learns and serving and serving[0] is not None and (request is None or serving[0] >= request + EVERY):
-                request = serving[0]
-                tasks = expand_samples(self._held_out, 1, f"@{run}-v{request}", run_id=run, mode="eval", **EVALUATED)
+            if learns and serving and serving[0] is not None and (evaluated is None or serving[0] >= evaluated + EVERY):
+                evaluated = serving[0]
+                tasks = expand_samples(self._held_out, 1, f"@{run}-v{evaluated}", run_id=run, mode="eval", **EVALUATED)
                 await publish_all(self._at.bus, tasks, timeout=120, on_done=lambda: None)
             await self._at.fleet.wait_for_change()
 
@@ -150,9 +150,9 @@ async def bench(seed: int, model: Path, work: Path) -> AsyncIterator[Bench]:
     """Everything of one seed while the block runs; the model is the same for all its modes."""
     with RunDirectory(work / f"seed-{seed}").lock(fresh=True) as directory:
         async with start_stack(directory, BusSettings(port=0), f"bench-async, seed {seed}") as at:
-            built = Bench(at, seed, model)
-            await built.begin()
-            yield built
+            run = Bench(at, seed, model)
+            await run.begin()
+            yield run
 
 
 def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | None:

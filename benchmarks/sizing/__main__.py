@@ -79,7 +79,7 @@ def costs_of(results: Sequence[dict[str, Any]]) -> Costs:
 def render_answer(load: Load, plant: Plant, costs: Costs, run: Run) -> str:
     """What a simulation came to, as Markdown: the stations, then bytes and money."""
     rate, hours = run.steady, run.took / 3600
-    actual = stations(load, plant, costs, rate)
+    loads = stations(load, plant, costs, rate)
     lines = [
         f"{load.tasks:,} tasks, {load.runners:,} runners of {load.slots} slots, {load.turns:g} turns of "
         f"{load.prompt_tokens:g} + {load.response_tokens:g} tokens and {load.tool_seconds:g} s of tools; {plant.nodes} "
@@ -87,17 +87,17 @@ def render_answer(load: Load, plant: Plant, costs: Costs, run: Run) -> str:
         "for nats-server:",
         "",
         f"**{rate:,.0f} rollouts/s, {rate * load.turns:,.0f} model calls/s, {hours:.1f} hours in all; "
-        f"{actual[0].name} full first.**",
+        f"{loads[0].name} full first.**",
         "",
         "| station | asked of it | it can | unit | full to | with all slots busy, full at |",
         "|---|---|---|---|---|---|",
     ]
-    for item in actual:
+    for item in loads:
         at = full_at(load, plant, costs, item.name)
         many = f"{at:,.0f} runners" if at < 1e6 else "more than a million runners"
         cells = [item.name, f"{item.demand:,.3g}", f"{item.capacity:,.3g}", item.unit, f"{item.share:.1%}", many]
         lines.append("| " + " | ".join(cells) + " |")
-    of = {entry.name: entry.demand for entry in actual}
+    of = {entry.name: entry.demand for entry in loads}
     sent, kept = costs.bus_bytes.of(load), costs.disk_bytes.of(load)
     cores = {"broker": of["broker: all"], "store": of["store: inserts"], "runners": of["runner"] * load.runners}
     gpus = hours * plant.gpu_hour * (plant.nodes + plant.learner_gpus)

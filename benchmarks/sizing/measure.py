@@ -85,12 +85,12 @@ def fitted(values: Sequence[float]) -> Fit:
     weights = 1 / np.array(values)  # by relative error: the smallest shape counts as much as the largest
     kept = [0, 1, 2]
     while True:
-        actual, *_ = np.linalg.lstsq(rows[:, kept] * weights[:, None], np.array(values) * weights, rcond=None)
-        if (actual >= 0).all() or len(kept) == 1:
+        solution, *_ = np.linalg.lstsq(rows[:, kept] * weights[:, None], np.array(values) * weights, rcond=None)
+        if (solution >= 0).all() or len(kept) == 1:
             break
-        kept.pop(int(np.argmin(actual)))
+        kept.pop(int(np.argmin(solution)))
     whole = np.zeros(3)
-    whole[kept] = np.maximum(actual, 0)
+    whole[kept] = np.maximum(solution, 0)
     return Fit(*map(float, whole))
 
 

@@ -123,7 +123,7 @@ def stations(load: Load, plant: Plant, costs: Costs, rate: float) -> list[Statio
         running * RENEWALS / load.ack_wait * (costs.waiting_runner + costs.heartbeat_delivery)
     )  # a message, and its answer
     rollouts = rate * (costs.broker_rollout + costs.broker_byte * costs.bus_bytes.of(load))
-    actual = [
+    loads = [
         Station("broker: heartbeats", heartbeats, plant.broker_cores, "cores"),
         Station("broker: leases", leases, plant.broker_cores, "cores"),
         Station("broker: tasks and spans", rollouts, plant.broker_cores, "cores"),
@@ -134,7 +134,7 @@ def stations(load: Load, plant: Plant, costs: Costs, rate: float) -> list[Statio
         Station("learner", rate * load.tokens, plant.learner_gpus * plant.gpu_tokens, "tokens/s"),
         Station("runner", runner_seconds(load, plant, costs, rate), 1.0, "cores of each"),
     ]
-    return sorted(actual, key=lambda item: -item.share)
+    return sorted(loads, key=lambda item: -item.share)
 
 
 def runner_seconds(load: Load, plant: Plant, costs: Costs, rate: float) -> float:
@@ -261,7 +261,7 @@ def full_at(load: Load, plant: Plant, costs: Costs, name: str) -> float:
         middle = (low * high) ** 0.5
         local = replace(load, runners=max(1, round(middle)))
         grown = plant if name == "nodes" else replace(plant, nodes=max(1, round(plant.nodes * middle / load.runners)))
-        actual = stations(local, grown, costs, local.runners * local.slots / residence(local, grown))
-        share = next(item.share for item in actual if item.name == name)
+        loads = stations(local, grown, costs, local.runners * local.slots / residence(local, grown))
+        share = next(item.share for item in loads if item.name == name)
         low, high = (middle, high) if share < 1 else (low, middle)
     return low

@@ -81,13 +81,15 @@ async def crowd(count: int, nodes: int, tasks: int) -> Crowd:
 
 async def beside(costs: Costs) -> list[Result]:
     """A larger crowd, and as ceiling what the model says of it."""
-    actual = await crowd(CROWD, NODES, CROWD_TASKS)
+    measured = await crowd(CROWD, NODES, CROWD_TASKS)
     model = CROWD * costs.waiting_runner + CROWD * NODES * costs.heartbeat_delivery
-    about = f"{CROWD} connections, {NODES} nodes; {actual.waiting} requests wait, {actual.refused} refused"
+    about = f"{CROWD} connections, {NODES} nodes; {measured.waiting} requests wait, {measured.refused} refused"
     return [
-        Result("a crowd that waits: the broker", 1e3 * actual.idle, "ms of CPU a second", 1e3 * model, note=about),
-        Result("a crowd at work: the broker", 1e6 * actual.rollout, "µs of CPU a rollout", 1e6 * costs.broker_rollout),
-        Result("a crowd at work: rollouts done", float(actual.done), "rollouts", float(CROWD_TASKS)),
+        Result("a crowd that waits: the broker", 1e3 * measured.idle, "ms of CPU a second", 1e3 * model, note=about),
+        Result(
+            "a crowd at work: the broker", 1e6 * measured.rollout, "µs of CPU a rollout", 1e6 * costs.broker_rollout
+        ),
+        Result("a crowd at work: rollouts done", float(measured.done), "rollouts", float(CROWD_TASKS)),
     ]
 
 
@@ -182,15 +184,15 @@ async def growth(first: Measured, costs: Costs) -> list[Result]:
     """Measured, and as ceiling what is predicted from the ``first`` of them, one runner."""
     results = []
     for count in RUNNERS:
-        actual = first if count == first.runners else await at_work(count)
-        parts = ", ".join(f"{role} {1e3 * item:.1f}" for role, item in sorted(actual.seconds.items()))
-        note = f"ms of CPU a rollout: {parts}; {actual.others:.1f} cores busy with something else"
+        measured = first if count == first.runners else await at_work(count)
+        parts = ", ".join(f"{role} {1e3 * item:.1f}" for role, item in sorted(measured.seconds.items()))
+        note = f"ms of CPU a rollout: {parts}; {measured.others:.1f} cores busy with something else"
         results.append(
             Result(
                 f"{count} runners at work",
-                actual.rate,
+                measured.rate,
                 "rollouts/s",
-                predicted(first, count, costs, actual.others),
+                predicted(first, count, costs, measured.others),
                 note=note,
             )
         )

@@ -82,9 +82,8 @@ class Credentials:
         if self.credentials is not None:
             read_secret(self.credentials, "credentials")
             options["user_credentials"] = str(self.credentials)
-        if (
-            self.password is not None
-        ):  # the certificate names the user; nats-py asks for the password at each connection
+        if self.password is not None:
+            # The certificate names the user. nats-py asks for the password at each connection.
             read_secret(self.password, "password")
             options |= {"user": "", "password": partial(_first_line, self.password)}
         if self.ca is not None or self.cert is not None:

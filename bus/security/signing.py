@@ -100,9 +100,9 @@ class SigningKeys:
         return cls({role: [nkeys.from_seed(seed).public_key.decode()] for role, seed in seeds.items()}, seeds)
 
     @classmethod
-    def read(cls, path: Path) -> "SigningKeys":
+    def read(cls, directory: Path) -> "SigningKeys":
         """Those in a role's folder; raises `CredentialsError` if there are none."""
-        public, seed = public_keys(path / PUBLIC), path / SEED
+        public, seed = public_keys(directory / PUBLIC), directory / SEED
         if not seed.exists():
             return cls(public, {})
         role = role_of(_key(seed).public_key.decode(), public)

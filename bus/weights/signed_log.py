@@ -91,7 +91,7 @@ class SignedLog(Generic[E]):
         return f"message {sequence} on {self._subject} is passed over: {reason}" if reason is not None else ""
 
     def skip(self, sequence: int, reason: str) -> None:
-        """A message does not count: said once, and counted."""
+        """A message does not count: logged and counted once."""
         if sequence in self.skipped:
             return
         self.skipped[sequence] = reason

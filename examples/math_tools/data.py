@@ -99,10 +99,10 @@ def main() -> None:
         write(folder / "data" / "test-00000-of-00001.jsonl", records[options.train :])
     rng = random.Random(options.seed)
     for split, count, name in (("train", options.train, "train"), ("test", options.heldout, "heldout")):
-        actual = list(tasks(read_records(folder, split)))
-        if len(actual) < count:
-            raise SystemExit(f"{folder} has {len(actual)} problems in its {split} split; asked for {count}")
-        write(options.out / f"{name}.jsonl", rng.sample(actual, count))
+        problems = list(tasks(read_records(folder, split)))
+        if len(problems) < count:
+            raise SystemExit(f"{folder} has {len(problems)} problems in its {split} split; asked for {count}")
+        write(options.out / f"{name}.jsonl", rng.sample(problems, count))
 
 
 if __name__ == "__main__":

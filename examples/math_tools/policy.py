@@ -63,7 +63,7 @@ class Policy:
         if flaw == "broken":
             expression = f"{expression} *"
         if flaw == "wrong_sign":
-            expression = SIGN.sub(lambda actual: f" {self._other(actual[1])} ", expression)
+            expression = SIGN.sub(lambda match: f" {self._other(match[1])} ", expression)
         return json.dumps({"expression": expression})
 
     def _other(self, sign: str) -> str:

@@ -132,8 +132,8 @@ def _check_parsers(node: InferenceSettings) -> None:
 async def _check_agent(runner: RunnerSettings) -> str:
     # An endpoint nobody listens at: an agent that is only imported asks nothing.
     nowhere = Slot(0, base_url="http://127.0.0.1:9/slot/0")
-    with private_directory("check") as index, bind_unix_socket(index / "socket"):
-        paths = {"gateway": str(index / "socket"), "address": "127.0.0.1:0"}
+    with private_directory("check") as directory, bind_unix_socket(directory / "socket"):
+        paths = {"gateway": str(directory / "socket"), "address": "127.0.0.1:0"}
         (host,) = make_executors(
             runner.model_copy(update={"concurrency": 1}), [nowhere.environment], ProcessWatchdog(), paths
         )

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("schemas", "common", "bus", "runners", "store", "learner", "inference", "lightningbus")
 WORDS = frozenset(
     ["said", "told", "heard", "found", "made", "held", "one", "given", "asked", "answered", "shown", "own"]
 )
