@@ -2,19 +2,20 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from common.name_suggestions import suggest_name
+from schemas.base import Labels
 from schemas.codec import MAX_BYTES
 
 MAX_INPUT_BYTES = MAX_BYTES - 64 * 1024
 """Of a task's input: the rest of the message, and the record of it, need room too."""
 MAX_ID_CHARACTERS = 128
-KEYS = ("id", "input")
+KEYS = ("id", "input", "labels")
 
 
 class TaskFileError(ValueError):
@@ -23,16 +24,17 @@ class TaskFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TaskInput:
-    """One line of a task file: ``{"id": "...", "input": any JSON}``."""
+    """One line of a task file: ``{"id": "...", "input": any JSON, "labels": {"difficulty": "hard"}}``."""
 
     id: str
     input: Any
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 def load_tasks(path: Path) -> list[TaskInput]:
     """All tasks of a JSONL file; raises `TaskFileError` at the first line that is not one, before any is used.
 
-    ``id`` may be left out: it is then the line number. Whatever is returned can be published.
+    ``id`` may be left out: it is then the line number. So may ``labels``. Whatever is returned can be published.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # and nothing else: a text may hold other line ends
@@ -71,6 +73,7 @@ def parse_task_line(line: str, number: int) -> TaskInput:
     if not isinstance(id, str | int) or isinstance(id, bool):
         raise ValueError(f"id is text or an integer, not {json.dumps(id)[:40]}")
     _check_id(str(id))
+    labels = _parse_labels(fields.get("labels", {}))
     try:
         size = len(msgspec.msgpack.encode(fields["input"]))
     except (ValueError, OverflowError, RecursionError) as error:
@@ -78,7 +81,21 @@ def parse_task_line(line: str, number: int) -> TaskInput:
         raise ValueError(f"its input cannot be sent: {reason}") from error
     if size > MAX_INPUT_BYTES:
         raise ValueError(f"its input is {size:,} bytes as MessagePack; the limit is {MAX_INPUT_BYTES:,}")
-    return TaskInput(str(id), fields["input"])
+    return TaskInput(str(id), fields["input"], labels)
+
+
+def _parse_labels(labels: Any) -> dict[str, str]:
+    try:
+        parsed = msgspec.convert(labels, Labels)
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            'labels need the form {"difficulty": "hard"}, 16 at most, with names of letters, digits, "_", "." and "-" '
+            f"(64 at most) and text of 200 characters at most: {error}"
+        ) from error
+    for name, text in parsed.items():
+        if not text.isprintable():
+            raise ValueError(f"label {name!r} has characters that are not printable")
+    return parsed
 
 
 def _check_id(id: str) -> None:

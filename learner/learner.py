@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,7 @@ from learner.rollouts.capacity import find_shortage
 from learner.rollouts.consumer import RolloutConsumer
 from learner.rollouts.dispatcher import Dispatcher
 from learner.rollouts.loss_recovery import LossRecovery
+from learner.rollouts.served_version import ServedVersion
 from learner.settings.learner import LearnerSettings
 from learner.training.trainer import Trainer
 from learner.training_loop import TrainingLoop
@@ -66,6 +68,7 @@ class Learner:
         self._settings = settings
         self._checkpoints = Checkpoints(settings.checkpoint_dir, settings.keep_last_checkpoints)
         self._nodes = bus.fleet("inference")
+        self._served_version = ServedVersion(settings.model)
         self._broadcaster = Broadcaster(settings, self._nodes.members)
         self._publisher = WeightPublisher(bus, settings, self._full_weights_requested, self._broadcaster)
         self._thread = ThreadPoolExecutor(1, "trainer")  # one, because torch's thread count belongs to a thread
@@ -84,6 +87,7 @@ class Learner:
                     loop.dispatcher.run(),
                     loop.run(),
                     loop.recovery.run(),
+                    self._watch_nodes(loop.dispatcher),
                     self._publisher.wait_until_fenced(loop.state.epoch),
                     self._publisher.keep_published(loop.consumer.was_reset),
                     stop.wait(),
@@ -118,7 +122,9 @@ class Learner:
         except ValueError as error:
             raise LearnerError(str(error)) from error
         await committer.publish_base()
-        dispatcher = Dispatcher(self._bus, problems, settings, state.groups_dispatched)
+        dispatcher = Dispatcher(
+            self._bus, problems, settings, state.groups_dispatched, self._oldest_served_version, consumer.groups.closed
+        )
         await dispatcher.restore(state.outstanding)
         loop = TrainingLoop(
             bus=self._bus,
@@ -146,7 +152,7 @@ class Learner:
             await loop.publish_step(loop.last_event)
         if checkpoint is not None:
             log.info("resumed at step %d, version %d, epoch %d", state.step, state.version, state.epoch)
-        dispatcher.update_limit(state.step, state.groups_dropped)
+        dispatcher.advance(state.step, state.version)
         return loop
 
     async def _check_capacity(self, consumer: RolloutConsumer) -> None:
@@ -166,6 +172,14 @@ class Learner:
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    def _oldest_served_version(self) -> int | None:
+        return self._served_version.oldest(self._nodes.members(), time.monotonic())
+
+    async def _watch_nodes(self, dispatcher: Dispatcher) -> None:
+        while True:
+            await self._nodes.wait_for_change()
+            dispatcher.wake()
 
     def _full_weights_requested(self) -> bool:
         return any(needs_full_weights(beat, self._settings.model) for beat in self._nodes.members())

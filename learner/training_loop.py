@@ -6,7 +6,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -18,8 +18,8 @@ from bus.fleet.heartbeats import Fleet
 from bus.fleet.node_state import is_ready
 from common.observability import metrics, tracing
 from learner.accounting import ExcludedRollouts
-from learner.batching.batch import STALE, Batch, BatchBuilder
-from learner.batching.rollout_dispositions import build_spans
+from learner.batching.batch import Batch, BatchBuilder
+from learner.batching.rollout_dispositions import STALE, build_spans, find_stale_tasks
 from learner.checkpointing.checkpoint import LearnerState
 from learner.checkpointing.step_committer import InThread, StepCommitter
 from learner.errors import LearnerError
@@ -29,6 +29,7 @@ from learner.rollouts.consumer import RolloutConsumer
 from learner.rollouts.dispatcher import Dispatcher
 from learner.rollouts.groups import RolloutGroup, in_dispatch_order
 from learner.rollouts.loss_recovery import LossRecovery
+from learner.rollouts.pacing import oldest_first
 from learner.settings.learner import LearnerSettings
 from learner.training.trainer import Trainer
 from schemas import ids, subjects
@@ -58,9 +59,12 @@ class TrainingLoop:
     in_thread: InThread
     last_event: TrainingStep | None = None
     phase: str = "waiting"
-    blocked_on: str = ""
-    """What the loop waits for, if it is not rollouts."""
+    missing_version: int | None = None
+    """The version that a node must serve before training goes on, if it waits for that."""
+    awaited: list[str] = field(default_factory=list)
+    """Tasks of slow groups that the next step waits for."""
     last_metrics: dict[str, float] = field(default_factory=dict)
+    _waits_since: float | None = None
 
     async def run(self) -> None:
         """Train until `max_steps`, then publish what became of the rollouts that came too late."""
@@ -75,13 +79,21 @@ class TrainingLoop:
                 span.set_attributes({attributes.STEP: self.state.step, attributes.WEIGHT_VERSION: self.state.version})
         await self._publish_remaining()
 
+    @property
+    def blocked_on(self) -> str:
+        """What the loop waits for, if it is not any rollout; empty: it is."""
+        if self.awaited:
+            return f"{len(self.awaited)} slow groups, which the next step would put beyond max_staleness"
+        version = self.missing_version if self.missing_version is not None else self.dispatcher.missing_version
+        return "" if version is None else f"a node that serves version {version} or a newer one"
+
     async def publish_step(self, event: TrainingStep, part: str = "", unique: bool = False) -> None:
         """Publish the event of a step; ``part`` tells further events of the same step apart."""
         msg_id = ids.step_msg_id(event.run_id, event.epoch, event.step, self.state.nonce) + part
         await self.bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf, unique=unique)
 
-    def checkpoint_state(self, state: LearnerState) -> LearnerState:
-        """The state with everything a learner needs to continue from here."""
+    def checkpoint_state(self, state: LearnerState, trained: Container[str] = ()) -> LearnerState:
+        """The state with everything a learner needs to continue from here; ``trained`` are tasks of this step."""
         position = self.consumer.replay_position()
         return replace(
             state,
@@ -89,36 +101,55 @@ class TrainingLoop:
             stream_mark=self.recovery.mark,
             consumed_executions=self.consumer.consumed_since(position),
             closed_groups=self.consumer.groups.released_tasks(),
-            groups_dispatched=self.dispatcher.dispatched,
-            outstanding=self.dispatcher.outstanding,
+            groups_dispatched=self.dispatcher.num_dispatched,
+            outstanding=self.dispatcher.outstanding(trained),
         )
 
     async def _next_groups(self) -> list[RolloutGroup]:
         while True:
             seconds_left = self.consumer.expire()
-            self._replace_dropped_groups(self.excluded.collect())
-            groups = self.consumer.groups.pop_ready(self.settings.groups_per_step, self._order_groups)
+            await self.dispatcher.replace_dropped(self.excluded.collect())
+            groups = self.consumer.groups.pop_ready(self.settings.groups_per_step, self._choose_groups)
             metrics.groups_ready.set(len(self.consumer.groups.ready))
             if groups:
                 return groups
             await self._checkpoint_if_filling()
+            self.dispatcher.wake()
             self.consumer.attempt_ended.clear()
+            waits = [seconds_left, self._seconds_to_go_on()]
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds_left):
+                async with asyncio.timeout(min((wait for wait in waits if wait is not None), default=None)):
                     await self.consumer.attempt_ended.wait()
 
-    def _order_groups(self, ready: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
-        if not self.dispatcher.dispatch_order:
-            return ready
-        return in_dispatch_order(ready, self.dispatcher.dispatch_order, self.consumer.groups.closed)
+    def _choose_groups(self, ready: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
+        """The groups to train next, first those to take first; none while an older one is waited for."""
+        dispatched = self.dispatcher.outstanding_tasks
+        if self.settings.staleness.order == "dispatch" and dispatched:
+            return in_dispatch_order(ready, dispatched, self.consumer.groups.closed)
+        chosen = oldest_first(ready, dispatched)[: self.settings.groups_per_step]
+        return [] if self._must_wait({group.task_id for group in chosen}) else chosen
 
-    def _replace_dropped_groups(self, task_ids: Sequence[str]) -> None:
-        """Dispatch as many groups more as were dropped."""
-        if not task_ids:
-            return
-        self.dispatcher.release(task_ids)
-        self.state = replace(self.state, groups_dropped=self.state.groups_dropped + len(task_ids))
-        self.dispatcher.update_limit(self.state.step, self.state.groups_dropped)
+    def _must_wait(self, batch: set[str]) -> bool:
+        """Whether a step without slow groups would leave them beyond the bound, and they may still be waited for."""
+        self.awaited = self.dispatcher.find_awaited(batch) if len(batch) == self.settings.groups_per_step else []
+        if not self.awaited:
+            self._waits_since = None
+            return False
+        self._waits_since = self._waits_since or time.monotonic()
+        if self._seconds_to_go_on() != 0:
+            return True
+        log.warning("training waits no longer for %d slow groups, and will train them late", len(self.awaited))
+        self.dispatcher.give_up(self.awaited)
+        self.awaited, self._waits_since = [], None
+        return False
+
+    def _seconds_to_go_on(self) -> float | None:
+        """Seconds until slow groups are waited for no longer; None: there are none."""
+        if self._waits_since is None:
+            return None
+        limit = self.settings.staleness.max_wait_seconds
+        limit = self.settings.max_group_seconds if limit is None else limit
+        return max(0.0, self._waits_since + limit - time.monotonic())
 
     async def _train_on(self, groups: list[RolloutGroup], idle_seconds: float) -> None:
         started_ns = time.time_ns()
@@ -161,15 +192,15 @@ class TrainingLoop:
         self.excluded.add(batch.dispositions, rollouts.values())
         if reasons == {STALE}:
             await self._wait_for_fresh_node()  # else the same old weights would sample as many more, without end
-        self._replace_dropped_groups([group.task_id for group in groups])
+        await self.dispatcher.replace_dropped([group.task_id for group in groups])
 
     async def _wait_for_fresh_node(self) -> None:
         """Wait for a node that serves a version that is not too old to train on."""
         oldest = self.state.version - self.settings.max_staleness
-        self.blocked_on = f"a node that serves version {oldest} or a newer one"
+        self.missing_version = oldest
         while not any(self._serves(beat, oldest) for beat in self.nodes.members()):
             await self.nodes.wait_for_change()
-        self.blocked_on = ""
+        self.missing_version = None
 
     def _serves(self, beat: Heartbeat, oldest: int) -> bool:
         return is_ready(beat.state) and beat.model == self.settings.model and (beat.version or 0) >= oldest
@@ -180,10 +211,11 @@ class TrainingLoop:
         """Publish the version, write the checkpoint if one is due, acknowledge, publish the step: in this order."""
         self.last_metrics = event.metrics
         self.consumer.mark_consumed(rollouts.values())
-        self.dispatcher.release(group.task_id for group in groups)
+        await self.dispatcher.replace_dropped(find_stale_tasks(event.rollouts))
+        trained = {group.task_id for group in groups}
         is_written = self.committer.is_checkpoint_due(state.step, await self._is_stream_filling())
         if is_written:
-            state = self.checkpoint_state(replace(state, last_step_event=encode(event)))
+            state = self.checkpoint_state(replace(state, last_step_event=encode(event)), trained)
         with tracing.start_as_current_span("publish"):
             await self.committer.commit(state, is_written)
         self.state, self.last_event = state, event
@@ -192,7 +224,7 @@ class TrainingLoop:
             await self.consumer.acknowledge(state.stream_position)
         await self.publish_step(event, unique=True)
         await self.recovery.resolve()
-        self.dispatcher.update_limit(state.step, state.groups_dropped)
+        self.dispatcher.advance(state.step, state.version, trained)
         log.info("step %d/%d: reward %.3f", state.step, self.settings.max_steps, event.metrics["reward/mean"])
 
     async def _is_stream_filling(self) -> bool:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 from bus.client import Bus
 from bus.fleet.heartbeats import default_instance_id
@@ -28,7 +28,8 @@ from schemas.text import shorten
 
 log = logging.getLogger(__name__)
 
-MODES: tuple[Mode, ...] = get_args(Mode)
+MODES: tuple[Mode, ...] = ("eval", "train")
+"""In the order in which tasks are requested: an evaluation goes before what is queued for training."""
 PULL_SECONDS = 10.0
 """How long a request for tasks waits. A free slot is requested in both modes. Once one mode has taken it, a task of the
 other mode may still come and wait here, leased; so requests end soon."""

@@ -27,7 +27,7 @@ class Slots:
     """Leases slots. A rollout that released its slot and is not published yet counts against its own mode only.
 
     So a full stream of one mode does not block the other mode, and at most as many rollouts wait for it as there are
-    slots.
+    slots. A rollout of an evaluation gets a slot before any of training: nobody's training waits for many of them.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -53,7 +53,7 @@ class Slots:
 
     def num_free(self, mode: Mode) -> int:
         """How many more tasks of a mode can start."""
-        return max(0, len(self._free) - self._publishing[mode] - self._waiting[mode])
+        return max(0, self._num_available(mode) - self._waiting[mode])
 
     def stop(self) -> None:
         """Lease no more slots; whoever waits gets `SlotsClosed`."""
@@ -85,7 +85,7 @@ class Slots:
     async def _acquire(self, mode: Mode) -> Slot:
         self._waiting[mode] += 1
         try:
-            while not self._stopping and len(self._free) <= self._publishing[mode]:
+            while not self._stopping and self._num_available(mode) <= 0:
                 self._changed.clear()
                 await self._changed.wait()
             if self._stopping:
@@ -94,6 +94,13 @@ class Slots:
         finally:
             self._waiting[mode] -= 1
             self._on_change()
+
+    def _num_available(self, mode: Mode) -> int:
+        """Free slots that a mode may take; training leaves one to each evaluation that waits for it."""
+        available = len(self._free) - self._publishing[mode]
+        if mode == "train":
+            available -= min(self._waiting["eval"], max(0, self._num_available("eval")))
+        return available
 
     def _release(self, slot: Slot) -> None:
         self._free.append(slot)

@@ -13,6 +13,11 @@ from msgspec import Meta
 SubjectToken = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 """A name that can be one token of a subject: letters, digits, ``_`` and ``-``."""
 Identifier = Annotated[str, Meta(min_length=1, max_length=200)]
+Labels = Annotated[
+    dict[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")], Annotated[str, Meta(max_length=200)]],
+    Meta(max_length=16),
+]
+"""What a task is called besides its id, to group reports by."""
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 PositiveSeconds = Annotated[float, Meta(gt=0)]

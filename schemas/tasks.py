@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import field
 
-from schemas.base import Event, Identifier, Mode, NonNegativeInt, PositiveInt, PositiveSeconds, SubjectToken
+from schemas.base import Event, Identifier, Labels, Mode, NonNegativeInt, PositiveInt, PositiveSeconds, SubjectToken
 from schemas.spans import Span
 
 
@@ -35,6 +35,8 @@ class Task(TaskIdentity, frozen=True, kw_only=True):
     """Serve every model call of this rollout from exactly this version; ``None``: the current one."""
     sampling_params: dict[str, Any] = field(default_factory=dict)
     """Sampling settings forced on every model call, e.g. ``{"temperature": 0}`` for greedy evaluation."""
+    labels: Labels = field(default_factory=dict)
+    """To group reports by, such as ``{"difficulty": "hard"}``; agents do not see them."""
 
 
 class TaskRecord(Event, frozen=True, kw_only=True):

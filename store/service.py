@@ -29,6 +29,7 @@ from store.ingest.writer import Insert, Writer, insert_over_http
 from store.lost_rollouts import LostRolloutCounter
 from store.settings import StoreSettings
 from store.stall_detector import StallDetector
+from store.training_bias import find_bias
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ WRITER_KEY_NAME = "key of the writer"
 RETRY_SECONDS = 2.0
 PING_INTERVAL_SECONDS = 2.0
 COUNT_INTERVAL_SECONDS = 10.0
+COMPARE_INTERVAL_SECONDS = 60.0
 
 
 async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
@@ -143,6 +145,15 @@ async def _ingest(
             if lost_rollouts.missing > previous:
                 log.error("%d tasks that the bus has settled have no end in ClickHouse", lost_rollouts.missing)
 
+    async def compare_loop() -> None:
+        """Compare what is trained with what was dispatched."""
+        while True:
+            await asyncio.sleep(COMPARE_INTERVAL_SECONDS)
+            try:
+                stall_detector.training_bias = await asyncio.to_thread(find_bias, client)
+            except Exception as error:
+                log.warning("cannot compare what is trained with what was dispatched: %s", error)
+
     def describe() -> dict[str, Any]:
         status: dict[str, Any] = {
             "rows": writer.rows,
@@ -170,7 +181,8 @@ async def _ingest(
     async with bus.fleet("*") as fleet:
         stall_detector = StallDetector(bus, fleet, ingester, writer, settings)
         async with bus.heartbeat("store", name, describe):
-            background = [asyncio.create_task(loop) for loop in (stall_detector.run(), ping_loop(), count_loop())]
+            loops = (stall_detector.run(), ping_loop(), count_loop(), compare_loop())
+            background = [asyncio.create_task(loop) for loop in loops]
             try:
                 await ingester.run(stop)
             finally:

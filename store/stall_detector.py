@@ -54,6 +54,8 @@ class SystemSnapshot:
     """Learners that have started since the last training step."""
     lags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Messages that a role has not acknowledged, by the subject they are on."""
+    training_bias: str = ""
+    """See `training_bias.find_bias`."""
 
     def members_in(self, role: str) -> list[Heartbeat]:
         """Living processes of a role."""
@@ -78,6 +80,7 @@ def diagnose(snapshot: SystemSnapshot, limits: StallThresholds) -> list[Stall]:
     stalls = [*_find_full_disks(snapshot)] or [
         *_find_missing_roles(snapshot, limits),
         *_find_stalled_roles(snapshot, limits),
+        *([Stall("learner", snapshot.training_bias)] if snapshot.training_bias else []),
     ]
     return list({stall.role: stall for stall in reversed(stalls)}.values())[::-1]
 
@@ -157,6 +160,8 @@ class StallDetector:
         self._work_since = time.monotonic()
         self._liveness = RoleLiveness(settings.expected, self._work_since)
         self.alert = ""
+        self.training_bias = ""
+        """As of the last look; see `training_bias.find_bias`."""
 
     async def run(self) -> None:
         """Check for ever; an alert is published when a stall begins and when it ends."""
@@ -208,6 +213,7 @@ class StallDetector:
             absent=self._liveness.absent(now),
             num_starts=self._liveness.count_starts("learner", writer.last_step_at, now),
             lags=lags,
+            training_bias=self.training_bias,
         )
 
     async def _publish(self, stall: Stall, over: bool) -> None:

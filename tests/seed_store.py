@@ -65,6 +65,7 @@ def run(
                     input=group,
                     sample_index=sample,
                     group_size=samples,
+                    labels={"difficulty": "hard" if group % 4 == 0 else "easy"},
                 )
                 rollout = identity.rollout_id(task.id, sample)
                 subject = subjects.task("train", "default")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks import kv_cache
 from benchmarks.__main__ import rewrite
-from benchmarks.asynchrony.__main__ import summary
+from benchmarks.asynchrony.__main__ import tables
 from benchmarks.asynchrony.job import key_of, read, seconds_to
 
 HERE = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -22,7 +22,7 @@ def table_of(name: str) -> str:
 def test_the_tables_are_the_results() -> None:
     assert table_of("bench-kv") == kv_cache.table(json.loads((HERE / "results" / "kv_cache.json").read_text()))
     results = read(HERE / "results" / "async.json")
-    assert table_of("bench-async") == summary(results)
+    assert table_of("bench-async") == tables(results)
     assert len({key_of(result) for result in results}) == len(results)
 
 

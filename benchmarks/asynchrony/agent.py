@@ -1,4 +1,4 @@
-"""The calculator agent of `examples/calculator`, some runs of which take long: a tool that answers late."""
+"""The calculator agent of `examples/calculator` with a slow tool: at random, or in tasks of two questions."""
 
 import importlib.util
 import random
@@ -10,19 +10,32 @@ spec = importlib.util.spec_from_file_location("calculator", EXAMPLE)
 calculator = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(calculator)
 
-SHARE = 0.05
-SECONDS = (3.0, 8.0)
-"""One rollout in twenty waits this long between its two model calls; held-out problems never do."""
+SLOW_SHARE = 0.05
+SLOW_SECONDS = (3.0, 8.0)
+"""Job `long_tail`: one rollout in twenty waits this long between its two model calls."""
+HARD_SECONDS = 6.0
+"""Job `slow_is_hard`: a task of two questions waits this long in all, ten times what another takes."""
 
 answer_at_once = calculator.use_tool
 
 
-def answer_late(text: str) -> str:
-    if random.random() < SHARE:
-        time.sleep(random.uniform(*SECONDS))
-    return answer_at_once(text)
+def answer_late(seconds: float) -> object:
+    """The tool, after a wait."""
+
+    def answer(text: str) -> str:
+        time.sleep(seconds)
+        return answer_at_once(text)
+
+    return answer
 
 
 def solve(task: dict) -> float:
-    calculator.use_tool = answer_at_once if task.get("heldout") else answer_late
-    return calculator.solve(task)
+    """Reward 1 if every question of the task is answered right, else 0; held-out tasks never wait."""
+    questions = [task, *task.get("more", [])]
+    seconds = 0.0
+    if not task.get("heldout"):
+        slow = random.random() < SLOW_SHARE
+        seconds = HARD_SECONDS / 2 if len(questions) > 1 else random.uniform(*SLOW_SECONDS) * task["long_tail"] * slow
+    calculator.use_tool = answer_late(seconds)
+    rewards = [calculator.solve(question) for question in questions]
+    return min(rewards)

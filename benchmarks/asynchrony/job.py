@@ -2,21 +2,23 @@
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from clickhouse_connect.driver.client import Client
 
 from bus.task_file import TaskInput, load_tasks
 from inference.settings import InferenceSettings
-from learner.checkpointing.checkpoint import STATE
+from learner.checkpointing.checkpoint import Checkpoints
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import evaluate
 from lightningbus.run.publishing import expand_samples, publish_all
@@ -41,38 +43,45 @@ GREEDY = {"temperature": 0.0}
 EVALUATED: dict[str, Any] = {"agent": "default", "sampling_params": GREEDY}
 
 
+JOBS = ("long_tail", "slow_is_hard")
+"""One rollout in twenty is slow, at random; or one task in five is slow, and has two questions to answer."""
+HARD_EVERY = 5
+
+
 @dataclass(frozen=True, slots=True)
 class Mode:
     """How far sampling and training are apart."""
 
     name: str
-    staleness: int
+    bound: int
     order: str
 
 
 MODES = (
-    Mode("sync", 0, "dispatch"),
+    Mode("sync", 0, "oldest_first"),
     Mode("one-step", 1, "dispatch"),
-    *(Mode("async", bound, "ready_first") for bound in (1, 2, 4, 8)),
+    *(Mode("async", bound, "oldest_first") for bound in (1, 2, 4, 8)),
 )
 
 
 class Bench:
-    """Everything of one seed, up and running; modes are trained in it one after the other, from the same weights."""
+    """A job with one seed, up and running; modes are trained in it one after the other, from the same weights."""
 
-    def __init__(self, at: LocalStack, seed: int, model: Path) -> None:
-        self._at, self._seed, self._model = at, seed, model
+    def __init__(self, at: LocalStack, job: str, seed: int, model: Path) -> None:
+        self._at, self._job, self._seed, self._model = at, job, seed, model
         self._problems = at.directory.path / "problems"
         self._start = at.directory.path / "start"
 
     async def begin(self) -> None:
         """Problems, every process but the learner, and the checkpoint that every mode begins with."""
         at, path = self._at, self._at.directory.path
-        make = [EXAMPLE / "problems.py", "--train", 512, "--heldout", HELD_OUT, "--seed", self._seed]
+        make = [EXAMPLE / "problems.py", "--train", 640, "--heldout", 2 * HELD_OUT, "--seed", self._seed]
         process = await asyncio.create_subprocess_exec(sys.executable, *map(str, make), "--out", str(self._problems))
         assert await process.wait() == 0
-        held_out = load_tasks(self._problems / "heldout.jsonl")
-        self._held_out = [TaskInput(item.id, {**item.input, "heldout": True}) for item in held_out]
+        train = arrange_tasks(self._job, load_tasks(self._problems / "train.jsonl"))
+        write_tasks(self._problems / "train.jsonl", train)
+        held_out = arrange_tasks(self._job, load_tasks(self._problems / "heldout.jsonl"))
+        self._held_out = [replace(task, input={**task.input, "heldout": True}) for task in held_out]
         node = InferenceSettings(
             model_path=self._model, id="node", dtype="float32", max_model_len=128, max_num_seqs=32, cpu_threads=1,
             work_dir=path / "node",
@@ -96,11 +105,9 @@ class Bench:
 
     async def run(self, mode: Mode) -> dict[str, Any]:
         """Train in one mode, and measure."""
-        name = f"{mode.name}-{mode.staleness}"
+        name = f"{mode.name}-{mode.bound}"
         checkpoints = self._at.directory.path / name
-        shutil.copytree(self._start, checkpoints, symlinks=True)
-        state = checkpoints / "latest" / STATE
-        state.write_text(json.dumps({**json.loads(state.read_text()), "run": name}))
+        _copy_checkpoint(self._start, checkpoints, name)
         watching = asyncio.create_task(self._evaluate_as_it_goes(name))
         await self._learn(name, mode, checkpoints, STEPS)
         newest = await self._at.bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
@@ -119,7 +126,8 @@ class Bench:
         curve = measured.pop("curve")
         return {
             "mode": mode.name,
-            "staleness": mode.staleness,
+            "bound": mode.bound,
+            "job": self._job,
             "seed": self._seed,
             "seconds_to_target": seconds_to(curve, TARGET),
             "final_accuracy": round(final.accuracy, 4),
@@ -146,13 +154,25 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(seed: int, model: Path, work: Path) -> AsyncIterator[Bench]:
-    """Everything of one seed while the block runs; the model is the same for all its modes."""
-    with RunDirectory(work / f"seed-{seed}").lock(fresh=True) as directory:
-        async with start_stack(directory, BusSettings(port=0), f"bench-async, seed {seed}") as at:
-            run = Bench(at, seed, model)
-            await run.begin()
-            yield run
+async def bench(job: str, seed: int, model: Path, work: Path) -> AsyncIterator[Bench]:
+    """A job with one seed while the block runs; the model is the same for all its modes."""
+    with RunDirectory(work / f"{job}-{seed}").lock(fresh=True) as directory:
+        async with start_stack(directory, BusSettings(port=0), f"bench-async, {job}, seed {seed}") as at:
+            running = Bench(at, job, seed, model)
+            await running.begin()
+            yield running
+
+
+def _copy_checkpoint(source: Path, target: Path, run: str) -> None:
+    """Copy the newest checkpoint, as one of another run."""
+    newest = Checkpoints(source).latest()
+    assert newest is not None
+    path, state = newest
+    shutil.copytree(source, target, symlinks=True)
+    checkpoints = Checkpoints(target)
+    temporary = checkpoints.create_temp(state.step)
+    shutil.copytree(path, temporary, dirs_exist_ok=True)
+    checkpoints.commit(temporary, msgspec.structs.replace(state, run_id=run))
 
 
 def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | None:
@@ -174,7 +194,7 @@ def _learner(
             "group_size": SAMPLES,
             "groups_per_step": GROUPS,
             "max_steps": steps,
-            "max_staleness": mode.staleness,
+            "max_staleness": mode.bound,
             "staleness": {"order": mode.order},
             "seed": seed,
             "cpu_threads": 1,
@@ -185,7 +205,7 @@ def _learner(
     )
 
 
-# When the last of its problems was answered: an evaluation waits in the queue behind what is to be trained.
+# When the last of its problems was answered.
 CURVE = """
 SELECT toFloat64(max(ended_at)) AS at, avgIf(reward, outcome = 'ok') AS accuracy FROM rollouts
 WHERE run_id = {run_id:String} AND mode = 'eval' AND match(task_id, '@' || {run_id:String} || '-v[0-9]+$')
@@ -203,6 +223,52 @@ FROM training_steps WHERE run_id = {run_id:String}
 """
 
 
+# Slow: of the kind that is, or in a long tail a rollout that took as long as the tool makes it wait.
+SHARES = """
+SELECT
+    countIf(is_trained) / count() AS share_trained,
+    countIf(is_trained AND is_slow) / countIf(is_slow) AS share_trained_slow,
+    countIf(is_slow) / count() AS slow_share_dispatched,
+    countIf(is_slow AND is_trained) / countIf(is_trained) AS slow_share_trained
+FROM
+(
+    SELECT
+        (t.run_id, t.rollout_id) IN (SELECT run_id, rollout_id FROM training_rollouts WHERE trained) AS is_trained,
+        date_diff('millisecond', r.started_at, r.ended_at) >= 3000 AS took_long,
+        if(mapContains(t.labels, 'kind'), t.labels['kind'] = 'slow', took_long) AS is_slow
+    FROM tasks AS t LEFT JOIN rollouts AS r ON t.run_id = r.run_id AND t.rollout_id = r.rollout_id
+    WHERE t.mode = 'train' AND t.run_id = {run_id:String}
+)
+"""
+KS_P_VALUE = "SELECT any(ks_p_value) FROM fairness WHERE run_id = {run_id:String}"
+ACCURACY = """
+SELECT avgIf(reward, labels['kind'] != 'slow'), avgIf(reward, labels['kind'] = 'slow')
+FROM rollouts AS r INNER JOIN tasks AS t ON r.run_id = t.run_id AND r.rollout_id = t.rollout_id
+WHERE r.run_id = {run_id:String} AND r.task_id LIKE '%-final-v%'
+"""
+
+
+def arrange_tasks(job: str, tasks: Sequence[TaskInput]) -> list[TaskInput]:
+    """The tasks of a job: in `slow_is_hard` every fifth takes a second question from those left over."""
+    if job == "long_tail":
+        kept = tasks[: len(tasks) * HARD_EVERY // (HARD_EVERY + 1)]
+        return [replace(task, input={**task.input, "long_tail": True}) for task in kept]
+    single = len(tasks) * HARD_EVERY // (HARD_EVERY + 1)
+    more = iter(tasks[single:])
+    return [
+        replace(task, input={**task.input, "more": [next(more).input]}, labels={"kind": "slow"})
+        if place % HARD_EVERY == 0
+        else replace(task, input={**task.input, "long_tail": False}, labels={"kind": "quick"})
+        for place, task in enumerate(tasks[:single])
+    ]
+
+
+def write_tasks(path: Path, tasks: Sequence[TaskInput]) -> None:
+    """Write a task file."""
+    lines = [json.dumps({"id": task.id, "input": task.input, "labels": task.labels}) for task in tasks]
+    path.write_text("\n".join(lines) + "\n")
+
+
 def _measured(client: Client, run: str) -> dict[str, Any]:
     which = {"run_id": run}
     last, idle, ess, mean_lag, max_lag, trained, steps = client.query(STEPS_SQL, parameters=which).result_rows[0]
@@ -214,7 +280,14 @@ def _measured(client: Client, run: str) -> dict[str, Any]:
         start, end = max(start, until), min(end, last)
         if end > start:
             covered, until = covered + end - start, end
+    shares = client.query(SHARES, parameters=which).first_item
+    (ks_p_value,) = client.query(KS_P_VALUE, parameters=which).result_rows[0]
+    quick, slow = client.query(ACCURACY, parameters=which).result_rows[0]
     return {
+        **{name: round(value, 4) for name, value in shares.items()},
+        "ks_p_value": round(ks_p_value, 4),
+        "final_accuracy_quick": round(quick, 4),
+        "final_accuracy_slow": None if slow is None or math.isnan(slow) else round(slow, 4),
         "seconds": round(spent, 1),
         "steps": steps,
         "learner_idle": round(min(1.0, idle / spent), 3),
@@ -239,9 +312,9 @@ def make_model(path: Path, seed: int) -> None:
     subprocess.run(command, check=True, env=quiet, stderr=subprocess.DEVNULL)
 
 
-def key_of(result: dict[str, Any]) -> tuple[str, int, int]:
+def key_of(result: dict[str, Any]) -> tuple[str, str, int, int]:
     """What tells one run from another."""
-    return result["mode"], result["staleness"], result["seed"]
+    return result["job"], result["mode"], result["bound"], result["seed"]
 
 
 def read(path: Path) -> list[dict[str, Any]]:

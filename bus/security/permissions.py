@@ -89,6 +89,7 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
             f"{API}.CONSUMER.RESET.{LEARNER_ROLLOUTS.stream}.{LEARNER_ROLLOUTS.durable}",
             f"{API}.STREAM.INFO.{LEARNER_ROLLOUTS.stream}",
             f"{API}.STREAM.INFO.{subjects.TASKS}",
+            f"{API}.CONSUMER.INFO.{subjects.TASKS}.*",
             subjects.ALERT,
             subjects.ALL_TASKS,
             subjects.ALL_EVENTS,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from learner.batching.advantages import make_estimator
 from learner.batching.credit import Episode, resolve_credit_fn
 from learner.batching.prefix_tree import Detokenize, find_parents, find_prefix_breaks
-from learner.batching.rollout_dispositions import disposition_of, failure_reason
+from learner.batching.rollout_dispositions import STALE, disposition_of, failure_reason
 from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
 from learner.batching.staleness import mask_stale_tokens, max_staleness_of, token_staleness
 from learner.batching.transitions import Transition, build_transitions
@@ -22,9 +22,6 @@ from schemas.training import RolloutDisposition
 
 CallKey = tuple[str, int]
 """A call: its rollout, and its index there."""
-
-STALE = "stale"
-"""Why a rollout is excluded whose tokens are of versions too old."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from schemas.training import RolloutDisposition, TrainingStep
 from schemas.trajectory.attempt_selection import INFRA_OUTCOMES
 
 SCOPE = "lightningbus.learner"
+STALE = "stale"
+"""Why a rollout is excluded whose tokens are of versions too old."""
 
 
 def failure_reason(rollout: Rollout, settings: LearnerSettings) -> str:
@@ -83,6 +85,13 @@ def not_finished(rollouts: Iterable[tuple[str, int]]) -> list[RolloutDisposition
         )
         for task_id, sample_index in rollouts
     ]
+
+
+def find_stale_tasks(dispositions: Sequence[RolloutDisposition]) -> list[str]:
+    """Tasks of which nothing is trained, because rollouts are stale."""
+    trained = {disposition.task_id for disposition in dispositions if disposition.trained}
+    stale = (disposition.task_id for disposition in dispositions if disposition.exclusion_reason == STALE)
+    return [task for task in dict.fromkeys(stale) if task not in trained]
 
 
 def build_spans(step: TrainingStep, rollouts: dict[str, Rollout]) -> tuple[Span, ...]:

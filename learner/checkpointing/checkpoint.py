@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from learner.checkpointing.seal import InvalidSealError, check_seal, load_key, write_seal
+from learner.rollouts.pacing import DispatchedGroup
 from learner.rollouts.stream_position import StreamMark
 
 log = logging.getLogger(__name__)
@@ -45,9 +46,8 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     closed_groups: list[str] = []
     """Tasks whose group is closed."""
     groups_dispatched: int = 0
-    outstanding: list[int] = []
-    """Places of the groups that are dispatched and neither trained on nor dropped."""
-    groups_dropped: int = 0
+    outstanding: list[DispatchedGroup] = []
+    """The groups that are dispatched and neither trained nor dropped, in the order of dispatch."""
     last_step_event: bytes = b""
     """The step's TrainingStep, encoded: published again after a crash, in case it had not been."""
     nonce: str = ""

@@ -1,34 +1,48 @@
-"""Training tasks onto the bus, as many as the staleness bound admits."""
+"""Training tasks onto the bus: as many as the staleness bound admits, and no sooner than runners can take them."""
 
 import asyncio
+import logging
 import math
 from collections import deque
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from bus.client import Bus
 from bus.task_file import TaskInput
 from bus.task_publisher import TaskPublisher
+from learner.rollouts.pacing import DispatchedGroup, Pace, find_awaited, num_admitted_groups
 from learner.rollouts.task_order import TaskOrder
+from learner.rollouts.task_queue import TaskQueue
 from learner.settings.learner import LearnerSettings
 from schemas.tasks import Task
 
+log = logging.getLogger(__name__)
 
-def task_id(problem: TaskInput, number: int, settings: LearnerSettings) -> str:
-    """What a problem's task is called in the pass of that number."""
-    return f"{problem.id}@{settings.run}-p{number}"
+MAX_REPLACEMENTS = 3
+"""Groups of one task that may come to nothing before another task takes its place."""
+QUEUE_POLL_SECONDS = 0.1
+"""How often the broker is asked whether runners have taken what is queued."""
 
 
-def tasks_of_group(problem: TaskInput, number: int, settings: LearnerSettings) -> list[Task]:
-    """The tasks of a problem's group in the pass of that number.
+def task_id(problem: TaskInput, pass_number: int, replacement: int, settings: LearnerSettings) -> str:
+    """What a problem's task is called in a pass."""
+    again = f"r{replacement}" if replacement else ""
+    return f"{problem.id}@{settings.run}-p{pass_number}{again}"
+
+
+def tasks_of_group(problem: TaskInput, pass_number: int, settings: LearnerSettings, replacement: int = 0) -> list[Task]:
+    """The tasks of a problem's group in a pass.
 
     Deterministic, so that a learner that starts again publishes the same tasks under the same message ids.
     """
     return [
         Task(
-            id=task_id(problem, number, settings),
+            id=task_id(problem, pass_number, replacement, settings),
             run_id=settings.run,
             agent=settings.agent,
             input=problem.input,
+            labels=problem.labels,
             sample_index=sample,
             group_size=settings.group_size,
             deadline=settings.rollout_timeout_seconds,
@@ -41,29 +55,47 @@ def tasks_of_group(problem: TaskInput, number: int, settings: LearnerSettings) -
 
 
 class Dispatcher:
-    """Publishes groups while the bound admits more; `admit` is called whenever it may have moved."""
+    """Publishes groups; `wake` is called whenever more may be admitted than before."""
 
-    def __init__(self, bus: Bus, problems: Sequence[TaskInput], settings: LearnerSettings, dispatched: int) -> None:
-        self._bus, self._problems, self._settings = bus, problems, settings
+    def __init__(
+        self,
+        bus: Bus,
+        problems: Sequence[TaskInput],
+        settings: LearnerSettings,
+        num_dispatched: int = 0,
+        served_version: Callable[[], int | None] = lambda: None,
+        closed: Container[str] = (),
+    ) -> None:
+        """``served_version`` is the oldest that nodes serve, None if no node is known.
+
+        ``closed`` are the tasks that wait for no rollout any more.
+        """
+        self._problems, self._settings, self._closed = problems, settings, closed
+        self._publisher, self._queue = TaskPublisher(bus), TaskQueue(bus, settings.agent)
+        self._served_version = served_version
         self._task_order = TaskOrder(len(problems), settings.seed)
-        self._group_numbers: dict[str, int] = {}
-        self._lost: deque[tuple[int, Collection[int], str]] = deque()
-        self._limit = dispatched
+        self._groups: dict[str, DispatchedGroup] = {}
+        self._lost: deque[tuple[str, Collection[int], str]] = deque()
         self._nonce = ""  # of the last loss: the broker may still know ids of tasks that nobody has any more
-        self._limit_changed = asyncio.Event()
-        self.dispatched = dispatched
-        """Groups published since the run's start: the number of the next one."""
+        self._wake = asyncio.Event()
+        self._step = self._version = 0
+        self.num_dispatched = num_dispatched
+        """Groups published since the run's start, replacements not counted: the number of the next one."""
 
-    async def restore(self, group_numbers: Iterable[int]) -> None:
-        """Restore the numbers of the groups that were dispatched before and are not settled."""
-        for group_number in group_numbers:
-            pass_number, index = await self._task_order.seek(group_number)
-            self._group_numbers[task_id(self._problems[index], pass_number, self._settings)] = group_number
+    async def restore(self, groups: Iterable[DispatchedGroup]) -> None:
+        """Restore the groups that were dispatched before and are neither trained nor dropped."""
+        for group in groups:
+            version = group.served_version if group.is_published else None
+            self._groups[(await self._tasks_of(group))[0].id] = replace(group, served_version=version)
+
+    def outstanding(self, trained: Container[str] = ()) -> list[DispatchedGroup]:
+        """The groups that are dispatched and neither dropped nor ``trained``, in the order of dispatch."""
+        return [replace(group) for task, group in self._groups.items() if task not in trained]
 
     @property
-    def outstanding(self) -> list[int]:
-        """The group_numbers of the groups that are dispatched and not settled, in that order."""
-        return sorted(self._group_numbers.values())
+    def outstanding_tasks(self) -> Collection[str]:
+        """The tasks of those groups, in that order."""
+        return self._groups.keys()
 
     @property
     def is_behind(self) -> bool:
@@ -71,73 +103,144 @@ class Dispatcher:
         return bool(self._lost)
 
     @property
-    def dispatch_order(self) -> Collection[str]:
-        """The tasks of those groups, where groups are taken in the order in which they were dispatched; else none."""
-        return self._group_numbers.keys() if self._settings.staleness.order == "dispatch" else ()
+    def missing_version(self) -> int | None:
+        """The version that a node must serve before anything is dispatched; None: nobody waits for one."""
+        oldest = self._version - self._settings.max_staleness
+        return oldest if self._is_bounded and self._served < oldest else None
 
-    def release(self, tasks: Iterable[str]) -> None:
-        """These groups are trained on, or came to nothing."""
+    def wake(self) -> None:
+        """Look again: a group has closed, or nodes serve another version."""
+        self._wake.set()
+
+    def advance(self, step: int, version: int, trained: Iterable[str] = ()) -> None:
+        """The learner has made ``step`` steps; ``version`` is the one it trains next.
+
+        ``trained`` are the tasks of the last step: they go at once with it, or more would be admitted meanwhile.
+        """
+        self._step, self._version = step, version
+        for task in trained:
+            self._groups.pop(task, None)
+        self._wake.set()
+
+    async def replace_dropped(self, tasks: Iterable[str]) -> None:
+        """These groups came to nothing: the same tasks are dispatched again, up to `MAX_REPLACEMENTS` times."""
         for task in tasks:
-            self._group_numbers.pop(task, None)
+            group = self._groups.get(task)
+            if group is None:
+                continue
+            if group.replacement >= MAX_REPLACEMENTS:
+                log.warning("task %s came to nothing %d times: another takes its place", task, MAX_REPLACEMENTS + 1)
+                del self._groups[task]
+                continue
+            again = DispatchedGroup(number=group.number, replacement=group.replacement + 1)
+            name = (await self._tasks_of(again))[0].id
+            del self._groups[task]
+            self._groups[name] = again
+        self._wake.set()
 
-    def update_limit(self, step: int, dropped: int) -> None:
-        """``step`` optimiser steps are made and ``dropped`` groups came to nothing; without problems, nothing to do."""
-        if not self._problems:
-            return
-        settings = self._settings
-        wanted = settings.max_steps * settings.groups_per_step
-        if settings.staleness.admission == "bounded":
-            admitted = max_dispatched_groups(
-                step, settings.max_staleness, settings.groups_per_step, settings.weight_sync_interval
-            )
-            wanted = min(wanted, admitted)
-        self._limit = wanted + dropped
-        self._limit_changed.set()
+    def find_awaited(self, batch: Collection[str]) -> list[str]:
+        """Tasks whose open group would be beyond the bound later if a batch of tasks were trained now, without it."""
+        return find_awaited(batch, self._groups, self._closed, self._pace()) if self._is_bounded else []
 
-    def dispatch_again(self, ended: Mapping[str, Container[int]], closed: Container[str], nonce: str) -> int:
+    def give_up(self, tasks: Iterable[str]) -> None:
+        """Training waits no longer for these open groups: they will be trained late."""
+        for task in tasks:
+            self._groups[task].is_late = True
+
+    def dispatch_again(self, ended: Mapping[str, Container[int]], nonce: str) -> int:
         """The bus lost messages: whatever is outstanding and has not ended is published once more.
 
-        ``ended`` are samples by task, ``closed`` tasks that wait for none. ``nonce`` is the same only for the same
-        loss: the broker may still know the message ids of what it lost. Returns the number of tasks.
+        ``ended`` are samples by task. ``nonce`` is the same only for the same loss: the broker may still know the
+        message ids of what it lost. Returns the number of tasks.
         """
         count = 0
         self._nonce = nonce
-        for task, group_number in self._group_numbers.items():
+        for task, group in self._groups.items():
             samples = [sample for sample in range(self._settings.group_size) if sample not in ended.get(task, ())]
-            if samples and task not in closed:
-                self._lost.append((group_number, samples, nonce))
+            if samples and group.is_published and task not in self._closed:
+                self._lost.append((task, samples, nonce))
                 count += len(samples)
-        self._limit_changed.set()
+        self._wake.set()
         return count
 
     async def run(self) -> None:
         """Publish for ever; a full bus is waited for."""
         while True:
-            self._limit_changed.clear()
+            self._wake.clear()
             if self._lost:
-                group_number, samples, nonce = self._lost[0]
-                tasks = await self._group(group_number)
-                lost_tasks = [tasks[sample] for sample in samples]
-                await TaskPublisher(self._bus).publish_tasks(lost_tasks, timeout=math.inf, nonce=nonce)
-                self._lost.popleft()
-            elif self.dispatched < self._limit:
-                tasks = await self._group(self.dispatched)
-                self._group_numbers[tasks[0].id] = self.dispatched  # before: what is lost on its way is outstanding too
-                await TaskPublisher(self._bus).publish_tasks(tasks, timeout=math.inf, nonce=self._nonce)
-                self.dispatched += 1
+                await self._publish_lost()
+            elif not self._problems or self._num_started >= self._num_admitted():
+                await self._wake.wait()
+            elif await self._has_room():
+                await self._publish_next()
             else:
-                await self._limit_changed.wait()
+                await self._wait_for_room()
 
-    async def _group(self, group_number: int) -> list[Task]:
-        pass_number, index = await self._task_order.seek(group_number)
-        return tasks_of_group(self._problems[index], pass_number, self._settings)
+    def _num_admitted(self) -> int:
+        """Groups that may be dispatched and not trained yet."""
+        settings = self._settings
+        num_left = (settings.max_steps - self._step) * settings.groups_per_step
+        if not self._is_bounded:
+            return num_left
+        return min(num_left, num_admitted_groups(self._pace()))
 
+    def _pace(self) -> Pace:
+        return Pace(self._version, self._served, self._settings.max_staleness, self._settings.groups_per_step)
 
-def max_dispatched_groups(version: int, max_staleness: int, groups_per_step: int, weight_sync_interval: int = 1) -> int:
-    """How many groups may have been dispatched since the start while step ``version`` is the one to come.
+    @property
+    def _is_bounded(self) -> bool:
+        return self._settings.staleness.admission == "bounded"
 
-    The bound of AReaL (arXiv:2505.24298, section 5.1) with a group as its unit: what is under way is never more than
-    the steps to come may use before it is ``max_staleness`` versions old. The served version is
-    up to ``weight_sync_interval`` - 1 steps older than the trained one.
-    """
-    return (version + max_staleness - (weight_sync_interval - 1) + 1) * groups_per_step
+    @property
+    def _served(self) -> int:
+        served = self._served_version()
+        return self._version if served is None else min(served, self._version)
+
+    @property
+    def _num_started(self) -> int:
+        return sum(group.served_version is not None for group in self._groups.values())
+
+    async def _has_room(self) -> bool:
+        """Whether runners have taken what is queued; without runners, one step's groups are queued."""
+        if not self._is_bounded:
+            return True
+        room = await self._queue.has_room(self._settings.group_size)
+        return self._num_started < self._settings.groups_per_step if room is None else room
+
+    async def _wait_for_room(self) -> None:
+        try:
+            async with asyncio.timeout(QUEUE_POLL_SECONDS):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _publish_next(self) -> None:
+        """Publish the oldest replacement, else the next task of the pass.
+
+        After a return to an older checkpoint a replay may have closed its group already: then it needs no tasks.
+        """
+        waiting = (group for group in self._groups.values() if not group.is_published)
+        group = next(waiting, DispatchedGroup(number=self.num_dispatched))
+        tasks, nonce = await self._tasks_of(group), self._nonce
+        task = tasks[0].id
+        if task in self._closed:
+            self._groups.pop(task, None)
+        else:
+            group.served_version = self._served
+            self._groups[task] = group  # before: what is lost on its way is outstanding too
+            await self._publisher.publish_tasks(tasks, timeout=math.inf, nonce=nonce)
+            group.is_published = True
+            if nonce != self._nonce:  # the bus lost messages meanwhile, maybe these
+                self._lost.append((task, range(self._settings.group_size), self._nonce))
+        self.num_dispatched = max(self.num_dispatched, group.number + 1)
+
+    async def _publish_lost(self) -> None:
+        task, samples, nonce = self._lost[0]
+        if task in self._groups:
+            tasks = await self._tasks_of(self._groups[task])
+            await self._publisher.publish_tasks([tasks[sample] for sample in samples], timeout=math.inf, nonce=nonce)
+        self._lost.popleft()
+
+    async def _tasks_of(self, group: DispatchedGroup) -> list[Task]:
+        pass_number, index = await self._task_order.seek(group.number)
+        return tasks_of_group(self._problems[index], pass_number, self._settings, group.replacement)

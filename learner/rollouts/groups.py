@@ -18,8 +18,8 @@ class RolloutGroup:
 
     task_id: str
     group_size: int
-    since: float
-    """When its first rollout ended, in the caller's clock."""
+    last_ended_at: float
+    """When a rollout of it ended last, in the caller's clock."""
     members: dict[str, Rollout] = field(default_factory=dict)
 
     @property
@@ -36,8 +36,8 @@ class RolloutGroup:
 class GroupBuffer:
     """Groups in the making, and those ready to be trained on, oldest first.
 
-    ``is_valid`` says whether a rollout has a reward to train on. A group whose last rollouts do not come within
-    ``seconds`` is trained on as it is; one with fewer than two valid rollouts is put aside in `unusable`.
+    ``is_valid`` says whether a rollout has a reward to train on. A group of which no rollout has ended for ``seconds``
+    is trained as it is; one with fewer than two valid rollouts is put aside in `rejected`.
     """
 
     def __init__(self, seconds: float, is_valid: Callable[[Rollout], bool], closed: Iterable[str] = ()) -> None:
@@ -66,6 +66,7 @@ class GroupBuffer:
                 self.late_attempts.append(rollout)
             return
         group = self._open.setdefault(rollout.task_id, RolloutGroup(rollout.task_id, rollout.group_size, now))
+        group.last_ended_at = now
         before = group.members.get(rollout.id)
         if before is not None and before.execution_id == rollout.execution_id:
             return  # delivered twice
@@ -80,9 +81,9 @@ class GroupBuffer:
     def expire(self, now: float) -> float | None:
         """Close the groups whose time is up; seconds until the next one's is, None if no group is open."""
         for group in list(self._open.values()):
-            if now - group.since >= self._seconds:
+            if now - group.last_ended_at >= self._seconds:
                 self._close(group)
-        return min((group.since + self._seconds - now for group in self._open.values()), default=None)
+        return min((group.last_ended_at + self._seconds - now for group in self._open.values()), default=None)
 
     def pop_ready(
         self, count: int, choose: Callable[[Sequence[RolloutGroup]], Sequence[RolloutGroup]] = list

@@ -30,7 +30,7 @@ class LossRecovery:
         while True:
             gap = await self._consumer.gaps.get()
             groups = self._consumer.groups
-            tasks = self._dispatcher.dispatch_again(groups.ended_rollouts(), groups.closed, gap.nonce)
+            tasks = self._dispatcher.dispatch_again(groups.ended_rollouts(), gap.nonce)
             self._gaps += 1
             self._tasks += tasks
             metrics.bus_gaps.inc()

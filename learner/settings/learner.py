@@ -10,6 +10,8 @@ from learner.settings.algorithm import ActorSettings, AlgorithmSettings, CreditS
 from learner.settings.weights import WeightSettings
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
+RETRY_SECONDS = 60.0
+"""Between two attempts of a rollout: a runner that died is noticed, and another one has room."""
 
 
 class StalenessSettings(BaseModel):
@@ -20,11 +22,21 @@ class StalenessSettings(BaseModel):
     admission: Literal["bounded", "unbounded"] = Field(
         "bounded", description="bounded: dispatch no more tasks than max_staleness allows"
     )
-    order: Literal["ready_first", "dispatch"] = Field(
-        "ready_first", description="train groups as they end, or in the order of dispatch, which waits for the slowest"
+    order: Literal["oldest_first", "dispatch"] = Field(
+        "oldest_first",
+        description="of the groups that have ended train the oldest, or all in the order of dispatch, which waits for "
+        "the slowest",
     )
-    on_exceed: Literal["drop", "mask", "keep"] = Field(
-        "drop", description="a rollout with tokens beyond max_staleness: drop it, mask those tokens, or train on it"
+    on_exceed: Literal["keep", "mask", "drop"] = Field(
+        "keep",
+        description="a rollout with tokens beyond max_staleness: train it, corrected; mask those tokens; or drop it, "
+        "and its task is dispatched again",
+    )
+    max_wait_seconds: float | None = Field(
+        None,
+        ge=0,
+        description="seconds training waits for a group that the next step would put beyond max_staleness; then others "
+        "go first, and it is trained late. None: as long as the group may take",
     )
 
 
@@ -44,8 +56,11 @@ class LearnerSettings(RoleSettings):
     max_staleness: int = Field(2, ge=0, description="most versions a token may lag behind the one being trained")
     rollout_timeout_seconds: float = Field(60.0, gt=0, description="seconds a rollout may take")
     max_attempts: int = Field(3, ge=1, description="times a rollout is tried when something of ours fails")
-    group_timeout_seconds: float = Field(
-        120.0, gt=0, description="seconds a group waits for its last rollouts after the first one ended"
+    group_timeout_seconds: float | None = Field(
+        None,
+        gt=0,
+        description="seconds a group waits for its next rollout to end; none: what rollout_timeout_seconds and "
+        "max_attempts allow",
     )
     sampling_params: dict[str, Any] = Field({"temperature": 1.0}, description="sampling settings of training rollouts")
     failed_rollouts: Literal["mask", "zero"] = Field(
@@ -93,6 +108,22 @@ class LearnerSettings(RoleSettings):
     @classmethod
     def _credit_by_name(cls, value: Any) -> Any:
         return {"method": value} if isinstance(value, str) else value
+
+    @property
+    def max_group_seconds(self) -> float:
+        """Seconds a group waits for its next rollout: by default as long as its task may be tried."""
+        per_attempt = self.rollout_timeout_seconds + RETRY_SECONDS
+        return self.group_timeout_seconds or self.max_attempts * per_attempt
+
+    @model_validator(mode="after")
+    def _group_timeout(self) -> Self:
+        limit, deadline = self.group_timeout_seconds, self.rollout_timeout_seconds
+        if limit is not None and limit < deadline:
+            raise ValueError(
+                f"group_timeout_seconds ({limit:g}) must be at least rollout_timeout_seconds ({deadline:g}): "
+                "a group would be trained without its slow rollouts"
+            )
+        return self
 
     @model_validator(mode="after")
     def _temperature(self) -> Self:

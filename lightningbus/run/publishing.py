@@ -18,7 +18,14 @@ def expand_samples(problems: Iterable[TaskInput], samples: int, suffix: str = ""
     """``samples`` tasks per problem; ``fields`` are `Task`'s others, the same for all."""
     for problem in problems:
         for sample in range(samples):
-            yield Task(id=problem.id + suffix, input=problem.input, sample_index=sample, group_size=samples, **fields)
+            yield Task(
+                id=problem.id + suffix,
+                input=problem.input,
+                labels=problem.labels,
+                sample_index=sample,
+                group_size=samples,
+                **fields,
+            )
 
 
 async def publish_all(bus: Bus, tasks: Iterable[Task], timeout: float, on_done: Callable[[], None]) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """A training job from start to end: how good the model is, training, how good it is then; figures and a picture."""
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Awaitable
@@ -82,7 +83,7 @@ async def train(
     await stack.or_child_failure(stack.supervisor.wait_finished("learner"))
     after = await _evaluate(stack, client, settings.name, heldout, problems, await _wait_for_version(stack, learner))
     stack.view.set_phase("counting")
-    await _wait_until_stored(stack, client, settings.name)
+    await _wait_until_stored(stack, client, settings.name, heldout.deadline)
     figures = await asyncio.to_thread(_figures, client, settings.name, before, after)
     figures |= {"max_reward": heldout.max_reward, "seconds": round(time.monotonic() - started, 1)}
     curve = await asyncio.to_thread(_curve, client, settings.name)
@@ -164,14 +165,17 @@ async def _evaluate(
     return results
 
 
-async def _wait_until_stored(stack: LocalStack, client: Client, run: str) -> None:
-    """Wait until everything published has ended, as far as it will within half a minute; the count is the store's."""
-    try:
-        async with asyncio.timeout(30):
-            while (await asyncio.to_thread(query_row, client, COUNTS["rollouts_lost"], {"run_id": run}))[0]:
+async def _wait_until_stored(stack: LocalStack, client: Client, run: str, seconds: float) -> None:
+    """Wait until everything published has ended, evaluations of others too; gives up when none ends for ``seconds``."""
+    loop, num_left = asyncio.get_running_loop(), -1
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds) as limit:
+            while num_left:
+                before = num_left
+                (num_left,) = await asyncio.to_thread(query_row, client, COUNTS["rollouts_lost"], {"run_id": run})
+                if num_left != before:
+                    limit.reschedule(loop.time() + seconds)
                 await stack.fleet.wait_for_change()
-    except TimeoutError:
-        return
 
 
 def _figures(client: Client, run: str, before: list[Evaluation], after: list[Evaluation]) -> dict[str, Any]:

@@ -84,6 +84,7 @@ def task_rows(record: TaskRecord, metadata: EventMetadata) -> Iterator[tuple[str
             "weight_version": task.weight_version,
             "input": to_json(task.input),
             "sampling_params": to_json(task.sampling_params),
+            "labels": task.labels,
             "deadline": task.deadline,
             "max_attempts": task.max_attempts,
             "enqueued_at": span.start_ns,

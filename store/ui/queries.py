@@ -125,6 +125,27 @@ FROM
 ARRAY JOIN parts AS one
 """
 
+TRAINED = f"""
+{ROLLOUTS_CTE}
+SELECT 1 + arrayCount(limit -> seconds > limit, limits) AS tenth, count() AS ended,
+    countIf(rollout_id IN (
+        SELECT rollout_id FROM raw_training_rollouts WHERE run_id = {{run_id:String}} AND trained
+    )) AS trained,
+    min(seconds) AS min_seconds, max(seconds) AS max_seconds
+FROM
+(
+    SELECT rollout_id, date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds,
+        (
+            SELECT quantiles(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)(
+                date_diff('microsecond', started_at, ended_at) / 1e6)
+            FROM rollouts_of WHERE mode = 'train'
+        ) AS limits
+    FROM rollouts_of WHERE mode = 'train'
+)
+GROUP BY tenth ORDER BY tenth
+"""
+"""How many of the rollouts that ended were trained, by tenth of their duration."""
+
 THROUGHPUT = f"""
 WITH bounds AS
 (

@@ -41,6 +41,7 @@ RUN_QUERIES = {
     "steps": queries.STEPS,
     "time": queries.TIME,
     "throughput": queries.THROUGHPUT,
+    "trained": queries.TRAINED,
     "served": queries.ACTIVATIONS,
 }
 """Queries with one parameter, by the last part of their path."""

@@ -1,6 +1,7 @@
 """An agent for a system full of faults: two model calls, one of them streamed, by the stock client without retries."""
 
 import random
+import time
 
 from openai import OpenAI
 
@@ -16,3 +17,10 @@ def solve(task):
     text = "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
     assert text, "an answer is never empty"
     return {"reward": random.random(), "text": text}
+
+
+def solve_with_stragglers(task):
+    """One rollout in ten takes longer than many training steps."""
+    if random.random() < 0.1:
+        time.sleep(4)
+    return solve(task)

@@ -332,6 +332,6 @@ def _learner(directory: Path, steps: int, more: Mapping[str, Any]) -> LearnerSet
             "id": "learner", "run": RUN, "model_path": directory / "model", "tasks": directory / "tasks.jsonl",
             "group_size": SAMPLES, "groups_per_step": GROUPS, "max_steps": steps, "max_staleness": 2, "cpu_threads": 1,
             "rollout_timeout_seconds": 120.0, "max_attempts": 30, "checkpoint_dir": directory / "checkpoints",
-            "seq_len": 128, "actor": {"optim": {"lr": 1e-5}}, **more,
+            "seq_len": 128, "group_timeout_seconds": 120.0, "actor": {"optim": {"lr": 1e-5}}, **more,
         }
     )  # fmt: skip

@@ -10,11 +10,27 @@ from bus.weights.registry import WeightRegistry
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.supervisor import ChildSpec, Supervisor
 from tests.chaos.__main__ import prepare
-from tests.chaos.running_system import GROUPS, RUN, STAND_IN, RunningSystem, _node, _runner, run_system
+from tests.chaos.running_system import (
+    GROUPS,
+    RUN,
+    SAMPLES,
+    STAND_IN,
+    RunningSystem,
+    _learner,
+    _node,
+    _runner,
+    run_system,
+)
 
 pytestmark = pytest.mark.timeout(300)
 STEPS, BOUND, PUBLISH_EVERY = 8, 2, 2
 
+SHARES = """
+SELECT count() AS dispatched,
+    countIf(rollout_id IN (SELECT rollout_id FROM training_rollouts WHERE trained)) AS trained,
+    (SELECT countIf(date_diff('second', started_at, ended_at) >= 4) FROM rollouts) AS slow
+FROM tasks WHERE run_id = {run_id:String}
+"""
 DISPATCHED = """
 SELECT task_id, toFloat64(min(enqueued_at)) AS at FROM tasks WHERE run_id = {run_id:String} GROUP BY task_id ORDER BY at
 """
@@ -61,13 +77,38 @@ async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyon
     assert {"inference-slow", "inference-late"} <= set(",".join(nodes).split(","))
     for number, at in enumerate(dispatched):
         ended = sum(end <= at for end in steps.values())
-        admitted = (ended + BOUND - (PUBLISH_EVERY - 1) + 1) * GROUPS
+        admitted = (ended + BOUND + 1) * GROUPS
         assert number < admitted, f"group {number} was dispatched when {ended} steps had ended"
-    assert all((reason == "stale") == (lag > BOUND) for trained, reason, lag in uses if trained or reason == "stale")
+    assert all(lag <= BOUND for trained, _, lag in uses if trained) and {reason for _, reason, _ in uses} == {""}
+
+
+@pytest.mark.parametrize("wait_seconds", [None, 0])
+async def test_what_was_dispatched_is_trained_slow_rollouts_too(tmp_path: Path, wait_seconds: float | None) -> None:
+    """Within the bound while training waits for slow groups, late if it may not wait; left out never."""
+    place = tmp_path / "system"
+    await asyncio.to_thread(prepare, place)
+    learner = {"max_staleness": 1, "staleness": {"max_wait_seconds": wait_seconds}}
+    async with run_system(place, steps=0, nodes=1, runners=0, token_seconds=0.002) as system:
+        settings = _runner("runner").model_copy(
+            update={"entrypoint": "steady:solve_with_stragglers", "concurrency": 16}
+        )
+        slow = Supervisor(RunDirectory(place / "run"), system.nats.url)
+        try:
+            await slow.start(ChildSpec("runner", "runner", settings))
+            await slow.start(ChildSpec("learner", "learner", _learner(place, STEPS, learner)))
+            await slow.wait_finished("learner")
+            await system.drained()
+            sql = system.sql()
+            shares = sql.query(SHARES, parameters={"run_id": RUN}).first_item
+            ((oldest,),) = sql.query("SELECT max(max_staleness) FROM training_rollouts WHERE trained").result_rows
+        finally:
+            await slow.stop_all()
+    assert shares["dispatched"] == shares["trained"] == STEPS * GROUPS * SAMPLES and shares["slow"] > 0
+    assert (oldest <= 1) == (wait_seconds is None)
 
 
 async def test_a_learner_whose_versions_nobody_serves_waits_and_goes_on_when_somebody_does(tmp_path: Path) -> None:
-    """It does not dispatch without end what is too old when it comes."""
+    """It dispatches nothing that would be too old when it comes."""
     place = tmp_path / "system"
     await asyncio.to_thread(prepare, place)
     async with run_system(
@@ -82,10 +123,8 @@ async def test_a_learner_whose_versions_nobody_serves_waits_and_goes_on_when_som
         ((tasks,),) = sql.query(
             "SELECT uniqExact(task_id) FROM tasks WHERE run_id = {run_id:String}", {"run_id": RUN}
         ).result_rows
-        ((stale,),) = sql.query(
-            "SELECT uniqExact(task_id) FROM training_rollouts WHERE exclusion_reason = 'stale'"
-        ).result_rows
-    assert stale >= GROUPS and tasks == (3 + 1) * GROUPS, "one step's worth was too old, and no more was asked for"
+        ((excluded,),) = sql.query("SELECT count() FROM training_rollouts WHERE NOT trained").result_rows
+    assert (excluded, tasks) == (0, 3 * GROUPS)
 
 
 async def _says(system: RunningSystem, waits_for: str) -> None:

@@ -77,13 +77,13 @@ def test_a_group_is_ready_when_every_sample_has_ended() -> None:
 def test_a_group_whose_last_rollouts_do_not_come_is_trained_on_without_them() -> None:
     groups = GroupBuffer(10.0, valid)
     groups.add(rollout("a", 0, 1.0), 100.0)
-    groups.add(rollout("a", 1, 0.0), 105.0)
-    assert groups.expire(109.0) == 1.0
+    groups.add(rollout("a", 1, 0.0), 105.0)  # the next one has ten seconds from here
+    assert groups.expire(114.0) == 1.0
     assert groups.pop_ready(1) == []
-    assert groups.expire(110.0) is None
+    assert groups.expire(115.0) is None
     assert len(groups.pop_ready(1)[0].rollouts) == 2
     assert groups.missing_samples == [("a", 2), ("a", 3)]
-    groups.add(rollout("a", 2, 1.0), 111.0)
+    groups.add(rollout("a", 2, 1.0), 116.0)
     assert [late_attempt.sample_index for late_attempt in groups.late_attempts] == [2]
 
 

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from bus.task_file import TaskInput
 from learner.batching.advantages import make_estimator
 from learner.batching.batch import Batch, BatchBuilder
-from learner.batching.rollout_dispositions import build_spans, excluded
+from learner.batching.rollout_dispositions import build_spans, excluded, find_stale_tasks
 from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
 from learner.batching.staleness import mask_stale_tokens, max_staleness_of, token_staleness
 from learner.batching.transitions import build_transitions, token_versions
 from learner.rollouts.assembler import build_rollout
-from learner.rollouts.dispatcher import max_dispatched_groups, tasks_of_group
-from learner.rollouts.groups import RolloutGroup, in_dispatch_order
+from learner.rollouts.dispatcher import tasks_of_group
+from learner.rollouts.groups import RolloutGroup
 from learner.rollouts.task_order import TaskOrder
 from learner.settings.algorithm import AlgorithmSettings
 from learner.settings.learner import LearnerSettings
@@ -67,7 +67,8 @@ def test_a_group_of_one_valid_rollout_has_no_advantage(others: list[None]) -> No
 
 def test_every_rollout_is_accounted_for_and_stale_ones_are_left_out() -> None:
     groups = [rewarded("a", 1.0, 0.0, None, 0.0, version=5), rewarded("b", 1.0, 0.0, version=2)]
-    batch = make_batch(groups, 5, settings(max_staleness=2))
+    batch = make_batch(groups, 5, settings(max_staleness=2, staleness={"on_exceed": "drop"}))
+    assert find_stale_tasks(batch.dispositions) == ["b"], "which is dispatched again"
     reasons = {use.rollout_id: use.exclusion_reason for use in batch.dispositions}
     assert reasons == {"a.0": "", "a.1": "", "a.2": "infra_error", "a.3": "", "b.0": "stale", "b.1": "stale"}
     assert {row.rollout_id for row in batch.sequences} == {"a.0", "a.1", "a.3"}
@@ -172,20 +173,6 @@ def test_what_never_came_into_a_batch_keeps_its_own_reason() -> None:
     uses = excluded([rollout("a", 0, 1.0), rollout("a", 1, None, outcome="timeout")], "late", settings())
     assert [use.exclusion_reason for use in uses] == ["late", "timeout"]
     assert not any(use.trained for use in uses)
-
-
-def test_admission_never_lets_more_be_under_way_than_the_bound_allows() -> None:
-    assert max_dispatched_groups(0, 0, 16) == 16
-    assert max_dispatched_groups(3, 1, 16) == 80
-    assert max_dispatched_groups(3, 1, 16, weight_sync_interval=2) == 64, "what is served may be a step older"
-
-
-def test_groups_in_dispatch_order_wait_for_the_ones_before_them() -> None:
-    item, two, three = (RolloutGroup(name, 2, 0.0) for name in "abc")
-    ready = [three, item]
-    assert in_dispatch_order(ready, ["a", "b", "c"], {"a", "c"}) == [item]
-    assert in_dispatch_order([three, two, item], ["a", "b", "c"], {"a", "b", "c"}) == [item, two, three]
-    assert in_dispatch_order(ready, ["a", "x", "c"], {"a", "x", "c"}) == [item, three], "x came to nothing"
 
 
 def test_dispatch_covers_every_problem_once_per_pass() -> None:

@@ -3,20 +3,26 @@
 import asyncio
 import random
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from bus.client import Bus
 from bus.streams import runner_consumer
 from bus.task_file import TaskInput
 from common.aio import cancel_and_wait
-from learner.rollouts.dispatcher import Dispatcher
+from learner.rollouts.dispatcher import MAX_REPLACEMENTS, Dispatcher
+from learner.rollouts.pacing import DispatchedGroup
 from learner.rollouts.task_order import TaskOrder
+from learner.rollouts.task_queue import TaskQueue
 from learner.settings.learner import LearnerSettings
+from schemas import subjects
 from schemas.tasks import Task
 
 
@@ -29,6 +35,15 @@ def settings(**changes: Any) -> LearnerSettings:
 
 def problems(count: int) -> list[TaskInput]:
     return [TaskInput(str(number), number) for number in range(count)]
+
+
+@asynccontextmanager
+async def dispatching(dispatcher: Dispatcher) -> AsyncIterator[None]:
+    task = asyncio.create_task(dispatcher.run())
+    try:
+        yield
+    finally:
+        await cancel_and_wait(task)
 
 
 async def tasks_of(bus: Bus, count: int) -> list[Task]:
@@ -52,13 +67,10 @@ async def test_a_pass_is_shuffled_once_and_off_the_event_loop(bus: Bus, monkeypa
 
     monkeypatch.setattr(random.Random, "shuffle", counted)
     await bus.ensure_consumer(runner_consumer("default", "train"))
-    dispatcher = Dispatcher(bus, problems(1_000), settings(staleness={"order": "dispatch"}), 800)
-    dispatcher.update_limit(398, 8)
-    dispatching = asyncio.create_task(dispatcher.run())
-    try:
+    dispatcher = Dispatcher(bus, problems(1_000), settings(groups_per_step=4), 800)
+    dispatcher.advance(200, 200)
+    async with dispatching(dispatcher):
         assert [task.sample_index for task in await tasks_of(bus, 16)] == [0, 1] * 8
-    finally:
-        await cancel_and_wait(dispatching)
     assert len(shuffles) == 1 and threading.get_ident() not in shuffles
 
 
@@ -74,32 +86,127 @@ def test_a_restart_at_any_place_goes_on_in_the_same_order(count: int, seed: int,
         assert TaskOrder(count, seed).at(place) == (number, index)
 
 
-async def test_groups_that_were_outstanding_at_a_restart_are_waited_for_in_their_order(bus: Bus) -> None:
+async def test_groups_that_were_outstanding_at_a_restart_are_restored_in_their_order(bus: Bus) -> None:
     """Also where more groups have been closed since the start than the learner remembers."""
-    before = Dispatcher(bus, problems(5), settings(staleness={"order": "dispatch"}), 100_000)
-    await before.restore([50_003, 99_998])
-    before.release(["nobody"])
-    assert before.outstanding == [50_003, 99_998] and len(before.dispatch_order) == 2
-    again = Dispatcher(bus, problems(5), settings(staleness={"order": "dispatch"}), 100_000)
-    await again.restore(before.outstanding)
-    assert [*again.dispatch_order] == [*before.dispatch_order]
-    before.release([next(iter(before.dispatch_order))])
-    assert before.outstanding == [99_998]
+    before = Dispatcher(bus, problems(5), settings(), 100_000)
+    groups = [
+        DispatchedGroup(number=50_003, served_version=7, is_published=True),
+        DispatchedGroup(number=3, replacement=2, served_version=8, is_published=True),
+        DispatchedGroup(number=99_998, served_version=9),
+    ]
+    await before.restore(groups)
+    before.advance(0, 0, ["nobody"])
+    assert before.outstanding() == [*groups[:2], DispatchedGroup(number=99_998)], "the last may be half published"
+    again = Dispatcher(bus, problems(5), settings(), 100_000)
+    await again.restore(before.outstanding())
+    assert [*again.outstanding_tasks] == [*before.outstanding_tasks] and len(again.outstanding_tasks) == 3
+    before.advance(1, 1, [next(iter(before.outstanding_tasks))])
+    assert [group.number for group in before.outstanding()] == [3, 99_998]
+
+
+async def test_a_group_that_a_replay_has_closed_is_not_dispatched(bus: Bus) -> None:
+    """The learner went back to an older checkpoint, and rollouts of later tasks are on the bus still."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    probe = Dispatcher(bus, problems(8), settings(), 0)
+    await probe.restore([DispatchedGroup(number=number) for number in range(4)])
+    names = [*probe.outstanding_tasks]
+    closed = {names[1], names[2]}
+    dispatcher = Dispatcher(bus, problems(8), settings(), 0, closed=closed)
+    dispatcher.advance(0, 0)
+    async with dispatching(dispatcher):
+        dispatched = [task.id for task in await tasks_of(bus, 4)]
+    assert dispatched[:4:2] == [names[0], names[3]]
+    assert closed.isdisjoint(dispatcher.outstanding_tasks), "nobody would train them, so they would never leave"
 
 
 async def test_what_the_bus_lost_is_dispatched_again_and_what_has_ended_is_not(bus: Bus) -> None:
     """Under message ids of their own: the broker may still know those of the tasks it lost."""
     await bus.ensure_consumer(runner_consumer("default", "train"))
-    dispatcher = Dispatcher(bus, problems(5), settings(max_steps=3, groups_per_step=1, max_staleness=2), 0)
-    dispatcher.update_limit(0, 0)
-    dispatching = asyncio.create_task(dispatcher.run())
-    try:
+    closed: set[str] = set()
+    limits = settings(max_steps=3, groups_per_step=1, max_staleness=2)
+    dispatcher = Dispatcher(bus, problems(5), limits, closed=closed)
+    async with dispatching(dispatcher):
         first = await tasks_of(bus, 6)
-        item, two, three = dict.fromkeys(task.id for task in first)
-        assert dispatcher.dispatch_again({item: {0}}, {two}, "gap") == 3
+        slow, two, three = dict.fromkeys(task.id for task in first)
+        closed.add(two)
+        assert dispatcher.dispatch_again({slow: {0}}, "gap") == 3
         again = await tasks_of(bus, 3)
-        assert [(task.id, task.sample_index) for task in again] == [(item, 1), (three, 0), (three, 1)]
-        assert again == [task for task in first if (task.id, task.sample_index) in {(item, 1), (three, 0), (three, 1)}]
-        assert dispatcher.outstanding == [0, 1, 2]
-    finally:
-        await cancel_and_wait(dispatching)
+        assert [(task.id, task.sample_index) for task in again] == [(slow, 1), (three, 0), (three, 1)]
+        assert again == [task for task in first if (task.id, task.sample_index) in {(slow, 1), (three, 0), (three, 1)}]
+        assert [group.number for group in dispatcher.outstanding()] == [0, 1, 2]
+
+
+async def test_tasks_are_dispatched_as_runners_take_them_and_no_sooner(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits in the queue is sampled late by newer weights, and an evaluation waits behind it."""
+    is_full = asyncio.Event()
+    has_room = TaskQueue.has_room
+
+    async def watched(self: TaskQueue, size: int) -> bool | None:
+        room = await has_room(self, size)
+        if room is False:
+            is_full.set()
+        return room
+
+    monkeypatch.setattr(TaskQueue, "has_room", watched)
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    dispatcher = Dispatcher(bus, problems(9), settings(groups_per_step=4))
+    async with dispatching(dispatcher), asyncio.timeout(30):
+        await is_full.wait()
+        assert dispatcher.num_dispatched == 1, "eight groups are admitted, but nobody takes the tasks of the first"
+        await tasks_of(bus, 16)
+        assert dispatcher.num_dispatched == 8
+
+
+async def test_without_runners_the_tasks_of_a_step_wait_in_the_queue(bus: Bus) -> None:
+    """So that whoever starts runners by the length of the queue starts some."""
+    dispatcher = Dispatcher(bus, problems(9), settings(groups_per_step=3))
+    async with dispatching(dispatcher):
+        async with asyncio.timeout(30):
+            while (await bus.stream_state(subjects.TASKS)).num_messages < 6:
+                await asyncio.sleep(0.01)
+        await bus.ensure_consumer(runner_consumer("default", "train"))
+        assert dispatcher.num_dispatched == 3
+        await tasks_of(bus, 12)
+        assert dispatcher.num_dispatched == 6
+
+
+async def test_a_synchronous_run_dispatches_once_the_version_is_served(bus: Bus) -> None:
+    """Tasks that go out while nodes still swap would be answered by the version before."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    served = 0
+    limits = settings(max_staleness=0, groups_per_step=1)
+    dispatcher = Dispatcher(bus, problems(9), limits, served_version=lambda: served)
+    async with dispatching(dispatcher):
+        (task, _) = await tasks_of(bus, 2)
+        dispatcher.advance(1, 1, [task.id])
+        for _ in range(100):  # whatever wakes it
+            dispatcher.wake()
+            await asyncio.sleep(0)
+        assert dispatcher.num_dispatched == 1 and dispatcher.missing_version == 1
+        served = 1
+        dispatcher.wake()
+        await tasks_of(bus, 2)
+        assert [group.served_version for group in dispatcher.outstanding()] == [1]
+
+
+async def test_a_group_that_came_to_nothing_is_replaced_by_the_same_task(bus: Bus) -> None:
+    """By another one only if it always comes to nothing: hard tasks must not be left out."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    dispatcher = Dispatcher(bus, problems(9), settings(max_staleness=0, groups_per_step=1))
+    async with dispatching(dispatcher):
+        names = []
+        for _ in range(MAX_REPLACEMENTS + 2):
+            names.append((await tasks_of(bus, 2))[0].id)
+            await dispatcher.replace_dropped([names[-1]])
+        first = names[0]
+        assert names[:-1] == [first, *(f"{first}r{count}" for count in range(1, MAX_REPLACEMENTS + 1))]
+        assert names[-1].partition("@")[0] != first.partition("@")[0]
+
+
+def test_a_group_is_waited_for_as_long_as_its_tasks_may_be_tried() -> None:
+    assert settings(rollout_timeout_seconds=300, max_attempts=2).max_group_seconds > 2 * 300
+    assert settings(rollout_timeout_seconds=300, group_timeout_seconds=300).max_group_seconds == 300
+    with pytest.raises(ValidationError, match=r"group_timeout_seconds \(120\).*rollout_timeout_seconds \(300\)"):
+        settings(rollout_timeout_seconds=300, group_timeout_seconds=120)

@@ -37,10 +37,11 @@ def test_01_advantages_are_taken_over_whole_groups_before_anything_is_dropped() 
     """Dropping the stale rollout first would make the baseline 1/2 rather than 1/3, and leave one of a pair alone."""
     stale = rollout("a", 0, 0.0, version=0)
     fresh = [rollout("a", sample, float(sample == 1), version=9) for sample in (1, 2)]
-    batch = make_batch(group("a", stale, *fresh), version=9, max_staleness=1)
+    drop = {"max_staleness": 1, "staleness": {"on_exceed": "drop"}}
+    batch = make_batch(group("a", stale, *fresh), version=9, **drop)
     assert [use.exclusion_reason for use in batch.dispositions] == ["stale", "", ""]
     assert batch.dispositions[1].advantage == pytest.approx((1 - 1 / 3) / np.std([0, 1, 0], ddof=1), rel=1e-4)
-    pair = make_batch(group("a", stale, dataclasses.replace(fresh[0], reward=5.0)), version=9, max_staleness=1)
+    pair = make_batch(group("a", stale, dataclasses.replace(fresh[0], reward=5.0)), version=9, **drop)
     assert pair.dispositions[1].advantage == pytest.approx(2.5 / np.std([0, 5], ddof=1), rel=1e-4)
     alone = make_batch(group("a", fresh[0], rollout("a", 3, None, outcome="infra_error")), version=9)
     assert alone.dispositions[0].advantage == 0.0, "and not its raw reward"
@@ -110,7 +111,8 @@ def test_08_the_version_is_the_engines_per_token_and_the_lag_is_bounded() -> Non
     batch = make_batch(groups, version=5, max_staleness=2)
     assert batch.sequences[0].weight_versions[batch.sequences[0].trained].tolist() == [3, 4]
     assert batch.metrics["staleness/max"] == 2 and batch.dispositions[0].trained
-    assert make_batch(groups, version=6, max_staleness=2).dispositions[0].exclusion_reason == "stale"
+    beyond = make_batch(groups, version=6, max_staleness=2, staleness={"on_exceed": "drop"})
+    assert beyond.dispositions[0].exclusion_reason == "stale"
 
 
 def test_10_a_learner_that_starts_again_dispatches_what_it_would_have() -> None:

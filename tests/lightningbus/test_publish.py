@@ -32,13 +32,17 @@ async def num_tasks(bus: Bus) -> int:
         ('{"input": NaN}', "NaN is no JSON number"),
         ('{"input": [1, -Infinity]}', "-Infinity is no JSON number"),
         ('{"input": 1e999}', "1e999 is too large a number"),
-        ('{"id": "b", "input": 1, "answer": 2}', "unknown key 'answer': known are id, input"),
+        ('{"id": "b", "input": 1, "answer": 2}', "unknown key 'answer': known are id, input, labels"),
         ('{"idd": "b", "input": 1}', "unknown key 'idd': did you mean 'id'?"),
         ('{"id": null, "input": 1}', "id is text or an integer, not null"),
         ('{"id": 1.5, "input": 1}', "id is text or an integer, not 1.5"),
         ('{"id": "b\\r\\nNats-Rollup: all", "input": 1}', "printable characters only"),
         ('{"id": "\\ud800", "input": 1}', "printable characters only"),
         ('{"id": "b ", "input": 1}', "no space at its ends"),
+        ('{"input": 1, "labels": {"difficulty": 3}}', "labels need the form"),
+        ('{"input": 1, "labels": {"how hard": "very"}}', "names of letters, digits"),
+        ('{"input": 1, "labels": {"x": "\\ud800"}}', "not printable"),
+        (json.dumps({"input": 1, "labels": {f"l{n}": "" for n in range(17)}}), "16 at most"),
     ],
 )
 async def test_a_line_that_cannot_be_sent_is_named_and_nothing_is_sent(

@@ -1,4 +1,4 @@
-"""The pure state machines, with events in random order: lease, attempt selection, node, group, staleness."""
+"""The pure state machines, with events in random order: lease, attempt selection, node, group."""
 
 import itertools
 from typing import get_args
@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from bus.fleet.node_state import DEAD_SECONDS, SUSPECT_SECONDS, NodeEvent, State, is_ready, next_state, observed_state
 from bus.lease import Lease
 from learner.rollouts.assembler import Rollout
-from learner.rollouts.dispatcher import max_dispatched_groups
 from learner.rollouts.groups import GroupBuffer
 from schemas.base import Outcome
 from schemas.spans import AttemptResult
@@ -183,16 +182,3 @@ def test_the_selected_attempt_is_the_first_final_one_else_the_first_abandoned_on
             "an infrastructure failure never beats a result"
         )
         assert results or resolution_of(ends[current]) == Resolution.ABANDONED
-
-
-@given(st.integers(1, 8), st.integers(0, 4), st.integers(1, 40))
-def test_dispatched_groups_are_trained_on_before_they_are_too_stale(
-    groups_per_step: int, max_staleness: int, steps: int
-) -> None:
-    """Groups are trained on in the order they were dispatched; each was sampled by the version current at the time."""
-    sampled = [0] * max_dispatched_groups(0, max_staleness, groups_per_step)
-    for version in range(steps):
-        batch, sampled = sampled[:groups_per_step], sampled[groups_per_step:]
-        assert len(batch) == groups_per_step and all(version - old <= max_staleness for old in batch)
-        dispatched = (version + 1) * groups_per_step + len(sampled)
-        sampled += [version + 1] * (max_dispatched_groups(version + 1, max_staleness, groups_per_step) - dispatched)

@@ -23,8 +23,11 @@ from bus.task_publisher import TaskPublisher
 from common.backoff import RetryPolicy
 from common.observability.metric_registry import REGISTRIES
 from runners import retry_policy
+from runners.gateway.slot import Slot
+from runners.slots import Slots
 from runners.task_handler import TaskHandler
 from schemas import subjects
+from schemas.base import Mode
 from schemas.codec import MAX_BYTES, EncodeError, schema_of
 from schemas.spans import SpanBatch
 from schemas.tasks import Task
@@ -202,3 +205,30 @@ async def test_a_task_that_fails_its_runner_every_time_is_a_dead_letter_in_the_e
         await queue_is_empty(bus)
     (letter,) = [letter async for _, letter in DeadLetterQueue(bus).list_letters()]
     assert letter.num_delivered == retry_policy.MAX_DELIVERIES and "the limit is" in letter.reason
+
+
+async def test_a_free_slot_is_an_evaluations_before_it_is_trainings() -> None:
+    slots = Slots(lambda: None)
+    slots.open([Slot(number) for number in range(2)])
+    order: list[str] = []
+
+    async def work(name: str, mode: Mode, done: asyncio.Event) -> None:
+        async with slots.lease(mode):
+            order.append(name)
+            await done.wait()
+
+    first, second = asyncio.Event(), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        for name, done in (("train1", first), ("train2", second)):
+            group.create_task(work(name, "train", done))
+        await asyncio.sleep(0)
+        group.create_task(work("train3", "train", second))
+        await asyncio.sleep(0)
+        group.create_task(work("eval", "eval", second))
+        await asyncio.sleep(0)
+        assert order == ["train1", "train2"] and slots.num_free("train") == slots.num_free("eval") == 0
+        first.set()
+        while len(order) < 3:
+            await asyncio.sleep(0)
+        second.set()
+    assert order == ["train1", "train2", "eval", "train3"]

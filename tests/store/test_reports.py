@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from schemas import ids as identity
 from schemas.spans import SpanBatch
 from schemas.tasks import TaskBatchRecord
 from schemas.training import TrainingStep
@@ -249,3 +250,32 @@ def test_the_documentation_lists_them() -> None:
     assert [line.split("|")[1].strip(" `") for line in listed] == list(REPORTS)
     for line, report in zip(listed, REPORTS.values(), strict=True):
         assert report.about in line
+
+
+def test_fairness_is_of_what_was_dispatched_and_a_replaced_task_counts_once(
+    store: StoreProcess, events: dict[str, list[Any]]
+) -> None:
+    tasks = [
+        record.task
+        for event in events["small"]
+        if isinstance(event, TaskBatchRecord)
+        for record in event.tasks
+        if record.task.mode == "train"
+    ]
+    steps = [event for event in events["small"] if isinstance(event, TrainingStep)]
+    trained = {use.rollout_id for step in steps for use in step.rollouts if use.trained}
+    rows = ask(store, "fairness")
+    for kind in ("duration", "label difficulty"):
+        of_kind = [row for row in rows if row["kind"] == kind]
+        assert sum(row["dispatched"] for row in of_kind) == len(tasks) and len(of_kind) > 1, kind
+        assert sum(row["trained"] for row in of_kind) == len(trained)
+        assert sum(row["dispatched_share"] for row in of_kind) == pytest.approx(1)
+        assert sum(row["trained_share"] for row in of_kind) == pytest.approx(1)
+    for row in rows:
+        if row["kind"] == "label difficulty":
+            labelled = {
+                identity.rollout_id(t.id, t.sample_index) for t in tasks if t.labels["difficulty"] == row["value"]
+            }
+            assert (row["dispatched"], row["trained"]) == (len(labelled), len(labelled & trained))
+    assert len([row for row in rows if row["kind"] == "task"]) <= 20
+    assert 0 <= rows[0]["ks_p_value"] <= 1

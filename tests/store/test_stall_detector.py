@@ -43,6 +43,7 @@ def snapshot(*members: Heartbeat, **changes: Any) -> SystemSnapshot:
     [
         (snapshot(RUNNER, NODE, num_tasks=0), None, ""),
         (snapshot(RUNNER, NODE, seconds_since_rollout=10.0), None, ""),
+        (snapshot(RUNNER, NODE, seconds_since_rollout=1.0, training_bias="run a leaves out"), "learner", "leaves out"),
         (snapshot(NODE), "runner", "no runner is there"),
         (
             snapshot(RUNNER, other(NODE, state="awaiting_weights")),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -99,6 +100,10 @@ async def test_steps_time_throughput_and_versions_served(ask: Ask, ends: list[Sp
     assert parts["queue"] == pytest.approx(0.25) and parts["tool"] == pytest.approx(0.15)
     minutes = await ask("run/throughput", run_id=RUN)
     assert sum(row["rollouts_per_s"] * 60 * row["per_point"] for row in minutes) == pytest.approx(len(ends))
+    tenths = await ask("run/trained", run_id=RUN)
+    assert [row["tenth"] for row in tenths] == list(range(1, 11)) and sum(row["ended"] for row in tenths) == len(ends)
+    assert sum(row["trained"] for row in tenths) == len(good(ends))
+    assert all(tenth["max_seconds"] <= slower["min_seconds"] for tenth, slower in pairwise(tenths))
     served = await ask("run/served", run_id=RUN)
     assert [row["version"] for row in served] == [6, 5, 4, 3, 2, 1]
     assert (served[0]["swaps"], served[0]["mean_pause_seconds"]) == (6, pytest.approx(0.05))

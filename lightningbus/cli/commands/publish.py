@@ -21,7 +21,7 @@ MAX_ROLLOUT_CHARACTERS = 200
 
 
 def publish(
-    tasks: Annotated[Path, typer.Argument(help='JSONL, one {"id": ..., "input": ...} per line')],
+    tasks: Annotated[Path, typer.Argument(help='JSONL, one {"id": ..., "input": ..., "labels": {...}} per line')],
     samples: Annotated[int, typer.Option(min=1, help="rollouts per task: the group that is compared")] = 1,
     run: Annotated[str, typer.Option(help="run the results belong to")] = "run",
     agent: Annotated[str, typer.Option(help="agent name")] = "default",

@@ -17,6 +17,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_tasks{on_cluster}
     weight_version Nullable(UInt32),
     input String CODEC(ZSTD(3)),
     sampling_params LowCardinality(String),
+    labels Map(LowCardinality(String), String),
     deadline Float64,
     max_attempts UInt16,
     enqueued_at DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),

@@ -39,20 +39,21 @@ export function runPage(root, { run, query }, signal) {
 }
 
 function figures() {
-  const chartBox = (question, draw, title, about, height, wide = "") => {
-    const box = panel(title, { about, height, short: !wide });
-    box.root.id = `chart-${question}${wide ? "" : `-${title.split(" ")[0].toLowerCase()}`}`;
-    box.root.classList.add(wide || "third");
+  const chartBox = (question, draw, title, about, height, width = "half") => {
+    const box = panel(title, { about, height, short: width === "half" });
+    box.root.id = `chart-${question}${width === "two-thirds" ? "" : `-${title.split(" ")[0].toLowerCase()}`}`;
+    box.root.classList.add(width);
     return { question, box, draw };
   };
   const rewards = chartBox("rewards", rewardChart, "Reward by weight version", "Mean of the rollouts that ended well; the band is one standard deviation.", 250, "two-thirds");
-  const time = chartBox("time", timeBars, "Where the time of a rollout goes", "Mean seconds of its parts.", 250);
+  const time = chartBox("time", timeBars, "Where the time of a rollout goes", "Mean seconds of its parts.", 250, "third");
   const steps = [
     chartBox("steps", staleness, "Staleness and sample size", "How many versions behind tokens were, and the share of them that counts.", SMALL),
     chartBox("steps", drift, "Drift between engine and learner", "k3 of the log-probabilities of both, and KL of the update.", SMALL),
   ];
   const pace = chartBox("throughput", throughput, "Throughput", "By the minute in which an attempt ended.", SMALL);
-  return [rewards, time, ...steps, pace];
+  const trained = chartBox("trained", trainedBars, "Trained by duration", "Share of the rollouts that ended which is trained, from the quickest tenth to the slowest.", SMALL);
+  return [rewards, time, ...steps, pace, trained];
 }
 
 function facts(modes, rollouts) {
@@ -117,6 +118,16 @@ function throughput(all) {
     series: [{ name: "rollouts", colour: "var(--one)", points: by("rollouts_per_s") }, { name: "model calls", colour: "var(--two)", points: by("calls_per_s") }],
     x: timeAxis(rows.map((row) => row.minute_ms)), y: { label: "per second", min: 0 }, height: SMALL - 26,
   }) ?? empty(`${WAITING} rollouts.`);
+}
+
+function trainedBars(rows) {
+  const bar = (row) => ({
+    value: row.trained / row.ended,
+    label: share(row.trained / row.ended),
+    colour: COLOURS.train,
+    tip: `${seconds(row.min_seconds)} to ${seconds(row.max_seconds)}: ${count(row.trained)} of ${count(row.ended)} trained`,
+  });
+  return bars(rows.map((row) => ({ name: `up to ${seconds(row.max_seconds)}`, values: [bar(row)] })), `${WAITING} training step.`);
 }
 
 const PARTS = { queue: "in the queue", model: "model calls", tool: "tools", agent: "the agent itself", publish: "being published" };

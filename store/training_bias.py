@@ -1,0 +1,48 @@
+"""Detects that training leaves out slow rollouts."""
+
+from clickhouse_connect.driver.client import Client
+
+NUM_STEPS = 50
+"""Newest training steps of a run that are looked at."""
+MIN_ROLLOUTS = 200
+MAX_GAP = 0.1
+"""By so much the share trained of the slowest tenth may be below the share of all."""
+SHARES = """
+WITH last AS
+(
+    SELECT run_id, model, max(step) AS step FROM training_steps
+    GROUP BY run_id, model HAVING max(ended_at) > now64() - toIntervalMinute(10)
+),
+recent AS
+(
+    SELECT u.run_id AS run_id, u.rollout_id AS rollout_id, max(u.trained) AS is_trained
+    FROM training_rollouts AS u INNER JOIN last AS l ON u.run_id = l.run_id AND u.model = l.model
+    WHERE u.step > toInt64(l.step) - {num_steps:Int64} AND u.exclusion_reason != 'training was over'
+    GROUP BY run_id, rollout_id
+),
+timed AS
+(
+    SELECT run_id, is_trained, date_diff('microsecond', r.started_at, r.ended_at) AS duration
+    FROM recent INNER JOIN rollouts AS r ON recent.run_id = r.run_id AND recent.rollout_id = r.rollout_id
+),
+slow AS (SELECT run_id, quantile(0.9)(duration) AS limit FROM timed GROUP BY run_id)
+SELECT t.run_id AS run_id, count() AS num_rollouts, avg(is_trained) AS share,
+    avgIf(is_trained, duration >= limit) AS slow_share
+FROM timed AS t INNER JOIN slow ON t.run_id = slow.run_id
+GROUP BY run_id ORDER BY run_id
+"""
+"""By run that was trained in the last ten minutes: how much of its newest rollouts was trained."""
+
+
+def find_bias(client: Client) -> str:
+    """A sentence about the runs that train slow rollouts less than others; empty if none does.
+
+    Raises clickhouse-connect's errors, blocks.
+    """
+    rows = client.query(SHARES, parameters={"num_steps": NUM_STEPS}).result_rows
+    return "; ".join(
+        f"run {run_id} leaves out slow rollouts: of the slowest tenth {slow_share:.0%} is trained, of all {share:.0%} "
+        "(`lightningbus report fairness` has more)"
+        for run_id, num_rollouts, share, slow_share in rows
+        if num_rollouts >= MIN_ROLLOUTS and share - slow_share > MAX_GAP
+    )

@@ -1,0 +1,56 @@
+"""The store notices that a run trains slow rollouts less than others."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from schemas.base import Event
+from schemas.spans import SpanBatch
+from schemas.training import TrainingStep
+from store.training_bias import MIN_ROLLOUTS, find_bias
+from tests import seed_store
+from tests.store.conftest import prepared
+
+
+def make_run(name: str, share_of_slow: float, **sizes: Any) -> list[Event]:
+    """A run that trains all rollouts but some of the slowest tenth."""
+    events = list(seed_store.run(name, **sizes))
+    durations = {
+        event.rollout_id: event.end.ended_ns - event.end.started_ns
+        for event in events
+        if isinstance(event, SpanBatch) and event.end is not None
+    }
+    slow = sorted(durations, key=lambda rollout: durations[rollout])[-len(durations) // 10 :]
+    left_out = set(slow[: round(len(slow) * (1 - share_of_slow))])
+    return [
+        replace(
+            event,
+            rollouts=tuple(
+                replace(use, trained=False, exclusion_reason="stale")
+                if use.rollout_id in left_out
+                else replace(use, trained=True, exclusion_reason="")
+                for use in event.rollouts
+            ),
+        )
+        if isinstance(event, TrainingStep)
+        else event
+        for event in events
+    ]
+
+
+@pytest.mark.integration
+def test_a_run_that_leaves_out_slow_rollouts_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    big = {"steps": 4, "groups": 8, "samples": 8}
+    assert big["steps"] * big["groups"] * big["samples"] > MIN_ROLLOUTS
+    with prepared(tmp_path) as store:
+        seed_store.insert(store.sql, make_run("over", 0.0, seed=1, **big), first=1)
+        monkeypatch.setattr(seed_store, "START_NS", time.time_ns() - 100 * seed_store.SECOND_NS)
+        seed_store.insert(store.sql, make_run("fair", 1.0, seed=2, **big), first=10_000)
+        seed_store.insert(store.sql, make_run("small", 0.0, seed=3), first=20_000)
+        assert find_bias(store.sql) == "", "one is over, one is fair, one is too small to tell"
+        seed_store.insert(store.sql, make_run("unfair", 0.5, seed=4, **big), first=30_000)
+        problem = find_bias(store.sql)
+    assert problem.startswith("run unfair leaves out slow rollouts: of the slowest tenth 50% is trained, of all 95%")
