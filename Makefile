@@ -10,7 +10,7 @@ DOCS := .docs
 DOCS_READY := $(DOCS)/.ready
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(TOOLS)/bin/uv pip compile --quiet --generate-hashes --no-annotate --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-ui bench-async bench-kv bench-weights bench-sizing fuzz check format clean lock sbom audit pin-images docs
+.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-ui bench-async bench-kv bench-weights bench-sizing fuzz serving-faults check format clean lock sbom audit pin-images docs
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -34,10 +34,10 @@ check: $(READY) ## format, lint, types, the rules which package may import which
 	$(BIN)/python -m tests.style.identifiers
 
 test: $(READY) ## unit and integration tests, and the end-to-end tests of the main job
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and (not e2e or main_job)"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and (not e2e or main_job)"
 
 test-all: $(READY) ## every test but the slow ones, against real servers, vLLM and agents
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-unit: $(READY) ## the tests that start no process
 	$(BIN)/python -m pytest -n 2 -m unit
@@ -79,6 +79,9 @@ bench-sizing: $(READY) ## what one of everything costs, what 10,000 runners come
 fuzz: $(READY) ## both gateways by their OpenAPI, and a million wrong inputs for every decoder; N=10000, ONLY=OTLP, SEED=n
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),500) $(BIN)/python -m pytest --timeout=0 tests/fuzz/test_gateways.py
 	$(BIN)/python -m tests.fuzz $(if $(N),--inputs $(N)) $(if $(ONLY),--only "$(ONLY)") $(if $(SEED),--seed $(SEED))
+
+serving-faults: $(READY) ## faults in the serving path, for the auditor to find; ONLY="a fault"
+	$(BIN)/python -m tests.serving_faults $(if $(ONLY),--only "$(ONLY)")
 
 $(TOOLS_READY): requirements/tools.lock
 	$(PYTHON) -m venv $(TOOLS)

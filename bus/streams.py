@@ -54,7 +54,13 @@ STREAMS = (
     _stream(subjects.ALERTS, [subjects.ALERT], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 16),
     _stream(
         subjects.WEIGHTS,
-        [subjects.ALL_WEIGHTS, subjects.ALL_ACTIVATIONS, subjects.ALL_RELEASES, subjects.ALL_SWAP_LOCKS],
+        [
+            subjects.ALL_WEIGHTS,
+            subjects.ALL_ACTIVATIONS,
+            subjects.ALL_RELEASES,
+            subjects.ALL_SWAP_LOCKS,
+            subjects.ALL_AUDITS,
+        ],
         RetentionPolicy.LIMITS,
         DiscardPolicy.OLD,
         256,

@@ -16,6 +16,7 @@ from bus.fleet.node_state import NodeEvent, next_state
 from bus.security.secrets import is_loopback, read_key
 from common.aio import cancel_and_wait, first_completed
 from common.backoff import Backoff, RetryPolicy
+from inference.audit_watch import watch_audits
 from inference.engine.broadcast_seats import find_assignment, rendezvous_info
 from inference.engine.vllm_server import URL, EngineError, EngineKilledError, EngineRejectedError, VllmServer
 from inference.gateway.server import Gateway
@@ -100,7 +101,7 @@ class Node:
                 await self._transition("stop")
                 await cancel_and_wait(engine_run)
                 break
-            started_once = started_once or self._gateway.state in ("awaiting_weights", "ready", "canary")
+            started_once = started_once or self._gateway.state in ("awaiting_weights", "ready", "canary", "suspect")
             await self._transition("engine_exited")
             await self._engine.stop()
             error = engine_run.exception()
@@ -119,14 +120,22 @@ class Node:
         if self._lora:
             self._lora.on_engine_restart()
         await self._engine.start()
+        assert self._engine.broadcast_capability is not None
+        self._gateway.engine_id = f"{self.id}:{self._engine.broadcast_capability.engine}"
         await self._transition("engine_up")
         log.info("node %s: engine is up, waiting for weights of %s", self.id, self._settings.model)
         directory = self._settings.work_dir / "weights"
         self._updater = WeightUpdater(self._bus, self.id, self._settings.model, directory, self)
         exited = asyncio.ensure_future(self._engine.wait_exit())
-        loops = [self._updater.run(), *([self._lora.unload_loop()] if self._lora else [])]
+        audits = watch_audits(self._bus, self._settings.model, self._gateway.engine_id, self._stop_suspect)
+        loops = [self._updater.run(), audits, *([self._lora.unload_loop()] if self._lora else [])]
         await first_completed(exited, *loops)
         raise EngineError(f"vLLM ended with {exited.result()}")
+
+    async def _stop_suspect(self) -> None:
+        """Serve nobody any more, and stop the engine: what it sampled so far is quarantined."""
+        await self._transition("audit_failed")
+        await self._engine.stop()
 
     async def load_files(self, files: Sequence[Path], version: int) -> float:
         """See `inference.weights.target.WeightTarget`."""
@@ -200,6 +209,7 @@ class Node:
             "status": {
                 "inflight": self._gateway.num_in_flight,
                 "swaps": self._num_swaps,
+                "engine_id": self._gateway.engine_id,
                 "max_model_len": self._engine.max_model_len,
                 "problem": updater.last_error[:120] if updater else "",
                 **({"versions": list(self._gateway.versions)} if self._lora else {}),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from bus.client import Bus
 from bus.fleet.heartbeats import default_instance_id
 from bus.task_file import load_tasks
+from bus.weights.audit_log import AuditLog
 from common import disk_space
 from common.aio import first_completed
 from common.observability import metrics
@@ -138,6 +139,7 @@ class Learner:
             committer=committer,
             excluded=ExcludedRollouts(consumer, settings),
             nodes=self._nodes,
+            audits=AuditLog(self._bus, settings.model),
             in_thread=self._in_thread,
         )
         if checkpoint is None:

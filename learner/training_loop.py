@@ -16,10 +16,11 @@ from bus.client import Bus
 from bus.errors import BusError
 from bus.fleet.heartbeats import Fleet
 from bus.fleet.node_state import is_ready
+from bus.weights.audit_log import AuditLog
 from common.observability import metrics, tracing
 from learner.accounting import ExcludedRollouts
 from learner.batching.batch import Batch, BatchBuilder
-from learner.batching.rollout_dispositions import STALE, build_spans, find_stale_tasks
+from learner.batching.rollout_dispositions import STALE, build_spans, find_tasks_to_replace, quarantine_reasons
 from learner.checkpointing.checkpoint import LearnerState
 from learner.checkpointing.step_committer import InThread, StepCommitter
 from learner.errors import LearnerError
@@ -33,6 +34,7 @@ from learner.rollouts.pacing import oldest_first
 from learner.settings.learner import LearnerSettings
 from learner.training.trainer import Trainer
 from schemas import ids, subjects
+from schemas.audit import AuditVerdict
 from schemas.codec import encode
 from schemas.fleet import Heartbeat
 from schemas.semconv import attributes
@@ -56,6 +58,7 @@ class TrainingLoop:
     committer: StepCommitter
     excluded: ExcludedRollouts
     nodes: Fleet
+    audits: AuditLog
     in_thread: InThread
     last_event: TrainingStep | None = None
     phase: str = "waiting"
@@ -152,11 +155,12 @@ class TrainingLoop:
         return max(0.0, self._waits_since + limit - time.monotonic())
 
     async def _train_on(self, groups: list[RolloutGroup], idle_seconds: float) -> None:
-        started_ns = time.time_ns()
+        started_ns = time.time_ns()  # before verdicts are read: a step that starts after a verdict knows it
         rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
+        quarantined = quarantine_reasons(rollouts.values(), await self._refresh_verdicts())
         try:
             with tracing.start_as_current_span("batch"):
-                batch: Batch = await self.in_thread(self.builder.build, groups, self.state.version)
+                batch: Batch = await self.in_thread(self.builder.build, groups, self.state.version, quarantined)
         except ValueError as error:  # raised by a credit function of the user's own
             raise LearnerError(str(error)) from error
         if not batch.sequences:
@@ -186,6 +190,12 @@ class TrainingLoop:
         )
         await self._commit(state, replace(event, spans=build_spans(event, rollouts)), groups, rollouts)
 
+    async def _refresh_verdicts(self) -> Sequence[AuditVerdict]:
+        """The auditor's verdicts; those known before while the bus is away."""
+        with contextlib.suppress(BusError, NatsError):
+            await self.audits.refresh()
+        return self.audits.state.verdicts
+
     async def _drop_batch(self, batch: Batch, groups: list[RolloutGroup], rollouts: dict[str, Rollout]) -> None:
         reasons = {disposition.exclusion_reason for disposition in batch.dispositions}
         log.warning("%d groups gave nothing to train on: %s", len(groups), reasons)
@@ -211,7 +221,7 @@ class TrainingLoop:
         """Publish the version, write the checkpoint if one is due, acknowledge, publish the step: in this order."""
         self.last_metrics = event.metrics
         self.consumer.mark_consumed(rollouts.values())
-        await self.dispatcher.replace_dropped(find_stale_tasks(event.rollouts))
+        await self.dispatcher.replace_dropped(find_tasks_to_replace(event.rollouts))
         trained = {group.task_id for group in groups}
         is_written = self.committer.is_checkpoint_due(state.step, await self._is_stream_filling())
         if is_written:

@@ -10,7 +10,7 @@ from schemas.base import Event, NonNegativeInt
 class Heartbeat(Event, frozen=True, kw_only=True):
     """The state of a process, sent every second and not stored."""
 
-    role: Literal["store", "learner", "inference", "runner", "supervisor"]
+    role: Literal["store", "learner", "inference", "runner", "auditor", "supervisor"]
     id: str
     run_id: str = ""
     state: str
@@ -27,7 +27,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
 class Alert(Event, frozen=True, kw_only=True):
     """A role is stalled or missing, or has recovered."""
 
-    role: Literal["store", "learner", "inference", "runner"]
+    role: Literal["store", "learner", "inference", "runner", "auditor"]
     """The role that is stalled or missing."""
     reason: str
     resolved: bool = False

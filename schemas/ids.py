@@ -83,6 +83,11 @@ def weight_msg_id(model: str, epoch: int, version: int, nonce: str) -> str:
     return f"weights:{model}:{epoch}:{version}:{nonce}"
 
 
+def audit_msg_id(execution: str, call: int, engine_id: str, version: int) -> str:
+    """``Nats-Msg-Id`` of the audit of a call's tokens of one engine and version."""
+    return f"audited:{execution}:{call}:{engine_id}:{version}"
+
+
 def step_msg_id(run: str, epoch: int, step: int, nonce: str) -> str:
     """``Nats-Msg-Id`` of a training step; ``nonce`` as in `weight_msg_id`."""
     return f"step:{run}:{epoch}:{step}:{nonce}"

@@ -6,23 +6,30 @@ The bus is not trusted: a node that serves weights trusts the key of their autho
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from schemas.audit import AuditState
 from schemas.base import Event
 from schemas.weights.events import ReleaseState, WeightManifest
 from schemas.weights.release_policy import VERDICTS
 
-LEARNER, INFERENCE, ADMIN = "learner", "inference", "admin"
-SIGNER_ROLES: Final = (LEARNER, INFERENCE, ADMIN)
+LEARNER, INFERENCE, AUDITOR, ADMIN = "learner", "inference", "auditor", "admin"
+SIGNER_ROLES: Final = (LEARNER, INFERENCE, AUDITOR, ADMIN)
 """Roles with a signing key."""
-SIGNED_EVENTS: Final = (WeightManifest, ReleaseState)
+SIGNED_EVENTS: Final = (WeightManifest, ReleaseState, AuditState)
 _CONTEXT = b"lightningbus signature 1"
 
 
 def can_sign(role: str, event: Event) -> bool:
-    """Whether a role may write an event: the learner manifests, a node canary verdicts, an admin any decision."""
+    """Whether a role may write an event.
+
+    The learner writes manifests, a node canary verdicts, the auditor its verdicts, an admin any decision.
+    """
     if isinstance(event, WeightManifest):
         return role == LEARNER
     if isinstance(event, ReleaseState) and event.decisions:
-        return role == ADMIN or (role == INFERENCE and event.decisions[-1].action in VERDICTS)
+        action = event.decisions[-1].action
+        return role == ADMIN or (role == INFERENCE and action in VERDICTS) or (role == AUDITOR and action == "revoked")
+    if isinstance(event, AuditState):
+        return role in (AUDITOR, ADMIN)
     return False
 
 

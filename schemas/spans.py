@@ -1,21 +1,26 @@
 """Events about attempts: their spans, model calls and results."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import field
+from msgspec import Meta, field
 
 from schemas.base import Event, Identifier, Mode, NonNegativeInt, Outcome, PositiveInt, SubjectToken
+
+MAX_ENGINE_ID = 128
+EngineId = Annotated[str, Meta(max_length=MAX_ENGINE_ID)]
 
 PrefixRef = tuple[NonNegativeInt, NonNegativeInt]
 """(call, length): a prefix of the own text of an earlier call, see `schemas.trajectory.prefix_encoding`."""
 
 
 class VersionSpan(Event, frozen=True, kw_only=True):
-    """Tokens ``start`` (inclusive) to ``end`` (exclusive) of a response came from ``version``."""
+    """Tokens ``start`` (inclusive) to ``end`` (exclusive) of a response came from ``version``, by one engine."""
 
     version: NonNegativeInt
     start: NonNegativeInt
     end: NonNegativeInt
+    engine_id: EngineId = ""
+    """The engine process that sampled them, as its node names it."""
 
 
 class ModelCall(Event, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ ALL_WEIGHTS = "lb.weights.version.*"
 ALL_ACTIVATIONS = "lb.weights.activated.*"
 ALL_RELEASES = "lb.weights.release.*"
 ALL_SWAP_LOCKS = "lb.weights.swap_lock.*"
+ALL_AUDITS = "lb.weights.audit.*"
 ALL_DLQ = "lb.dlq.*"
 ALL_HEARTBEATS = "lb.heartbeat.>"
 
@@ -24,6 +25,7 @@ TRAIN_ROLLOUT = "lb.rollout.train"
 EVAL_ROLLOUT = "lb.rollout.eval"
 TASK_PUBLISHED = "lb.event.task_published"
 TRAINING_STEP = "lb.event.training_step"
+ROLLOUT_AUDITED = "lb.event.rollout_audited"
 ALERT = "lb.alert"
 API_ADVISORY = "$JS.EVENT.ADVISORY.API"
 """nats-server's audit of JetStream API requests and their results."""
@@ -60,6 +62,11 @@ def activated(node: str) -> str:
 def release(model: str) -> str:
     """The release state of a model; the last message is the current one."""
     return f"lb.weights.release.{model}"
+
+
+def audit(model: str) -> str:
+    """The auditor's verdicts on a model; the last message is the current state."""
+    return f"lb.weights.audit.{model}"
 
 
 def swap_lock(model: str) -> str:

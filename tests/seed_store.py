@@ -17,6 +17,7 @@ from runners.protocol.choice import SampledChoice
 from runners.recording.attempt import AttemptRecorder
 from schemas import ids as identity
 from schemas import subjects
+from schemas.audit import RolloutAudit
 from schemas.base import Event, Outcome
 from schemas.semconv import attributes
 from schemas.spans import Span, SpanBatch, VersionSpan
@@ -32,6 +33,8 @@ START_NS = 1_790_000_000_000_000_000
 SECOND_NS = 1_000_000_000
 TEXT = "the sum of two numbers is what you get when they are put together so carry the one and write it down"
 WORDS = TEXT.split()
+ENGINE = "node-0:1"
+"""The engine that sampled everything."""
 
 
 def insert(client: Client, events: Iterable[Event], database: str = "lightningbus", first: int = 1) -> int:
@@ -77,6 +80,7 @@ def run(
                 yield from batches
                 yield last
                 uses.append(_use(last, step, chance))
+        yield _audit(name, uses[-1], step - 1, begun + 14 * SECOND_NS)
         yield _step(name, step, begun + 15 * SECOND_NS, uses)
         yield _version(name, step, begun + 15 * SECOND_NS)
         yield WeightsActivated(
@@ -185,7 +189,7 @@ def _random_words(chance: random.Random, words: int) -> str:
 def _part(prompt: list[int], pieces: list[str], version: int, answer: str, chance: random.Random) -> SampledChoice:
     ids = [500 + chance.randrange(500) for _ in pieces]
     half = len(ids) // 2 if version else 0
-    runs = [VersionSpan(version=version - 1, start=0, end=half)] if half else []
+    runs = [VersionSpan(version=version - 1, start=0, end=half, engine_id=ENGINE)] if half else []
     return SampledChoice(
         model="policy",
         response_id="",
@@ -193,7 +197,7 @@ def _part(prompt: list[int], pieces: list[str], version: int, answer: str, chanc
         response_ids=array("I", ids).tobytes(),
         logprobs=array("f", [-chance.expovariate(2.0) for _ in ids]).tobytes(),
         token_texts=tuple(pieces),
-        weight_versions=(*runs, VersionSpan(version=version, start=half, end=len(ids))),
+        weight_versions=(*runs, VersionSpan(version=version, start=half, end=len(ids), engine_id=ENGINE)),
         finish_reason="length" if chance.random() < 0.1 else "stop",
         sampling={"temperature": 1.0},
         response=json.dumps({"role": "assistant", "content": answer}),
@@ -240,6 +244,14 @@ def _use(last: SpanBatch, step: int, chance: random.Random) -> RolloutDispositio
         batch_index=0,
         call_advantages=(advantage,) * calls,
     )
+
+
+def _audit(run: str, use: RolloutDisposition, version: int, audited_ns: int) -> RolloutAudit:
+    return RolloutAudit(
+        run_id=run, rollout_id=use.rollout_id, execution_id=use.execution_id, call=0, model="policy", engine_id=ENGINE,
+        version=version, num_tokens=10, num_differing=0, mean_difference=1e-5, max_difference=1e-4, tolerance=0.01,
+        evidence=0.0, audited_at_ns=audited_ns,
+    )  # fmt: skip
 
 
 def _step(name: str, step: int, ended_ns: int, uses: list[RolloutDisposition]) -> TrainingStep:

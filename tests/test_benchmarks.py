@@ -9,6 +9,7 @@ from benchmarks import kv_cache
 from benchmarks.__main__ import rewrite
 from benchmarks.asynchrony.__main__ import tables
 from benchmarks.asynchrony.job import key_of, read, seconds_to
+from tests.serving_faults import __main__ as serving_faults
 
 HERE = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -21,6 +22,7 @@ def table_of(name: str) -> str:
 
 def test_the_tables_are_the_results() -> None:
     assert table_of("bench-kv") == kv_cache.table(json.loads((HERE / "results" / "kv_cache.json").read_text()))
+    assert table_of("serving-faults") == serving_faults.table(json.loads((HERE / "results" / "audit.json").read_text()))
     results = read(HERE / "results" / "async.json")
     assert table_of("bench-async") == tables(results)
     assert len({key_of(result) for result in results}) == len(results)

@@ -6,7 +6,9 @@ from schemas.fleet import Heartbeat
 
 State = Literal["starting", "awaiting_weights", "ready", "canary", "draining", "suspect", "dead"]
 DEAD = "dead"
-NodeEvent = Literal["engine_up", "weights_applied", "canary_started", "no_servable_version", "engine_exited", "stop"]
+NodeEvent = Literal[
+    "engine_up", "weights_applied", "canary_started", "no_servable_version", "engine_exited", "audit_failed", "stop"
+]
 
 SUSPECT_SECONDS = 2.5
 """A node without a heartbeat for this long gets no new work."""
@@ -24,13 +26,19 @@ TRANSITIONS: dict[tuple[State, NodeEvent], State] = {
     ("awaiting_weights", "engine_exited"): "starting",
     ("canary", "engine_exited"): "starting",
     ("ready", "engine_exited"): "starting",
+    ("awaiting_weights", "audit_failed"): "suspect",
+    ("canary", "audit_failed"): "suspect",
+    ("ready", "audit_failed"): "suspect",
+    ("suspect", "engine_exited"): "starting",
+    ("suspect", "stop"): "draining",
     ("starting", "stop"): "draining",
     ("awaiting_weights", "stop"): "draining",
     ("ready", "stop"): "draining",
     ("canary", "stop"): "draining",
 }
 """``awaiting_weights``: the engine runs, but holds no verified version from the bus, so it serves nobody.
-``canary``: it holds a version that is not approved yet, so it serves nobody either."""
+``canary``: it holds a version that is not approved yet, so it serves nobody either.
+``suspect``: the auditor found that its tokens are not what they are recorded to be; its engine is stopped."""
 
 
 def next_state(state: State, event: NodeEvent) -> State:

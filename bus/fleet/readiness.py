@@ -7,11 +7,14 @@ READY_STATES = {
     "store": {"inserting"},
     "learner": {"waiting", "training"},
     "inference": {"ready"},
+    "auditor": {"auditing"},
 }
 """The states in which a role does its work, as its heartbeats call them."""
 STATE_REASONS = {
     ("inference", "starting"): "its engine has not started yet",
     ("inference", "awaiting_weights"): "it holds no verified weight version yet",
+    ("inference", "suspect"): "it fails the audit, and its engine is stopped",
+    ("auditor", "starting"): "its model is not made yet",
     ("inference", "canary"): "it tries a version before it is approved",
     ("learner", "starting"): "its trainer is not made yet",
     ("learner", "done"): "its last step is made",

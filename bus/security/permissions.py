@@ -51,6 +51,7 @@ _READ_WEIGHTS = (
 )
 _BATCH_GET = f"{API}.DIRECT.GET.{subjects.WEIGHTS}"
 """Older messages of the stream, by sequence and subject: what to look for stands in the request."""
+_READ_AUDITS = f"{API}.DIRECT.GET.{subjects.WEIGHTS}.{subjects.ALL_AUDITS}"
 _READ_OBJECT_INFO = f"{API}.DIRECT.GET.{BUCKET}.{META}"
 _READ_OBJECTS = (_READ_OBJECT_INFO, f"{API}.DIRECT.GET.{BUCKET}")
 _WRITE_OBJECTS = (CHUNKS, META, f"{API}.STREAM.INFO.{BUCKET}", f"{API}.STREAM.PURGE.{BUCKET}")
@@ -96,6 +97,7 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
             subjects.ALL_WEIGHTS,
             *_READ_WEIGHTS,
             _BATCH_GET,
+            _READ_AUDITS,
             f"{API}.STREAM.MSG.GET.{subjects.WEIGHTS}",
             _READ_OBJECT_INFO,
             *_WRITE_OBJECTS,
@@ -109,6 +111,7 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
             *_READ_WEIGHTS,
             _BATCH_GET,
             f"{API}.DIRECT.GET.{subjects.WEIGHTS}.{subjects.ALL_SWAP_LOCKS}",
+            _READ_AUDITS,
             *_READ_OBJECTS,
             subjects.ALL_ACTIVATIONS,
             subjects.ALL_SWAP_LOCKS,
@@ -119,9 +122,26 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
             subjects.ALL_WEIGHTS,
             subjects.ALL_RELEASES,
             subjects.ALL_SWAP_LOCKS,
+            subjects.ALL_AUDITS,
             subjects.heartbeats("inference"),
         ),
         max_connections=8_192,
+        max_payload_bytes=1024 * 1024,
+    ),
+    "auditor": Permissions(
+        publish=(
+            *_READ_WEIGHTS,
+            _BATCH_GET,
+            _READ_AUDITS,
+            *_READ_OBJECTS,
+            subjects.ALL_AUDITS,
+            subjects.ALL_RELEASES,
+            subjects.ROLLOUT_AUDITED,
+            subjects.ALERT,
+            subjects.heartbeats("auditor"),
+        ),
+        subscribe=(subjects.ALL_ROLLOUTS, subjects.heartbeats("inference")),
+        max_connections=16,
         max_payload_bytes=1024 * 1024,
     ),
     "client": Permissions(

@@ -12,12 +12,13 @@ from bus.client import Bus
 from bus.security.signing import InvalidSignatureError
 from common.observability import metrics
 from schemas import subjects
+from schemas.audit import AuditState
 from schemas.codec import DecodeError, check_schema, decode
 from schemas.signers import SIGNED_EVENTS
 from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest
 
 log = logging.getLogger(__name__)
-E = TypeVar("E", WeightManifest, ReleaseState, SwapLockState)
+E = TypeVar("E", WeightManifest, ReleaseState, SwapLockState, AuditState)
 
 RESPONSE_TIMEOUT_SECONDS = 10.0
 BATCH = 500

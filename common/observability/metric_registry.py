@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -17,7 +17,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-Kind = Literal["common", "runner", "store", "learner", "inference"]
+Kind = Literal["common", "runner", "store", "learner", "inference", "auditor"]
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 CLIENT_CLOSED_REQUEST = 499
@@ -34,9 +34,7 @@ class MetricDoc:
     runbook: str
 
 
-REGISTRIES: dict[Kind, CollectorRegistry] = {
-    role: CollectorRegistry() for role in ("common", "runner", "store", "learner", "inference")
-}
+REGISTRIES: dict[Kind, CollectorRegistry] = {role: CollectorRegistry() for role in get_args(Kind)}
 METRIC_DOCS: list[MetricDoc] = []
 disable_created_metrics()  # type: ignore[no-untyped-call]
 ProcessCollector(registry=REGISTRIES["common"])

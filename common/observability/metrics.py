@@ -230,3 +230,11 @@ engine_starts = register(
     Counter, "inference", "inference_engine_starts_total", "vLLM is started.",
     "Above 1: it died; its log is `vllm.log` in the node's `work_dir`.",
 )  # fmt: skip
+audited_tokens = register(
+    Counter, "auditor", "audited_tokens_total", "The auditor has recomputed tokens.",
+    "Not rising while rollouts come: the auditor's log says why.",
+)  # fmt: skip
+audit_verdicts = register(
+    Counter, "auditor", "audit_verdicts_total", "An engine, or a weight version, fails the audit.",
+    "Above 0: `lightningbus audit` names it, what is quarantined, and the step to go back to.",
+)  # fmt: skip

@@ -63,6 +63,8 @@ class Gateway:
         self._loaded = versions or LoadedVersions("", 1)
         self.version: int | None = None
         """Of the engine's own weights; None: there are none, or a base for adapters, which is no version."""
+        self.engine_id = ""
+        """Of the engine process that answers now; letters, digits and ``_ - :``."""
         self.state: State = "starting"
         self._in_flight: dict[int, web.Request] = {}
         """Requests that the engine is handling."""
@@ -209,9 +211,12 @@ class Gateway:
         try:
             if engine_model:
                 with self._loaded.track_call(version):
-                    yield engine_model, lambda event: stamp_event(event, version, engine_model, public_model)
+                    yield (
+                        engine_model,
+                        lambda event: stamp_event(event, version, self.engine_id, engine_model, public_model),
+                    )
             else:
-                yield "", lambda event: stamp_event(event, self.version or 0)
+                yield "", lambda event: stamp_event(event, self.version or 0, self.engine_id)
         finally:
             del self._in_flight[id(request)]
             self._call_ended.set()

@@ -17,8 +17,10 @@ SSE_KEEPALIVE = b": still here\n\n"
 """A comment sent after `KEEPALIVE_SECONDS` without an event: a slow response differs from a dead connection."""
 
 
-def stamp_event(event: bytes, version: int, engine_model: str = "", public_model: str = "") -> bytes:
-    """A server-sent event with ``weight_version`` as the first field of its JSON object.
+def stamp_event(
+    event: bytes, version: int, engine_id: str = "", engine_model: str = "", public_model: str = ""
+) -> bytes:
+    """A server-sent event with ``weight_version`` and ``engine_id`` as the first fields of its JSON object.
 
     ``engine_model``: the model's name inside vLLM, which is replaced by ``public_model``, the one that was requested.
     """
@@ -26,7 +28,8 @@ def stamp_event(event: bytes, version: int, engine_model: str = "", public_model
         return event
     if engine_model:  # quotes in a string are escaped, so this matches the field and no generated text
         event = event.replace(b'"model":"%b"' % engine_model.encode(), b'"model":"%b"' % public_model.encode(), 1)
-    return b'%b"weight_version":%d,%b' % (EVENT_START, version, event[len(EVENT_START) :])
+    stamp = b'"weight_version":%d,"engine_id":"%b",' % (version, engine_id.encode())
+    return b"%b%b%b" % (EVENT_START, stamp, event[len(EVENT_START) :])
 
 
 def add_cache_salt(body: bytes, version: int, engine_model: str = "") -> bytes:

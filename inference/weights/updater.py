@@ -20,6 +20,7 @@ from bus.client import Bus
 from bus.errors import BusError
 from bus.verified_download import measure_verification
 from bus.weights.registry import WeightRegistry
+from bus.weights.version_cache import WeightCache
 from common.observability import metrics, tracing
 from common.observability.faults import count_fault
 from inference.engine.vllm_server import EngineError, EngineRejectedError
@@ -34,7 +35,6 @@ from inference.weights.plan import (
 )
 from inference.weights.swap_lock import SwapLock
 from inference.weights.target import WeightTarget
-from inference.weights.version_cache import WeightCache
 from schemas import subjects
 from schemas.codec import encode
 from schemas.semconv import attributes

@@ -2,8 +2,9 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from schemas.training import RolloutDisposition
 
 CallKey = tuple[str, int]
 """A call: its rollout, and its index there."""
+NOBODY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,17 @@ class BatchBuilder:
             settings.train_roles, settings.sequence_mode, settings.seq_len, settings.overlong
         )
 
-    def build(self, groups: Sequence[RolloutGroup], version: int) -> Batch:
+    def build(self, groups: Sequence[RolloutGroup], version: int, quarantined: Mapping[str, str] = NOBODY) -> Batch:
         """Compute advantages over whole groups first; only then exclude rollouts, each with its reason.
 
-        ``version`` is the one the step starts from: a token's staleness is counted against it.
+        ``version`` is the one the step starts from: a token's staleness is counted against it. ``quarantined`` are
+        reasons by rollout: these count as if they had no reward.
         """
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        rewards = [training_reward(rollout, self._settings.failed_rollouts) for rollout in rollouts]
+        rewards = [
+            None if rollout.id in quarantined else training_reward(rollout, self._settings.failed_rollouts)
+            for rollout in rollouts
+        ]
         batch = Batch([], {})
         counters: Counter[str] = Counter()
         for rollout, reward, advantages in zip(rollouts, rewards, self._assign_credit(rollouts, rewards), strict=True):
@@ -88,7 +94,9 @@ class BatchBuilder:
             if self._settings.staleness.on_exceed == "mask":
                 sequences = mask_stale_tokens(sequences, version, self._settings.max_staleness)
                 staleness = max_staleness_of(sequences, version) if sequences else staleness
-            reason = self._exclusion_reason(rollout, reward, calls, sequences, excluded_calls, staleness)
+            reason = quarantined.get(rollout.id) or self._exclusion_reason(
+                rollout, reward, calls, sequences, excluded_calls, staleness
+            )
             if not reason:
                 batch.sequences.extend(sequences)
                 batch.advantages.update(

@@ -8,6 +8,8 @@ from learner.batching.sequences import TrainSequence
 from learner.rollouts.assembler import Rollout, training_reward
 from learner.settings.learner import LearnerSettings
 from schemas import ids
+from schemas.audit import AuditVerdict
+from schemas.quarantine import find_verdict
 from schemas.semconv import attributes
 from schemas.spans import Span
 from schemas.training import RolloutDisposition, TrainingStep
@@ -16,6 +18,8 @@ from schemas.trajectory.attempt_selection import INFRA_OUTCOMES
 SCOPE = "lightningbus.learner"
 STALE = "stale"
 """Why a rollout is excluded whose tokens are of versions too old."""
+QUARANTINED = "quarantined"
+"""Why one is excluded that the auditor's verdicts apply to; the engine or version follows."""
 
 
 def failure_reason(rollout: Rollout, settings: LearnerSettings) -> str:
@@ -87,11 +91,25 @@ def not_finished(rollouts: Iterable[tuple[str, int]]) -> list[RolloutDisposition
     ]
 
 
-def find_stale_tasks(dispositions: Sequence[RolloutDisposition]) -> list[str]:
-    """Tasks of which nothing is trained, because rollouts are stale."""
+def quarantine_reasons(rollouts: Iterable[Rollout], verdicts: Sequence[AuditVerdict]) -> dict[str, str]:
+    """Why rollouts are excluded that verdicts apply to, by their ids."""
+    reasons = {}
+    for rollout in rollouts:
+        if (verdict := find_verdict(rollout.calls, verdicts)) is not None:
+            suspect = f"engine {verdict.engine_id}" if verdict.engine_id else f"version {verdict.version}"
+            reasons[rollout.id] = f"{QUARANTINED}: {suspect}"
+    return reasons
+
+
+def find_tasks_to_replace(dispositions: Sequence[RolloutDisposition]) -> list[str]:
+    """Tasks of which nothing is trained, because rollouts are stale or quarantined."""
     trained = {disposition.task_id for disposition in dispositions if disposition.trained}
-    stale = (disposition.task_id for disposition in dispositions if disposition.exclusion_reason == STALE)
-    return [task for task in dict.fromkeys(stale) if task not in trained]
+    lost = (
+        disposition.task_id
+        for disposition in dispositions
+        if disposition.exclusion_reason.startswith((STALE, QUARANTINED))
+    )
+    return [task for task in dict.fromkeys(lost) if task not in trained]
 
 
 def build_spans(step: TrainingStep, rollouts: dict[str, Rollout]) -> tuple[Span, ...]:

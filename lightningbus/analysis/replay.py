@@ -122,7 +122,7 @@ def _batch(history: RunHistory, step: RecordedStep, settings: LearnerSettings) -
         maker = BatchBuilder(settings, load_detokenizer(settings.model_path), find_vocabulary_size(settings.model_path))
     except ValueError as error:
         raise UserError(str(error)) from error
-    return maker.build(history.groups(step), step.version - 1)
+    return maker.build(history.groups(step), step.version - 1, history.quarantined(step))
 
 
 def _iter_conversations(rollout: Rollout) -> Iterator[dict[str, Any]]:

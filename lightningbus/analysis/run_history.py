@@ -27,6 +27,10 @@ USES = """
 SELECT rollout_id, execution_id, task_id FROM training_rollouts
 WHERE run_id = {run_id:String} AND step = {step:UInt32} AND batch_index >= 0 ORDER BY batch_index
 """
+QUARANTINED = """
+SELECT rollout_id, exclusion_reason FROM training_rollouts
+WHERE run_id = {run_id:String} AND step = {step:UInt32} AND startsWith(exclusion_reason, 'quarantined')
+"""
 ATTEMPTS = """
 SELECT rollout_id, task_id, sample_index, group_size, attempt, execution_id, outcome, resolution, reward,
     reward_span FROM attempts
@@ -56,6 +60,7 @@ FROM spans WHERE run_id = {run_id:String} AND execution_id IN {executions:Array(
 BEST_ROLLOUTS = """
 SELECT execution_id FROM rollouts
 WHERE run_id = {run_id:String} AND mode = 'train' AND outcome = 'ok' AND reward >= {least:Float64}
+  AND execution_id NOT IN (SELECT execution_id FROM quarantined_rollouts WHERE run_id = {run_id:String})
 ORDER BY reward DESC, rollout_id LIMIT {most:UInt32} BY task_id
 """
 
@@ -127,8 +132,12 @@ class RunHistory:
             groups.append(RolloutGroup(task, len(by_id), 0.0, by_id))
         return groups
 
+    def quarantined(self, step: RecordedStep) -> dict[str, str]:
+        """Rollouts that a step excluded because of the auditor's verdicts, with its reasons."""
+        return {row["rollout_id"]: row["exclusion_reason"] for row in self._rows(QUARANTINED, step=step.number)}
+
     def best_rollouts(self, per_task: int, min_reward: float) -> list[Rollout]:
-        """The best rollouts of each training task with at least a reward, best first."""
+        """The best rollouts of each training task with at least a reward, best first; none that is quarantined."""
         executions = [row["execution_id"] for row in self._rows(BEST_ROLLOUTS, most=per_task, least=min_reward)]
         rollouts = {rollout.execution_id: rollout for rollout in self.rollouts(executions, None)}
         return [rollouts[execution] for execution in executions]

@@ -8,6 +8,8 @@ import typer
 
 from common.observability.logs import FORMAT_VARIABLE, LogFormat, configure_logging
 from lightningbus.cli.commands import (
+    audit,
+    auditor,
     bus,
     demo,
     dlq,
@@ -39,9 +41,9 @@ app = typer.Typer(
 )
 COMMANDS = (
     demo.demo, train.train, up.up, publish.publish, query.query, status.status, report.report, ui.ui,
-    provision.provision,
+    audit.audit, provision.provision,
 )  # fmt: skip
-ROLES = (runner.runner, learner.learner, inference.inference)
+ROLES = (runner.runner, learner.learner, inference.inference, auditor.auditor)
 GROUPS = {
     "rollouts": rollouts.app, "steps": steps.app, "weights": weights.app, "dlq": dlq.app,
     "store": store.app, "bus": bus.app,

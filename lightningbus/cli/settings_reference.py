@@ -8,6 +8,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from auditor.settings import AuditorSettings
 from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.settings import BusSettings, EvalSettings
@@ -20,6 +21,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "inference": InferenceSettings,
     "learner": LearnerSettings,
     "runners": RunnerSettings,
+    "auditor": AuditorSettings,
     "eval": EvalSettings,
 }
 """Keys of a run file that hold settings."""

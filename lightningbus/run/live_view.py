@@ -16,7 +16,7 @@ from common.aio import cancel_and_wait
 from lightningbus.run.terminal import Terminal
 from schemas.fleet import Heartbeat
 
-ROLES = ("supervisor", "learner", "inference", "runner", "store")
+ROLES = ("supervisor", "learner", "inference", "runner", "store", "auditor")
 NON_TTY_INTERVAL_SECONDS = 10.0
 """How often a line is printed where there is no terminal to draw on."""
 BARS = "▁▂▃▄▅▆▇█"

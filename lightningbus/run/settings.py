@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from auditor.settings import AuditorSettings
 from bus.stream_sizes import StreamSizes
 from common.name_suggestions import suggest_name
 from inference.settings import InferenceSettings
@@ -73,6 +74,7 @@ class RunSettings(BaseModel):
     store: StoreSettings | None = None
     inference: list[InferenceSettings] = []
     learner: LearnerSettings | None = None
+    auditor: AuditorSettings | None = None
     runners: list[RunnerSettings] = []
     eval: EvalSettings | None = Field(None, description="what `lightningbus train` measures itself on")
 
@@ -82,6 +84,7 @@ ROLE_SECTIONS: "dict[str, tuple[str, type[BaseModel]]]" = {
     "inference": ("inference", InferenceSettings),
     "learner": ("learner", LearnerSettings),
     "runners": ("runner", RunnerSettings),
+    "auditor": ("auditor", AuditorSettings),
 }
 """Keys of a run file -> the role, and its settings."""
 

@@ -209,6 +209,12 @@ def child_specs(settings: RunSettings, where: Path) -> list[ChildSpec]:
     if settings.learner is not None:
         placed = _with_defaults(settings.learner, checkpoint_dir=where / "checkpoints", run=settings.name)
         specs.append(ChildSpec("learner", "learner", placed))
+    if settings.auditor is not None:
+        as_nodes = [
+            {"engine_dtype": node.dtype, "kv_cache_on_swap": node.kv_cache_on_swap} for node in settings.inference[:1]
+        ]
+        audited = _with_defaults(settings.auditor, work_dir=where / "auditor", id="auditor", **dict(*as_nodes))
+        specs.append(ChildSpec("auditor", "auditor", audited))
     return specs
 
 

@@ -11,8 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runners.protocol import continuation
-from runners.protocol.choice import SampledChoice, pack_array, version_spans
+from runners.protocol.choice import SampledChoice, SampledPiece, pack_array, version_spans
 from runners.protocol.request import ChatRequest
+from schemas.spans import MAX_ENGINE_ID
+
+HIDDEN_FIELDS = frozenset({"weight_version", "engine_id", "prompt_token_ids", "usage"})
+"""Fields of a chunk that agents get only if they ask."""
 
 SAMPLING_KEYS = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "seed", "stop", "n",
@@ -45,7 +49,7 @@ class _ChoiceState:
     logprobs: list[float] = field(default_factory=list)
     token_texts: list[str] = field(default_factory=list)
     logprobs_seen: list[dict[str, Any]] = field(default_factory=list)
-    weight_versions: list[tuple[int, int]] = field(default_factory=list)  # (version, tokens)
+    pieces: list[SampledPiece] = field(default_factory=list)
 
     @property
     def is_plain_text(self) -> bool:
@@ -140,11 +144,9 @@ class StreamAccumulator:
         self._usage = chunk.get("usage") or self._usage
         self._prompt_ids = chunk.get("prompt_token_ids") or self._prompt_ids
         for delta in chunk.get("choices", ()):
-            self._add_choice(
-                self._choices.setdefault(delta["index"], _ChoiceState()), delta, chunk.get("weight_version")
-            )
+            self._add_choice(self._choices.setdefault(delta["index"], _ChoiceState()), delta, chunk)
 
-    def _add_choice(self, choice: _ChoiceState, delta: dict[str, Any], version: int | None) -> None:
+    def _add_choice(self, choice: _ChoiceState, delta: dict[str, Any], chunk: dict[str, Any]) -> None:
         choice.text += delta.get("text") or ""
         for key, value in (delta.get("delta") or {}).items():
             if key == "tool_calls":
@@ -160,10 +162,10 @@ class StreamAccumulator:
         ids = delta.get("token_ids") or []
         if not ids:
             return
-        if version is None:
+        if (version := chunk.get("weight_version")) is None:
             raise InvalidEngineOutput("the node did not say which weight version made these tokens")
         choice.token_ids += ids
-        choice.weight_versions.append((version, len(ids)))
+        choice.pieces.append(SampledPiece(version, str(chunk.get("engine_id", ""))[:MAX_ENGINE_ID], len(ids)))
         logprobs = delta.get("logprobs") or {}
         choice.logprobs_seen.append(logprobs)
         if self._call.chat:
@@ -178,7 +180,7 @@ class StreamAccumulator:
         """The chunk as a streaming agent gets it: without what it did not ask for; None if nothing is left."""
         if not chunk.get("choices") and not self._call.wants_usage:
             return None
-        visible = {k: v for k, v in chunk.items() if k not in ("weight_version", "prompt_token_ids", "usage")}
+        visible = {k: v for k, v in chunk.items() if k not in HIDDEN_FIELDS}
         if self._call.wants_usage:
             visible["usage"] = chunk.get("usage")
         if self._call.wants_token_ids and "prompt_token_ids" in chunk:
@@ -241,9 +243,10 @@ class StreamAccumulator:
                 raise InvalidEngineOutput(
                     f"{len(choice.token_ids)} tokens came with {len(choice.logprobs)} log-probabilities"
                 )
-            if not all(isinstance(version, int) and version >= 0 for version, _ in choice.weight_versions):
+            versions = [piece.version for piece in choice.pieces]
+            if not all(isinstance(version, int) and version >= 0 for version in versions):
                 raise InvalidEngineOutput("the node did not say by a number which weight version made these tokens")
-            if self._pinned is not None and any(version != self._pinned for version, _ in choice.weight_versions):
+            if self._pinned is not None and any(version != self._pinned for version in versions):
                 raise InvalidEngineOutput(
                     f"tokens of another version than {self._pinned}: the weights changed meanwhile"
                 )
@@ -254,7 +257,7 @@ class StreamAccumulator:
                 response_ids=pack_array("I", choice.token_ids),
                 logprobs=pack_array("f", choice.logprobs),
                 token_texts=tuple(choice.token_texts) if len(choice.token_texts) == len(choice.token_ids) else (),
-                weight_versions=tuple(version_spans(choice.weight_versions)),
+                weight_versions=tuple(version_spans(choice.pieces)),
                 finish_reason=str(choice.finish_reason),
                 sampling=self._sampling,
                 response=json.dumps(_message(choice) if self._call.chat else choice.text, ensure_ascii=False),

@@ -4,9 +4,19 @@ import struct
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from schemas.spans import VersionSpan
+
+
+@dataclass(frozen=True, slots=True)
+class SampledPiece:
+    """Tokens that came in one chunk."""
+
+    version: int
+    engine_id: str
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +53,10 @@ def pack_array(code: str, values: list[Any]) -> bytes:
     return packed.tobytes()
 
 
-def version_spans(pieces: list[tuple[int, int]]) -> Iterator[VersionSpan]:
-    """Pieces of (version, tokens) in order, as runs of one version each."""
-    start = end = 0
-    current: int | None = None
-    for version, tokens in pieces:
-        if current is not None and version != current:
-            yield VersionSpan(version=current, start=start, end=end)
-            start = end
-        current, end = version, end + tokens
-    if current is not None:
-        yield VersionSpan(version=current, start=start, end=end)
+def version_spans(pieces: list[SampledPiece]) -> Iterator[VersionSpan]:
+    """Pieces of a response in order, as runs of one version and engine each."""
+    start = 0
+    for (version, engine_id), run in groupby(pieces, key=lambda piece: (piece.version, piece.engine_id)):
+        end = start + sum(piece.num_tokens for piece in run)
+        yield VersionSpan(version=version, start=start, end=end, engine_id=engine_id)
+        start = end

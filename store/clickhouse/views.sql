@@ -51,6 +51,8 @@ WHERE prompt_sha256 != '' AND prompt_sha256 != toFixedString('', 32) AND prompt_
 CREATE OR REPLACE VIEW {database}.weight_versions{on_cluster} AS SELECT * FROM {database}.raw_weight_versions FINAL;
 CREATE OR REPLACE VIEW {database}.weight_activations{on_cluster} AS SELECT * FROM {database}.raw_weight_activations FINAL;
 CREATE OR REPLACE VIEW {database}.release_decisions{on_cluster} AS SELECT * FROM {database}.raw_release_decisions FINAL;
+CREATE OR REPLACE VIEW {database}.rollout_audits{on_cluster} AS SELECT * FROM {database}.raw_rollout_audits FINAL;
+CREATE OR REPLACE VIEW {database}.audit_verdicts{on_cluster} AS SELECT * FROM {database}.raw_audit_verdicts FINAL;
 CREATE OR REPLACE VIEW {database}.audit_log{on_cluster} AS SELECT * FROM {database}.raw_audit_log FINAL;
 CREATE OR REPLACE VIEW {database}.alerts{on_cluster} AS SELECT * FROM {database}.raw_alerts FINAL;
 CREATE OR REPLACE VIEW {database}.dead_letters{on_cluster} AS SELECT * FROM {database}.raw_dead_letters FINAL;
@@ -93,6 +95,38 @@ WHERE (run_id, rollout_id) NOT IN (SELECT run_id, rollout_id FROM {database}.rol
 CREATE OR REPLACE VIEW {database}.check_duplicate_training{on_cluster} AS
 SELECT run_id, model, rollout_id, groupArray(step) AS steps FROM {database}.training_rollouts WHERE trained
 GROUP BY run_id, model, rollout_id HAVING count() > 1;
+
+-- Tokens that a verdict applies to, by rollout; trained: in a step that started after the verdict, which must never be.
+CREATE OR REPLACE VIEW {database}.quarantined_rollouts{on_cluster} AS
+WITH (SELECT groupArray((model, engine_id, version, reason, decided_at)) FROM {database}.audit_verdicts) AS verdicts
+SELECT
+    c.run_id AS run_id, c.rollout_id AS rollout_id, c.execution_id AS execution_id, c.engine_id AS engine_id,
+    c.verdict.4 AS reason, c.verdict.5 AS decided_at, u.step AS step,
+    ifNull(u.trained AND u.started_at > decided_at, false) AS trained,
+    ifNull(u.trained AND u.started_at <= decided_at, false) AS trained_before,
+    ifNull(u.exclusion_reason, '') AS exclusion_reason
+FROM
+(
+    SELECT
+        run_id, rollout_id, execution_id, engine_id,
+        arrayFirst(v -> v.1 = model AND ((v.2 = engine_id AND version >= v.3) OR (v.2 = '' AND version = v.3)), verdicts)
+            AS verdict
+    FROM (SELECT run_id, rollout_id, execution_id, model, engine_ids, engine_versions FROM {database}.model_calls WHERE mode = 'train')
+    ARRAY JOIN engine_ids AS engine_id, engine_versions AS version
+    WHERE verdict.1 != ''
+    ORDER BY verdict.5 LIMIT 1 BY run_id, rollout_id, execution_id
+) AS c
+LEFT JOIN
+(
+    SELECT r.run_id AS run_id, r.execution_id AS execution_id, r.step AS step, r.trained AS trained,
+        r.exclusion_reason AS exclusion_reason, s.started_at AS started_at
+    FROM {database}.training_rollouts AS r
+    INNER JOIN {database}.training_steps AS s ON r.run_id = s.run_id AND r.model = s.model AND r.step = s.step
+) AS u ON c.run_id = u.run_id AND c.execution_id = u.execution_id;
+
+-- Must always be empty.
+CREATE OR REPLACE VIEW {database}.check_quarantined_training{on_cluster} AS
+SELECT run_id, rollout_id, step, reason FROM {database}.quarantined_rollouts WHERE trained;
 
 CREATE OR REPLACE VIEW {database}.runs{on_cluster} AS
 SELECT run_id, mode, uniqMerge(rollouts) AS rollouts, min(first_started_at) AS first_started_at, max(last_ended_at) AS last_ended_at

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from schemas.audit import AuditState, RolloutAudit
 from schemas.base import Event
 from schemas.codec import DecodeError
 from schemas.dead_letters import DeadLetter
@@ -10,6 +11,7 @@ from schemas.spans import SpanBatch
 from schemas.tasks import TaskBatchRecord
 from schemas.training import TrainingStep
 from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
+from store.ingest.rollout_audit_rows import rollout_audit_row, verdict_rows
 from store.ingest.row import EventMetadata, Row
 from store.ingest.span_batch_rows import span_batch_rows, task_rows
 from store.ingest.training_rows import training_step_rows
@@ -32,6 +34,10 @@ def build_rows(event: Event, metadata: EventMetadata) -> Iterator[tuple[str, Row
             yield "raw_weight_activations", weight_activation_row(event)
         case ReleaseState():
             yield from release_rows(event)
+        case RolloutAudit():
+            yield "raw_rollout_audits", rollout_audit_row(event)
+        case AuditState():
+            yield from verdict_rows(event)
         case SwapLockState():
             pass  # only nodes use it, while it lasts
         case Alert():

@@ -33,7 +33,9 @@ SNAPSHOT_CTES = """
         AND (run_id, model, step, epoch) IN (SELECT run_id, model, step, epoch FROM training_steps)),
     weight_versions AS (SELECT * FROM {database}.weight_versions WHERE {of_run}
     AND created_at <= {until:DateTime64(9)}),
-    weight_activations AS (SELECT * FROM {database}.weight_activations WHERE activated_at <= {until:DateTime64(9)})
+    weight_activations AS (SELECT * FROM {database}.weight_activations WHERE activated_at <= {until:DateTime64(9)}),
+    rollout_audits AS (SELECT * FROM {database}.rollout_audits WHERE {of_run} AND audited_at <= {until:DateTime64(9)}),
+    quarantined_rollouts AS (SELECT * FROM {database}.quarantined_rollouts WHERE {of_run})
 """
 RUN_CONDITION = "{run_id:String} IN ('', run_id)"
 FAR_FUTURE = "2200-01-01 00:00:00"

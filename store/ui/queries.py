@@ -52,6 +52,19 @@ FROM raw_attempts WHERE run_id = {run_id:String}
 """
 """What changes whenever anything about a run does, for less than any of the figures costs."""
 
+AUDIT = """
+SELECT a.tokens AS tokens, a.differing AS differing, q.quarantined AS quarantined, q.trained_before AS trained_before
+FROM
+(
+    SELECT sum(num_tokens) AS tokens, sum(num_differing) AS differing FROM rollout_audits WHERE run_id = {run_id:String}
+) AS a
+CROSS JOIN (
+    SELECT count() AS quarantined, countIf(trained_before) AS trained_before FROM quarantined_rollouts
+    WHERE run_id = {run_id:String}
+) AS q
+"""
+"""Whether what was sampled is what the weights give."""
+
 SUMMARY = f"""
 {ROLLOUTS_CTE}
 SELECT mode, count() AS rollouts, countIf(outcome = 'ok') AS ended_well, countIf(attempt > 1) AS retried,

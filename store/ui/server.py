@@ -43,6 +43,7 @@ RUN_QUERIES = {
     "throughput": queries.THROUGHPUT,
     "trained": queries.TRAINED,
     "served": queries.ACTIVATIONS,
+    "audit": queries.AUDIT,
 }
 """Queries with one parameter, by the last part of their path."""
 

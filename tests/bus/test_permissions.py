@@ -38,13 +38,16 @@ from bus.streams import (
     runner_consumer,
 )
 from bus.task_publisher import TaskPublisher
+from bus.weights.audit_log import AuditLog
 from bus.weights.registry import WeightRegistry
+from bus.weights.version_cache import WeightCache
 from common.aio import cancel_and_wait
 from inference.weights.updater import WeightUpdater
 from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
 from learner.settings.weights import WeightSettings
 from schemas import subjects
+from schemas.audit import AuditVerdict, RolloutAudit
 from schemas.codec import encode
 from schemas.fleet import Alert, Heartbeat
 from schemas.tasks import Task, TaskBatchRecord
@@ -161,6 +164,15 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         await learner.reset_consumer(LEARNER_ROLLOUTS, 1)
         assert (await learner.stream_state(subjects.TRAIN_ROLLOUTS)).last_seq == 1
         assert (await learner.stream_state(subjects.TASKS)).created_at
+        verdict = AuditVerdict(
+            engine_id="node:1", version=1, failed_version=1, reason="it differs", num_tokens=9, evidence=30,
+            decided_at_ns=1,
+        )  # fmt: skip
+        audit = RolloutAudit(
+            run_id="r", rollout_id="good.0", execution_id="e", call=0, model="policy", engine_id="node:1", version=1,
+            num_tokens=3, num_differing=3, mean_difference=1.0, max_difference=1.0, tolerance=0.01, evidence=30,
+            audited_at_ns=1,
+        )  # fmt: skip
         alert = Alert(role="learner", reason="the bus lost messages", fired_at_ns=1)
         await learner.publish(subjects.ALERT, alert, msg_id="alert")
 
@@ -192,6 +204,16 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
         assert engine.loaded == list(written.items())
         await WeightRegistry(node, "policy").append_decision("revoked", 3, actor="node")
         await publisher.publish(weights, version=4, epoch=1, step=4)  # looks at what is still needed
+        auditor = roles["auditor"]
+        for _ in range(2):
+            await AuditLog(auditor, "policy").append(verdict)
+        await auditor.publish(subjects.ROLLOUT_AUDITED, audit, msg_id="audit")
+        await auditor.publish(subjects.ALERT, alert, msg_id="another alert")
+        await WeightRegistry(auditor, "policy").append_decision("revoked", 0, actor="auditor")
+        for reader in (learner, node, auditor):
+            assert (await AuditLog(reader, "policy").refresh()).verdicts == (verdict, verdict)
+        ((first_manifest, _),) = await WeightRegistry(auditor, "policy").manifests_of(2)
+        assert await WeightCache(auditor, "policy", tmp_path).ensure(first_manifest)
         looking = WeightRegistry(client, "policy")
         assert [manifest.version async for manifest, _ in looking.list_versions()] == [4, 3, 2, 1, 0]
         ((_, first),) = await looking.manifests_of(2)
@@ -229,29 +251,35 @@ LOOKING_BACK = (f"{API}.DIRECT.GET.WEIGHTS",)
 ROLLOUTS, TASKS = ("lb.rollout.train", "lb.rollout.eval"), ("lb.task.train.calc",)
 TASK_RECORDS = ("lb.event.task_published",)
 STEPS, ALERTS = ("lb.event.training_step",), ("lb.alert",)
+VERDICTS, AUDITS = ("lb.weights.audit.policy",), ("lb.event.rollout_audited",)
 NODES = ("lb.weights.activated.node", "lb.heartbeat.inference.evil")
 HEARTBEATS = ("lb.heartbeat.store.evil", "lb.heartbeat.learner.evil", "lb.heartbeat.runner.evil")
 MAY_NOT_SAY = {
     "runner": (
         *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASKS, *STEPS, *ALERTS, *NODES, *HEARTBEATS[:2], "lb.dlq.TRAIN_ROLLOUTS",
-        *DECISIONS, *LOOKING_BACK,
+        *DECISIONS, *LOOKING_BACK, *VERDICTS, *AUDITS,
         f"{API}.DIRECT.GET.WEIGHTS.lb.weights.version.policy", f"{API}.DIRECT.GET.OBJ_weights",
     ),
     "store": (
         *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *NODES,
-        *HEARTBEATS[1:], *DECISIONS, *LOOKING_BACK,
+        *HEARTBEATS[1:], *DECISIONS, *LOOKING_BACK, *VERDICTS, *AUDITS,
     ),
     "learner": (
         *STORES, *TASK_READERS, *ROLLOUTS, *NODES, HEARTBEATS[0], HEARTBEATS[2], "lb.dlq.TRAIN_ROLLOUTS",
-        f"{API}.CONSUMER.CREATE.TRAIN_ROLLOUTS.learner.lb.rollout.train", *DECISIONS,
+        f"{API}.CONSUMER.CREATE.TRAIN_ROLLOUTS.learner.lb.rollout.train", *DECISIONS, *VERDICTS,
     ),
     "inference": (
         *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *ALERTS,
-        *HEARTBEATS, "lb.dlq.TASKS",
+        *HEARTBEATS, "lb.dlq.TASKS", *VERDICTS, *AUDITS,
+    ),
+    "auditor": (
+        *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *NODES,
+        *HEARTBEATS, "lb.weights.swap_lock.policy", "lb.dlq.TASKS",
     ),
     "client": (
         *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *STEPS, *ALERTS, *NODES, *HEARTBEATS,
-        "lb.dlq.TASKS", f"{API}.STREAM.MSG.DELETE.DLQ", f"{API}.CONSUMER.CREATE.DLQ", *DECISIONS,
+        "lb.dlq.TASKS", f"{API}.STREAM.MSG.DELETE.DLQ", f"{API}.CONSUMER.CREATE.DLQ", *DECISIONS, *VERDICTS,
+        *AUDITS,
     ),
 }  # fmt: skip
 for leaf, role in LEAF_ROLES.items():
@@ -263,6 +291,7 @@ HEARD = (
     "lb.weights.version.policy",
     "lb.weights.release.policy",
     "lb.weights.swap_lock.policy",
+    "lb.weights.audit.policy",
     "lb.dlq.*",
     "lb.heartbeat.inference.*",
     "lb.heartbeat.*.*",
@@ -277,8 +306,10 @@ MAY_HEAR = {
         "lb.weights.version.policy",
         "lb.weights.release.policy",
         "lb.weights.swap_lock.policy",
+        "lb.weights.audit.policy",
         BEATS_OF_NODES,
     },
+    "auditor": {"lb.rollout.train", BEATS_OF_NODES},
     "store": {"lb.heartbeat.*.*", BEATS_OF_NODES},
     "client": {"lb.heartbeat.*.*", BEATS_OF_NODES, "lb.rollout.train"},
 }

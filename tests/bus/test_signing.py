@@ -14,6 +14,7 @@ from bus.security.permissions import PERMISSIONS
 from bus.security.signing import EXPECTED_LAST_HEADER, SIGNATURE_HEADER, InvalidSignatureError, SigningKeys, make_keys
 from bus.weights.registry import WeightRegistry
 from schemas import subjects
+from schemas.audit import AuditState
 from schemas.codec import encode, schema_of
 from schemas.signers import can_sign
 from schemas.weights.events import Blob, ReleaseDecision, ReleaseState, WeightManifest
@@ -167,12 +168,16 @@ async def test_bytes_that_cannot_be_read_are_passed_over_by_every_reader(roles: 
 def test_who_may_sign_what_is_one_table() -> None:
     version, release = manifest(0), apply_decision(ReleaseState(model="policy"), decision("pinned", 0))
     verdict = apply_decision(ReleaseState(model="policy"), decision("revoked", 0))
-    table = {role: [can_sign(role, event) for event in (version, release, verdict)] for role in (*PERMISSIONS, "")}
+    audits = AuditState(model="policy")
+    table = {
+        role: [can_sign(role, event) for event in (version, release, verdict, audits)] for role in (*PERMISSIONS, "")
+    }
     allowed = {role: row for role, row in table.items() if any(row)}
     assert allowed == {
-        "learner": [True, False, False],
-        "inference": [False, False, True],
-        "admin": [False, True, True],
+        "learner": [True, False, False, False],
+        "inference": [False, False, True, False],
+        "auditor": [False, False, True, True],
+        "admin": [False, True, True, True],
     }
     assert not can_sign("admin", ReleaseState(model="policy"))
 
@@ -180,7 +185,7 @@ def test_who_may_sign_what_is_one_table() -> None:
 def test_the_seeds_are_their_roles_own_and_the_public_keys_are_everybodys(tmp_path: Path) -> None:
     make_keys(tmp_path / "access", PERMISSIONS, FILE)
     seeds = {path.parent.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("signing.seed")}
-    assert seeds == {"learner": 0o600, "inference": 0o600, "admin": 0o600}
+    assert seeds == dict.fromkeys(("learner", "inference", "auditor", "admin"), 0o600)
     for role in PERMISSIONS:
         assert (
             SigningKeys.read(tmp_path / "access" / role).public

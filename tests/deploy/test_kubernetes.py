@@ -34,7 +34,7 @@ EXPANDED = {"POD_IP": "10.0.0.1"}
 CLICKHOUSE = "http://user:secret@clickhouse:8123"
 USERS = {
     "nats": "server", "provision": "admin", "store": "store", "learner": "learner", "inference": "inference",
-    "runner": "runner",
+    "runner": "runner", "auditor": "auditor",
 }  # fmt: skip
 """Whose directory of `bus create-users` each pod is given."""
 KEDA = {

@@ -92,8 +92,8 @@ async def test_tokens_before_a_swap_are_the_old_versions_and_after_it_the_new(vl
             second = await answer.content.readuntil(b"\n\n")
             vllm.gate.release()
             rest = await answer.content.read()
-    assert json.loads(first[6:]) == {"weight_version": 3, "n": 0}
-    assert json.loads(second[6:]) == {"weight_version": 4, "n": 1}
+    assert json.loads(first[6:]) == {"weight_version": 3, "engine_id": "", "n": 0}
+    assert json.loads(second[6:]) == {"weight_version": 4, "engine_id": "", "n": 1}
     assert rest.endswith(b"data: [DONE]\n\n")
     assert vllm.bodies == [{**body, "cache_salt": "v3"}]
     assert gateway.num_in_flight == 0
@@ -291,7 +291,8 @@ async def test_an_engine_that_is_gone_is_not_ready(vllm: ScriptedVllm) -> None:
 @given(st.dictionaries(st.text(), st.integers() | st.text(), min_size=1), st.integers(0, 2**40))
 def test_marking_and_salting_change_nothing_else(body: dict[str, object], version: int) -> None:
     event = b"data: " + json.dumps(body).encode()
-    assert json.loads(stamp_event(event, version)[6:]) == {"weight_version": version, **body}
+    stamps = {"weight_version": version, "engine_id": "n:1"}
+    assert json.loads(stamp_event(event, version, "n:1")[6:]) == {**stamps, **body}
     assert json.loads(add_cache_salt(json.dumps(body).encode() + b" \n", version)) == {
         **body,
         "cache_salt": f"v{version}",
@@ -301,8 +302,8 @@ def test_marking_and_salting_change_nothing_else(body: dict[str, object], versio
     named = add_cache_salt(json.dumps({**body, "model": "policy"}).encode(), version, "policy@1")
     assert json.loads(named) == {**body, "model": "policy@1", "cache_salt": f"v{version}"}
     text = json.dumps({"model": "m@1", "text": '"model":"m@1"'}, separators=(",", ":")).encode()
-    assert json.loads(stamp_event(b"data: " + text, 1, "m@1", "m")[6:]) == {
-        "weight_version": 1, "model": "m", "text": '"model":"m@1"'
+    assert json.loads(stamp_event(b"data: " + text, 1, "n:1", "m@1", "m")[6:]) == {
+        "weight_version": 1, "engine_id": "n:1", "model": "m", "text": '"model":"m@1"'
     }  # fmt: skip
     assert add_cache_salt(b"{}", version) == b"{}" and add_cache_salt(b"[1]", version) == b"[1]"
 

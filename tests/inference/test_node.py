@@ -16,12 +16,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from bus.client import Bus
+from bus.weights.audit_log import AuditLog
 from common.aio import cancel_and_wait
 from inference import node
 from inference.engine.vllm_server import EngineError
 from inference.gateway.server import VERSION_HEADER
 from inference.settings import InferenceSettings
 from schemas import subjects
+from schemas.audit import AuditVerdict
 from schemas.weights.events import WeightManifest
 from tests.chaos.tokens import logprob
 from tests.listening import child, ports_and_sockets
@@ -77,6 +79,30 @@ async def test_an_engine_that_dies_is_started_again_and_serves_only_verified_wei
         engine.kill()
         seen = await states_until(bus, "ready", after=engine)
     assert [state for state in seen if state != "ready"] == ["starting", "awaiting_weights"]
+
+
+async def test_an_engine_that_fails_the_audit_is_replaced_by_another(bus: Bus, tmp_path: Path) -> None:
+    """The node is suspect meanwhile, and the new engine has another name."""
+    async with serving(bus, tmp_path, [sys.executable, STAND_IN]), bus.fleet("inference") as fleet:
+
+        async def ready_engine(other: str = "") -> str:
+            async with asyncio.timeout(40):
+                while True:
+                    await fleet.wait_for_change()
+                    for beat in fleet.members():
+                        if beat.state == "ready" and (engine_id := str(beat.status["engine_id"])) != other:
+                            return engine_id
+
+        engine_id = await ready_engine()
+        verdict = AuditVerdict(
+            engine_id=engine_id, version=0, failed_version=0, reason="it differs", num_tokens=9, evidence=30.0,
+            decided_at_ns=1,
+        )  # fmt: skip
+        states = asyncio.create_task(states_until(bus, "ready", after=child(STAND_IN)))
+        await asyncio.sleep(0)
+        await AuditLog(bus, "policy").append(verdict)
+        assert await ready_engine(engine_id) != engine_id
+        assert "suspect" in await states
 
 
 async def test_an_engine_listens_on_a_socket_that_no_other_user_reaches_and_on_no_port(

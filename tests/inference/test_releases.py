@@ -14,12 +14,12 @@ from bus.client import Bus
 from bus.errors import BusError, FencedError
 from bus.weights import registry as releases_module
 from bus.weights.registry import WeightRegistry
+from bus.weights.version_cache import WeightCache
 from common.aio import cancel_and_wait
 from inference.engine.vllm_server import EngineRejectedError
 from inference.weights import updater as subscriber_module
 from inference.weights.canary import CanaryResult, evaluate, fit_to_context
 from inference.weights.updater import WeightUpdater
-from inference.weights.version_cache import WeightCache
 from learner.publishing.delta_chain import versions_to_delete
 from learner.publishing.publisher import BUCKET
 from schemas import subjects

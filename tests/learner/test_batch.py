@@ -1,6 +1,7 @@
 """What goes into a step, and the account of what does not."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from bus.task_file import TaskInput
 from learner.batching.advantages import make_estimator
 from learner.batching.batch import Batch, BatchBuilder
-from learner.batching.rollout_dispositions import build_spans, excluded, find_stale_tasks
+from learner.batching.rollout_dispositions import build_spans, excluded, find_tasks_to_replace, quarantine_reasons
 from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
 from learner.batching.staleness import mask_stale_tokens, max_staleness_of, token_staleness
 from learner.batching.transitions import build_transitions, token_versions
@@ -23,6 +24,7 @@ from learner.settings.algorithm import AlgorithmSettings
 from learner.settings.learner import LearnerSettings
 from learner.training.token_weights import loss_weights
 from schemas import ids as identity
+from schemas.audit import AuditVerdict
 from schemas.spans import ModelCall, VersionSpan
 from schemas.training import TrainingStep
 from tests.factories import batches, group, model_call, rollout
@@ -42,8 +44,11 @@ def rewarded(task: str, *rewards: float | None, version: int = 0) -> RolloutGrou
     )
 
 
-def make_batch(groups: list[RolloutGroup], version: int, arguments: LearnerSettings) -> Batch:
-    return BatchBuilder(arguments).build(groups, version)
+def make_batch(
+    groups: list[RolloutGroup], version: int, arguments: LearnerSettings, verdicts: Sequence[AuditVerdict] = ()
+) -> Batch:
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return BatchBuilder(arguments).build(groups, version, quarantine_reasons(rollouts, verdicts))
 
 
 def rows(*calls: ModelCall, limit: int = 100) -> list[TrainSequence]:
@@ -65,10 +70,29 @@ def test_a_group_of_one_valid_rollout_has_no_advantage(others: list[None]) -> No
     assert [use.advantage for use in batch.dispositions] == [0.0] * (1 + len(others))
 
 
+def test_what_a_verdict_applies_to_is_never_trained_nor_part_of_its_group() -> None:
+    verdict = AuditVerdict(
+        engine_id="", version=7, failed_version=7, reason="r", num_tokens=1, evidence=30, decided_at_ns=1
+    )
+    quarantined = rollout("a", 3, 5.0, version=7)
+    groups = [group("a", *(rollout("a", sample, float(sample == 0), version=5) for sample in range(3)), quarantined)]
+    groups.append(rewarded("b", 1.0, 0.0, version=7))
+    batch = make_batch(groups, 8, settings(max_staleness=9), [verdict])
+    reasons = {use.rollout_id: use.exclusion_reason for use in batch.dispositions}
+    assert reasons == {
+        "a.0": "", "a.1": "", "a.2": "", "a.3": "quarantined: version 7",
+        "b.0": "quarantined: version 7", "b.1": "quarantined: version 7",
+    }  # fmt: skip
+    assert {row.rollout_id for row in batch.sequences} == {"a.0", "a.1", "a.2"}
+    assert batch.dispositions[0].advantage == pytest.approx((1 - 1 / 3) / np.std([1, 0, 0], ddof=1), rel=1e-4)
+    assert find_tasks_to_replace(batch.dispositions) == ["b"]
+    assert make_batch(groups, 8, settings(max_staleness=9)).metrics["rollouts/trained"] == 6
+
+
 def test_every_rollout_is_accounted_for_and_stale_ones_are_left_out() -> None:
     groups = [rewarded("a", 1.0, 0.0, None, 0.0, version=5), rewarded("b", 1.0, 0.0, version=2)]
     batch = make_batch(groups, 5, settings(max_staleness=2, staleness={"on_exceed": "drop"}))
-    assert find_stale_tasks(batch.dispositions) == ["b"], "which is dispatched again"
+    assert find_tasks_to_replace(batch.dispositions) == ["b"], "which is dispatched again"
     reasons = {use.rollout_id: use.exclusion_reason for use in batch.dispositions}
     assert reasons == {"a.0": "", "a.1": "", "a.2": "infra_error", "a.3": "", "b.0": "stale", "b.1": "stale"}
     assert {row.rollout_id for row in batch.sequences} == {"a.0", "a.1", "a.3"}

@@ -40,6 +40,22 @@ def test_a_stream_over_a_swap_keeps_the_version_of_every_token() -> None:
     assert part.sampling == {"temperature": 0.5}
 
 
+def test_every_token_has_the_engine_that_sampled_it() -> None:
+    first, second = {"engine_id": "n:1"}, {"engine_id": "m:2"}
+    chunks = [
+        FIRST | first | chunk(4, [7], "a"),
+        first | chunk(4, [8], "b"),
+        second | chunk(4, [9], "c", finish_reason="stop"),
+    ]
+    completion = collected(*chunks)
+    (part,) = completion.sampled_choices()
+    assert part.weight_versions == (
+        VersionSpan(version=4, start=0, end=2, engine_id="n:1"),
+        VersionSpan(version=4, start=2, end=3, engine_id="m:2"),
+    )
+    assert "engine_id" not in (completion.to_agent_chunk(chunks[1]) or {}), "agents do not see it"
+
+
 @pytest.mark.parametrize(
     ("chunks", "reason"),
     [

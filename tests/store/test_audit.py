@@ -1,54 +1,59 @@
-"""The audit log: what JetStream was asked, by whom, and what came of it."""
+"""What verdicts apply to, and whether it was trained, as ClickHouse counts it."""
 
-import asyncio
+from pathlib import Path
 
 import pytest
-from nats.js.errors import NotFoundError
 
-from bus.client import Bus
-from bus.streams import runner_consumer
-from schemas.codec import DecodeError
-from store.ingest.audit import build_audit_rows, split_subject
-from tests.store.conftest import Start
+from schemas.audit import AuditState, AuditVerdict
+from schemas.spans import SpanBatch
+from schemas.training import TrainingStep
+from store.reports import REPORTS
+from tests import seed_store
+from tests.store.conftest import prepared
 
-
-async def test_who_changed_what_on_the_bus_is_in_the_audit_log(bus: Bus, nats_url: str, start_store: Start) -> None:
-    """What was changed, and what was refused; what only looked is left out."""
-    store = await asyncio.to_thread(start_store, nats_url)
-    await bus.ensure_consumer(runner_consumer("calc", "train"))
-    await bus.js.delete_consumer("TASKS", "runner-calc-train")
-    with pytest.raises(NotFoundError):
-        await bus.js.purge_stream("NONE")
-    await bus.js.stream_info("TASKS")
-    await asyncio.to_thread(store.until, "SELECT count() FROM audit_log WHERE request = 'STREAM.PURGE'", 1)
-    rows = store.sql.query(
-        "SELECT request, target, error, account, client, host FROM audit_log "
-        "WHERE target LIKE '%calc%' AND error = '' OR target = 'NONE' ORDER BY requested_at"
-    ).result_rows
-    assert rows == [
-        ("CONSUMER.CREATE", "TASKS.runner-calc-train.lb.task.train.calc", "", "$G", "test", "127.0.0.1"),
-        ("CONSUMER.DELETE", "TASKS.runner-calc-train", "", "$G", "test", "127.0.0.1"),
-        ("STREAM.PURGE", "NONE", "stream not found", "$G", "test", "127.0.0.1"),
-    ]
-    assert store.sql.query("SELECT count() FROM audit_log WHERE request LIKE '%INFO' AND error = ''").result_rows == [
-        (0,)
-    ]
+pytestmark = pytest.mark.integration
 
 
-def test_what_is_no_advisory_is_told_from_one() -> None:
-    for data in (b"", b"[]", b"{}", b"\xff", b'{"id": "x", "timestamp": "now", "subject": "y"}'):
-        with pytest.raises(DecodeError, match="no advisory"):
-            list(build_audit_rows(data))
+def verdict(version: int, decided_at_ns: int, engine_id: str = seed_store.ENGINE) -> AuditVerdict:
+    return AuditVerdict(
+        engine_id=engine_id, version=version, failed_version=version, reason="it differs", num_tokens=9, evidence=30,
+        decided_at_ns=decided_at_ns,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("subject", "parts"),
-    [
-        ("$JS.API.INFO", ("INFO", "")),
-        ("$JS.API.STREAM.DELETE.TASKS", ("STREAM.DELETE", "TASKS")),
-        ("$JS.API.STREAM.MSG.GET.DLQ", ("STREAM.MSG.GET", "DLQ")),
-        ("$JS.API.CONSUMER.CREATE.TASKS.x.lb.task.*.x", ("CONSUMER.CREATE", "TASKS.x.lb.task.*.x")),
-    ],
-)
-def test_a_request_is_its_name_and_what_it_is_about(subject: str, parts: tuple[str, str]) -> None:
-    assert split_subject(subject) == parts
+def test_quarantined_rollouts_are_those_a_verdict_applies_to(tmp_path: Path) -> None:
+    events = list(seed_store.run("small"))
+    steps = [event for event in events if isinstance(event, TrainingStep)]
+    decided = verdict(3, steps[4].started_ns - 1)
+    states = [AuditState(model="policy", verdicts=(decided,)), AuditState(model="other", verdicts=(verdict(0, 1),))]
+    sampled = {
+        batch.rollout_id
+        for batch in events
+        if isinstance(batch, SpanBatch)
+        for span in batch.spans
+        if span.call is not None and any(run.version >= 3 for run in span.call.weight_versions)
+    }
+    trained = {use.rollout_id: step.started_ns for step in steps for use in step.rollouts if use.trained}
+    with prepared(tmp_path) as store:
+        seed_store.insert(store.sql, [*events, *states])
+        rows = store.sql.query(
+            "SELECT rollout_id, trained, trained_before, reason FROM quarantined_rollouts"
+        ).result_rows
+        assert {row[0] for row in rows} == sampled and len(rows) == len(sampled)
+        assert {row[0] for row in rows if row[2]} == {
+            rollout for rollout in sampled if trained.get(rollout, decided.decided_at_ns + 1) <= decided.decided_at_ns
+        }
+        wrongly = {rollout for rollout in sampled if trained.get(rollout, 0) > decided.decided_at_ns}
+        assert wrongly and {row[0] for row in rows if row[1]} == wrongly, "the learner of this run knew no verdict"
+        rows_of_check = store.sql.query("SELECT rollout_id FROM check_quarantined_training").result_rows
+        assert {row[0] for row in rows_of_check} == wrongly
+        report = store.sql.query(REPORTS["audit"].query("lightningbus"), REPORTS["audit"].values({}, "small", None))
+        newest = list(report.named_results())[-1]
+        assert newest["verdict"] == "it differs" and newest["quarantined"] == len(sampled)
+        assert newest["trained_before"] == sum(row[2] for row in rows) and newest["first_step"] == 4
+
+
+def test_without_a_verdict_nothing_is_quarantined(tmp_path: Path) -> None:
+    with prepared(tmp_path) as store:
+        seed_store.insert(store.sql, seed_store.run("small"))
+        assert store.sql.query("SELECT count() FROM quarantined_rollouts").result_rows == [(0,)]

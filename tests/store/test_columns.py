@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from schemas.audit import AuditState, AuditVerdict, RolloutAudit
 from schemas.base import Event
 from schemas.codec import DecodeError
 from schemas.dead_letters import DeadLetter
@@ -51,6 +52,8 @@ FIELDS: dict[tuple[type[Event], str], frozenset[str]] = {
     (WeightsActivated, "raw_weight_activations"): frozenset(),
     (ReleaseDecision, "raw_release_decisions"): frozenset(),
     (Alert, "raw_alerts"): frozenset(),
+    (RolloutAudit, "raw_rollout_audits"): frozenset(),
+    (AuditVerdict, "raw_audit_verdicts"): frozenset(),
     (DeadLetter, "raw_dead_letters"): frozenset(),
 }
 """Fields that have no column of their own, by struct and its tables."""
@@ -62,7 +65,10 @@ KEYS = {"run_id", "task_id", "rollout_id", "attempt", "execution_id", "mode", "a
 """Columns that many views have: the page names them where they matter."""
 UNNAMED = {"retention_days", "prompt_prefix_refs", "request_prefix_refs"}
 """Columns that no view has."""
-DERIVED = {"runs", "tokens", "prompts", "check_unfinished_rollouts", "check_duplicate_training", "check_prompt_digests"}
+DERIVED = {
+    "runs", "tokens", "prompts", "quarantined_rollouts", "check_unfinished_rollouts", "check_duplicate_training",
+    "check_prompt_digests", "check_quarantined_training",
+}  # fmt: skip
 """Views with columns that no table has."""
 SOURCES = {"rollouts": "raw_attempts", "completions": "raw_call_payloads"}
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "store.md").read_text()
@@ -93,7 +99,16 @@ def test_a_field_has_a_column_or_is_listed_as_one_without(struct: type[Event], t
 def test_a_row_has_exactly_the_columns_of_its_table() -> None:
     rows = defaultdict(list)
     decision = ReleaseDecision(action="pinned", version=1, actor="me", decided_at_ns=1)
-    for event in (*EVENTS, ReleaseState(model="policy", decisions=(decision,))):
+    verdict = AuditVerdict(
+        engine_id="n:1", version=1, failed_version=1, reason="r", num_tokens=1, evidence=1.0, decided_at_ns=1
+    )
+    audit = RolloutAudit(
+        run_id="r", rollout_id="a.0", execution_id="e", call=0, model="policy", engine_id="n:1", version=1,
+        num_tokens=1, num_differing=1, mean_difference=1.0, max_difference=1.0, tolerance=1.0, evidence=1.0,
+        audited_at_ns=1,
+    )  # fmt: skip
+    states = (ReleaseState(model="policy", decisions=(decision,)), AuditState(model="policy", verdicts=(verdict,)))
+    for event in (*EVENTS, *states, audit):
         with contextlib.suppress(DecodeError):  # an event that the store does not keep
             for table, row in build_rows(event, EventMetadata(1, 2, lambda run: 3)):
                 rows[table].append(row)

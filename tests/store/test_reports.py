@@ -240,6 +240,14 @@ def test_reports_name_their_parameters() -> None:
         REPORTS["pass_at_k"].values({"solved": "a"}, "", None)
 
 
+def test_audits_have_a_command_of_their_own(store: StoreProcess) -> None:
+    rows = json.loads(command(store, "audit", "--run", "small", "--json").stdout)
+    assert [row["version"] for row in rows] == list(range(6)) and {row["engine_id"] for row in rows} == {
+        seed_store.ENGINE
+    }
+    assert {(row["tokens"], row["differing"], row["verdict"]) for row in rows} == {(10, 0, "")}
+
+
 def test_the_client_for_a_machine_of_ones_own_compresses_nothing(store: StoreProcess) -> None:
     assert connect(store.url).write_compression is None
 

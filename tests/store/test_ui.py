@@ -100,6 +100,8 @@ async def test_steps_time_throughput_and_versions_served(ask: Ask, ends: list[Sp
     assert parts["queue"] == pytest.approx(0.25) and parts["tool"] == pytest.approx(0.15)
     minutes = await ask("run/throughput", run_id=RUN)
     assert sum(row["rollouts_per_s"] * 60 * row["per_point"] for row in minutes) == pytest.approx(len(ends))
+    (audit,) = await ask("run/audit", run_id=RUN)
+    assert audit == {"tokens": 60, "differing": 0, "quarantined": 0, "trained_before": 0}, "ten tokens in each step"
     tenths = await ask("run/trained", run_id=RUN)
     assert [row["tenth"] for row in tenths] == list(range(1, 11)) and sum(row["ended"] for row in tenths) == len(ends)
     assert sum(row["trained"] for row in tenths) == len(good(ends))

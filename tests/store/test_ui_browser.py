@@ -177,6 +177,7 @@ def test_from_the_runs_to_a_run_to_a_rollout_and_back(page: Any, site: str) -> N
     page.locator("#chart-throughput-throughput path.line").first.wait_for()
     assert page.locator("#fleet tbody tr").count() == 4
     assert "up to" in page.locator("#chart-trained-trained dl").inner_text()
+    assert "120 tokens recomputed" in page.locator("#audit").inner_text()
     assert "model calls" in page.locator("#chart-time-where").inner_text()
     page.locator("#served path.line").wait_for()
     picture(page, "run")

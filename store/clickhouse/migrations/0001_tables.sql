@@ -117,6 +117,8 @@ CREATE TABLE IF NOT EXISTS {database}.raw_model_calls{on_cluster}
     response_tokens UInt32 CODEC(T64, ZSTD(1)),
     min_weight_version Nullable(UInt32),
     max_weight_version Nullable(UInt32),
+    engine_ids Array(LowCardinality(String)),
+    engine_versions Array(UInt32),
     mean_logprob Float32,
     finish_reason LowCardinality(String),
     sampling_params LowCardinality(String),
@@ -202,6 +204,42 @@ CREATE TABLE IF NOT EXISTS {database}.raw_release_decisions{on_cluster}
     decided_at DateTime64(9, 'UTC')
 )
 ENGINE = {replicated}ReplacingMergeTree ORDER BY (model, version, decided_at, action)
+SETTINGS non_replicated_deduplication_window = 1000;
+
+-- What the auditor recomputed: tokens of one call, by one engine, of one version. evidence: natural log.
+CREATE TABLE IF NOT EXISTS {database}.raw_rollout_audits{on_cluster}
+(
+    run_id LowCardinality(String),
+    rollout_id String,
+    execution_id String,
+    call UInt32,
+    model LowCardinality(String),
+    engine_id LowCardinality(String),
+    version UInt32,
+    num_tokens UInt32,
+    num_differing UInt32,
+    mean_difference Float64,
+    max_difference Float64,
+    tolerance Float64,
+    evidence Float64,
+    audited_at DateTime64(9, 'UTC')
+)
+ENGINE = {replicated}ReplacingMergeTree ORDER BY (run_id, rollout_id, execution_id, call, engine_id, version)
+SETTINGS non_replicated_deduplication_window = 1000;
+
+-- Whose tokens are quarantined: those of an engine from a version on, or with an empty engine_id all of one version.
+CREATE TABLE IF NOT EXISTS {database}.raw_audit_verdicts{on_cluster}
+(
+    model LowCardinality(String),
+    engine_id LowCardinality(String),
+    version UInt32,
+    failed_version UInt32,
+    reason String,
+    num_tokens UInt32,
+    evidence Float64,
+    decided_at DateTime64(9, 'UTC')
+)
+ENGINE = {replicated}ReplacingMergeTree ORDER BY (model, decided_at, engine_id, version)
 SETTINGS non_replicated_deduplication_window = 1000;
 
 CREATE TABLE IF NOT EXISTS {database}.raw_training_steps{on_cluster}

@@ -25,7 +25,9 @@ export function runPage(root, { run, query }, signal) {
   const look = async () => {
     const pulse = JSON.stringify(await ask("run/pulse", { run_id: run }, signal));
     const stale = [
-      ["facts", async () => head.lastChild.replaceChildren(...facts(await ask("run/summary", { run_id: run }, signal), rollouts))],
+      ["facts", async () => head.lastChild.replaceChildren(
+        ...facts(await ask("run/summary", { run_id: run }, signal), rollouts),
+        ...auditFact(await ask("run/audit", { run_id: run }, signal)))],
       ["rollouts", () => rollouts.load()],
       ["served", () => fleet.served()],
       ...boxes.map((item) => [item.question, () => fill(item.box, async () => item.draw(await ask(`run/${item.question}`, { run_id: run }, signal)), signal)]),
@@ -66,6 +68,16 @@ function facts(modes, rollouts) {
     h("dd", {}, `${count(item.retried)} tried again`),
     h("dd", {}, item.version === null ? "no version" : `version ${item.version}`),
     h("dd", { title: `${clock(item.first_ms)} to ${clock(item.last_ms)}` }, `${seconds((item.last_ms - item.first_ms) / 1000)} long, last ${ago(item.last_ms)}`)));
+}
+
+function auditFact([audit]) {
+  if (!audit?.tokens) return [];
+  return [h("dl", { class: "fact", id: "audit" },
+    h("dt", {}, h("span", { class: "chip" }, "audit")),
+    h("dd", {}, `${count(audit.tokens)} tokens recomputed`),
+    h("dd", { class: audit.differing ? "problem" : "" }, `${count(audit.differing)} differ`),
+    h("dd", { class: audit.quarantined ? "problem" : "" }, `${count(audit.quarantined)} rollouts quarantined`),
+    audit.trained_before ? h("dd", { class: "problem" }, `${count(audit.trained_before)} trained before that`) : null)];
 }
 
 function rewardChart(rows) {

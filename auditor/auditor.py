@@ -1,0 +1,252 @@
+"""The auditor process: draws rollouts off the bus, recomputes their tokens, and publishes verdicts."""
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from auditor.budget import CpuBudget
+from auditor.convictions import Convictions
+from auditor.draw import Draw, Sampler
+from auditor.evidence import AuditedTokens, Finding
+from auditor.judge import Judge
+from auditor.reference_model import ReferenceModel
+from auditor.samples import AuditSample, build_samples
+from auditor.settings import AuditorSettings
+from auditor.versions import VersionLoader
+from bus.client import Bus
+from bus.errors import BusError
+from bus.fleet.heartbeats import default_instance_id
+from common.aio import first_completed
+from common.observability import metrics
+from common.observability.faults import count_fault
+from schemas import ids, subjects
+from schemas.audit import RolloutAudit
+from schemas.codec import DecodeError, decode
+from schemas.fleet import Heartbeat
+from schemas.spans import SpanBatch
+
+log = logging.getLogger(__name__)
+
+MAX_QUEUED = 200
+"""Calls that wait to be recomputed; the oldest is left out for a new one."""
+NICENESS = 10
+BURST_SECONDS = 5.0
+"""CPU time that may be saved up while there is nothing to do."""
+TOLERANCES = {"float32": 0.01}
+DEFAULT_TOLERANCE = 0.25
+"""By what engines compute in. vLLM and transformers round bfloat16 differently: most tokens differ by 0.01 nats, one in
+a hundred by more than 0.1."""
+
+
+class AuditorError(Exception):
+    """The auditor cannot start; the message says why."""
+
+
+async def run(bus: Bus, settings: AuditorSettings, stop: asyncio.Event) -> None:
+    """Audit until asked to stop; raises `AuditorError` if there is no model at ``model_path``."""
+    if not (settings.model_path / "config.json").exists():
+        raise AuditorError(f"model_path: {settings.model_path} holds no model (no config.json)")
+    with suppress(OSError):
+        os.nice(NICENESS)
+    await Auditor(bus, settings).run(stop)
+
+
+class Auditor:
+    """One auditor; several of one model share the verdicts, not the evidence."""
+
+    def __init__(self, bus: Bus, settings: AuditorSettings) -> None:
+        self._bus, self._settings = bus, settings
+        self._nodes = bus.fleet("inference")
+        self._draw = Draw(settings.share, secrets.token_bytes(32))
+        self._judge = Judge(settings, _tolerance(settings))
+        self._convictions = Convictions(bus, settings.model, f"auditor {default_instance_id(settings.id)}")
+        self._queue: deque[AuditSample] = deque(maxlen=MAX_QUEUED)
+        self._arrived = asyncio.Event()
+        self._budget = CpuBudget(settings.max_cpu_share * (os.cpu_count() or 1), BURST_SECONDS, time.monotonic())
+        self._loader: VersionLoader
+        self._reference: ReferenceModel
+        self._num_tokens = self._num_skipped = 0
+        self._problem = ""
+        self._is_ready = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Audit until asked to stop."""
+        name = default_instance_id(self._settings.id)
+        async with self._nodes, self._bus.heartbeat("auditor", name, self._describe) as heartbeat:
+            self._settings.work_dir.mkdir(parents=True, exist_ok=True)
+            self._reference = await asyncio.to_thread(
+                ReferenceModel, self._settings.model_path, self._settings.device, self._settings.cpu_threads
+            )
+            self._loader = VersionLoader(
+                self._bus, self._settings.model, self._settings.work_dir / "weights", self._reference
+            )
+            # Read off the bus beside everybody else: a slow auditor holds up nobody.
+            subscriptions = [
+                await self._bus.nc.subscribe(subjects.rollout(mode), cb=self._on_batch) for mode in ("train", "eval")
+            ]
+            await self._convictions.refresh()
+            self._is_ready = True
+            await heartbeat.send_now()
+            try:
+                await first_completed(self._audit_loop(), self._watch_nodes(), stop.wait())
+            finally:
+                if self._bus.nc.is_connected:
+                    for subscription in subscriptions:
+                        await subscription.unsubscribe()
+
+    async def _on_batch(self, message: Msg) -> None:
+        _, _, rest = (message.headers or {}).get(subjects.MSG_ID_HEADER, "").partition(":")
+        if not self._draw.wants(rest.rpartition(":")[0]):
+            return
+        try:
+            batches = self._draw.add(decode(SpanBatch, message.data))
+            samples = build_samples(batches, self._settings.kv_cache_on_swap) if batches else []
+        except (DecodeError, ValueError) as error:
+            log.debug("a rollout is not audited: %s", error)
+            return
+        except Exception as error:  # whatever a message leads to, the next one is read
+            count_fault("a rollout is not audited", error)
+            return
+        for sample in samples:
+            if sample.model == self._settings.model:
+                self._num_skipped += len(self._queue) == MAX_QUEUED
+                self._queue.append(sample)
+        self._arrived.set()
+
+    async def _audit_loop(self) -> None:
+        while True:
+            self._arrived.clear()
+            if not self._queue:
+                await self._arrived.wait()
+                continue
+            await asyncio.sleep(self._budget.seconds_to_wait(time.monotonic()))
+            sample = self._next_sample()
+            try:
+                await self._audit(sample)
+                self._problem = ""
+            except (BusError, NatsError, OSError, ValueError) as error:
+                self._num_skipped += 1
+                self._problem = f"rollout {sample.rollout_id} is not audited: {error}"
+                log.warning("%s", self._problem)
+            except Exception as error:
+                self._num_skipped += 1
+                count_fault(f"rollout {sample.rollout_id} is not audited", error)
+
+    def _next_sample(self) -> AuditSample:
+        """The oldest of the version that is loaded, else the oldest of all."""
+        sample = next((sample for sample in self._queue if self._loader.is_loaded(sample.version)), self._queue[0])
+        self._queue.remove(sample)
+        return sample
+
+    async def _audit(self, sample: AuditSample) -> None:
+        if self._convictions.applies_to(sample.engine_id, sample.version):
+            return
+        tokens = await self._recompute(sample)
+        finding = self._judge.add(sample.engine_id, sample.version, tokens)
+        self._draw.suspects = self._judge.suspects()
+        self._num_tokens += len(tokens.differences)
+        metrics.audited_tokens.inc(len(tokens.differences))
+        if self._judge.is_guilty(finding):
+            await self._convictions.add(sample.engine_id, sample.version, finding)
+            self._judge.forget(sample.engine_id)
+        await self._publish_audit(sample, tokens, finding)
+
+    async def _recompute(self, sample: AuditSample) -> AuditedTokens:
+        """Compare with the loaded version of this number, else with all there are; the one that fits best counts."""
+        results = []
+        if self._loader.is_loaded(sample.version):
+            with self._budgeted():
+                results.append(await asyncio.to_thread(self._reference.audit, sample))
+        if not results or self._num_differing(results[0]):
+            for manifest in await self._loader.candidates(sample.version):
+                with self._budgeted():
+                    await self._loader.load(manifest)
+                    results.append(await asyncio.to_thread(self._reference.audit, sample))
+        return min(results, key=self._num_differing)
+
+    @contextmanager
+    def _budgeted(self) -> Iterator[None]:
+        """Count the CPU time of this process while the block runs."""
+        started_at = time.process_time()
+        try:
+            yield
+        finally:
+            self._budget.spend(time.process_time() - started_at, time.monotonic())
+
+    def _num_differing(self, tokens: AuditedTokens) -> int:
+        return int((~(np.abs(tokens.differences) <= self._judge.tolerance)).sum())
+
+    async def _publish_audit(self, sample: AuditSample, tokens: AuditedTokens, finding: Finding) -> None:
+        differences = np.abs(tokens.differences)
+        audit = RolloutAudit(
+            run_id=sample.run_id,
+            rollout_id=sample.rollout_id,
+            execution_id=sample.execution_id,
+            call=sample.call,
+            model=sample.model,
+            engine_id=sample.engine_id,
+            version=sample.version,
+            num_tokens=len(differences),
+            num_differing=self._num_differing(tokens),
+            mean_difference=float(differences.mean()),
+            max_difference=float(differences.max()),
+            tolerance=self._judge.tolerance,
+            evidence=finding.log_evidence,
+            audited_at_ns=time.time_ns(),
+        )
+        msg_id = ids.audit_msg_id(sample.execution_id, sample.call, sample.engine_id, sample.version)
+        await self._bus.publish(subjects.ROLLOUT_AUDITED, audit, msg_id=msg_id)
+
+    async def _watch_nodes(self) -> None:
+        """Follow which engines serve which versions; an alert ends with its engine."""
+        while True:
+            await self._nodes.wait_for_change()
+            nodes = [beat for beat in self._nodes.members() if beat.model == self._settings.model]
+            samplers = [sampler for beat in nodes for sampler in samplers_of(beat)]
+            self._draw.expect(samplers)
+            await self._convictions.resolve_alerts({engine_id for engine_id, _ in samplers})
+
+    def _describe(self) -> dict[str, Any]:
+        status: dict[str, Any] = {"tokens": self._num_tokens, "skipped": self._num_skipped}
+        if num_verdicts := self._convictions.num_verdicts:
+            status["verdicts"] = num_verdicts
+        if self._problem:
+            status["problem"] = self._problem[:200]
+        if self._convictions.alert:
+            status["alert"] = self._convictions.alert
+        return {
+            "state": "auditing" if self._is_ready else "starting",
+            "model": self._settings.model,
+            "status": status,
+        }
+
+
+def samplers_of(node: Heartbeat) -> list[Sampler]:
+    """The engine of a node with each version that it serves. Pure."""
+    engine_id, versions = node.status.get("engine_id"), node.status.get("versions", [node.version])
+    if not isinstance(engine_id, str) or not isinstance(versions, list):
+        return []
+    return [(engine_id, version) for version in versions if isinstance(version, int)]
+
+
+def _tolerance(settings: AuditorSettings) -> float:
+    """In nats."""
+    if settings.tolerance is not None:
+        return settings.tolerance
+    dtype = settings.engine_dtype
+    if dtype == "auto":
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(settings.model_path)
+        dtype = str(config.get_text_config().dtype).removeprefix("torch.")
+    return TOLERANCES.get(dtype, DEFAULT_TOLERANCE)

@@ -1,0 +1,86 @@
+"""Verdicts onto the bus: the engine's, the version's with its revocation, and an alert while the engine lives."""
+
+import logging
+import time
+from collections.abc import Collection
+
+from auditor.evidence import Finding
+from auditor.judge import is_convicted, verdicts_on
+from bus.client import Bus
+from bus.errors import BusError
+from bus.weights.audit_log import AuditLog
+from bus.weights.registry import WeightRegistry
+from common.observability import metrics
+from schemas import subjects
+from schemas.audit import AuditVerdict
+from schemas.fleet import Alert
+from schemas.weights.events import MAX_ACTOR_CHARS
+
+log = logging.getLogger(__name__)
+
+
+class Convictions:
+    """The verdicts on one model."""
+
+    def __init__(self, bus: Bus, model: str, actor: str) -> None:
+        """``actor`` is who revokes versions."""
+        self._bus, self._actor = bus, actor[:MAX_ACTOR_CHARS]
+        self._verdicts, self._releases = AuditLog(bus, model), WeightRegistry(bus, model)
+        self._alerts: dict[str, str] = {}
+        """Reasons by engine, of engines that still serve."""
+
+    @property
+    def num_verdicts(self) -> int:
+        """How many there are."""
+        return len(self._verdicts.state.verdicts)
+
+    @property
+    def alert(self) -> str:
+        """What is wrong now, as a sentence; empty: nothing."""
+        return "; ".join(self._alerts.values())
+
+    async def refresh(self) -> None:
+        """Look up the verdicts there are; raises as `AuditLog.refresh`."""
+        await self._verdicts.refresh()
+
+    def applies_to(self, engine_id: str, version: int) -> bool:
+        """Whether tokens of an engine and version are quarantined, as of the last look."""
+        return is_convicted(engine_id, version, self._verdicts.state.verdicts)
+
+    async def add(self, engine_id: str, version: int, finding: Finding) -> None:
+        """Publish the verdicts that follow from a finding; raises as `AuditLog.append`."""
+        before = await self._verdicts.refresh()
+        for verdict in verdicts_on(engine_id, version, finding, before.verdicts, time.time_ns()):
+            await self._verdicts.append(verdict)
+            metrics.audit_verdicts.inc()
+            sentence = describe_verdict(verdict)
+            log.error("%s", sentence)
+            if verdict.engine_id:
+                self._alerts[engine_id] = sentence
+                await self._publish_alert(sentence)
+            else:
+                await self._releases.append_decision(
+                    "revoked", verdict.version, actor=self._actor, reason=verdict.reason
+                )
+
+    async def resolve_alerts(self, living: Collection[str]) -> None:
+        """An alert ends with its engine; ``living`` are the engines that serve."""
+        for engine_id in [engine_id for engine_id in self._alerts if engine_id not in living]:
+            await self._publish_alert(self._alerts.pop(engine_id), resolved=True)
+
+    async def _publish_alert(self, reason: str, resolved: bool = False) -> None:
+        alert = Alert(role="inference", reason=reason, resolved=resolved, fired_at_ns=time.time_ns())
+        try:
+            await self._bus.publish(subjects.ALERT, alert, msg_id=f"alert:auditor:{alert.fired_at_ns}")
+        except BusError as error:
+            log.warning("an alert is not published: %s", error)
+
+
+def describe_verdict(verdict: AuditVerdict) -> str:
+    """A verdict as a sentence. Pure."""
+    what = (
+        f"engine {verdict.engine_id} fails the audit since version {verdict.version}"
+        if verdict.engine_id
+        else f"version {verdict.version} fails the audit"
+    )
+    return f"{what}: {verdict.reason} ({verdict.num_tokens} tokens, odds e^{verdict.evidence:.0f})"

@@ -1,0 +1,80 @@
+"""The model in transformers, in float32: what a version's tokens are compared with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from auditor.distribution import log_probs, sampled_ranks
+from auditor.evidence import AuditedTokens
+from auditor.samples import AuditSample
+
+A_SUFFIX, B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
+ADAPTER_PREFIX = "base_model.model."
+
+
+class ReferenceModel:
+    """One model in memory, with the weights of one version at a time; all of it blocks."""
+
+    def __init__(self, model_path: Path, device: str = "auto", cpu_threads: int = 1, seed: int | None = None) -> None:
+        """``seed`` is of the random shares in `sampled_ranks`."""
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        torch.set_num_threads(cpu_threads)
+        self._device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        config = AutoConfig.from_pretrained(model_path)
+        make: Any = AutoModelForCausalLM.from_config
+        self._model: Any = make(config, dtype=torch.float32, attn_implementation="sdpa").to(self._device).eval()
+        self._is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+        self._random = np.random.default_rng(seed)
+
+    def load(self, files: Sequence[Path]) -> None:
+        """Load all weights, or a base and the adapters to add to it; raises ValueError if they do not fit the model."""
+        from safetensors.torch import load_file
+
+        weights = load_file(files[0])
+        if len(files) > 1:
+            _merge_adapters(weights, files[1])
+        missing, unexpected = self._model.load_state_dict(weights, strict=False)
+        missing = [name for name in missing if not (self._is_tied and name == "lm_head.weight")]
+        if missing or unexpected:
+            raise ValueError(f"the weights do not fit the model: {[*missing, *unexpected][:3]}")
+        if self._is_tied:
+            self._model.tie_weights()
+
+    def audit(self, sample: AuditSample) -> AuditedTokens:
+        """Recompute the audited tokens; raises ValueError for tokens that the model does not have."""
+        import torch
+
+        ids = np.concatenate([sample.prompt_ids, sample.response_ids[: sample.end]])
+        if ids.max() >= self._model.config.get_text_config().vocab_size:
+            raise ValueError(f"token {ids.max()} is none of the model's")
+        num_tokens = sample.end - sample.start
+        with torch.inference_mode():
+            inputs = torch.from_numpy(ids)[None].to(self._device)
+            logits = self._model(input_ids=inputs[:, :-1], logits_to_keep=num_tokens, use_cache=False).logits[0]
+            distribution = log_probs(logits, sample.sampling)
+            tokens = inputs[0, -num_tokens:]
+            recomputed = distribution.gather(-1, tokens[:, None])[:, 0]
+            uniforms = torch.from_numpy(self._random.random(num_tokens, np.float32)).to(self._device)
+            ranks = sampled_ranks(distribution, tokens, uniforms).cpu().double().numpy()
+        recorded = sample.logprobs[sample.start : sample.end].astype(np.float64)
+        return AuditedTokens(
+            recorded - recomputed.cpu().double().numpy(), ranks[:0] if sample.sampling.is_greedy else ranks
+        )
+
+
+def _merge_adapters(weights: dict[str, Any], adapters: Path) -> None:
+    """Add ``scale * B @ A`` to each adapted weight: LoRA (arXiv:2106.09685, section 4.1)."""
+    from safetensors import safe_open
+
+    with safe_open(adapters, "pt") as file:
+        scale = float((file.metadata() or {})["scale"])
+        for name in file.keys():  # noqa: SIM118, it is no mapping
+            if name.endswith(A_SUFFIX):
+                stem = name.removesuffix(A_SUFFIX)
+                product = file.get_tensor(stem + B_SUFFIX).float() @ file.get_tensor(name).float()
+                key = f"{stem.removeprefix(ADAPTER_PREFIX)}.weight"
+                weights[key] = weights[key].float() + scale * product

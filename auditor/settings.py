@@ -1,0 +1,45 @@
+"""Settings of the auditor."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from common.role_settings import RoleSettings
+
+
+class AuditorSettings(RoleSettings):
+    """Which share of the rollouts is recomputed, and when a difference is a fault."""
+
+    model_path: Path = Field(description="model directory: architecture; the weights come from the bus")
+    model: str = Field("policy", description="name of the model that is audited", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    id: str | None = Field(
+        None, description="name of this process; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$"
+    )
+    share: float = Field(0.01, ge=0, le=1, description="rollouts that are audited; the first of each version always is")
+    max_cpu_share: float = Field(
+        0.03, gt=0, le=1, description="of this machine's CPU time, for recomputing; what exceeds it is left out"
+    )
+    cpu_threads: int = Field(1, gt=0, description="CPU threads of the recomputation")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where to recompute; auto: on a GPU if there is one"
+    )
+    engine_dtype: str = Field(
+        "auto", description="what nodes compute in, their `dtype`; auto: that of the model's config"
+    )
+    tolerance: float | None = Field(
+        None,
+        gt=0,
+        description="nats by which a token's log-probability may differ; default: what rounding explains, 0.01 for "
+        "float32, else 0.25",
+    )
+    differing_share: float = Field(
+        0.02, gt=0, lt=1, description="tokens of a sound engine that may differ by more than the tolerance"
+    )
+    false_alarm_rate: float = Field(
+        1e-9, gt=0, lt=1, description="false alarms per audited token of a sound engine, at most"
+    )
+    kv_cache_on_swap: Literal["keep", "recompute"] = Field(
+        "recompute", description="as the nodes' setting; keep: only tokens before a swap can be recomputed"
+    )
+    work_dir: Path = Field(Path("runs/auditor"), description="directory for fetched weights")

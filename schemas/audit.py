@@ -1,0 +1,61 @@
+"""Events about audits: what was recomputed of a rollout, and verdicts on engines and weight versions."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from schemas.base import Event, Identifier, NonNegativeInt, SubjectToken
+from schemas.spans import EngineId
+from schemas.weights.events import MAX_REASON_CHARS
+
+MAX_VERDICTS = 200
+"""Of one model: the oldest is dropped for a new one."""
+
+
+class RolloutAudit(Event, frozen=True, kw_only=True):
+    """Tokens of one rollout, sampled by one engine under one version, compared with what that version gives."""
+
+    run_id: SubjectToken
+    rollout_id: Identifier
+    execution_id: str
+    call: NonNegativeInt
+    """Index of the call in its attempt."""
+    model: SubjectToken
+    engine_id: EngineId
+    version: NonNegativeInt
+    num_tokens: NonNegativeInt
+    num_differing: NonNegativeInt
+    """Tokens whose log-probability differs from the recomputed one by more than ``tolerance``."""
+    mean_difference: float
+    """Mean of the absolute difference, in nats."""
+    max_difference: float
+    tolerance: float
+    """In nats."""
+    evidence: float
+    """Natural log of the evidence against the engine after these tokens; see `auditor.evidence`."""
+    audited_at_ns: NonNegativeInt
+
+
+class AuditVerdict(Event, frozen=True, kw_only=True):
+    """Tokens that are not what they were recorded to be: they are quarantined, which means never trained."""
+
+    engine_id: EngineId = ""
+    """Of this engine; empty: of any."""
+    version: NonNegativeInt
+    """Of this version; with an engine also of every newer one."""
+    failed_version: NonNegativeInt
+    """The version whose tokens gave the last evidence."""
+    reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
+    num_tokens: NonNegativeInt
+    """Audited tokens since the fault began."""
+    evidence: float
+    """Natural log, as of `RolloutAudit`."""
+    decided_at_ns: NonNegativeInt
+
+
+class AuditState(Event, frozen=True, kw_only=True):
+    """All verdicts on a model; the last message on its subject is the current state."""
+
+    model: SubjectToken
+    verdicts: tuple[AuditVerdict, ...] = ()
+    """Oldest first."""

@@ -1,0 +1,53 @@
+"""An inference node with the faults of the node in it: takes the arguments of ``lightningbus``."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.serving_faults.catalogue import acts
+from tests.serving_faults.engine import HALF
+
+UPDATE_SECONDS = 1.0
+"""How long an update lasts during which requests are answered."""
+
+
+def install() -> None:
+    """Patch the node's gateway, its LoRA manager and its loading of weights."""
+    import inference.gateway.server as gateway
+    import inference.lora.manager as lora
+    from inference.node import Node
+
+    stamp, write, load = gateway.stamp_event, lora.write_directory, Node._load_in_place
+    written: list[Path] = []
+
+    def stamp_older(event: bytes, version: int, *arguments: Any) -> bytes:
+        wrong = version > 0 and acts("version mislabelled")
+        return stamp(event, version - 1 if wrong else version, *arguments)
+
+    def write_other(adapters: Path, directory: Path, max_rank: int) -> None:
+        swapped = written[-1] if written and acts("adapter swapped") else adapters
+        write(swapped, directory, max_rank)
+        written.append(adapters)
+
+    async def load_while_serving(self: Node, files: Sequence[Path], version: int) -> float:
+        if acts("requests answered during an update") and len(files) == 1:
+            half = files[0].with_name(f"{files[0].stem}{HALF}")
+            half.unlink(missing_ok=True)
+            half.hardlink_to(files[0])
+            await load(self, [half], version)
+            await asyncio.sleep(UPDATE_SECONDS)
+        return await load(self, files, version)
+
+    gateway.stamp_event, lora.write_directory = stamp_older, write_other
+    Node._load_in_place = load_while_serving  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    install()
+    from lightningbus.cli.app import main
+
+    main()
