@@ -49,7 +49,7 @@ async def test_a_step_whose_id_was_taken_is_an_error_and_one_said_again_after_a_
     bus: Bus, settings: LearnerSettings
 ) -> None:
     unused: Any = None
-    loop = TrainingLoop(bus, settings, LearnerState(run_id="run", model="policy"), *[unused] * 9)
+    loop = TrainingLoop(bus, settings, LearnerState(run_id="run", model="policy"), *[unused] * 10)
     step = TrainingStep(
         run_id="run", model="policy", step=1, version=1, epoch=1, started_ns=1, ended_ns=2,
         rollouts=(), metrics={}, batch_sha256="", settings="{}", spans=(),
