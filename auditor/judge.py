@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from auditor.evidence import AuditedTokens, Evidence, Finding
 from auditor.settings import AuditorSettings
 from schemas.audit import AuditVerdict
-from schemas.quarantine import applies_to
+from schemas.quarantine import applies_to, standing_verdicts
 
 SUSPECT_EVIDENCE = 7.0
 """From here on every rollout of the engine is audited; natural log."""
@@ -68,7 +68,9 @@ def verdicts_on(
         evidence=finding.log_evidence,
         decided_at_ns=now_ns,
     )
-    others = [verdict for verdict in before if verdict.engine_id and verdict.failed_version == version]
+    others = [
+        verdict for verdict in standing_verdicts(before) if verdict.engine_id and verdict.failed_version == version
+    ]
     if not others:
         return [on_engine]
     reason = f"{finding.reason}, on engines {others[-1].engine_id} and {engine_id}"
@@ -77,4 +79,4 @@ def verdicts_on(
 
 def is_convicted(engine_id: str, version: int, verdicts: Iterable[AuditVerdict]) -> bool:
     """Whether tokens of an engine and version are quarantined already."""
-    return any(applies_to(verdict, engine_id, version) for verdict in verdicts)
+    return any(applies_to(verdict, engine_id, version) for verdict in standing_verdicts(tuple(verdicts)))

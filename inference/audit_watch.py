@@ -13,6 +13,7 @@ from bus.errors import BusError
 from bus.weights.audit_log import AuditLog
 from inference.engine.vllm_server import EngineError
 from schemas import subjects
+from schemas.quarantine import standing_verdicts
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ async def watch_audits(bus: Bus, model: str, engine_id: str, stop_engine: Callab
         while True:
             notified.clear()
             with suppress(BusError, NatsError):
-                for verdict in (await verdicts.refresh()).verdicts:
+                for verdict in standing_verdicts((await verdicts.refresh()).verdicts):
                     if verdict.engine_id == engine_id:
                         reason = f"engine {engine_id} fails the audit: {verdict.reason}"
                         log.error("%s; it is stopped, and its tokens are quarantined", reason)

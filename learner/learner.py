@@ -139,7 +139,7 @@ class Learner:
             committer=committer,
             excluded=ExcludedRollouts(consumer, settings),
             nodes=self._nodes,
-            audits=AuditLog(self._bus, settings.model),
+            audits=AuditLog(self._bus, settings.model, from_leader=True),
             in_thread=self._in_thread,
         )
         if checkpoint is None:

@@ -1,6 +1,6 @@
 """Events about audits: what was recomputed of a rollout, and verdicts on engines and weight versions."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -37,8 +37,13 @@ class RolloutAudit(Event, frozen=True, kw_only=True):
 
 
 class AuditVerdict(Event, frozen=True, kw_only=True):
-    """Tokens that are not what they were recorded to be: they are quarantined, which means never trained."""
+    """Tokens that are not what they were recorded to be: they are quarantined, which means never trained.
 
+    Or the end of such a verdict, by a person.
+    """
+
+    action: Literal["convicted", "overturned"] = "convicted"
+    """``overturned``: earlier verdicts on the same engine, or version, do not hold any more."""
     engine_id: EngineId = ""
     """Of this engine; empty: of any."""
     version: NonNegativeInt

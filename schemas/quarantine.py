@@ -13,11 +13,31 @@ def applies_to(verdict: AuditVerdict, engine_id: str, version: int) -> bool:
     return version == verdict.version
 
 
+def standing_verdicts(verdicts: Sequence[AuditVerdict]) -> list[AuditVerdict]:
+    """The verdicts that no later one overturns."""
+    standing: list[AuditVerdict] = []
+    for verdict in verdicts:
+        if verdict.action == "convicted":
+            standing.append(verdict)
+        else:
+            standing = [other for other in standing if _subject_of(other) != _subject_of(verdict)]
+    return standing
+
+
+def _subject_of(verdict: AuditVerdict) -> str | int:
+    """The engine, else the version, that a verdict is on."""
+    return verdict.engine_id or verdict.version
+
+
 def find_verdict(calls: Iterable[ModelCall], verdicts: Sequence[AuditVerdict]) -> AuditVerdict | None:
-    """The first verdict that quarantines a token of these calls; None: all may be trained."""
+    """The first standing verdict that quarantines a token of these calls; None: all may be trained."""
     samplers = {(span.engine_id, span.version) for call in calls for span in call.weight_versions}
     return next(
-        (verdict for verdict in verdicts if any(applies_to(verdict, *sampler) for sampler in samplers)),
+        (
+            verdict
+            for verdict in standing_verdicts(verdicts)
+            if any(applies_to(verdict, *sampler) for sampler in samplers)
+        ),
         None,
     )
 

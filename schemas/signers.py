@@ -21,7 +21,7 @@ _CONTEXT = b"lightningbus signature 1"
 def can_sign(role: str, event: Event) -> bool:
     """Whether a role may write an event.
 
-    The learner writes manifests, a node canary verdicts, the auditor its verdicts, an admin any decision.
+    The learner writes manifests, a node canary verdicts, the auditor convictions, an admin any decision.
     """
     if isinstance(event, WeightManifest):
         return role == LEARNER
@@ -29,7 +29,8 @@ def can_sign(role: str, event: Event) -> bool:
         action = event.decisions[-1].action
         return role == ADMIN or (role == INFERENCE and action in VERDICTS) or (role == AUDITOR and action == "revoked")
     if isinstance(event, AuditState):
-        return role in (AUDITOR, ADMIN)
+        is_overturning = bool(event.verdicts) and event.verdicts[-1].action == "overturned"
+        return role == ADMIN or (role == AUDITOR and not is_overturning)
     return False
 
 

@@ -18,9 +18,10 @@ PATIENCE_SECONDS = 60.0
 class AuditLog:
     """The current state is the last message that may be believed; verdicts are added by compare-and-set."""
 
-    def __init__(self, bus: Bus, model: str) -> None:
+    def __init__(self, bus: Bus, model: str, from_leader: bool = False) -> None:
+        """``from_leader``: see `SignedLog`; who must not miss the newest verdict looks there."""
         self._bus, self._subject = bus, subjects.audit(model)
-        self._log = SignedLog(bus, self._subject, model, AuditState)
+        self._log = SignedLog(bus, self._subject, model, AuditState, from_leader)
         self.state = AuditState(model=model)
         """As of the last look."""
 

@@ -98,7 +98,17 @@ GROUP BY run_id, model, rollout_id HAVING count() > 1;
 
 -- Tokens that a verdict applies to, by rollout; trained: in a step that started after the verdict, which must never be.
 CREATE OR REPLACE VIEW {database}.quarantined_rollouts{on_cluster} AS
-WITH (SELECT groupArray((model, engine_id, version, reason, decided_at)) FROM {database}.audit_verdicts) AS verdicts
+WITH
+(
+    SELECT groupArray((model, engine_id, version, reason, decided_at))
+    FROM
+    (
+        SELECT *, maxIf(decided_at, action = 'overturned')
+            OVER (PARTITION BY model, engine_id, if(engine_id = '', version, 0)) AS overturned_at
+        FROM {database}.audit_verdicts
+    )
+    WHERE action = 'convicted' AND decided_at > overturned_at
+) AS verdicts
 SELECT
     c.run_id AS run_id, c.rollout_id AS rollout_id, c.execution_id AS execution_id, c.engine_id AS engine_id,
     c.verdict.4 AS reason, c.verdict.5 AS decided_at, u.step AS step,

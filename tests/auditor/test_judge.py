@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from auditor.evidence import AuditedTokens, Finding
 from auditor.judge import Judge, verdicts_on
@@ -67,6 +68,18 @@ def test_one_token_of_an_answer_is_enough() -> None:
     resumed = type(call)(**{**{name: getattr(call, name) for name in call.__struct_fields__}, "weight_versions": runs})
     assert find_verdict([call, resumed], [verdict("n:2", 5)]) is not None
     assert find_verdict([call, resumed], [verdict("n:3", 0)]) is None
+
+
+def test_a_verdict_that_is_overturned_does_not_hold_until_the_next() -> None:
+    call = model_call(0, [1], [2], version=6)
+    runs = (VersionSpan(version=6, start=0, end=1, engine_id="n:1"),)
+    call = replace(call, weight_versions=runs)
+    convicted, overturned = verdict("n:1", 5), replace(verdict("n:1", 5), action="overturned")
+    assert find_verdict([call], [convicted]) == convicted
+    assert find_verdict([call], [convicted, overturned]) is None
+    assert find_verdict([call], [convicted, verdict("", 6), overturned]) == verdict("", 6), "the version's stands"
+    assert find_verdict([call], [convicted, overturned, convicted]) == convicted
+    assert [each.engine_id for each in verdicts_on("n:1", 6, FINDING, [convicted, overturned], 1)] == ["n:1"]
 
 
 def test_old_verdicts_give_way() -> None:

@@ -1,11 +1,15 @@
 """Verdicts on a model: complete, in order, and none lost to another writer."""
 
 import asyncio
+import subprocess
+import sys
 
 from bus.client import Bus
 from bus.weights.audit_log import AuditLog
 from schemas import subjects
 from schemas.audit import AuditState, AuditVerdict
+from schemas.quarantine import standing_verdicts
+from tests.commands import environment
 
 
 def verdict(number: int) -> AuditVerdict:
@@ -32,6 +36,30 @@ async def test_a_message_that_is_none_is_passed_over(bus: Bus) -> None:
     assert [entry.version for entry in (await AuditLog(bus, "policy").refresh()).verdicts] == [1]
     await log.append(verdict(2))
     assert [entry.version for entry in (await AuditLog(bus, "policy").refresh()).verdicts] == [1, 2]
+
+
+async def test_a_person_takes_a_verdict_back(bus: Bus, nats_url: str) -> None:
+    log = AuditLog(bus, "policy")
+    await log.append(verdict(1))
+    await log.append(verdict(2))
+    command = [sys.executable, "-P", "-m", "lightningbus", "audit", "--bus", nats_url, "--overturn"]
+
+    async def overturn(suspect: str) -> "subprocess.CompletedProcess[str]":
+        return await asyncio.to_thread(
+            subprocess.run,
+            [*command, suspect],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    process = await overturn("n:1")
+    assert process.returncode == 0, process.stderr
+    assert [each.engine_id for each in standing_verdicts((await log.refresh()).verdicts)] == ["n:2"]
+    process = await overturn("n:1")
+    assert process.returncode == 2 and "standing: n:2" in process.stderr
 
 
 async def test_models_have_verdicts_of_their_own(bus: Bus) -> None:

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
@@ -14,7 +15,7 @@ from bus.security.permissions import PERMISSIONS
 from bus.security.signing import EXPECTED_LAST_HEADER, SIGNATURE_HEADER, InvalidSignatureError, SigningKeys, make_keys
 from bus.weights.registry import WeightRegistry
 from schemas import subjects
-from schemas.audit import AuditState
+from schemas.audit import AuditState, AuditVerdict
 from schemas.codec import encode, schema_of
 from schemas.signers import can_sign
 from schemas.weights.events import Blob, ReleaseDecision, ReleaseState, WeightManifest
@@ -168,16 +169,21 @@ async def test_bytes_that_cannot_be_read_are_passed_over_by_every_reader(roles: 
 def test_who_may_sign_what_is_one_table() -> None:
     version, release = manifest(0), apply_decision(ReleaseState(model="policy"), decision("pinned", 0))
     verdict = apply_decision(ReleaseState(model="policy"), decision("revoked", 0))
-    audits = AuditState(model="policy")
+    conviction = AuditVerdict(
+        engine_id="n:1", version=0, failed_version=0, reason="r", num_tokens=1, evidence=1.0, decided_at_ns=1
+    )
+    audits = AuditState(model="policy", verdicts=(conviction,))
+    overturning = AuditState(model="policy", verdicts=(conviction, replace(conviction, action="overturned")))
     table = {
-        role: [can_sign(role, event) for event in (version, release, verdict, audits)] for role in (*PERMISSIONS, "")
+        role: [can_sign(role, event) for event in (version, release, verdict, audits, overturning)]
+        for role in (*PERMISSIONS, "")
     }
     allowed = {role: row for role, row in table.items() if any(row)}
     assert allowed == {
-        "learner": [True, False, False, False],
-        "inference": [False, False, True, False],
-        "auditor": [False, False, True, True],
-        "admin": [False, True, True, True],
+        "learner": [True, False, False, False, False],
+        "inference": [False, False, True, False, False],
+        "auditor": [False, False, True, True, False],
+        "admin": [False, True, True, True, True],
     }
     assert not can_sign("admin", ReleaseState(model="policy"))
 

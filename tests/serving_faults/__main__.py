@@ -50,9 +50,9 @@ NODE = "node"
 class System:
     """Everything but a learner: versions come from here."""
 
-    def __init__(self, at: LocalStack, model: Path, weights: str) -> None:
-        """``weights`` is the kind of versions, as of `Fault`."""
-        self._at, self._model, self._weights = at, model, weights
+    def __init__(self, at: LocalStack, model: Path, weights: str, agent: str) -> None:
+        """``weights`` is the kind of versions, as of `Fault`; ``agent`` a function of our agent."""
+        self._at, self._model, self._weights, self._agent = at, model, weights, agent
         self.switch = at.directory.path / "fault"
         self.log = AuditLog(at.bus, "policy")
         self._node: asyncio.subprocess.Process
@@ -66,7 +66,7 @@ class System:
             await self._versions.publish()
             store = StoreSettings(data_dir=self._at.directory.store, http_port=0, id="store")
             await supervisor.start(ChildSpec("store", "store", store))
-            runner = RunnerSettings(entrypoint="agent:solve", working_dir=HERE, concurrency=SLOTS, id="runner")
+            runner = RunnerSettings(entrypoint=f"agent:{self._agent}", working_dir=HERE, concurrency=SLOTS, id="runner")
             await supervisor.start(ChildSpec("runner", "runner", runner))
             await self._start_node()
             await supervisor.start(ChildSpec("auditor", "auditor", auditor))
@@ -167,13 +167,15 @@ class System:
 
 
 @asynccontextmanager
-async def system(model: Path, work: Path, kind: str, auditor: AuditorSettings) -> AsyncIterator[System]:
+async def system(
+    model: Path, work: Path, kind: str, auditor: AuditorSettings, agent: str = "solve"
+) -> AsyncIterator[System]:
     """A run directory, a bus and all processes while the block runs."""
     with RunDirectory(work / kind.replace(" ", "-")).lock(fresh=True) as directory:
         settings = auditor.model_copy(update={"work_dir": directory.path / "auditor"})
         async with (
             start_stack(directory, BusSettings(port=0), f"serving faults, {kind}") as at,
-            System(at, model, kind).running(settings) as started,
+            System(at, model, kind, agent).running(settings) as started,
         ):
             yield started
 
@@ -210,7 +212,7 @@ def _names(faults: Sequence[Fault], kind: str) -> set[str]:
 async def measure_soundness(model: Path, work: Path, tokens: int) -> dict[str, Any]:
     """Audit everything of a sound engine until so many tokens are audited."""
     auditor = AuditorSettings(model_path=model, id="auditor", engine_dtype="float32", share=1.0, max_cpu_share=1.0)
-    async with system(model, work, "full", auditor) as started:
+    async with system(model, work, "full", auditor, "solve_at_length") as started:
         while (count := await started.num_tokens()) < tokens:
             await asyncio.sleep(1)
         return {"tokens": count, "false_alarms": len((await started.log.refresh()).verdicts)}

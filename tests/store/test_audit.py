@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from schemas.audit import AuditState, AuditVerdict
 from schemas.spans import SpanBatch
@@ -51,6 +52,20 @@ def test_quarantined_rollouts_are_those_a_verdict_applies_to(tmp_path: Path) -> 
         newest = list(report.named_results())[-1]
         assert newest["verdict"] == "it differs" and newest["quarantined"] == len(sampled)
         assert newest["trained_before"] == sum(row[2] for row in rows) and newest["first_step"] == 4
+
+
+def test_a_verdict_that_is_overturned_quarantines_nothing(tmp_path: Path) -> None:
+    overturned = replace(verdict(3, 20), action="overturned")
+    other = verdict(4, 30, engine_id="")
+    states = [AuditState(model="policy", verdicts=(each,)) for each in (verdict(3, 10), overturned)]
+    with prepared(tmp_path) as store:
+        seed_store.insert(store.sql, [*seed_store.run("small"), *states])
+        assert store.sql.query("SELECT count() FROM quarantined_rollouts").result_rows == [(0,)]
+        seed_store.insert(store.sql, [AuditState(model="policy", verdicts=(other,))], first=10_000)
+        ((of_version,),) = store.sql.query("SELECT count() FROM quarantined_rollouts").result_rows
+        seed_store.insert(store.sql, [AuditState(model="policy", verdicts=(verdict(3, 40),))], first=10_001)
+        ((of_both,),) = store.sql.query("SELECT count() FROM quarantined_rollouts").result_rows
+    assert of_both > of_version > 0
 
 
 def test_without_a_verdict_nothing_is_quarantined(tmp_path: Path) -> None:

@@ -231,6 +231,7 @@ SETTINGS non_replicated_deduplication_window = 1000;
 CREATE TABLE IF NOT EXISTS {database}.raw_audit_verdicts{on_cluster}
 (
     model LowCardinality(String),
+    action LowCardinality(String),
     engine_id LowCardinality(String),
     version UInt32,
     failed_version UInt32,
