@@ -37,7 +37,7 @@ test: $(READY) ## unit and integration tests, and the end-to-end tests of the ma
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and (not e2e or main_job)"
 
 test-all: $(READY) ## every test but the slow ones, against real servers, vLLM and agents
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 5
 
 test-unit: $(READY) ## the tests that start no process
 	$(BIN)/python -m pytest -n 2 -m unit

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks import kv_cache
 from benchmarks.__main__ import rewrite
-from benchmarks.asynchrony.__main__ import tables
+from benchmarks.asynchrony.__main__ import find_hopeless_seeds, tables
 from benchmarks.asynchrony.job import key_of, read, seconds_to
 from tests.serving_faults import __main__ as serving_faults
 
@@ -36,6 +36,13 @@ def test_the_page_of_the_store_shows_what_was_measured_last() -> None:
 def test_the_target_is_reached_when_two_evaluations_are_there_on_average() -> None:
     assert seconds_to([(0, 0.0), (5, 0.95), (10, 0.8), (15, 1.0)], 0.9) == 15
     assert seconds_to([(0, 0.0), (5, 0.95)], 0.9) is None
+
+
+def test_a_seed_that_no_mode_learns_from_tells_nothing_about_time() -> None:
+    results = [
+        {"seed": seed, "seconds_to_target": seconds} for seed, seconds in ((0, 5.0), (0, None), (4, None), (4, None))
+    ]
+    assert find_hopeless_seeds(results) == {4}
 
 
 def test_every_question_of_a_benchmark_is_asked_with_its_parameters() -> None:

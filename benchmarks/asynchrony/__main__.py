@@ -19,7 +19,6 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 AVERAGED = (
     "share_trained",
     "share_trained_slow",
-    "final_accuracy",
     "learner_idle",
     "node_idle",
     "ess",
@@ -77,31 +76,44 @@ def tables(results: list[dict[str, Any]]) -> str:
 
 
 def summary(results: list[dict[str, Any]]) -> str:
-    """One line per mode, means over seeds, and how much sooner than synchronous the target was reached."""
+    """One line per mode, means over seeds, and how much sooner than synchronous the target was reached.
+
+    Seconds and accuracies are averaged over the seeds that can reach the target.
+    """
     lines = [
         f"| mode | bound | seconds to {TARGET} (per seed) | mean | times faster | share trained | of the slow "
         "| final accuracy | of the slow | learner idle | node idle | ESS | mean lag |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     base: float | None = None
+    hopeless = find_hopeless_seeds(results)
     for mode in MODES:
         of_mode = [result for result in results if (result["mode"], result["bound"]) == (mode.name, mode.bound)]
         if not of_mode:
             continue
-        reached = [result["seconds_to_target"] for result in sorted(of_mode, key=lambda result: int(result["seed"]))]
-        average = mean(reached) if None not in reached else None
+        by_seed = {int(result["seed"]): result["seconds_to_target"] for result in of_mode}
+        reached = [value for seed, value in by_seed.items() if seed not in hopeless]
+        average = mean(reached) if reached and None not in reached else None
         base = average if mode.name == "sync" else base
-        seconds = ", ".join("never" if value is None else f"{value:.0f}" for value in reached)
+        seconds = ", ".join("never" if value is None else f"{value:.0f}" for _, value in sorted(by_seed.items()))
         faster = f"{base / average:.1f}" if base and average else "–"
         means = {name: mean(result[name] for result in of_mode) for name in AVERAGED}
-        slow = [result["final_accuracy_slow"] for result in of_mode if result["final_accuracy_slow"] is not None]
+        able = [result for result in of_mode if int(result["seed"]) not in hopeless] or of_mode
+        accuracy = mean(result["final_accuracy"] for result in able)
+        slow = [result["final_accuracy_slow"] for result in able if result["final_accuracy_slow"] is not None]
         lines.append(
             f"| {mode.name} | {mode.bound} | {seconds} | {'–' if average is None else f'{average:.0f}'} | {faster} "
             f"| {means['share_trained']:.1%} | {means['share_trained_slow']:.1%} "
-            f"| {means['final_accuracy']:.3f} | {f'{mean(slow):.3f}' if slow else '–'} | {means['learner_idle']:.0%} "
+            f"| {accuracy:.3f} | {f'{mean(slow):.3f}' if slow else '–'} | {means['learner_idle']:.0%} "
             f"| {means['node_idle']:.0%} | {means['ess']:.3f} | {means['mean_staleness']:.2f} |"
         )
     return "\n".join(lines)
+
+
+def find_hopeless_seeds(results: list[dict[str, Any]]) -> set[int]:
+    """Seeds whose model reaches the target in no mode: they tell nothing about how soon a mode does."""
+    seeds = {int(result["seed"]) for result in results}
+    return seeds - {int(result["seed"]) for result in results if result["seconds_to_target"] is not None}
 
 
 def draw(results: list[dict[str, Any]], job: str, path: Path) -> None:
