@@ -88,26 +88,17 @@ class Connection:
         or we do not believe it.
         """
         options = self._credentials.build_options() if self._credentials is not None else {}
+        # A task of its own, cancelled again and again: nats-py forgets a cancellation that meets its own timeout.
+        attempt = asyncio.create_task(self._connect(name, options))
         try:
-            async with asyncio.timeout(timeout):
-                await self.nc.connect(
-                    self.addresses,
-                    name=name,
-                    connect_timeout=INFO_TIMEOUT_SECONDS,  # type: ignore[arg-type]
-                    ping_interval=PING_SECONDS,
-                    max_outstanding_pings=2,
-                    allow_reconnect=True,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.5,  # type: ignore[arg-type]
-                    error_cb=self._on_error,
-                    disconnected_cb=self._on_disconnect,
-                    reconnected_cb=self._on_reconnect,
-                    closed_cb=self._on_closed,
-                    **options,
-                )
-                # nats-py takes a connection that ended at once for one, and makes another behind our back.
-                while not self.nc.is_connected and not self._fatal_error:  # noqa: ASYNC110
-                    await asyncio.sleep(POLL_SECONDS)
+            try:
+                await asyncio.wait([attempt], timeout=timeout)
+                timed_out = not attempt.done()
+            finally:
+                await cancel_and_wait(attempt)
+            if timed_out:
+                raise TimeoutError
+            attempt.result()
             if self._fatal_error:
                 raise CredentialsError(self._fatal_error)
         except (TimeoutError, OSError, NatsError, CredentialsError) as error:
@@ -127,6 +118,26 @@ class Connection:
             # A connection that is lost as it is closed is closed; uvloop raises RuntimeError for writing to one.
             with contextlib.suppress(OSError, RuntimeError):
                 await self.nc.close()
+
+    async def _connect(self, name: str, options: dict[str, Any]) -> None:
+        await self.nc.connect(
+            self.addresses,
+            name=name,
+            connect_timeout=INFO_TIMEOUT_SECONDS,  # type: ignore[arg-type]
+            ping_interval=PING_SECONDS,
+            max_outstanding_pings=2,
+            allow_reconnect=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.5,  # type: ignore[arg-type]
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnect,
+            reconnected_cb=self._on_reconnect,
+            closed_cb=self._on_closed,
+            **options,
+        )
+        # nats-py takes a connection that ended at once for one, and makes another behind our back.
+        while not self.nc.is_connected and not self._fatal_error:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
 
     @property
     def failure(self) -> BusError:

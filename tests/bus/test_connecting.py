@@ -1,10 +1,14 @@
 """Connecting: addresses are checked, `tls://` is never plain, and rotated keys are read again or end the role."""
 
 import asyncio
+import contextlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from bus.security.auth_refusals import AuthRefusals
 from bus.security.credentials import Credentials
 from bus.security.users import create_users
 from bus.task_publisher import TaskPublisher
+from common.aio import cancel_and_wait
 from schemas.tasks import Task
 from tests.commands import environment
 
@@ -78,6 +83,39 @@ def test_a_role_with_a_malformed_address_ends_with_code_2_and_no_password(tmp_pa
     ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr and "hunter22" not in ended.stderr and "bus address" in ended.stderr
+
+
+async def test_a_server_that_hangs_up_as_the_wait_ends_is_given_up() -> None:
+    """nats-py forgets a cancellation that arrives together with the end of a connection, and would connect for ever."""
+    loop, accepted = asyncio.get_running_loop(), asyncio.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        clients: list[socket.socket] = []
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):  # the listener is closed at the end
+                while True:
+                    clients.append(listener.accept()[0])
+                    loop.call_soon_threadsafe(accepted.set)
+
+        def hang_up_and_block_until(deadline: float) -> None:
+            for client in clients:
+                client.close()
+            time.sleep(max(0.0, deadline - loop.time()))  # the loop finds both at once: the end, and the timeout
+
+        async def connect() -> None:
+            async with Bus.connect(f"nats://127.0.0.1:{listener.getsockname()[1]}", wait=1.0):
+                pass
+
+        threading.Thread(target=accept, daemon=True).start()
+        deadline = loop.time() + 1.0
+        connecting = asyncio.create_task(connect())
+        await accepted.wait()
+        hang_up_and_block_until(deadline + 0.1)
+        done, _ = await asyncio.wait([connecting], timeout=10)
+        await cancel_and_wait(connecting)
+        listener.shutdown(socket.SHUT_RDWR)
+    assert done, "it still connects nine seconds after its wait has ended"
+    assert isinstance(connecting.exception(), BusError)
 
 
 async def test_rotated_keys_are_read_again_at_a_reconnect(tmp_path: Path) -> None:
