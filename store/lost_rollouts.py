@@ -7,6 +7,7 @@ from datetime import datetime
 from clickhouse_connect.driver.client import Client
 
 from bus.client import Bus
+from bus.streams import STORE_DLQ, STORE_EVAL, STORE_TRAIN
 from schemas import subjects
 from store.clickhouse.client import query_row
 
@@ -22,6 +23,8 @@ SELECT uniqExact(rollout_id, enqueued_at) + (
 ) FROM finished
 """
 """Tasks that ended since a time: with a last attempt or a dead letter."""
+END_CONSUMERS = (STORE_TRAIN, STORE_EVAL, STORE_DLQ)
+"""Deliver the ends of rollouts; the store acknowledges what it has written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,12 @@ async def read_settled(bus: Bus) -> SettledTasks:
     return SettledTasks(info.state.last_seq - info.state.messages, int(created * 1e9))
 
 
+async def count_unwritten(bus: Bus) -> int:
+    """Messages about ends of rollouts that the store has yet to write, undelivered ones too; raises nats' errors."""
+    infos = [await bus.js.consumer_info(consumer.stream, consumer.durable) for consumer in END_CONSUMERS]
+    return sum((info.num_pending or 0) + (info.num_ack_pending or 0) for info in infos)
+
+
 def count_finished(client: Client, since_ns: int) -> int:
     """Finished tasks in ClickHouse; raises clickhouse-connect's errors, blocks."""
     return int(query_row(client, COUNT_FINISHED_TASKS, {"since": since_ns})[0])
@@ -53,9 +62,13 @@ class LostRolloutCounter:
         self.missing = 0
         """Tasks without an end in ClickHouse in two consecutive updates."""
 
-    async def update(self, waiting: int) -> None:
-        """Count again; ``waiting`` messages are not written yet. Raises nats' and clickhouse-connect's errors."""
+    async def update(self) -> None:
+        """Count again; raises nats' and clickhouse-connect's errors.
+
+        In this order: a task is settled after its end was published, and its end is acknowledged after it was written.
+        """
         settled = await read_settled(self._bus)
+        unwritten = await count_unwritten(self._bus)
         finished = await asyncio.to_thread(count_finished, self._client, settled.since_ns)
-        now = max(0, settled.count - finished - waiting)
+        now = max(0, settled.count - unwritten - finished)
         self.missing, self._previous = min(now, self._previous), now

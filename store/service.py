@@ -138,7 +138,7 @@ async def _ingest(
             await asyncio.sleep(COUNT_INTERVAL_SECONDS)
             previous = lost_rollouts.missing
             try:
-                await lost_rollouts.update(ingester.pending + ingester.waiting_rows)
+                await lost_rollouts.update()
             except Exception as error:
                 log.warning("cannot count the missing rollouts: %s", error)
             metrics.rollouts_missing.set(lost_rollouts.missing)
