@@ -22,6 +22,8 @@ NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 PositiveSeconds = Annotated[float, Meta(gt=0)]
 Mode = Literal["train", "eval"]
+EvaluationName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,64}$")]
+"""Which evaluation a rollout belongs to, such as ``greedy``; empty: training, or an evaluation without a name."""
 Outcome = Literal["ok", "agent_error", "timeout", "infra_error", "poison", "preempted"]
 
 

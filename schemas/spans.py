@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from schemas.base import Event, Identifier, Mode, NonNegativeInt, Outcome, PositiveInt, SubjectToken
+from schemas.base import EvaluationName, Event, Identifier, Mode, NonNegativeInt, Outcome, PositiveInt, SubjectToken
 
 MAX_ENGINE_ID = 128
 EngineId = Annotated[str, Meta(max_length=MAX_ENGINE_ID)]
@@ -129,6 +129,7 @@ class SpanBatch(Event, frozen=True, kw_only=True):
     """Unique per run of the agent; ``attempt`` is not, because a broker that crashed may count a delivery twice."""
     agent: SubjectToken
     mode: Mode
+    evaluation: EvaluationName = ""
     runner: str
     sequence: NonNegativeInt
     """Number of this batch within its attempt, from 0."""

@@ -4,7 +4,17 @@ from typing import Any
 
 from msgspec import field
 
-from schemas.base import Event, Identifier, Labels, Mode, NonNegativeInt, PositiveInt, PositiveSeconds, SubjectToken
+from schemas.base import (
+    EvaluationName,
+    Event,
+    Identifier,
+    Labels,
+    Mode,
+    NonNegativeInt,
+    PositiveInt,
+    PositiveSeconds,
+    SubjectToken,
+)
 from schemas.spans import Span
 
 
@@ -17,6 +27,7 @@ class TaskIdentity(Event, frozen=True, kw_only=True):
     sample_index: NonNegativeInt = 0
     group_size: PositiveInt = 1
     mode: Mode = "train"
+    evaluation: EvaluationName = ""
 
 
 class Task(TaskIdentity, frozen=True, kw_only=True):

@@ -62,6 +62,7 @@ def summarize(batch: SpanBatch) -> dict[str, Any]:
         "rollout": batch.rollout_id,
         "attempt": batch.attempt,
         "mode": batch.mode,
+        "evaluation": batch.evaluation,
         "runner": batch.runner,
         "outcome": end.outcome,
         "reward": end.reward,

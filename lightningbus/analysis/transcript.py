@@ -15,7 +15,7 @@ from lightningbus.run.terminal import Terminal
 from schemas.semconv.span_kinds import entity_name, kind_of, summarize
 
 ROLLOUT = """
-SELECT run_id, rollout_id, execution_id, attempt, mode, outcome, reward, error, num_calls, response_tokens,
+SELECT run_id, rollout_id, execution_id, attempt, mode, evaluation, outcome, reward, error, num_calls, response_tokens,
     min_weight_version, max_weight_version,
     date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds
 FROM rollouts WHERE {run_id:String} IN ('', run_id) AND rollout_id = {rollout_id:String} ORDER BY started_at

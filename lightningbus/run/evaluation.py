@@ -59,6 +59,7 @@ async def evaluate(
         run_id=run,
         agent=agent,
         mode="eval",
+        evaluation=label,
         weight_version=version,
         sampling_params=sampling,
         deadline=deadline,

@@ -92,7 +92,7 @@ def _series(rows: list[dict[str, Any]], plot: Plot) -> list[tuple[str, list[dict
     varying = [name for name in plot.series if len({row[name] for row in rows}) > 1]
 
     def label(row: dict[str, Any]) -> str:
-        return " ".join(str(row[name]) for name in varying)
+        return " ".join(filter(None, (str(row[name]) for name in varying)))
 
     return [(name, list(members)) for name, members in groupby(sorted(rows, key=label), label)]
 

@@ -228,6 +228,7 @@ class AttemptRecorder:
             execution_id=self.execution,
             agent=self.task.agent,
             mode=self.task.mode,
+            evaluation=self.task.evaluation,
             runner=self.runner,
             sequence=self._sequence,
             spans=tuple(self._pending),

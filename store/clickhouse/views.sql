@@ -88,7 +88,7 @@ ARRAY JOIN
 
 -- Published, and never ended: must stay empty once the queue is.
 CREATE OR REPLACE VIEW {database}.check_unfinished_rollouts{on_cluster} AS
-SELECT run_id, task_id, rollout_id, sample_index, mode, enqueued_at FROM {database}.tasks
+SELECT run_id, task_id, rollout_id, sample_index, mode, evaluation, enqueued_at FROM {database}.tasks
 WHERE (run_id, rollout_id) NOT IN (SELECT run_id, rollout_id FROM {database}.rollouts);
 
 -- Must always be empty.
@@ -139,5 +139,6 @@ CREATE OR REPLACE VIEW {database}.check_quarantined_training{on_cluster} AS
 SELECT run_id, rollout_id, step, reason FROM {database}.quarantined_rollouts WHERE trained;
 
 CREATE OR REPLACE VIEW {database}.runs{on_cluster} AS
-SELECT run_id, mode, uniqMerge(rollouts) AS rollouts, min(first_started_at) AS first_started_at, max(last_ended_at) AS last_ended_at
-FROM {database}.raw_runs GROUP BY run_id, mode;
+SELECT run_id, mode, evaluation, uniqMerge(rollouts) AS rollouts, min(first_started_at) AS first_started_at,
+    max(last_ended_at) AS last_ended_at
+FROM {database}.raw_runs GROUP BY run_id, mode, evaluation;

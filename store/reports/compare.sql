@@ -5,6 +5,7 @@
 -- parameter: version_a Int64 = -1
 -- parameter: version_b Int64 = -1
 -- parameter: mode String = train
+-- parameter: evaluation String =
 WITH metrics AS
 (
     SELECT side, arrayJoin([
@@ -22,7 +23,7 @@ WITH metrics AS
         FROM (SELECT *, arrayJoin(arrayFilter(one -> one != '', [
             if(run_id = {a:String} AND {version_a:Int64} IN (-1, max_weight_version), 'a', ''),
             if(run_id = {b:String} AND {version_b:Int64} IN (-1, max_weight_version), 'b', '')])) AS side
-            FROM rollouts WHERE mode = {mode:String})
+            FROM rollouts WHERE mode = {mode:String} AND evaluation = {evaluation:String})
     )
     GROUP BY side
 )

@@ -1,11 +1,11 @@
 -- title: Rollouts by outcome
 -- about: How rollouts ended, how long they took, and how many needed more than one attempt.
--- plot: bar x=outcome y=rollouts series=run_id,mode
+-- plot: bar x=outcome y=rollouts series=run_id,mode,evaluation
 SELECT
-    run_id, mode, agent, outcome, count() AS rollouts, avg(reward) AS mean_reward,
+    run_id, mode, evaluation, agent, outcome, count() AS rollouts, avg(reward) AS mean_reward,
     avg(date_diff('microsecond', started_at, ended_at)) / 1e6 AS mean_seconds,
     quantile(0.95)(date_diff('microsecond', started_at, ended_at)) / 1e6 AS p95_seconds,
     sum(attempt > 1) AS retried, anyIf(error, error != '') AS example_error
 FROM rollouts
-GROUP BY run_id, mode, agent, outcome
-ORDER BY run_id, mode, agent, outcome
+GROUP BY run_id, mode, evaluation, agent, outcome
+ORDER BY run_id, mode, evaluation, agent, outcome

@@ -17,6 +17,7 @@ SORTS = {
 }
 FILTERS = {
     "mode": "mode = {mode:String}",
+    "evaluation": "evaluation = {evaluation:String}",
     "outcome": "outcome = {outcome:String}",
     "name": "positionCaseInsensitive(rollout_id, {name:String}) > 0",
     "reward_from": "reward >= {reward_from:Float64}",
@@ -33,10 +34,10 @@ SELECT rollout_id, execution_id, count() OVER () AS count, date_diff('microsecon
 FROM rollouts_of WHERE {{conditions}} ORDER BY {{sort}}, rollout_id LIMIT {{limit:UInt32}} OFFSET {{offset:UInt32}}
 """
 ROLLOUTS = """
-SELECT rollout_id, execution_id, task_id, mode, agent, attempt, outcome, reward, substring(error, 1, 200) AS error,
-    num_calls,
-    prompt_tokens, response_tokens, min_weight_version, max_weight_version, runner,
-    date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds,
+SELECT rollout_id, execution_id, task_id, mode, evaluation, agent, attempt, outcome, reward,
+    substring(error, 1, 200) AS error, num_calls, prompt_tokens, response_tokens,
+    min_weight_version, max_weight_version,
+    runner, date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds,
     greatest(0., date_diff('microsecond', enqueued_at, started_at) / 1e6) AS queue_seconds,
     toUnixTimestamp64Milli(ended_at) AS ended_ms
 FROM raw_attempts WHERE run_id = {run_id:String}

@@ -13,26 +13,27 @@ MAX_SPANS = 2000
 RUNS = f"""
 WITH lately AS
 (
-    SELECT run_id, mode, avg(reward) AS mean_reward
+    SELECT run_id, mode, evaluation, avg(reward) AS mean_reward
     FROM
     (
         SELECT * FROM
         (
-            SELECT run_id, mode, rollout_id, reward, ended_at FROM raw_attempts WHERE resolution = 'final'
+            SELECT run_id, mode, evaluation, rollout_id, reward, ended_at FROM raw_attempts WHERE resolution = 'final'
             AND outcome = 'ok'
-            ORDER BY ended_at DESC LIMIT {RECENT_ROLLOUTS} BY run_id, mode
+            ORDER BY ended_at DESC LIMIT {RECENT_ROLLOUTS} BY run_id, mode, evaluation
         )
-        ORDER BY ended_at DESC LIMIT 1 BY run_id, mode, rollout_id
+        ORDER BY ended_at DESC LIMIT 1 BY run_id, mode, evaluation, rollout_id
     )
-    GROUP BY run_id, mode
+    GROUP BY run_id, mode, evaluation
 )
-SELECT r.run_id AS run_id, r.mode AS mode, r.rollouts AS rollouts, l.mean_reward AS mean_reward, v.version AS version,
+SELECT r.run_id AS run_id, r.mode AS mode, r.evaluation AS evaluation, r.rollouts AS rollouts,
+    l.mean_reward AS mean_reward, v.version AS version,
     toUnixTimestamp64Milli(r.first_started_at) AS first_ms, toUnixTimestamp64Milli(r.last_ended_at) AS last_ms
 FROM runs AS r
-LEFT JOIN lately AS l ON r.run_id = l.run_id AND r.mode = l.mode
+LEFT JOIN lately AS l ON r.run_id = l.run_id AND r.mode = l.mode AND r.evaluation = l.evaluation
 LEFT JOIN (SELECT run_id, toNullable(max(version)) AS version FROM weight_versions GROUP BY run_id) AS v
     ON r.run_id = v.run_id
-ORDER BY last_ms DESC, run_id, mode
+ORDER BY last_ms DESC, run_id, mode, evaluation
 """
 
 ROLLOUTS_CTE = """
@@ -67,27 +68,27 @@ CROSS JOIN (
 
 SUMMARY = f"""
 {ROLLOUTS_CTE}
-SELECT mode, count() AS rollouts, countIf(outcome = 'ok') AS ended_well, countIf(attempt > 1) AS retried,
+SELECT mode, evaluation, count() AS rollouts, countIf(outcome = 'ok') AS ended_well, countIf(attempt > 1) AS retried,
     groupUniqArray(outcome) AS outcomes, max(max_weight_version) AS version,
     toUnixTimestamp64Milli(min(started_at)) AS first_ms, toUnixTimestamp64Milli(max(ended_at)) AS last_ms
-FROM rollouts_of GROUP BY mode ORDER BY mode DESC
+FROM rollouts_of GROUP BY mode, evaluation ORDER BY mode DESC, evaluation
 """
 
 REWARDS = f"""
 {ROLLOUTS_CTE}
-SELECT mode, intDiv(one, width) * width AS version, any(width) AS per_point, sum(count) AS rollouts,
+SELECT mode, evaluation, intDiv(one, width) * width AS version, any(width) AS per_point, sum(count) AS rollouts,
     avgMerge(mean) AS mean_reward, stddevPopMerge(spread) AS reward_spread, min(low) AS worst, max(high) AS best
 FROM
 (
     SELECT *, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
     FROM
     (
-        SELECT mode, assumeNotNull(max_weight_version) AS one, count() AS count, avgState(reward) AS mean,
+        SELECT mode, evaluation, assumeNotNull(max_weight_version) AS one, count() AS count, avgState(reward) AS mean,
             stddevPopState(reward) AS spread, min(reward) AS low, max(reward) AS high
-        FROM rollouts_of WHERE outcome = 'ok' AND max_weight_version IS NOT NULL GROUP BY mode, one
+        FROM rollouts_of WHERE outcome = 'ok' AND max_weight_version IS NOT NULL GROUP BY mode, evaluation, one
     )
 )
-GROUP BY mode, version ORDER BY mode DESC, version
+GROUP BY mode, evaluation, version ORDER BY mode DESC, evaluation, version
 """
 
 METRICS = {
@@ -118,22 +119,22 @@ GROUP BY model, step ORDER BY model, step
 
 TIME = f"""
 {ROLLOUTS_CTE}
-SELECT mode, rollouts, one.1 AS part, one.2 AS mean_seconds, one.3 AS p95_seconds
+SELECT mode, evaluation, rollouts, one.1 AS part, one.2 AS mean_seconds, one.3 AS p95_seconds
 FROM
 (
-    SELECT mode, count() AS rollouts,
+    SELECT mode, evaluation, count() AS rollouts,
         [('queue', avg(queue), quantile(0.95)(queue)), ('model', avg(model), quantile(0.95)(model)),
          ('tool', avg(tool), quantile(0.95)(tool)), ('agent', avg(agent), quantile(0.95)(agent)),
          ('publish', avg(publish), quantile(0.95)(publish))] AS parts
     FROM
     (
-        SELECT mode, greatest(0., date_diff('microsecond', enqueued_at, started_at) / 1e6) AS queue,
+        SELECT mode, evaluation, greatest(0., date_diff('microsecond', enqueued_at, started_at) / 1e6) AS queue,
             model_seconds AS model, tool_seconds AS tool,
             greatest(0., date_diff('microsecond', started_at, ended_at) / 1e6 - model_seconds - tool_seconds) AS agent,
             greatest(0., date_diff('microsecond', ended_at, stored_at) / 1e6) AS publish
         FROM rollouts_of WHERE enqueued_at > toDateTime64(0, 9)
     )
-    GROUP BY mode
+    GROUP BY mode, evaluation
 )
 ARRAY JOIN parts AS one
 """
@@ -195,8 +196,8 @@ ATTEMPT_FILTER = f"{ROLLOUT_FILTER} AND execution_id = {{execution_id:String}}"
 TASK = f"SELECT toUnixTimestamp64Micro(enqueued_at) / 1000 AS enqueued_ms FROM raw_tasks WHERE {ROLLOUT_FILTER} LIMIT 1"
 
 ATTEMPTS = f"""
-SELECT task_id, attempt, execution_id, runner, mode, agent, resolution, stream_sequence, outcome, reward, error,
-    result, num_calls,
+SELECT task_id, attempt, execution_id, runner, mode, evaluation, agent, resolution, stream_sequence, outcome, reward,
+    error, result, num_calls,
     prompt_tokens, response_tokens, num_truncated, min_weight_version, max_weight_version, model_seconds, tool_seconds,
         trace_id,
     toUnixTimestamp64Micro(enqueued_at) / 1000 AS enqueued_ms, toUnixTimestamp64Micro(started_at) / 1000 AS started_ms,

@@ -56,12 +56,12 @@ def alive() -> list[Heartbeat]:
 
 
 def evaluations() -> Iterator[SpanBatch]:
-    """Rollouts of the same run that are not trained on."""
-    for event in seed_store.run(RUN, steps=12, groups=2, samples=2, seed=7):
-        if isinstance(event, SpanBatch):
-            yield replace(
-                event, mode="eval", task_id=f"held-out-{event.task_id}", rollout_id=f"held-out-{event.rollout_id}"
-            )
+    """Two evaluations of the same run."""
+    for place, evaluation in enumerate(("greedy", "sampled")):
+        for event in seed_store.run(RUN, steps=12, groups=2, samples=2, seed=7 + place):
+            if isinstance(event, SpanBatch):
+                identity = {name: f"{evaluation}-{getattr(event, name)}" for name in ("task_id", "rollout_id")}
+                yield replace(event, mode="eval", evaluation=evaluation, **identity)
 
 
 @contextmanager

@@ -25,7 +25,11 @@ def publish(
     samples: Annotated[int, typer.Option(min=1, help="rollouts per task: the group that is compared")] = 1,
     run: Annotated[str, typer.Option(help="run the results belong to")] = "run",
     agent: Annotated[str, typer.Option(help="agent name")] = "default",
-    mode: Annotated[str, typer.Option(help="train or eval")] = "train",
+    mode: Annotated[str | None, typer.Option(help="train or eval [default: train, eval with --evaluation]")] = None,
+    evaluation: Annotated[
+        str,
+        typer.Option(help="name of the evaluation, such as greedy: rollouts of --mode eval, with figures of their own"),
+    ] = "",
     version: Annotated[int | None, typer.Option(min=0, help="answer every call from this weight version only")] = None,
     pass_: Annotated[
         str,
@@ -42,13 +46,18 @@ def publish(
     """
     from lightningbus.run.publishing import expand_samples, publish_all
 
+    mode = mode or ("eval" if evaluation else "train")
     if mode not in ("train", "eval"):
         exit_with(f"--mode: {mode!r} is neither train nor eval")
+    if evaluation and mode != "eval":
+        exit_with("--evaluation names an evaluation, and --mode train publishes training tasks: leave one of them out")
     problems = exit_on_user_error(load_tasks, tasks)
     sampling = {} if temperature is None else {"temperature": temperature}
-    fields: dict[str, Any] = {"run_id": run, "agent": agent, "mode": mode, "weight_version": version}
-    check_names(run=run, agent=agent, **({"pass": pass_} if pass_ else {}))
-    suffix = f"@{run}-{pass_}" if pass_ else f"@{run}"
+    fields: dict[str, Any] = {"run_id": run, "agent": agent, "mode": mode, "evaluation": evaluation}
+    fields["weight_version"] = version
+    optional = {"evaluation": evaluation, "pass": pass_}
+    check_names(run=run, agent=agent, **{name: value for name, value in optional.items() if value})
+    suffix = "@" + "-".join(filter(None, (run, evaluation, pass_)))
     longest = max((problem.id for problem in problems), key=len)
     if (length := len(ids.rollout_id(longest + suffix, samples - 1))) > MAX_ROLLOUT_CHARACTERS:
         exit_with(

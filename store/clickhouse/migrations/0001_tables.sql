@@ -12,6 +12,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_tasks{on_cluster}
     sample_index UInt32,
     group_size UInt32,
     mode LowCardinality(String),
+    evaluation LowCardinality(String),
     agent LowCardinality(String),
     model LowCardinality(String),
     weight_version Nullable(UInt32),
@@ -38,6 +39,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_attempts{on_cluster}
     execution_id String,
     trace_id String,
     mode LowCardinality(String),
+    evaluation LowCardinality(String),
     agent LowCardinality(String),
     runner LowCardinality(String),
     resolution Enum8('final' = 0, 'abandoned' = 1, 'retried' = 2),
@@ -331,12 +333,14 @@ CREATE TABLE IF NOT EXISTS {database}.raw_runs{on_cluster}
 (
     run_id LowCardinality(String),
     mode LowCardinality(String),
+    evaluation LowCardinality(String),
     rollouts AggregateFunction(uniq, String),
     first_started_at SimpleAggregateFunction(min, DateTime64(9, 'UTC')),
     last_ended_at SimpleAggregateFunction(max, DateTime64(9, 'UTC'))
 )
-ENGINE = {replicated}AggregatingMergeTree ORDER BY (run_id, mode);
+ENGINE = {replicated}AggregatingMergeTree ORDER BY (run_id, mode, evaluation);
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS {database}.raw_runs_mv{on_cluster} TO {database}.raw_runs AS
-SELECT run_id, mode, uniqState(rollout_id) AS rollouts, min(started_at) AS first_started_at, max(ended_at) AS last_ended_at
-FROM {database}.raw_attempts GROUP BY run_id, mode;
+SELECT run_id, mode, evaluation, uniqState(rollout_id) AS rollouts, min(started_at) AS first_started_at,
+    max(ended_at) AS last_ended_at
+FROM {database}.raw_attempts GROUP BY run_id, mode, evaluation;
