@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 
 HEADER_TIMEOUT_SECONDS = 10.0
 """A connection whose first request's head is not there by then is closed."""
+LATE_SECONDS = 0.5
+"""A timer that fires later than this shows that the process was stopped: its clients may have sent their heads meanwhile."""
 BODY_TIMEOUT_SECONDS = 60.0
 KEEPALIVE_TIMEOUT_SECONDS = 75.0
 """A connection that is kept for another request is closed after so long without one."""
@@ -90,14 +92,23 @@ class HttpServer:
             return _RejectProtocol()
         connection = server()
         self._awaiting_headers.add(connection)
-        asyncio.get_running_loop().call_later(HEADER_TIMEOUT_SECONDS, self._on_header_timeout, connection)
+        self._set_header_timeout(connection)
         return connection
 
-    def _on_header_timeout(self, connection: web.RequestHandler) -> None:
-        if connection in self._awaiting_headers:
-            self._awaiting_headers.discard(connection)
-            if connection.transport is not None:
-                connection.transport.abort()
+    def _set_header_timeout(self, connection: web.RequestHandler) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + HEADER_TIMEOUT_SECONDS
+        loop.call_at(due, self._on_header_timeout, connection, due)
+
+    def _on_header_timeout(self, connection: web.RequestHandler, due: float) -> None:
+        if connection not in self._awaiting_headers:
+            return
+        if asyncio.get_running_loop().time() - due > LATE_SECONDS:
+            self._set_header_timeout(connection)
+            return
+        self._awaiting_headers.discard(connection)
+        if connection.transport is not None:
+            connection.transport.abort()
 
 
 class _RejectProtocol(asyncio.Protocol):

@@ -88,7 +88,7 @@ def _rollouts(verdict: Verdict, tap: Tap, request: set[str], stored: list[tuple[
         if rollout in of_rollout and of_rollout[rollout].execution != execution
     ]
     noticed = [end for end in tap.ends if end.agent == "default" and end.outcome in ("agent_error", "timeout")]
-    verdict.wrong += [f"the agent of {end.rollout} noticed: {end.outcome}" for end in noticed]
+    verdict.wrong += [f"the agent of {end.rollout} noticed: {end.outcome}: {end.error}" for end in noticed]
 
 
 def _attempts(verdict: Verdict, tap: Tap, stored: list[tuple[Any, ...]]) -> None:

@@ -27,6 +27,7 @@ class End:
     rollout: str
     execution: str
     outcome: str
+    error: str
     resolution: Resolution
     mode: str
     agent: str
@@ -117,8 +118,18 @@ class Tap:
             self.spans |= {(event.rollout_id, event.execution_id, span.span_id) for span in event.spans}
             if event.end is not None:
                 resolution = resolution_of(event.end)
-                outcome, mode, agent = event.end.outcome, event.mode, event.agent
-                self.ends.append(End(event.rollout_id, event.execution_id, outcome, resolution, mode, agent, sequence))
+                self.ends.append(
+                    End(
+                        rollout=event.rollout_id,
+                        execution=event.execution_id,
+                        outcome=event.end.outcome,
+                        error=event.end.error,
+                        resolution=resolution,
+                        mode=event.mode,
+                        agent=event.agent,
+                        sequence=sequence,
+                    )
+                )
                 if resolution != Resolution.RETRIED:
                     self.ended.setdefault(event.rollout_id, time.monotonic())
         self._news.set()

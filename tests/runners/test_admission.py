@@ -4,6 +4,8 @@ import asyncio
 import gzip
 import json
 import os
+import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -219,6 +221,24 @@ def test_who_is_slow_or_says_too_much_to_a_node_is_turned_away(
         monkeypatch.setattr(http_server.resource, "getrlimit", lambda which: (0, 0))
         async with aiohttp.ClientSession() as http, node(http) as gateway:
             assert b" 503 " in await hears(gateway.address, b"")
+
+    loop(ask())
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("loop", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_head_that_arrived_while_the_server_was_stopped_is_answered(
+    loop: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    async def ask() -> None:
+        async with aiohttp.ClientSession() as http, node(http) as gateway:
+            host, _, port = gateway.address.removeprefix("http://").rpartition(":")
+            with socket.create_connection((host, int(port))) as client:
+                while not gateway._listening._awaiting_headers:
+                    await asyncio.sleep(0)
+                client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                time.sleep(http_server.HEADER_TIMEOUT_SECONDS + 1)  # noqa: ASYNC251 - the process stands still
+                assert b" 200 " in await asyncio.to_thread(client.recv, 65536)
 
     loop(ask())
 
