@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 HEADER_TIMEOUT_SECONDS = 10.0
 """A connection whose first request's head is not there by then is closed."""
 LATE_SECONDS = 0.5
-"""A timer that fires later than this shows that the process was stopped: its clients may have sent their heads meanwhile."""
+"""A timer that fires later than this shows that the process was stopped. Its clients may have sent heads meanwhile."""
 BODY_TIMEOUT_SECONDS = 60.0
 KEEPALIVE_TIMEOUT_SECONDS = 75.0
 """A connection that is kept for another request is closed after so long without one."""
