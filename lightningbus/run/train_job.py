@@ -5,7 +5,6 @@ import contextlib
 import json
 import time
 from collections.abc import Awaitable
-from pathlib import Path
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
@@ -24,6 +23,7 @@ from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import EvalSettings, RunSettings
 from lightningbus.run.stack import LocalStack, child_specs, start_stack
 from lightningbus.run.supervisor import ChildSpec
+from lightningbus.run.train_result import TrainResult
 from store.clickhouse.client import StoreUnavailable, connect, query_row
 
 CANARY_TIMEOUT_SECONDS = 600.0
@@ -50,12 +50,16 @@ CURVE = (
 )
 
 
-async def run(settings: RunSettings, job: TrainJob) -> None:
-    """A job by itself: its own bus, or the one its settings name, until its end."""
+async def run(settings: RunSettings, job: TrainJob, *, resume: bool = False) -> TrainResult:
+    """Run a job by itself, on its own bus or the one its settings name, to its end; prints nothing at the end.
+
+    ``resume``: go on where the run of this name was stopped. Raises `UserError` when a part fails for good.
+    """
+    if resume:
+        raise UserError("train cannot resume yet: start the run without it")
     with RunDirectory(settings.runs / settings.name).lock(fresh=True) as directory:
         async with start_stack(directory, settings.bus, f"lightningbus train · {settings.name}") as stack:
-            figures = await train(stack, settings, job.learner, job.eval, None)
-    report(figures, directory.path)
+            return await train(stack, settings, job.learner, job.eval, None)
 
 
 async def train(
@@ -64,8 +68,8 @@ async def train(
     learner: LearnerSettings,
     heldout: EvalSettings,
     ready: Awaitable[object] | None,
-) -> dict[str, Any]:
-    """Run a job on a bus that is up; returns its figures, which lie in the run's directory too.
+) -> TrainResult:
+    """Run a job on a bus that is up; its figures lie in the run's directory too.
 
     ``ready``: what else has to be there before version 0 is published; the other processes start meanwhile.
     Raises `UserError` when a part fails for good.
@@ -90,7 +94,7 @@ async def train(
     _write(stack, figures)
     title = f"{settings.name}: reward over weight versions"
     plot_rewards(stack.directory.path / PICTURE, title, curve, [*before, *after])
-    return figures
+    return TrainResult(stack.directory.path, figures, [*before, *after])
 
 
 def _write(stack: LocalStack, figures: dict[str, Any]) -> None:
@@ -195,8 +199,9 @@ def _curve(client: Client, run: str) -> list[Point]:
     return [(int(version), float(mean), float(spread), int(count)) for version, mean, spread, count in rows]
 
 
-def report(figures: dict[str, Any], directory: Path) -> None:
+def report(result: TrainResult) -> None:
     """Say in the terminal what came of it; the figures as JSON on standard output."""
+    figures = result.figures
     console = Console(stderr=True)
     table = Table(title="held-out reward", title_style="bold", box=None, header_style="bold")
     for column in ("", "before", "after"):
@@ -211,5 +216,5 @@ def report(figures: dict[str, Any], directory: Path) -> None:
         f"staleness {figures['mean_staleness']} on average, {figures['max_staleness']} at most",
         highlight=False,
     )
-    console.print(f"picture: {directory / PICTURE}\n", highlight=False)
+    console.print(f"picture: {result.directory / PICTURE}\n", highlight=False)
     print(json.dumps(figures), flush=True)

@@ -34,4 +34,4 @@ def train(
     if dry_run:
         exit_on_user_error(look)
         return
-    run_async(run_until_signal(train_job.run(settings, job)))
+    train_job.report(run_async(run_until_signal(train_job.run(settings, job))))
