@@ -229,6 +229,18 @@ class WeightRegistry:
             )
         return manifests
 
+    async def find_expired_blob(self, manifest: WeightManifest) -> str:
+        """The name of a file of a version that is not on the bus any more; empty: all are, or they lie elsewhere."""
+        if manifest.transport != "bus":
+            return ""
+        needed = {(blob.bucket, blob.name) for blob in (*manifest.blobs, *(link.blob for link in manifest.chain))}
+        stored = {
+            (bucket, name)
+            for bucket in {bucket for bucket, _ in needed}
+            for name in await self._bus.object_store.list_names(bucket)
+        }
+        return min((name for _, name in needed - stored), default="")
+
     async def activations_of(self, since: int, version: int) -> list[WeightsActivated]:
         """Who went over to a version, in order; ``since`` is the sequence of its oldest manifest."""
         activations: list[WeightsActivated] = []

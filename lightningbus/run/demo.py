@@ -14,11 +14,12 @@ from inference.settings import InferenceSettings
 from learner.settings.algorithm import ActorSettings, OptimSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.run import train_job
+from lightningbus.run.held_out import SAMPLINGS
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings, EvalSettings, RunSettings
 from lightningbus.run.stack import LocalStack, start_stack
-from lightningbus.run.train_result import TrainResult
+from lightningbus.run.train_result import TrainResult, report
 from runners.settings import RunnerSettings
 from store.clickhouse.client import connect, query_row
 from store.settings import StoreSettings
@@ -61,7 +62,7 @@ async def run_demo(job: DemoConfig, runs: Path) -> dict[str, Any]:
         raise UserError("the demo's example is not here: run it from a clone of the repository, by `make demo`")
     with RunDirectory(runs / RUN).lock(fresh=True) as directory:
         result, example = await _play(job, directory)
-    train_job.report(result)
+    report(result)
     _print_next_steps(example)
     return result.figures
 
@@ -98,7 +99,7 @@ def _settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSettings
         max_steps=job.steps,
         max_staleness=1,
         rollout_timeout_seconds=job.deadline,
-        sampling_params=train_job.SAMPLINGS["sampled"],
+        sampling_params=SAMPLINGS["sampled"],
         seed=job.seed,
         cpu_threads=1,
         checkpoint_dir=work.parent / "checkpoints",

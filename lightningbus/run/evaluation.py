@@ -21,7 +21,7 @@ NUM_ENDED = "SELECT count() FROM rollouts WHERE run_id = {run_id:String} AND end
 RESULTS = """
 SELECT sum(num_ok), avg(reward), if(count() > 1, stddevSamp(reward) / sqrt(count()), NULL)
 FROM (
-    SELECT countIf(outcome = 'ok') AS num_ok, sumIf(assumeNotNull(reward), outcome = 'ok') / count() AS reward
+    SELECT countIf(outcome = 'ok') AS num_ok, sumIf(ifNull(reward, 0), outcome = 'ok') / count() AS reward
     FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String}) GROUP BY task_id
 )
 """
@@ -44,6 +44,11 @@ class Evaluation(BaseModel):
     rollouts: int = Field(description="answers: problems times samples")
     ok: int = Field(description="answers whose agent ended well")
     seconds: float = Field(description="how long it took; for the part after a resume, if there was one")
+
+    def format_mean(self) -> str:
+        """The mean reward with its standard error."""
+        error = self.standard_error
+        return f"{self.accuracy:.2f}" + (f" ± {error:.2f}" if error is not None else "")
 
 
 async def evaluate(
@@ -92,8 +97,8 @@ async def evaluate(
                 (num_ended,) = await asyncio.to_thread(query_row, sql, NUM_ENDED, parameters)
     except TimeoutError:
         raise UserError(
-            f"evaluation {label} of version {version}: {num_ended} of {len(tasks)} rollouts ended within {deadline:g} s; "
-            "raise eval.deadline, and go on with --resume"
+            f"evaluation {label} of version {version}: {num_ended} of {len(tasks)} rollouts ended in {deadline:g} s: "
+            "raise eval.deadline"
         ) from None
     versions = (await asyncio.to_thread(query_row, sql, VERSIONS, parameters))[0]
     if list(versions) != [version]:
