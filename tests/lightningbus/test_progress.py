@@ -13,8 +13,11 @@ from lightningbus.run.progress import StepProgress, format_duration, format_rewa
 from lightningbus.run.terminal import Terminal
 from schemas.fleet import Heartbeat
 
-CALCULATOR_SECONDS = (9.0, 4.0, 5.0, 3.0, 4.0, 4.0, 4.0, 4.0, 4.0, 3.0)
-"""Between the ends of the steps of a run of the calculator example on two cores; the first is from the start."""
+CALCULATOR_SECONDS = (
+    *(6, 4, 4, 3, 5, 4, 3, 5, 4, 4, 4, 4, 3, 4, 3, 4, 3, 3),
+    *(4, 3, 5, 4, 4, 6, 3, 5, 4, 5, 4, 3, 4, 5, 3, 5, 4, 2),
+)
+"""Between the ends of the 36 steps of the demo on two cores; the first is from the start of the learner."""
 
 
 @pytest.mark.parametrize("slowdown", [1.0, 40.0], ids=["as recorded", "minutes a step"])
@@ -24,11 +27,12 @@ def test_the_time_left_is_right_within_a_fifth_from_step_five_on(slowdown: float
     progress.record(0, len(ends), 0.0)
     assert progress.seconds_left(0.0) is None
     for step, end in enumerate(ends, 1):
-        seen_at = float(int(end) + 1)  # a heartbeat comes each second
+        seen_at = end + 1  # a heartbeat comes each second
         progress.record(step, len(ends), seen_at)
-        if 5 <= step < len(ends) - 1:
+        if step >= 5:
+            one_step = ends[-1] / len(ends)  # nobody can know the last steps better
             left = progress.seconds_left(seen_at)
-            assert left == pytest.approx(ends[-1] - end, rel=0.2, abs=2.0), step
+            assert left == pytest.approx(max(ends[-1] - seen_at, 0.0), rel=0.2, abs=one_step), step
     assert progress.seconds_left(ends[-1] + 1) == 0.0
 
 
