@@ -154,9 +154,9 @@ def test_results_go_on_from_those_of_the_start_before(tmp_path: Path) -> None:
 
 def test_equal_settings_have_equal_digests(tmp_path: Path) -> None:
     digests = []
-    for seed in (0, 0, 1):
+    for name, seed in (("first", 0), ("second", 0), ("second", 1)):
         settings, job = job_of(tmp_path, seed=seed)
-        digests.append(compute_settings_sha256(settings, job.learner, job.eval))
+        digests.append(compute_settings_sha256(settings.model_copy(update={"name": name}), job.learner, job.eval))
     assert digests[0] == digests[1] != digests[2]
 
 
