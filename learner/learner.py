@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from bus.client import Bus
 from bus.fleet.heartbeats import default_instance_id
+from bus.fleet.node_state import DONE
 from bus.task_file import load_tasks
 from bus.weights.audit_log import AuditLog
 from common import disk_space
@@ -75,7 +76,7 @@ class Learner:
         self._thread = ThreadPoolExecutor(1, "trainer")  # one, because torch's thread count belongs to a thread
         self._initial_state = LearnerState(run_id=settings.run, model=settings.model)
         self._loop: TrainingLoop | None = None
-        self._is_done = False
+        self._is_leaving = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
@@ -93,7 +94,7 @@ class Learner:
                     self._publisher.keep_published(loop.consumer.was_reset),
                     stop.wait(),
                 )
-                self._is_done = True
+                self._is_leaving = True
                 await heartbeat.send_now()
                 await self._in_thread(loop.trainer.stop_workers)
             finally:
@@ -193,6 +194,11 @@ class Learner:
             return f"the free space of the checkpoints' disk is unknown: {error.strerror}"
         return disk_space.record_free("checkpoints", free, self._settings.disk_free_mib)
 
+    def _state(self, step: int) -> str:
+        if self._is_leaving:
+            return DONE if step >= self._settings.max_steps else "stopping"
+        return self._loop.phase if self._loop is not None else "starting"
+
     def _describe(self) -> dict[str, Any]:
         """The fields of the heartbeat."""
         loop, settings = self._loop, self._settings
@@ -206,11 +212,11 @@ class Learner:
                 status["staleness"] = loop.last_metrics["staleness/mean"]
             if loop.blocked_on:
                 status["waits for"] = loop.blocked_on
-            if loop.phase == "waiting":
+            if loop.phase == "waiting" and not self._is_leaving:
                 status["groups"] = f"{len(loop.consumer.groups.ready)}/{settings.groups_per_step}"
         return {
             "run_id": settings.run,
-            "state": "done" if self._is_done else loop.phase if loop is not None else "starting",
+            "state": self._state(state.step),
             "model": settings.model,
             "version": state.version,
             "status": status,

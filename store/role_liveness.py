@@ -4,9 +4,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from bus.fleet.node_state import DONE
 from schemas.fleet import Heartbeat
 
-LEAVING_STATES = ("done", "draining", "stopping")
+LEAVING_STATES = (DONE, "draining", "stopping")
 """States of a process that stops on purpose."""
 RESET_AFTER_SECONDS = 120.0
 """A role that returns after this long counts as new."""
@@ -19,6 +20,7 @@ class _Role:
     since: float
     seen: float
     has_left: bool = False
+    is_done: bool = False
     processes: set[tuple[str, int]] = field(default_factory=set)
     starts: deque[float] = field(default_factory=deque)
 
@@ -43,13 +45,14 @@ class RoleLiveness:
             role.starts.extend([now] * len(processes - role.processes))
             role.processes, role.seen = processes, now
             role.has_left = all(heartbeat.state in LEAVING_STATES for heartbeat in heartbeats)
+            role.is_done = all(heartbeat.state == DONE for heartbeat in heartbeats)
 
     def absent(self, now: float) -> Mapping[str, float]:
         """Seconds without a process, by missing role."""
         return {
             name: now - role.seen
             for name, role in self._roles.items()
-            if role.seen < now and not (role.has_left and name not in self._expected)
+            if role.seen < now and not role.is_done and not (role.has_left and name not in self._expected)
         }
 
     def since(self, name: str) -> float:

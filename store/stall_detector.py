@@ -11,7 +11,7 @@ from nats.errors import Error as NatsError
 from bus.client import Bus
 from bus.errors import BusError
 from bus.fleet.heartbeats import Fleet
-from bus.fleet.node_state import is_ready
+from bus.fleet.node_state import DONE, is_ready
 from bus.fleet.readiness import READY_STATES
 from bus.streams import ROLLOUT_CONSUMERS
 from common.observability import metrics
@@ -87,7 +87,7 @@ def diagnose(snapshot: SystemSnapshot, limits: StallThresholds) -> list[Stall]:
 
 def _find_full_disks(snapshot: SystemSnapshot) -> Iterator[Stall]:
     for beat in (*snapshot.members_in("store"), *snapshot.members_in("learner")):
-        if beat.status.get("disk"):
+        if beat.status.get("disk") and beat.state != DONE:
             yield Stall(beat.role, f"{beat.role} {beat.id}: {beat.status['disk']}")
 
 

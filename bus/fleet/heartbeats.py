@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus.fleet.node_state import DEAD_SECONDS, SUSPECT_SECONDS, observed_state
+from bus.fleet.node_state import DEAD_SECONDS, DONE, SUSPECT_SECONDS, observed_state
 from common.aio import cancel_and_wait
 from schemas import subjects
 from schemas.codec import DecodeError, decode, encode
@@ -71,6 +71,8 @@ class Fleet:
     def __init__(self, nc: Client, role: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._nc, self._role, self._clock = nc, role, clock
         self._last_seen: dict[tuple[str, str], tuple[Heartbeat, float]] = {}
+        self._done: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        """Processes that are done, by role and run."""
         self._next_prune_at = clock()
         self._changed = asyncio.Event()
 
@@ -84,7 +86,10 @@ class Fleet:
             await self._subscription.unsubscribe()
 
     def members(self) -> list[Heartbeat]:
-        """Last heartbeat of every process that is not dead, by role and id. A silent one is ``suspect``."""
+        """Last heartbeat of every process that is not dead, by role and id. A silent one is ``suspect``.
+
+        One that is ``done`` stays until another process of its role and run comes.
+        """
         now = self._clock()
         states = [
             (beat, observed_state(beat.state, now - seen_at)) for _, (beat, seen_at) in sorted(self._last_seen.items())
@@ -112,8 +117,20 @@ class Fleet:
         if message.subject != subjects.heartbeat(beat.role, beat.id):
             return  # a right to speak is a right to a subject: nobody speaks for another role there
         now = self._clock()
-        self._last_seen[(beat.role, beat.id)] = (beat, now)
+        key, work = (beat.role, beat.id), (beat.role, beat.run_id)
+        if key not in self._last_seen:
+            for done in self._done.pop(work, ()):  # what they have done goes on
+                self._last_seen.pop(done, None)
+        if beat.state == DONE:
+            self._done.setdefault(work, set()).add(key)
+        elif work in self._done:
+            self._done[work].discard(key)
+        self._last_seen[key] = (beat, now)
         if now >= self._next_prune_at:  # not at each: of ten thousand members each says something every second
             self._next_prune_at = now + INTERVAL_SECONDS
-            self._last_seen = {key: last for key, last in self._last_seen.items() if now - last[1] < DEAD_SECONDS}
+            self._last_seen = {
+                key: (last, seen_at)
+                for key, (last, seen_at) in self._last_seen.items()
+                if last.state == DONE or now - seen_at < DEAD_SECONDS
+            }
         self._changed.set()

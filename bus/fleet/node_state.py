@@ -6,6 +6,8 @@ from schemas.fleet import Heartbeat
 
 State = Literal["starting", "awaiting_weights", "ready", "canary", "draining", "suspect", "dead"]
 DEAD = "dead"
+DONE = "done"
+"""The last state of a process that has finished its work, such as a learner after its last step."""
 NodeEvent = Literal[
     "engine_up", "weights_applied", "canary_started", "no_servable_version", "engine_exited", "audit_failed", "stop"
 ]
@@ -58,7 +60,12 @@ def serves_version(node: Heartbeat, version: int) -> bool:
 
 
 def observed_state(reported: str, silence: float) -> str:
-    """The state that others assume: the last reported one, unless the node has been silent for too long."""
+    """The state that others assume: the last reported one, unless the node has been silent for too long.
+
+    A process that is done is silent from then on, and stays done.
+    """
+    if reported == DONE:
+        return DONE
     if silence >= DEAD_SECONDS or reported == DEAD:
         return DEAD
     return "suspect" if silence >= SUSPECT_SECONDS else reported

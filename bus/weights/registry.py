@@ -106,12 +106,15 @@ class WeightRegistry:
             self.state, self._read_up_to = ReleaseState(model=self._model), 0
         deadline = time.monotonic() + RESPONSE_TIMEOUT_SECONDS
         while self._read_up_to < sequence:
-            entries, self._read_up_to = await self._decisions.read_after(self._read_up_to)
+            entries, end = await self._decisions.read_after(self._read_up_to)
             for entry in entries:
+                if entry.sequence <= self._read_up_to:
+                    continue  # another call has read it meanwhile
                 if entry.signer and not self._is_snapshot(entry) and not is_successor(self.state, entry.event):
                     self._decisions.skip(entry.sequence, "it is not the decisions before it and one more")
                 else:
                     self.state = entry.event
+            self._read_up_to = max(self._read_up_to, end)
             if self._read_up_to < sequence:  # a server that is behind
                 if time.monotonic() > deadline:
                     raise BusError(f"the decisions up to {sequence} cannot be looked up")
@@ -228,6 +231,18 @@ class WeightRegistry:
                 f"model {self._model!r} has no version {version} on this bus: see `lightningbus weights list`"
             )
         return manifests
+
+    async def find_expired_blob(self, manifest: WeightManifest) -> str:
+        """The name of a file of a version that is not on the bus any more; empty: all are, or they lie elsewhere."""
+        if manifest.transport != "bus":
+            return ""
+        needed = {(blob.bucket, blob.name) for blob in (*manifest.blobs, *(link.blob for link in manifest.chain))}
+        stored = {
+            (bucket, name)
+            for bucket in {bucket for bucket, _ in needed}
+            for name in await self._bus.object_store.list_names(bucket)
+        }
+        return min((name for _, name in needed - stored), default="")
 
     async def activations_of(self, since: int, version: int) -> list[WeightsActivated]:
         """Who went over to a version, in order; ``since`` is the sequence of its oldest manifest."""

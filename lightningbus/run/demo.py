@@ -14,10 +14,12 @@ from inference.settings import InferenceSettings
 from learner.settings.algorithm import ActorSettings, OptimSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.run import train_job
+from lightningbus.run.held_out import SAMPLINGS
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings, EvalSettings, RunSettings
 from lightningbus.run.stack import LocalStack, start_stack
+from lightningbus.run.train_result import TrainResult, report
 from runners.settings import RunnerSettings
 from store.clickhouse.client import connect, query_row
 from store.settings import StoreSettings
@@ -59,14 +61,14 @@ async def run_demo(job: DemoConfig, runs: Path) -> dict[str, Any]:
     if not EXAMPLE.exists():
         raise UserError("the demo's example is not here: run it from a clone of the repository, by `make demo`")
     with RunDirectory(runs / RUN).lock(fresh=True) as directory:
-        figures, example = await _play(job, directory)
-    train_job.report(figures, directory.path)
+        result, example = await _play(job, directory)
+    report(result)
     _print_next_steps(example)
-    return figures
+    return result.figures
 
 
-async def _play(job: DemoConfig, directory: RunDirectory) -> tuple[dict[str, Any], str]:
-    """The run's figures, and one of its rollouts."""
+async def _play(job: DemoConfig, directory: RunDirectory) -> tuple[TrainResult, str]:
+    """The run's result, and one of its rollouts."""
     work = directory.path / "work"
     settings, learner, heldout = _settings(job, work)
     async with start_stack(directory, BusSettings(port=0), "lightningbus demo") as stack:
@@ -78,10 +80,10 @@ async def _play(job: DemoConfig, directory: RunDirectory) -> tuple[dict[str, Any
         try:
             # vLLM takes its weights from the bus: a tokenizer and a configuration are all it needs to start.
             await _wait_for_model_config(work / "model", making)
-            figures = await train_job.train(stack, settings, learner, heldout, making)
+            result = await train_job.train(stack, settings, learner, heldout, making)
         finally:
             making.cancel()
-        return figures, await asyncio.to_thread(_find_example_rollout, directory)
+        return result, await asyncio.to_thread(_find_example_rollout, directory)
 
 
 def _settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSettings, EvalSettings]:
@@ -97,7 +99,7 @@ def _settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSettings
         max_steps=job.steps,
         max_staleness=1,
         rollout_timeout_seconds=job.deadline,
-        sampling_params=train_job.SAMPLINGS["sampled"],
+        sampling_params=SAMPLINGS["sampled"],
         seed=job.seed,
         cpu_threads=1,
         checkpoint_dir=work.parent / "checkpoints",

@@ -1,21 +1,32 @@
-"""Held-out accuracy of one weight version, measured through the same bus, runners and inference nodes."""
+"""Held-out reward of one weight version, measured through the same bus, runners and inference nodes."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError
+from pydantic import BaseModel, ConfigDict, Field
 
 from bus.client import Bus
 from bus.task_file import TaskInput
 from lightningbus.run.publishing import expand_samples, publish_all
 from lightningbus.run.role_process import UserError
-from store.clickhouse.client import query_row
+from schemas import ids
 
+log = logging.getLogger(__name__)
+
+ENDED = "SELECT rollout_id FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})"
+NUM_ENDED = "SELECT count() FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})"
+# By problem first: the answers to one problem are not independent of each other.
 RESULTS = """
-SELECT count() AS num_ended, countIf(outcome = 'ok') AS ok, avgIf(reward, outcome = 'ok') AS mean
-FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})
+SELECT sum(num_ok), avg(reward), if(count() > 1, stddevSamp(reward) / sqrt(count()), NULL)
+FROM (
+    SELECT countIf(outcome = 'ok') AS num_ok, sumIf(ifNull(reward, 0), outcome = 'ok') / count() AS reward
+    FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String}) GROUP BY task_id
+)
 """
 VERSIONS = """
 SELECT groupUniqArrayArray(token_versions) FROM completions
@@ -23,15 +34,24 @@ WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Outcome of one evaluation; ``accuracy`` is the mean reward of all rollouts, a failed one counting as 0."""
+class Evaluation(BaseModel):
+    """One evaluation of one weight version."""
 
-    label: str
-    version: int
-    rollouts: int
-    ok: int
-    accuracy: float
+    model_config = ConfigDict(frozen=True)
+
+    label: str = Field(description="how the problems were answered: greedy or sampled")
+    version: int = Field(description="weight version that answered")
+    accuracy: float = Field(description="mean reward of all rollouts; a failed one counts as 0")
+    standard_error: float | None = Field(description="of that mean, over problems; none for a single problem")
+    num_problems: int = Field(description="held-out problems")
+    rollouts: int = Field(description="answers: problems times samples")
+    ok: int = Field(description="answers whose agent ended well")
+    seconds: float = Field(description="how long it took; for the part after a resume, if there was one")
+
+    def format_mean(self) -> str:
+        """The mean reward with its standard error."""
+        error = self.standard_error
+        return f"{self.accuracy:.2f}" + (f" ± {error:.2f}" if error is not None else "")
 
 
 async def evaluate(
@@ -49,32 +69,59 @@ async def evaluate(
 ) -> Evaluation:
     """Publish every problem ``samples`` times, pinned to a weight version, and wait for all results in ClickHouse.
 
-    Raises `UserError` when they are not there within ``deadline`` seconds, or when a token came from another version.
+    Results that are there already count: only what is missing is published. Raises `UserError` when they are not all
+    there within ``deadline`` seconds, or when a token came from another version.
     """
+    started = time.monotonic()
     suffix = f"@{run}-{label}-v{version}"
-    tasks = expand_samples(
-        problems,
-        samples,
-        suffix,
-        run_id=run,
-        agent=agent,
-        mode="eval",
-        evaluation=label,
-        weight_version=version,
-        sampling_params=sampling,
-        deadline=deadline,
-    )
-    published = sum(await publish_all(bus, tasks, timeout=deadline, on_done=lambda: None))
     parameters = {"run_id": run, "suffix": suffix}
-    ended, ok, mean = 0, 0, 0.0
+    tasks = list(
+        expand_samples(
+            problems,
+            samples,
+            suffix,
+            run_id=run,
+            agent=agent,
+            mode="eval",
+            evaluation=label,
+            weight_version=version,
+            sampling_params=sampling,
+            deadline=deadline,
+        )
+    )
+    num_ended = 0
     try:
         async with asyncio.timeout(deadline), bus.fleet("store") as stores:
-            while ended < published:
+
+            async def query(statement: str) -> Sequence[Sequence[Any]]:
+                while True:
+                    try:
+                        return (await asyncio.to_thread(sql.query, statement, parameters=parameters)).result_rows
+                    except ClickHouseError as error:  # the store may be being started again
+                        log.warning("the store cannot be asked: %s", " ".join(str(error).split())[:200])
+                        await stores.wait_for_change()
+
+            ended_ids = {rollout_id for (rollout_id,) in await query(ENDED)}
+            missing = [task for task in tasks if ids.rollout_id(task.id, task.sample_index) not in ended_ids]
+            await publish_all(bus, missing, timeout=deadline, on_done=lambda: None)
+            while (num_ended := (await query(NUM_ENDED))[0][0]) < len(tasks):
                 await stores.wait_for_change()  # the store says each second what it has inserted
-                ended, ok, mean = await asyncio.to_thread(query_row, sql, RESULTS, parameters)
+            ((versions,),) = await query(VERSIONS)
+            ((num_ok, mean, standard_error),) = await query(RESULTS)
     except TimeoutError:
-        raise UserError(f"evaluation {label}: {ended} of {published} rollouts ended within {deadline:g} s") from None
-    versions = (await asyncio.to_thread(query_row, sql, VERSIONS, parameters))[0]
+        raise UserError(
+            f"evaluation {label} of version {version}: {num_ended} of {len(tasks)} rollouts ended in {deadline:g} s: "
+            "raise eval.deadline"
+        ) from None
     if list(versions) != [version]:
         raise UserError(f"evaluation {label} was pinned to version {version}, but versions {versions} answered")
-    return Evaluation(label, version, published, ok, mean * ok / published if ok else 0.0)
+    return Evaluation(
+        label=label,
+        version=version,
+        accuracy=mean,
+        standard_error=standard_error,
+        num_problems=len(problems),
+        rollouts=len(tasks),
+        ok=num_ok,
+        seconds=round(time.monotonic() - started, 1),
+    )

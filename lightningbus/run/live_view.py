@@ -1,49 +1,34 @@
 """What is going on, from the heartbeats: a live table, or a line every few seconds where there is no terminal."""
 
 import asyncio
+import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
 
-from rich.console import Console, Group
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from bus.fleet.heartbeats import Fleet
 from common.aio import cancel_and_wait
+from lightningbus.run.heartbeat_text import describe, firing_alerts
+from lightningbus.run.progress import StepProgress, format_reward, sparkline
 from lightningbus.run.terminal import Terminal
 from schemas.fleet import Heartbeat
 
 ROLES = ("supervisor", "learner", "inference", "runner", "store", "auditor")
+BAR_WIDTH = 40
 NON_TTY_INTERVAL_SECONDS = 10.0
 """How often a line is printed where there is no terminal to draw on."""
-BARS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: Iterable[float], width: int = 40) -> str:
-    """Values from 0 to 1 as a line of small bars, the last ``width`` of them."""
-    return "".join(BARS[min(int(max(value, 0.0) * len(BARS)), len(BARS) - 1)] for value in list(values)[-width:])
-
-
-def describe(beat: Heartbeat) -> str:
-    """What a member says of itself, in a few words."""
-    parts = [
-        f"{key.replace('_', ' ')} {_short(value)}"
-        for key, value in beat.status.items()
-        if value not in (None, "") and key != "alert"
-    ]
-    return ", ".join(parts)
-
-
-def _short(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _line(beat: Heartbeat) -> str:
     version = "" if beat.version is None else f" v{beat.version}"
-    return f" | {beat.role} {beat.state}{version} {describe(beat)}"
+    return f"{beat.role} {beat.state}{version} {describe(beat)}"
 
 
 def members_table(members: Iterable[Heartbeat]) -> Table:
@@ -58,11 +43,6 @@ def members_table(members: Iterable[Heartbeat]) -> Table:
     return table
 
 
-def firing_alerts(members: Iterable[Heartbeat]) -> list[str]:
-    """What the watchdogs have found and is not over."""
-    return [str(beat.status["alert"]) for beat in members if beat.status.get("alert")]
-
-
 class LiveView:
     """Live picture of a run; ``phase`` is the headline."""
 
@@ -74,8 +54,9 @@ class LiveView:
         self._console = console or Terminal(stderr=True)
         self._started = time.monotonic()
         self._rewards: dict[int, float] = {}
+        self._progress = StepProgress()
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def showing(self) -> AsyncIterator["LiveView"]:
         """Draw while the block runs."""
         drawing = asyncio.create_task(self._draw_live() if self._console.is_terminal else self._print_lines())
@@ -88,7 +69,13 @@ class LiveView:
         """Change the headline; without a terminal it is printed at once."""
         self.phase = phase
         if not self._console.is_terminal:
-            self._console.print(self._headline(), highlight=False, soft_wrap=True)
+            self._print(self._headline())
+
+    def set_note(self, note: str) -> None:
+        """Change what stands beside the headline; without a terminal it is printed at once."""
+        self.note = note
+        if not self._console.is_terminal:
+            self._print(self._headline())
 
     def _headline(self) -> str:
         seconds = time.monotonic() - self._started
@@ -96,18 +83,29 @@ class LiveView:
 
     def _render(self) -> Group:
         self._remember()
-        parts: list[Text | Table] = [Text(f"{self._title}  {self._headline()}", style="bold")]
+        parts: list[RenderableType] = [Text(f"{self._title}  {self._headline()}", style="bold")]
+        if progress := self._progress.describe(time.monotonic()):
+            bar = ProgressBar(total=self._progress.num_steps, completed=self._progress.step, width=BAR_WIDTH)
+            parts.append(Columns([bar, Text(progress)]))
         parts.append(members_table(self._fleet.members()))
         parts += [Text(f"ALERT  {alert}", style="bold red") for alert in firing_alerts(self._fleet.members())]
         if self._rewards:
-            line = sparkline(self._rewards[step] for step in sorted(self._rewards))
-            parts.append(Text(f"reward by step  {line}  {self._rewards[max(self._rewards)]:.2f}", style="green"))
+            parts.append(Text(self._describe_rewards(), style="green"))
         return Group(*parts)
+
+    def _describe_rewards(self) -> str:
+        values = [self._rewards[step] for step in sorted(self._rewards)]
+        span = f"{format_reward(min(values))} to {format_reward(max(values))}, now {format_reward(values[-1])}"
+        return f"reward by step  {sparkline(values, BAR_WIDTH)}  {span}"
 
     def _remember(self) -> None:
         for beat in self._fleet.members():
-            step, reward = beat.status.get("step"), beat.status.get("reward")
-            if beat.role == "learner" and isinstance(step, int) and isinstance(reward, int | float):
+            step, num_steps, reward = (beat.status.get(key) for key in ("step", "steps", "reward"))
+            if beat.role != "learner" or not isinstance(step, int) or not isinstance(num_steps, int) or not num_steps:
+                continue  # no learner, or the one that publishes the first version only
+            if beat.state != "starting":
+                self._progress.record(step, num_steps, time.monotonic())
+            if isinstance(reward, int | float):
                 self._rewards[step] = float(reward)
 
     async def _draw_live(self) -> None:
@@ -119,13 +117,27 @@ class LiveView:
 
     async def _print_lines(self) -> None:
         while True:
-            await asyncio.sleep(NON_TTY_INTERVAL_SECONDS)
-            self._remember()
-            for alert in firing_alerts(self._fleet.members()):
-                self._console.print(f"ALERT  {alert}", highlight=False, soft_wrap=True, markup=False)
-            lines = [_line(beat) for beat in self._fleet.members() if beat.role in ("learner", "inference")]
-            for line in lines or [""]:
-                self._console.print(self._headline() + line, highlight=False, soft_wrap=True, markup=False)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(NON_TTY_INTERVAL_SECONDS):
+                    while True:
+                        await self._fleet.wait_for_change()
+                        self._remember()
+            for line in self._lines():
+                self._print(line)
+
+    def _lines(self) -> Iterator[str]:
+        """What the live picture shows, for where there is no terminal."""
+        members = self._fleet.members()
+        yield from (f"ALERT  {alert}" for alert in firing_alerts(members))
+        progress = self._progress.describe(time.monotonic())
+        training = [progress] if progress else []
+        training += [self._describe_rewards()] if self._rewards else []
+        lines = [_line(beat) for beat in members if beat.role in ("learner", "inference")]
+        for line in [*training, *lines] or ["no learner and no inference node is there"]:
+            yield f"{self._headline()} | {line}"
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def console() -> Console:

@@ -14,7 +14,7 @@ Point = tuple[int, float, float, int]
 
 
 def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Sequence[Evaluation]) -> None:
-    """Write a PNG: training reward by version as a line with its standard error, held-out accuracy as marks."""
+    """Write a PNG: training reward by version as a line, held-out reward as marks, both with standard errors."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -30,19 +30,21 @@ def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Se
     axes.plot(versions, means, color="tab:blue", label="training rollouts, sampled (± standard error)")
     for label, mark, color in (("greedy", "D", "tab:orange"), ("sampled", "o", "tab:green")):
         evaluations = [evaluation for evaluation in held_out if evaluation.label == label]
-        axes.plot(
+        axes.errorbar(
             [evaluation.version for evaluation in evaluations],
             [evaluation.accuracy for evaluation in evaluations],
-            mark,
+            yerr=[evaluation.standard_error or 0.0 for evaluation in evaluations],
+            fmt=mark,
             color=color,
-            markersize=8,
-            linestyle="none",
+            markersize=7,
+            capsize=3,
             label=f"held-out problems, {label}",
             zorder=3,
         )
     axes.set(title=title, xlabel="weight version", ylabel="mean reward")
-    low_limit, high_limit = axes.get_ylim()
-    axes.set_ylim(min(low_limit, -0.04), max(high_limit, 1.04))
+    rewards = [*means, *(evaluation.accuracy for evaluation in held_out)]
+    if all(0 <= reward <= 1 for reward in rewards):
+        axes.set_ylim(-0.04, 1.04)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=150)

@@ -22,6 +22,9 @@ from runners.gateway.slot import Slot
 from runners.settings import RunnerSettings
 from schemas.subjects import TRAIN_ROLLOUTS
 
+VERSIONS_AHEAD = 3
+"""Beside `max_staleness`: the version evaluated, the one made of its last rollouts, and the one being published."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainJob:
@@ -45,7 +48,15 @@ def parse_job(settings: RunSettings, source: str) -> TrainJob:
         raise UserError(f"{source}: learner.tasks: a training job has tasks to train on")
     assert settings.eval is not None
     _check_consistency(settings, learner, settings.eval, source)
-    return TrainJob(learner, settings.eval)
+    return TrainJob(_keep_versions_to_evaluate(learner, settings.eval), settings.eval)
+
+
+def _keep_versions_to_evaluate(learner: LearnerSettings, heldout: EvalSettings) -> LearnerSettings:
+    """The learner with as many versions kept as it can be ahead of one that is evaluated."""
+    if heldout.every is None:
+        return learner
+    num_kept = max(learner.keep_weight_versions, learner.max_staleness + VERSIONS_AHEAD)
+    return learner.model_copy(update={"keep_weight_versions": num_kept})
 
 
 def _check_consistency(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings, source: str) -> None:
@@ -60,6 +71,8 @@ def _check_consistency(settings: RunSettings, learner: LearnerSettings, heldout:
         node.lora is not None and node.lora.rank < rank for node in settings.inference if node.model == learner.model
     ):
         raise UserError(f"{source}: inference.lora.rank: the learner's adapters are of rank {rank}")
+    if heldout.every is not None and learner.staleness.admission == "unbounded":
+        raise UserError(f"{source}: eval.every: it needs staleness.admission bounded, or versions expire unevaluated")
     if learner.run != settings.name:
         raise UserError(f"{source}: learner.run: a job's run has its name, {settings.name!r}; leave it out")
     if not learner.max_steps:

@@ -52,12 +52,18 @@ class BusSettings(BaseModel):
 
 
 class EvalSettings(BaseModel):
-    """Problems the model is never trained on; answered before and after, greedily and sampled."""
+    """Problems the model is never trained on; answered before and after training and, on request, during it."""
 
     model_config = ConfigDict(extra="forbid")
 
     tasks: Path = Field(description="JSONL of tasks, as `lightningbus publish` takes them")
     samples: int = Field(2, ge=1, description="sampled answers to each")
+    every: int | None = Field(
+        None,
+        ge=1,
+        description="evaluate every so many weight versions during training too; nodes keep the version until its "
+        "evaluation has ended; none: before and after only",
+    )
     deadline: float = Field(120.0, gt=0, description="seconds an evaluation may take")
     agent: str = Field("default", description="agent that answers them")
     max_reward: float = Field(1.0, description="what a perfect policy gets, for comparison")

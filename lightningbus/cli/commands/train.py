@@ -17,12 +17,16 @@ from lightningbus.cli.options import (
 def train(
     config: Annotated[Path, typer.Option("--config", "-c", help="run file with a learner and held-out tasks")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="load and check everything but the weights")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on where the run was stopped, instead of moving it aside")
+    ] = False,
 ) -> None:
     """Run a training job to its end: held-out reward before, training, held-out reward after, figures and a picture."""
     with require_extra("demo"):
         importlib.import_module("matplotlib")  # the picture comes last, and is not to be what fails
     from lightningbus.run import preflight, train_job
     from lightningbus.run.settings import load_run_settings
+    from lightningbus.run.train_result import report
 
     settings = exit_on_user_error(load_run_settings, config)
     job = exit_on_user_error(preflight.parse_job, settings, str(config))
@@ -34,4 +38,5 @@ def train(
     if dry_run:
         exit_on_user_error(look)
         return
-    run_async(run_until_signal(train_job.run(settings, job)))
+    work = train_job.run(settings, job, resume=resume)
+    report(run_async(run_until_signal(work, f": lightningbus train --resume -c {config} goes on")))

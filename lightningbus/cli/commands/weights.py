@@ -148,22 +148,13 @@ def _decide(what: What, version: int | None, model: str, bus: str | None, reason
             if what == "pinned":
                 if is_revoked(before, which):
                     raise UserError(f"version {which} is revoked: `lightningbus weights approve {which}` first")
-                if gone := await _expired(at, manifest):
+                if gone := await releases.find_expired_blob(manifest):
                     raise UserError(f"version {which} cannot be served any more: {gone} has expired")
             actor = f"{getpass.getuser()}@{socket.gethostname()}"
             await releases.append_decision(what, which, actor=actor, reason=reason)
             return which
 
     print(f"version {run_async(work())} is {what}")
-
-
-async def _expired(at: Bus, manifest: WeightManifest) -> str:
-    """A file of a version that is not on the bus any more, if there is one; places elsewhere are not looked at."""
-    if manifest.transport != "bus":
-        return ""
-    wanted = {(blob.bucket, blob.name) for blob in (*manifest.blobs, *(link.blob for link in manifest.chain))}
-    there = {(bucket, name) for bucket, _ in wanted for name in await at.object_store.list_names(bucket)}
-    return min((name for _, name in wanted - there), default="")
 
 
 async def _nodes(at: Bus, model: str) -> list[Heartbeat]:

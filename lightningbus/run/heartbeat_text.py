@@ -1,0 +1,50 @@
+"""Heartbeats in words. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+from schemas.fleet import Heartbeat
+
+LABELS = {
+    "rollouts_per_s": "rollouts/s",
+    "rows_per_s": "rows/s",
+    "inflight": "calls in flight",
+    "swaps": "weight swaps",
+    "max_model_len": "context",
+    "busy": "busy slots",
+    "done": "rollouts done",
+    "backlog": "messages to write",
+    "wants_whole": "wants a whole version",
+}
+"""What a key of a status is called; other keys are called by their name."""
+HIDDEN = {"alert", "engine_id", "steps"}
+"""Shown elsewhere, or of no use to a reader."""
+
+
+def describe(beat: Heartbeat) -> str:
+    """What a member reports, in a few words."""
+    status = {key: value for key, value in beat.status.items() if key not in HIDDEN and value not in (None, "", [], {})}
+    if isinstance(status.get("step"), int) and isinstance(beat.status.get("steps"), int):
+        status["step"] = f"{status['step']} of {beat.status['steps']}"
+    if isinstance(broadcast := status.get("broadcast"), Mapping):
+        status["broadcast"] = f"by {_words(broadcast.get('backends'))}"
+    return ", ".join(filter(None, (_phrase(key, value) for key, value in status.items())))
+
+
+def _phrase(key: str, value: object) -> str:
+    label = LABELS.get(key, key.replace("_", " "))
+    if isinstance(value, bool):
+        return label if value else ""
+    return f"{label} {_words(value)}"
+
+
+def _words(value: object) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{str(key).replace('_', ' ')} {_words(inner)}" for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return " and ".join(_words(inner) for inner in value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def firing_alerts(members: Iterable[Heartbeat]) -> list[str]:
+    """What the watchdogs have found and is not over."""
+    return [str(beat.status["alert"]) for beat in members if beat.status.get("alert")]

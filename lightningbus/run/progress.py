@@ -1,0 +1,81 @@
+"""How far training has come, how fast it goes, and when it ends. Pure; time is passed in."""
+
+from collections.abc import Sequence
+
+BARS = "▁▂▃▄▅▆▇█"
+MIN_WINDOW = 4
+"""Steps that the speed is measured over at least, once there are as many."""
+
+
+class StepProgress:
+    """Times at which training steps ended."""
+
+    def __init__(self) -> None:
+        self.step = self.num_steps = 0
+        self._ends: list[tuple[int, float]] = []
+        """Step and time in seconds at which it was first seen; the first is where watching began."""
+
+    def record(self, step: int, num_steps: int, now: float) -> None:
+        """Note that ``step`` of ``num_steps`` is done at ``now``, in seconds; a step that was undone counts anew."""
+        if step < self.step:
+            self._ends = []
+        if not self._ends or step > self.step:
+            self._ends.append((step, now))
+        self.step, self.num_steps = step, num_steps
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Over the last half of the steps, without the one that was under way at the start; None: not known yet."""
+        ends = self._ends[1:] if len(self._ends) > 2 else self._ends
+        if len(ends) < 2:
+            return None
+        recent = ends[-1 - max(MIN_WINDOW, len(ends) // 2) :]
+        return (recent[-1][1] - recent[0][1]) / (recent[-1][0] - recent[0][0])
+
+    @property
+    def steps_per_hour(self) -> float | None:
+        """None: not known yet."""
+        seconds = self.seconds_per_step
+        return 3600 / seconds if seconds else None
+
+    def seconds_left(self, now: float) -> float | None:
+        """Seconds until the last step has ended; None: not known yet."""
+        seconds = self.seconds_per_step
+        if seconds is None:
+            return None
+        running = min(now - self._ends[-1][1], seconds)
+        return max(0.0, (self.num_steps - self.step) * seconds - running)
+
+    def describe(self, now: float) -> str:
+        """Step, speed and time left in words; empty before training."""
+        if not self.num_steps:
+            return ""
+        parts = [f"step {self.step} of {self.num_steps}"]
+        if (speed := self.steps_per_hour) is not None:
+            parts.append(f"{speed:,.0f} steps/h" if speed >= 10 else f"{speed:.1f} steps/h")
+        if (left := self.seconds_left(now)) is not None and self.step < self.num_steps:
+            parts.append(f"{format_duration(left)} left")
+        return ", ".join(parts)
+
+
+def format_duration(seconds: float) -> str:
+    """A duration in its two largest units, such as ``2 h 05 min``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """The last ``width`` values as a line of small bars, from the smallest to the largest of them."""
+    recent = list(values)[-width:]
+    low, high = min(recent, default=0.0), max(recent, default=0.0)
+    if high == low:
+        return BARS[len(BARS) // 2] * len(recent)
+    return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] for value in recent)
+
+
+def format_reward(value: float) -> str:
+    """A reward of any scale, in three significant digits."""
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -1,0 +1,51 @@
+"""The result of a training job, and how a command shows it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lightningbus.run.evaluation import Evaluation
+from lightningbus.run.held_out import SAMPLINGS
+
+PICTURE = "reward.png"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What a training job has come to: where it lies, its figures, and every evaluation in order."""
+
+    directory: Path
+    """The run's directory, with ``results.json`` and the picture of the rewards."""
+    figures: dict[str, Any]
+    """The content of ``results.json``, see `lightningbus.run.results.Results`."""
+    evaluations: list[Evaluation]
+
+
+def report(result: TrainResult) -> None:
+    """Print what came of a job to the terminal, and its figures as JSON to standard output."""
+    figures, console = result.figures, Console(stderr=True)
+    console.print(evaluations_table(result.evaluations))
+    console.print(
+        f"{figures['rollouts']} rollouts, {figures['tokens_trained']} tokens trained into "
+        f"{figures['weight_versions']} weight versions in {figures['seconds']:.0f} s; "
+        f"{figures['rollouts_lost']} lost, {figures['rollouts_trained_twice']} trained twice; "
+        f"staleness {figures['mean_staleness']} on average, {figures['max_staleness']} at most",
+        highlight=False,
+    )
+    console.print(f"picture: {result.directory / PICTURE}\n", highlight=False)
+    print(json.dumps(figures), flush=True)
+
+
+def evaluations_table(evaluations: list[Evaluation]) -> Table:
+    """Held-out reward, one row for each weight version."""
+    table = Table(title="held-out reward", title_style="bold", box=None, header_style="bold")
+    for column in ("version", *SAMPLINGS):
+        table.add_column(column, justify="right")
+    means = {(each.version, each.label): each.format_mean() for each in evaluations}
+    for version in sorted({version for version, _ in means}):
+        table.add_row(str(version), *(means.get((version, label), "") for label in SAMPLINGS))
+    return table
