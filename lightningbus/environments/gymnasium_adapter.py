@@ -91,11 +91,11 @@ class Adapter:
         return rendered if isinstance(rendered, str) else str(observation)
 
     def _read_action(self, space: Any, text: str) -> str | int | None:
-        """The action in an answer, None if there is none."""
+        """The action in an answer, None if there is none; names are read in any case."""
         if isinstance(space, spaces.Text):
             return text
         if self._actions:
-            places = {text.rfind(name): index for index, name in enumerate(self._actions) if name in text}
-            return int(space.start) + places[max(places)] if places else None
+            positions = [text.lower().rfind(name.lower()) for name in self._actions]
+            return int(space.start) + positions.index(max(positions)) if max(positions) >= 0 else None
         numbers = [int(digits) for digits in re.findall(r"-?\d+", text)]
         return numbers[-1] if numbers and space.contains(numbers[-1]) else None

@@ -43,7 +43,7 @@ async def test_names_of_actions_move_through_a_lake_that_is_shown_as_text(
     bus: Bus, foreign_python: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The shortest way over the 4x4 map, after an answer that is no action."""
-    way = ["down", "down", "right", "right", "down", "right"]
+    way = ["Down", "down", "right", "right", "down", "right"]
     seen: list[str] = []
 
     def walk(messages: list[dict[str, Any]]) -> dict[str, Any]:
