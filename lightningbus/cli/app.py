@@ -17,7 +17,7 @@ COMMANDS = (
     Command("up", TRAIN, "Run all roles of a run file, until Ctrl-C.", "lightningbus up -c run.yaml"),
     Command("status", RESULTS, "Which roles are alive, and what they do.", "lightningbus status --watch"),
     Command("ui", RESULTS, "Show runs and rollouts in the browser.", "lightningbus ui"),
-    Command("report", RESULTS, "Rewards, speed, tokens: the usual questions.", "lightningbus report rewards"),
+    Command("report", RESULTS, "Rewards, speed, tokens: the usual questions.", "lightningbus report reward_by_version"),
     Command("query", RESULTS, "SQL on all that was recorded.", "lightningbus query 'SELECT count() FROM rollouts'"),
     Command("rollouts", RESULTS, "Read a rollout, follow them, export the best.", "lightningbus rollouts tail -n 10"),
     Command("steps", RESULTS, "Compute a training step again.", "lightningbus steps replay --step 3"),
