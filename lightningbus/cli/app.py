@@ -9,9 +9,12 @@ import typer
 from common.observability.log_format import FORMAT_VARIABLE, LogFormat
 from lightningbus.cli.lazy_group import Command, LazyGroup
 
+START = "Start"
 TRAIN, RESULTS, MANAGE, ROLES = "Train", "See what happened", "Manage a run", "Run one role by itself"
 COMMANDS = (
-    Command("demo", TRAIN, "Train the calculator agent on this machine.", "lightningbus demo"),
+    Command("doctor", START, "Check this machine, and name what to do.", "lightningbus doctor"),
+    Command("init", START, "Write a first project to change.", "lightningbus init first --framework openai"),
+    Command("demo", START, "Train the calculator agent on this machine.", "lightningbus demo"),
     Command("env", TRAIN, "Tasks and a run file of an environment.", "lightningbus env gymnasium:NAME --limit 100"),
     Command("train", TRAIN, "Run a training job to its end.", "lightningbus train -c run.yaml"),
     Command("up", TRAIN, "Run all roles of a run file, until Ctrl-C.", "lightningbus up -c run.yaml"),

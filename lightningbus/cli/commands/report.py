@@ -84,10 +84,10 @@ def report(
         exit_on_user_error(plot_report, plot, definition.title, definition.plot, result)
         print(plot)
         return
-    columns, found = result
-    shown = found[:limit] if limit else found
-    print_result((columns, shown), as_json, as_csv, definition.title, none="nothing yet")
-    if len(shown) < len(found):
+    columns, all_rows = result
+    first_rows = all_rows[:limit] if limit else all_rows
+    print_result((columns, first_rows), as_json, as_csv, definition.title, none="nothing yet")
+    if len(first_rows) < len(all_rows):
         narrower = "".join(f", --param {entry.name}=... fewer" for entry in definition.parameters)
         print(f"these are the first {limit} rows: --limit 0 shows all{narrower}", file=sys.stderr)
 
