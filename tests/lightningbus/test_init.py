@@ -14,6 +14,7 @@ from transformers import Qwen2Config
 from typer.testing import CliRunner
 
 from lightningbus.cli.app import app
+from lightningbus.cli.commands.init import Framework
 from lightningbus.run.preflight import parse_job, run_checks
 from lightningbus.run.project_template import FRAMEWORKS, PLAIN, render_project
 from lightningbus.run.settings import RunSettings, validate_settings
@@ -58,6 +59,10 @@ def test_no_task_is_trained_on_and_held_out(tmp_path: Path) -> None:
     )
     pairs = [frozenset((question[2], question[4])) for question in tasks + heldout]
     assert (len(tasks), len(heldout)) == (512, 64) and len(set(pairs)) == len(pairs)
+
+
+def test_the_command_offers_every_framework() -> None:
+    assert {*Framework} == {PLAIN, *FRAMEWORKS}
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

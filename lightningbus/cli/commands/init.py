@@ -7,16 +7,23 @@ from typing import Annotated
 import typer
 
 from lightningbus.cli.options import exit_on_user_error
-from lightningbus.run.project_template import FRAMEWORKS, PLAIN, render_project
+from lightningbus.run.project_template import render_project
 from lightningbus.run.role_process import UserError
 
-Framework = StrEnum("Framework", {name: name for name in (PLAIN, *FRAMEWORKS)})
-DEFAULT = Framework(PLAIN)
+
+class Framework(StrEnum):
+    """What an agent is written in: the names of `project_template`."""
+
+    openai = "openai"
+    langgraph = "langgraph"
+    openai_agents = "openai-agents"
+    autogen = "autogen"
+    node = "node"
 
 
 def init(
     directory: Annotated[Path, typer.Argument(help="where; made if it is not there", show_default=False)] = Path(),
-    framework: Annotated[Framework, typer.Option(help="what the agent is written in")] = DEFAULT,
+    framework: Annotated[Framework, typer.Option(help="what the agent is written in")] = Framework.openai,
 ) -> None:
     """Write a first project: an agent, its tasks, a run file and a README. It overwrites nothing.
 
