@@ -22,5 +22,5 @@ def solve(task: dict) -> float:
     if call is None:
         return 0.0
     left, sign, right = call.groups()
-    result = OPERATORS[sign](int(left), int(right))
-    return float(str(result) == task["answer"])
+    calculate = OPERATORS[sign]
+    return float(str(calculate(int(left), int(right))) == task["answer"])

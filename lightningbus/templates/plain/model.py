@@ -18,7 +18,7 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SIGNS = {"plus": "+", "minus": "-", "times": "*"}
-STEPS, BATCH = 400, 64
+STEPS, BATCH = 400, 32
 WRONG_SIGNS = 0.3
 """Share of the demonstrated calls with another operation than the question's."""
 
@@ -61,6 +61,7 @@ def make_batch(tokenizer: Qwen2Tokenizer, questions: list[str], share_of_guesses
 def main() -> None:
     random.seed(0)
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # more only wait for each other in a model of this size
     questions = [json.loads(line)["input"]["question"] for line in Path("tasks.jsonl").read_text().splitlines()]
     tokenizer = make_tokenizer(questions)
     config = Qwen2Config(

@@ -13,9 +13,11 @@ from agents import (
     ModelSettings,
     Runner,
     function_tool,
+    set_default_openai_api,
     set_tracing_disabled,
 )
 
+set_default_openai_api("chat_completions")  # works with any endpoint; the runner answers the Responses API too
 set_tracing_disabled(True)  # the SDK's own export to its vendor
 
 
