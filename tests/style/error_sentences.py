@@ -1,6 +1,7 @@
-"""The error sentences of the code, by the package that ends with them: ``python -m tests.style.error_sentences``."""
+"""The error sentences of the code; ``python -m tests.style.error_sentences`` prints what docs/troubleshooting.md lacks."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def sentences_in(source: str) -> Iterator[str]:
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
             sentence = sentence_of(node.args[0]) if name in ERRORS else ""
             if sentence.strip(f"{GAP}:; "):
-                yield " ".join(sentence.split())
+                yield " ".join(sentence.replace("`", "").split())
 
 
 def collect_sentences() -> dict[str, list[str]]:
@@ -49,6 +50,12 @@ def collect_sentences() -> dict[str, list[str]]:
     }
 
 
+def list_rows() -> set[str]:
+    """The first cell of each row of the page."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    return {match[1] for match in re.finditer(r"^\| `(.+?)` \| .+ \|$", page, re.M)}
+
+
 if __name__ == "__main__":
     for package, sentences in collect_sentences().items():
-        print(f"## {package}", *sentences, sep="\n")
+        print(f"## {package}", *(sentence for sentence in sentences if sentence not in list_rows()), sep="\n")

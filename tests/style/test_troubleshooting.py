@@ -1,33 +1,20 @@
 """docs/troubleshooting.md has every error sentence of the code, and none that the code lacks."""
 
-import re
-
-from tests.style.error_sentences import GAP, ROOT, collect_sentences, sentences_in
+from tests.style.error_sentences import GAP, collect_sentences, list_rows, sentences_in
 
 FROM_ELSEWHERE = {"no ClickHouse answers at …: …", "no NATS server answers at …: start one with lightningbus bus…"}
 """Sentences that are put together where the collector does not look."""
 
 
-def plain(sentence: str) -> str:
-    """Without marks of code, and with one gap where several stand side by side."""
-    return re.sub(f"(?:{GAP}\\s*)+$", GAP, sentence.replace("`", "").strip())
-
-
-def listed_sentences() -> set[str]:
-    """The first cell of each row of the page."""
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
-    return {plain(match[1]) for match in re.finditer(r"^\| `(.+?)` \| .+ \|$", page, re.M)}
-
-
 def test_the_page_has_every_error_sentence() -> None:
-    sentences = {plain(sentence) for lines in collect_sentences().values() for sentence in lines}
-    missing = sorted(sentences - listed_sentences())
+    sentences = {sentence for lines in collect_sentences().values() for sentence in lines}
+    missing = sorted(sentences - list_rows())
     assert missing == [], "add a row to docs/troubleshooting.md: what it says, why, and what to do"
 
 
 def test_the_page_has_no_sentence_that_the_code_lacks() -> None:
-    sentences = {plain(sentence) for lines in collect_sentences().values() for sentence in lines}
-    assert sorted(listed_sentences() - sentences - FROM_ELSEWHERE) == []
+    sentences = {sentence for lines in collect_sentences().values() for sentence in lines}
+    assert sorted(list_rows() - sentences - FROM_ELSEWHERE) == []
 
 
 def test_a_sentence_is_collected_with_gaps_for_what_varies() -> None:
