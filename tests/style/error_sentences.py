@@ -1,4 +1,4 @@
-"""The error sentences of the code; ``python -m tests.style.error_sentences`` prints what docs/troubleshooting.md lacks."""
+"""The error sentences of the code; ``python -m tests.style.error_sentences`` prints those without a row in the page."""
 
 import ast
 import re
