@@ -7,7 +7,6 @@ from importlib import resources
 from string import Template
 
 MODEL = "Qwen/Qwen3-0.6B"
-SIGNS = {"plus": "+", "minus": "-", "times": "*"}
 NUM_TASKS, NUM_HELDOUT = 512, 64
 PYTHON_RUNNER = 'entrypoint: "agent:solve", python_executable: .venv/bin/python'
 
@@ -55,8 +54,8 @@ def make_tasks(num_tasks: int, num_heldout: int, seed: int) -> tuple[str, str]:
 
 
 def _make_task(rng: random.Random, number: int, left: int, right: int) -> str:
-    word = rng.choice(list(SIGNS))
-    answer = {"plus": left + right, "minus": left - right, "times": left * right}[word]
+    results = {"plus": left + right, "minus": left - right, "times": left * right}
+    word, answer = rng.choice(list(results.items()))
     problem = {"question": f"what is {left} {word} {right} ?", "answer": str(answer)}
     return json.dumps({"id": f"task-{number}", "input": problem}) + "\n"
 

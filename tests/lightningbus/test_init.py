@@ -18,7 +18,7 @@ from lightningbus.cli.commands.init import Framework
 from lightningbus.run.preflight import parse_job, run_checks
 from lightningbus.run.project_template import FRAMEWORKS, PLAIN, render_project
 from lightningbus.run.settings import RunSettings, validate_settings
-from tests.examples.endpoint import Endpoint
+from tests.examples.endpoint import EXAMPLES, Endpoint
 from tests.learner.conftest import tiny_tokenizer
 
 OURS = {"bus", "common", "inference", "learner", "lightningbus", "runners", "schemas", "store"}
@@ -59,6 +59,14 @@ def test_no_task_is_trained_on_and_held_out(tmp_path: Path) -> None:
     )
     pairs = [frozenset((question[2], question[4])) for question in tasks + heldout]
     assert (len(tasks), len(heldout)) == (512, 64) and len(set(pairs)) == len(pairs)
+
+
+def test_the_packages_of_a_framework_are_those_that_the_examples_test() -> None:
+    tested = "".join(path.read_text() for path in EXAMPLES.glob("*/requirements.txt"))
+    node = json.loads((EXAMPLES / "math_node" / "package.json").read_text())["dependencies"]
+    for framework in FRAMEWORKS.values():
+        for name, number in framework.packages.items():
+            assert f"\n{name.partition('[')[0]}=={number}\n" in tested if framework.is_python else node[name] == number
 
 
 def test_the_command_offers_every_framework() -> None:
