@@ -2,7 +2,11 @@
 
 from tests.style.error_sentences import GAP, collect_sentences, list_rows, sentences_in
 
-FROM_ELSEWHERE = {"no ClickHouse answers at …: …", "no NATS server answers at …: start one with lightningbus bus…"}
+FROM_ELSEWHERE = {
+    "no ClickHouse answers at …: …",
+    "no NATS server answers at …: start one with lightningbus bus…",
+    "… line …: …",
+}
 """Sentences that are put together where the collector does not look."""
 
 
