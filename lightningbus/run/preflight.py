@@ -13,7 +13,7 @@ from inference.settings import InferenceSettings
 from learner.rollouts.capacity import Capacity, find_shortage
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import EvalSettings, RunSettings
+from lightningbus.run.settings import EvalSettings, RunSettings, describe_problems
 from lightningbus.run.stack import child_specs
 from runners.agent.factory import make_executors
 from runners.agent.launcher import AgentStartError
@@ -35,7 +35,7 @@ class TrainJob:
 
 
 def parse_job(settings: RunSettings, source: str) -> TrainJob:
-    """Raises `UserError` naming what the run file lacks."""
+    """Raises `UserError` naming what the run file lacks, and everything in it that does not fit together."""
     lacking = [name for name in ("store", "inference", "runners", "learner", "eval") if not getattr(settings, name)]
     if lacking:
         raise UserError(f"{source}: a training job needs {', '.join(lacking)} too")
@@ -47,7 +47,8 @@ def parse_job(settings: RunSettings, source: str) -> TrainJob:
     if learner.tasks is None:
         raise UserError(f"{source}: learner.tasks: a training job has tasks to train on")
     assert settings.eval is not None
-    _check_consistency(settings, learner, settings.eval, source)
+    if problems := list(_find_inconsistencies(settings, learner, settings.eval)):
+        raise UserError(describe_problems(source, problems))
     return TrainJob(_keep_versions_to_evaluate(learner, settings.eval), settings.eval)
 
 
@@ -59,24 +60,24 @@ def _keep_versions_to_evaluate(learner: LearnerSettings, heldout: EvalSettings) 
     return learner.model_copy(update={"keep_weight_versions": num_kept})
 
 
-def _check_consistency(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings, source: str) -> None:
+def _find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings) -> Iterator[str]:
     agents = {runner.agent_name for runner in settings.runners}
     for field, agent in (("learner.agent", learner.agent), ("eval.agent", heldout.agent)):
         if agent not in agents:
-            raise UserError(f"{source}: {field}: no runner here takes tasks of {agent!r}")
+            yield f"{field}: no runner here takes tasks of {agent!r}"
     if learner.model not in {node.model for node in settings.inference}:
-        raise UserError(f"{source}: learner.model: no inference node here serves {learner.model!r}")
+        yield f"learner.model: no inference node here serves {learner.model!r}"
     rank = learner.lora.lora_rank
     if any(
         node.lora is not None and node.lora.rank < rank for node in settings.inference if node.model == learner.model
     ):
-        raise UserError(f"{source}: inference.lora.rank: the learner's adapters are of rank {rank}")
+        yield f"inference.lora.rank: the learner's adapters are of rank {rank}"
     if heldout.every is not None and learner.staleness.admission == "unbounded":
-        raise UserError(f"{source}: eval.every: it needs staleness.admission bounded, or versions expire unevaluated")
+        yield "eval.every: it needs staleness.admission bounded, or versions expire unevaluated"
     if learner.run != settings.name:
-        raise UserError(f"{source}: learner.run: a job's run has its name, {settings.name!r}; leave it out")
+        yield f"learner.run: a job's run has its name, {settings.name!r}; leave it out"
     if not learner.max_steps:
-        raise UserError(f"{source}: learner.max_steps: a training job trains for at least one")
+        yield "learner.max_steps: a training job trains for at least one"
 
 
 def run_checks(settings: RunSettings, job: TrainJob) -> Iterator[str]:
