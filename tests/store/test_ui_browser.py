@@ -65,15 +65,15 @@ def evaluations() -> Iterator[SpanBatch]:
 
 
 @contextmanager
-def pages_of(url: str) -> Iterator[str]:
+def pages_of(url: str, reader: Reader | None = None) -> Iterator[str]:
     """The pages, on a loop of their own in a thread: Playwright's has this one."""
     ready, stop = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
     at: list[str] = []
 
     async def run() -> None:
-        reader = Reader(connect(url))
-        async with serve(UiServer(reader, "127.0.0.1", alive), "127.0.0.1", 0) as address:
+        pages = UiServer(reader or Reader(connect(url)), "127.0.0.1", alive)
+        async with serve(pages, "127.0.0.1", 0) as address:
             at.append(address)
             ready.set()
             await stop.wait()
@@ -81,10 +81,12 @@ def pages_of(url: str) -> Iterator[str]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
     assert ready.wait(30)
-    yield at[0]
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(30)
-    loop.close()
+    try:
+        yield at[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+        loop.close()
 
 
 @pytest.fixture(scope="module")

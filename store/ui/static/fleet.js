@@ -37,9 +37,20 @@ function members({ members: all, problem }) {
   ], sorted));
 }
 
+const HIDDEN = new Set(["alert", "engine_id", "broadcast"]); // alerts stand above the table; the others are for machines
+
+/** What a process says of itself, in words. */
 function doing(detail) {
-  const entries = Object.entries(detail).filter(([name, value]) => name !== "alert" && value !== null && value !== "");
-  return entries.map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? figure(value) : typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+  return Object.entries(detail).filter(([name, value]) => !HIDDEN.has(name) && value !== null && value !== "").map(([name, value]) => words(name, value)).join(", ");
+}
+
+function words(name, value) {
+  const title = name.replaceAll("_", " ");
+  if (value === true) return title;
+  if (value === false) return `not ${title}`;
+  if (Array.isArray(value)) return `${title} ${value.join(", ") || "none"}`;
+  if (typeof value === "object") return `${title}: ${Object.entries(value).map(([key, item]) => words(key, item)).join(", ")}`;
+  return `${title} ${typeof value === "number" ? figure(value) : value}`;
 }
 
 function served(rows) {
