@@ -45,6 +45,12 @@ class RunDirectory:
         path = runs / LATEST
         return cls(path.resolve()) if path.exists() else None
 
+    @classmethod
+    def named(cls, name: str, runs: Path = RUNS) -> "RunDirectory | None":
+        """The directory of a run here, if there is one."""
+        path = runs / name
+        return cls(path) if Path(name).name == name and path.is_dir() else None
+
     def create(self) -> "RunDirectory":
         """Make it, for its owner alone, and make it the latest."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)

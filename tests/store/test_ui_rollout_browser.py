@@ -69,9 +69,7 @@ def visit(page: Any, site: str, name: str) -> None:
 def violations(page: Any) -> list[str]:
     """What axe-core finds: the rule, the element and why."""
     found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
-    return [
-        f"{item['id']}: {node['target']} {node['failureSummary']}" for item in found for node in item["nodes"]
-    ]
+    return [f"{item['id']}: {node['target']} {node['failureSummary']}" for item in found for node in item["nodes"]]
 
 
 @pytest.mark.parametrize("name", PAGES)
