@@ -52,7 +52,7 @@ class FollowedStore:
     async def _follow_until_gone(self) -> None:
         if url := self._url or await find_running_store():
             await self._read_process(url)
-        elif (run := RunDirectory.latest()) is None or not any(run.store.iterdir()):
+        elif (run := RunDirectory.latest()) is None or not run.has_stored_data():
             raise UserError(NO_STORE)
         else:
             await self._read_files(run)

@@ -57,7 +57,8 @@ def write_report(path: Path, client: Client, database: str, run: str) -> None:
         raise UserError(f"there is no run {run!r} in the store; there are: {', '.join(sorted(runs)) or 'none'}")
     directory = RunDirectory.named(run)
     sections = list(_read_sections(client, database, run))
-    text = render(run, _read_results(directory), _read_settings(directory), _read_picture(directory), sections)
+    results, settings, picture = _read_results(directory), _read_settings(directory), _read_picture(directory)
+    text = render(run, results, settings, picture, sections, datetime.now(UTC))
     try:
         path.write_text(text)
     except OSError as error:
@@ -70,10 +71,11 @@ def render(
     settings: Mapping[str, Mapping[str, Any]],
     picture: bytes,
     sections: Sequence[Section],
+    written_at: datetime,
 ) -> str:
-    """The file's text; ``settings`` by process. Pure but for the date."""
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    body = [f"<h1>{escape(run)}</h1>", f'<p class="quiet">A run of lightningbus, reported on {made}.</p>']
+    """The file's text; ``settings`` by process. Pure."""
+    date = written_at.strftime("%Y-%m-%d %H:%M UTC")
+    body = [f"<h1>{escape(run)}</h1>", f'<p class="quiet">A run of lightningbus, reported on {date}.</p>']
     if picture:
         body.append(_image(picture, f"Reward over weight versions of {run}"))
     if results:

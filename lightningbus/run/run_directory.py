@@ -103,6 +103,10 @@ class RunDirectory:
         """Where the embedded ClickHouse keeps its data."""
         return self.path / "store"
 
+    def has_stored_data(self) -> bool:
+        """Whether an embedded ClickHouse has been there; lock files do not count."""
+        return any(self.store.glob("[!.]*"))
+
     def write_endpoints(self, endpoints: Endpoints) -> None:
         """Say where the servers are."""
         temporary = self.path / ".endpoints.json"

@@ -30,7 +30,7 @@ async def sql_client(url: str | None, database: str, limits: QueryLimits = INTER
         yield await asyncio.to_thread(connect_readonly, url, database, limits)
         return
     run = RunDirectory.latest()
-    if run is None or not any(run.store.iterdir()):
+    if run is None or not run.has_stored_data():
         raise UserError(NO_STORE)
     try:
         async with serve_readonly(run.store) as address:

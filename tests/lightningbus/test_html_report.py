@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,19 +13,20 @@ from lightningbus.run.run_directory import RunDirectory
 from tests import seed_store
 from tests.store.conftest import prepared
 
+WRITTEN_AT = datetime(2026, 11, 24, tzinfo=UTC)
 LOADS = re.compile(r'(?:src|href|action)="(?!data:image/png;base64,)|@import|url\(|<script|<link')
 
 
 def test_text_of_others_is_escaped_and_long_tables_are_cut() -> None:
     bad = "<img src=x onerror=alert(1)>"
     rows = [(bad, index) for index in range(MAX_ROWS + 5)]
-    text = render(bad, {bad: bad}, {bad: {bad: bad}}, b"", [Section(bad, bad, ([bad, "n"], rows))])
+    text = render(bad, {bad: bad}, {bad: {bad: bad}}, b"", [Section(bad, bad, ([bad, "n"], rows))], WRITTEN_AT)
     assert bad not in text and "5 more rows" in text and not LOADS.search(text)
 
 
 def test_secrets_are_left_out() -> None:
     settings = {"store": {"url": "http://reader:hunter2@db:8123", "nested": {"api_key_file": "k", "size": 3}}}
-    text = render("r", {}, settings, b"", [])
+    text = render("r", {}, settings, b"", [], WRITTEN_AT)
     assert "hunter2" not in text and "api_key_file" not in text
     assert "http://db:8123" in text and "nested.size" in text
 

@@ -68,23 +68,23 @@ def visit(page: Any, site: str, name: str) -> None:
 
 def violations(page: Any) -> list[str]:
     """What axe-core finds: the rule, the element and why."""
-    found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
-    return [f"{item['id']}: {node['target']} {node['failureSummary']}" for item in found for node in item["nodes"]]
+    rules = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
+    return [f"{item['id']}: {node['target']} {node['failureSummary']}" for item in rules for node in item["nodes"]]
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_axe_finds_no_violation_in_either_theme(page: Any, site: str, name: str) -> None:
     visit(page, site, name)
     page.evaluate(AXE.read_text())  # the policy of the page lets no script in
-    found: list[str] = []
+    problems: list[str] = []
     for size in (DESKTOP, PHONE):
         page.set_viewport_size(size)
         for theme in ("light", "dark"):
             page.locator("#theme").select_option(theme)
             if PICTURES:
                 page.screenshot(path=f"{PICTURES}/{name}-{theme}-{size['width']}.png", full_page=True)
-            found += [f"{theme}, {size['width']} px: {text}" for text in violations(page)]
-    assert not found, "\n".join(found)
+            problems += [f"{theme}, {size['width']} px: {text}" for text in violations(page)]
+    assert not problems, "\n".join(problems)
 
 
 def test_the_theme_is_kept(page: Any, site: str) -> None:

@@ -42,6 +42,7 @@ function openIn(root, openPage, names, leave) {
     leave.signal.addEventListener("abort", () => content.abort(), { once: true });
     root.replaceChildren();
     current.update = openPage(root, { ...names, query: place().query }, content.signal) ?? (() => {});
+    if (!root.querySelector("h1")) root.prepend(h("h1", { class: "unseen" }, document.title)); // screen readers begin there
   };
   const missing = () => {
     content.abort();

@@ -80,7 +80,7 @@ function listed({ attempts, attempt, rollout_id: rollout }, run) {
   if (!attempts.length) return empty("Published, and taken by nobody yet. Start a runner with", "lightningbus runner --agent module:function");
   return table([
     { title: "attempt", number: true, cell: (item) => h("a", { href: linkTo(run, rollout, { execution_id: item.execution_id }) }, item.attempt) },
-    { title: "", cell: (item) => (item.counts ? h("span", { class: "chip counts" }, "counts") : "") },
+    { title: "counts", cell: (item) => (item.counts ? h("span", { class: "chip counts" }, "counts") : "") },
     { title: "outcome", cell: (item) => h("span", { class: `outcome ${item.outcome ?? ""}` }, item.running ? "at work" : item.outcome) },
     { title: "reward", number: true, cell: (item) => reward(item.reward) },
     { title: "runner", cell: (item) => item.runner ?? "–" },
