@@ -24,6 +24,8 @@ from store.reports import REPORTS, Report, ResultTable
 
 MAX_ROWS = 200
 """Rows of a table; the rest is counted."""
+FIRST_REPORTS = ("reward_by_version", "pass_at_k", "improved_tasks", "outcomes")
+"""What a reader looks for first; the other reports follow by name."""
 SECRET_WORDS = ("password", "key", "secret", "token_file", "credentials")
 """Settings with such a word in their name are left out."""
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -99,13 +101,17 @@ def render(
 
 
 def _read_sections(client: Client, database: str, run: str) -> Iterator[Section]:
-    for report in REPORTS.values():
+    for report in sorted(REPORTS.values(), key=_rank):
         if any(parameter.default is None for parameter in report.parameters):
             continue
         answer = client.query(report.query(database), parameters=report.values({}, run, None))
         table = (list(answer.column_names), [tuple(row) for row in answer.result_rows])
         if table[1]:
             yield Section(report.title, report.about, table, _draw(report, table))
+
+
+def _rank(report: Report) -> int:
+    return FIRST_REPORTS.index(report.name) if report.name in FIRST_REPORTS else len(FIRST_REPORTS)
 
 
 def _draw(report: Report, table: ResultTable) -> bytes:
