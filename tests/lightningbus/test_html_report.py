@@ -11,6 +11,8 @@ from lightningbus.run.html_report import MAX_ROWS, Section, render, write_report
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from tests import seed_store
+from tests.lightningbus.test_cli import run as run_command
+from tests.lightningbus.test_cli import says
 from tests.store.conftest import prepared
 
 WRITTEN_AT = datetime(2026, 11, 24, tzinfo=UTC)
@@ -43,6 +45,7 @@ def test_all_reports_of_a_run_are_in_one_file(tmp_path: Path, monkeypatch: pytes
         write_report(tmp_path / "one.html", store.sql, "lightningbus", "one")
         with pytest.raises(UserError, match="there is no run 'two' in the store; there are: one"):
             write_report(tmp_path / "two.html", store.sql, "lightningbus", "two")
+    assert "leave the report's name out" in says(run_command("report", "outcomes", "--html", "x.html", cwd=tmp_path))
     text = (tmp_path / "one.html").read_text()
     assert not LOADS.search(text) and text.count("data:image/png;base64,") >= 5
     for part in ("Reward by weight version", "Rollouts by outcome", "after.greedy", "algorithm.group_size"):
