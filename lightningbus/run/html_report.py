@@ -16,9 +16,10 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.run.plot import plot_report
+from lightningbus.run.results import RESULTS
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.train_job import PICTURE, RESULTS
+from lightningbus.run.train_result import PICTURE
 from store.clickhouse.client import without_secrets
 from store.reports import REPORTS, Report, ResultTable
 
@@ -81,7 +82,7 @@ def render(
     if picture:
         body.append(_image(picture, f"Reward over weight versions of {run}"))
     if results:
-        body += ["<h2>Results</h2>", _table((["result", "value"], sorted(_flatten(results))))]
+        body += ["<h2>Results</h2>", *_result_tables(results)]
     for section in sections:
         body += [f"<h2>{escape(section.title)}</h2>", f'<p class="quiet">{escape(section.about)}</p>']
         if section.picture:
@@ -158,6 +159,21 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
         else:
             text = without_secrets(value) if isinstance(value, str) and "://" in value else value
             yield f"{prefix}{name}", text
+
+
+def _result_tables(results: Mapping[str, Any]) -> Iterator[str]:
+    """What is a list of records, such as evaluations, as a table of its own; then the single values."""
+    lists = {name: value for name, value in results.items() if _is_records(value)}
+    for name, records in lists.items():
+        columns = list(dict.fromkeys(column for record in records for column in record))
+        yield f"<h3>{escape(name.capitalize())}</h3>"
+        yield _table((columns, [tuple(record.get(column) for column in columns) for record in records]))
+    values = {name: value for name, value in results.items() if name not in lists}
+    yield _details("All values", (["result", "value"], list(_flatten(values))))
+
+
+def _is_records(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
 def _details(title: str, table: ResultTable) -> str:
