@@ -49,7 +49,14 @@ def alive() -> list[Heartbeat]:
         Heartbeat(
             role="learner", id="learner-1", run_id=RUN, state="training", version=12, status=detail, sent_at_ns=0
         ),
-        Heartbeat(role="inference", id="node-0", state="ready", version=12, status={"inflight": 7}, sent_at_ns=0),
+        Heartbeat(
+            role="inference",
+            id="node-0",
+            state="ready",
+            version=12,
+            status={"inflight": 7, "reach": {"engine": "ready", "calls": 3}},
+            sent_at_ns=0,
+        ),
         Heartbeat(role="runner", id="runner-0", state="running", status={"busy": 4, "free": 0}, sent_at_ns=0),
         Heartbeat(role="store", id="store-1", state="inserting", status={"rows_per_s": 812.0}, sent_at_ns=0),
     ]

@@ -8,6 +8,7 @@ import { groupPanel } from "./group.js";
 import { follow, showLive } from "./live.js";
 import { panel } from "./panel.js";
 import { linkTo, place } from "./place.js";
+import { setChip } from "./rollout_set.js";
 import { missingPanel } from "./run_watch.js";
 import { waterfall } from "./waterfall.js";
 
@@ -64,7 +65,7 @@ function facts({ attempt, task, uses, run_id: run }) {
   return [
     fact("outcome", h("span", { class: `outcome ${attempt.outcome}` }, attempt.outcome)),
     fact("reward", h("b", {}, reward(attempt.reward))),
-    fact("mode", h("span", { class: `chip ${attempt.mode}` }, attempt.mode)),
+    fact("mode", setChip(attempt)),
     fact("attempt", attempt.attempt),
     fact("versions", versions(attempt.min_weight_version, attempt.max_weight_version)),
     fact("took", seconds((attempt.ended_ms - attempt.started_ms) / 1000)),
