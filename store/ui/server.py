@@ -11,6 +11,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from bus.fleet.heartbeat_text import describe
 from common.listeners import open_listener, serve_app, url_of
 from schemas.fleet import Heartbeat
 from store.embedded import origin_check
@@ -100,9 +101,8 @@ class UiServer:
         if isinstance(members, str):
             return json_response({"members": [], "problem": members})
         fields = ("role", "id", "run_id", "state", "version", "model", "status")
-        return json_response(
-            {"members": [{name: getattr(heartbeat, name) for name in fields} for heartbeat in members], "problem": ""}
-        )
+        rows = [{**{name: getattr(beat, name) for name in fields}, "doing": describe(beat)} for beat in members]
+        return json_response({"members": rows, "problem": ""})
 
     async def _run_state(self, request: web.Request) -> web.Response:
         run_id, members = require_param(request, "run_id"), self._list_members()

@@ -54,7 +54,7 @@ def alive() -> list[Heartbeat]:
             id="node-0",
             state="ready",
             version=12,
-            status={"inflight": 7, "reach": {"engine": "ready", "calls": 3}},
+            status={"inflight": 7, "broadcast": {"engine": "e1", "ranks": 1, "backends": ["gloo", "nccl"]}},
             sent_at_ns=0,
         ),
         Heartbeat(role="runner", id="runner-0", state="running", status={"busy": 4, "free": 0}, sent_at_ns=0),

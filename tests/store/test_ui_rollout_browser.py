@@ -106,7 +106,7 @@ def test_the_theme_is_kept(page: Any, site: str) -> None:
 def test_the_fleet_is_in_words(page: Any, site: str) -> None:
     visit(page, site, "run")
     row = page.locator("#fleet tr", has_text="node-0")
-    expect(row.locator(".doing")).to_have_text("inflight 7, reach: engine ready, calls 3")
+    expect(row.locator(".doing")).to_have_text("calls in flight 7, broadcast by gloo and nccl")
 
 
 def test_a_rollout_shows_its_group_its_neighbours_and_its_step(page: Any, site: str) -> None:

@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { lineChart, timeAxis } from "./charts.js";
 import { empty, h, table } from "./dom.js";
-import { ago, clock, count, figure, seconds } from "./format.js";
+import { ago, clock, count, seconds } from "./format.js";
 import { follow } from "./live.js";
 import { fill, panel } from "./panel.js";
 
@@ -33,24 +33,8 @@ function members({ members: all, problem }) {
     { title: "name", cell: (member) => member.id },
     { title: "state", cell: (member) => h("span", { class: `state ${member.state}` }, member.state) },
     { title: "version", number: true, cell: (member) => member.version ?? "–" },
-    { title: "doing", class: "doing", cell: (member) => doing(member.status) },
+    { title: "doing", class: "doing", cell: (member) => member.doing },
   ], sorted));
-}
-
-const HIDDEN = new Set(["alert", "engine_id", "broadcast"]); // alerts stand above the table; the others are for machines
-
-/** What a process says of itself, in words. */
-function doing(detail) {
-  return Object.entries(detail).filter(([name, value]) => !HIDDEN.has(name) && value !== null && value !== "").map(([name, value]) => words(name, value)).join(", ");
-}
-
-function words(name, value) {
-  const title = name.replaceAll("_", " ");
-  if (value === true) return title;
-  if (value === false) return `not ${title}`;
-  if (Array.isArray(value)) return `${title} ${value.join(", ") || "none"}`;
-  if (typeof value === "object") return `${title}: ${Object.entries(value).map(([key, item]) => words(key, item)).join(", ")}`;
-  return `${title} ${typeof value === "number" ? figure(value) : value}`;
 }
 
 function served(rows) {
