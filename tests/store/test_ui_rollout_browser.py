@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from schemas.spans import SpanBatch
 from store.ui.client import StoreState
 from tests import seed_store
 from tests.store.conftest import StoreProcess, prepared
-from tests.store.test_ui_browser import ROLLOUT, RUN, browser, evaluations, expect, pages_of
+from tests.store.test_ui_browser import ROLLOUT, RUN, browser, expect, pages_of
 
 pytestmark = pytest.mark.e2e
 
@@ -28,6 +30,15 @@ PAGES = {
 """Path and what is there when the page is."""
 PICTURES = os.environ.get("LIGHTNINGBUS_UI_PICTURES")
 """A directory for pictures of every page, wide and narrow, light and dark."""
+
+
+def evaluations() -> Iterator[SpanBatch]:
+    """A greedy and a sampled evaluation of the run."""
+    for seed, evaluation in enumerate(("greedy", "sampled")):
+        for event in seed_store.run(RUN, steps=2, groups=2, samples=2, seed=seed):
+            if isinstance(event, SpanBatch):
+                identity = {name: f"{evaluation}-{getattr(event, name)}" for name in ("task_id", "rollout_id")}
+                yield replace(event, mode="eval", evaluation=evaluation, **identity)
 
 
 @pytest.fixture(scope="module")
