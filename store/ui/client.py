@@ -69,6 +69,10 @@ class Reader:
             except OSError as error:
                 raise StoreGone(NO_STORE) from error
 
+    async def query_all(self, values: Mapping[str, Any], *statements: str) -> list[list[QueryRow]]:
+        """All rows of each query, which all take the same parameters; raises as `query`."""
+        return await asyncio.gather(*(self.query(sql, **values) for sql in statements))
+
 
 def _query(client: Client, sql: str, parameters: dict[str, Any]) -> list[QueryRow]:
     result = client.query(sql, parameters=parameters)

@@ -1,7 +1,6 @@
 """What the page asks about rollouts: the list, one of them, its group, and two of them compared."""
 
 import asyncio
-from typing import Any
 
 from aiohttp import web
 
@@ -56,7 +55,7 @@ class RolloutRoutes:
             raise web.HTTPNotFound(text=f"{key['rollout_id']} has no such attempt")
         key["execution_id"] = attempt["execution_id"] if attempt else ""
         queries_of_attempt = (queries.SPANS, queries.CALLS, queries.CALL_PAYLOADS, queries.TRAINING_ROLLOUTS)
-        spans, calls, contents, uses = await self._query_all(key, *queries_of_attempt)
+        spans, calls, contents, uses = await self._reader.query_all(key, *queries_of_attempt)
         root = ids.root_span_id(key["rollout_id"], key["execution_id"])
         return json_response(
             {
@@ -83,7 +82,7 @@ class RolloutRoutes:
         key = _rollout_key(request, "rollout_id")
         attempt = await self._counted_attempt(key)
         which = {**key, "mode": attempt["mode"], "evaluation": attempt["evaluation"], "task_id": attempt["task_id"]}
-        members, (neighbours,) = await self._query_all(which, rollout_queries.GROUP, rollout_queries.NEIGHBOURS)
+        members, (neighbours,) = await self._reader.query_all(which, rollout_queries.GROUP, rollout_queries.NEIGHBOURS)
         return json_response({"task_id": attempt["task_id"], "rollouts": members, **neighbours})
 
     async def _diff(self, request: web.Request) -> web.Response:
@@ -95,7 +94,7 @@ class RolloutRoutes:
         """The attempt that counts of a rollout, and its model calls."""
         attempt = await self._counted_attempt(key)
         values = {**key, "execution_id": attempt["execution_id"]}
-        calls, contents = await self._query_all(values, queries.CALLS, queries.CALL_PAYLOADS)
+        calls, contents = await self._reader.query_all(values, queries.CALLS, queries.CALL_PAYLOADS)
         return {**key, **attempt}, build_calls(calls, contents, [])
 
     async def _counted_attempt(self, key: dict[str, str]) -> QueryRow:
@@ -107,10 +106,7 @@ class RolloutRoutes:
         return attempt
 
     async def _attempts(self, key: dict[str, str]) -> list[QueryRow]:
-        return build_attempts(*await self._query_all(key, queries.ATTEMPTS, queries.EXECUTIONS))
-
-    async def _query_all(self, values: dict[str, Any], *statements: str) -> list[list[QueryRow]]:
-        return await asyncio.gather(*(self._reader.query(sql, **values) for sql in statements))
+        return build_attempts(*await self._reader.query_all(key, queries.ATTEMPTS, queries.EXECUTIONS))
 
 
 def _rollout_key(request: web.Request, name: str) -> dict[str, str]:
