@@ -19,6 +19,7 @@ from lightningbus.cli.options import (
 )
 from lightningbus.cli.output import print_result, run_query
 from lightningbus.run.role_process import UserError, exit_with
+from lightningbus.run.run_directory import RunDirectory
 from store.reports import ResultTable
 
 MAX_ROWS = 1000
@@ -40,6 +41,9 @@ def report(
         list[str] | None, typer.Option("--param", help="NAME=VALUE of a report's own parameter, may be repeated")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="draw it into this PNG")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="write all reports of --run (else the latest) into this HTML file, to send")
+    ] = None,
     sql: SqlOption = None,
     database: DatabaseOption = "lightningbus",
     as_json: JsonOption = False,
@@ -49,6 +53,9 @@ def report(
     with require_extra("store"):
         from lightningbus.analysis.run_names import check_run
         from store.reports import REPORTS
+    if html is not None:
+        _write_html(html, name, run, sql, database)
+        return
     if name is None:
         rows: list[tuple[Any, ...]] = [
             (entry.name, entry.title, " ".join(_format_parameters(entry.parameters))) for entry in REPORTS.values()
@@ -90,6 +97,19 @@ def report(
     if len(first_rows) < len(all_rows):
         narrower = "".join(f", --param {entry.name}=... fewer" for entry in definition.parameters)
         print(f"these are the first {limit} rows: --limit 0 shows all{narrower}", file=sys.stderr)
+
+
+def _write_html(path: Path, name: str | None, run: str, sql: str | None, database: str) -> None:
+    if name is not None:
+        exit_with("--html writes all reports into one file: leave the report's name out")
+    latest = RunDirectory.latest()
+    if not run and latest is None:
+        exit_with("there is no run here: say which with --run")
+    with require_extra("demo"):
+        from lightningbus.run.html_report import write_report
+    which = run or latest.path.name if latest is not None else run
+    with_sql_client(sql, database, lambda client: write_report(path, client, database, which))
+    print(path)
 
 
 def _format_parameters(parameters: Any) -> list[str]:
