@@ -136,11 +136,11 @@ async def running(bus: Bus, **settings: Any) -> AsyncIterator[asyncio.Event]:
         await work
 
 
-async def ended(bus: Bus, count: int = 1, final: bool | None = True) -> list[SpanBatch]:
+async def ended(bus: Bus, count: int = 1, final: bool | None = True, timeout: float = 60.0) -> list[SpanBatch]:
     """The next attempts to end, each with all its spans; by default those that are the last word on their rollout."""
     actual: list[SpanBatch] = []
     before: dict[str, tuple[Span, ...]] = {}
-    async with asyncio.timeout(60), bus.pull(STORE_EVAL, slots=8) as puller:
+    async with asyncio.timeout(timeout), bus.pull(STORE_EVAL, slots=8) as puller:
         async for delivery in puller:
             event = delivery.event()
             await delivery.ack()
