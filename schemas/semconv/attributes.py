@@ -41,6 +41,7 @@ ROWS = "lightningbus.rows"
 DROPPED_SPANS = "lightningbus.spans.dropped"
 AGL_REWARD_PREFIX = "agentlightning.reward"
 AGL_REWARD = f"{AGL_REWARD_PREFIX}.0.value"
+AGL_EVENT_DATA = "agentlightning.event.data"
 """Agent Lightning's reward attribute, for agents that are instrumented for it; the first dimension counts."""
 
 EVALUATION_EVENT = "gen_ai.evaluation.result"

@@ -115,6 +115,7 @@ async def test_whatever_hands_on_input_output_and_environment_may_stand_in_front
 GIVEN = {
     *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
     *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_HEADERS"),
+    *("AGL_OPENAI_BASE_URL", "AGL_EVENT_URL", "AGL_KEY"),
     *("OTEL_BSP_SCHEDULE_DELAY", "PYTHONUNBUFFERED", "TMPDIR"),
 }
 """What an agent needs to find its model and to be heard."""
