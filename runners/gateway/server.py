@@ -22,7 +22,6 @@ from aiohttp import web
 from nats.errors import Error as NatsError
 
 from bus.errors import BusError, StreamFullError
-from bus.fleet.heartbeats import Fleet
 from bus.security.secrets import constant_time_equal
 from common.http_server import HttpServer
 from common.observability import metrics
@@ -49,6 +48,7 @@ from runners.gateway.upstream import (
     READ_TIMEOUT_SECONDS,
     CallContext,
     EngineRejected,
+    Nodes,
     NoNodeAvailable,
     UnknownModel,
     Upstream,
@@ -73,7 +73,7 @@ class Gateway:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: Nodes,
         send: PublishSpans,
         slots: int,
         host: str = "127.0.0.1",
