@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
-from runners.recording.attempt import SCOPE
 from schemas import ids
 from schemas.semconv import attributes
 from schemas.spans import Span
+
+SCOPE = "agentlightning.events"
 
 
 def convert_event(body: Any, rollout: str, root_span_id: str, number: int, now_ns: int) -> Span:
