@@ -49,7 +49,7 @@ async def _run_executor(executor: AgentExecutor, slot: Slot, task: Task, recorde
         await executor.start()  # of an agent that died: its imports are not part of the rollout's time
         slot.begin(recorder, task, asyncio.get_running_loop().time() + seconds)
         async with asyncio.timeout(seconds):
-            answer = await executor.run(task.input, describe(task, recorder))
+            answer = await executor.run(task.input, describe_rollout(task, recorder))
         reward, span = rewards.resolve_reward(answer, recorder.reward_spans)
         result = parse_result(answer)
     except TimeoutError:
@@ -69,7 +69,7 @@ async def _run_executor(executor: AgentExecutor, slot: Slot, task: Task, recorde
     return RolloutResult("ok", reward=reward, reward_span=span, result=result)
 
 
-def describe(task: Task, recorder: AttemptRecorder) -> RolloutInfo:
+def describe_rollout(task: Task, recorder: AttemptRecorder) -> RolloutInfo:
     """What an agent may be told of its rollout."""
     return {
         "id": recorder.rollout,

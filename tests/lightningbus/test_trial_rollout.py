@@ -138,7 +138,6 @@ async def test_what_is_odd_is_a_warning(tmp_path: Path, entrypoint: str, warning
         ("agent:asks_another_model", "model 'gpt-4o' is not served; served: policy"),
         ("agent:needs_json", "JSONDecodeError: Extra data"),
         ("agent:needs_more", "nothing fills the parameter 'llm': the call is needs_more(task)"),
-        ("agent:absent", "has no attribute 'absent'"),
         ("absent:solve", "No module named 'absent'"),
     ],
 )
