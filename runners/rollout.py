@@ -11,6 +11,7 @@ from common.observability.faults import MAX_TRACEBACK, count_fault
 from runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDied
 from runners.agent.launcher import AgentStartError
 from runners.gateway.slot import Slot
+from runners.protocol.request import find_invalid_sampling
 from runners.recording import rewards
 from runners.recording.attempt import MAX_ERROR, AttemptRecorder
 from schemas.base import Outcome
@@ -76,7 +77,8 @@ def describe_rollout(task: Task, recorder: AttemptRecorder) -> RolloutInfo:
         "attempt": recorder.number,
         "mode": task.mode,
         "model": task.model,
-        "sampling_params": task.sampling_params,
+        # What is no JSON is refused where the model is called.
+        "sampling_params": {} if find_invalid_sampling(task.sampling_params) else task.sampling_params,
     }
 
 
