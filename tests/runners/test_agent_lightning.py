@@ -71,7 +71,7 @@ async def test_spans_instead_of_a_reward_are_searched_for_the_last_reward(bus: B
     assert batch.end is not None and batch.end.reward == 0.75, batch.end
 
 
-async def test_a_function_that_only_emits_needs_no_tracer_of_its_own(bus: Bus) -> None:
+async def test_a_decorated_function_that_only_emits_needs_no_tracer_of_its_own(bus: Bus) -> None:
     async with running(bus, entrypoint="lit:plain", **SHAPE):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)

@@ -89,8 +89,8 @@ def adapt_lit_agent(library: Any, agent: Any, tracer: Any, check_parameters: Che
     """A ``LitAgent``: its training rollout, or in an evaluation its validation rollout."""
     suffix = "_async" if agent.is_async() else ""
     if hasattr(agent, "__wrapped__"):  # under @rollout: its own signature says what it wants
-        names = inspect.signature(agent).parameters
-        check_parameters(agent, ("task",), [name for name in FILLED if name in names])
+        names = inspect.signature(agent.__wrapped__).parameters
+        check_parameters(agent.__wrapped__, ("task",), [name for name in FILLED if name in names])
     elif not any(
         getattr(type(agent), name + suffix) is not getattr(library.LitAgent, name + suffix)
         for name in ("rollout", "training_rollout", "validation_rollout")

@@ -140,7 +140,7 @@ def check_parameters(function: Any, positional: Sequence[str], named: Sequence[s
     if not callable(function):
         raise TypeError(f"it is not a function, but of type {type(function).__name__}")
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(function, follow_wrapped=False)  # a decorator may fill what it wraps
     except (TypeError, ValueError):  # written in C: it does not say what it takes
         return
     call = f"the call is {getattr(function, '__name__', type(function).__name__)}({', '.join([*positional, *named])})"

@@ -1,5 +1,6 @@
 """Agents in the shape of Agent Lightning 0.3; they run with its package and with `shape` alike."""
 
+import functools
 import os
 
 import agentlightning as agl
@@ -72,5 +73,14 @@ async def is_told_its_rollout(task, llm, rollout):
     return float(rollout.input == task)
 
 
-def plain(task):
-    agl.emit_reward(0.5)
+def with_reward(function):
+    @functools.wraps(function)
+    def wrapper(task):
+        return function(task, 0.5)
+
+    return wrapper
+
+
+@with_reward
+def plain(task, reward):
+    agl.emit_reward(reward)
