@@ -127,6 +127,7 @@ class LocalStack:
 async def start_stack(directory: RunDirectory, settings: BusSettings, title: str) -> AsyncIterator[LocalStack]:
     """Bus, supervisor and view while the block runs; children are stopped in order at its end."""
     async with AsyncExitStack() as exits:
+        exits.callback(directory.clear_endpoints)
         keys = KeyPaths.create(directory, settings)
         url, server = settings.url, None
         if url is None:

@@ -24,7 +24,7 @@ LISTEN_SECONDS = 2.5
 @asynccontextmanager
 async def sql_client(url: str | None, database: str, limits: QueryLimits = INTERACTIVE) -> AsyncIterator[Client]:
     """A reader of whatever holds the latest data: a store that runs, else the latest run's files, opened here."""
-    url = url or os.environ.get(SQL_VARIABLE) or await _running_store()
+    url = url or os.environ.get(SQL_VARIABLE) or await find_running_store()
     if url is not None:
         yield await asyncio.to_thread(connect_readonly, url, database, limits)
         return
@@ -38,7 +38,8 @@ async def sql_client(url: str | None, database: str, limits: QueryLimits = INTER
         raise UserError(f"{error}; give the store's address with --sql") from error
 
 
-async def _running_store() -> str | None:
+async def find_running_store() -> str | None:
+    """The address of the latest run's store, else of one on the bus that answers; None if there is neither."""
     run = RunDirectory.latest()
     endpoints = run.read_endpoints() if run is not None else None
     if endpoints is not None and endpoints.sql:
