@@ -9,7 +9,7 @@ from lightningbus.analysis.transcript import Transcript
 from lightningbus.api.reward_curve import RewardCurve
 from lightningbus.api.session import Published, PublishOptions, Session, connect
 from lightningbus.api.table import Table
-from lightningbus.api.tasks import TaskSource
+from lightningbus.api.tasks import Tasks
 from lightningbus.run.run_directory import RUNS
 
 
@@ -66,7 +66,7 @@ class AsyncSession:
         return await asyncio.to_thread(self._session.reward_curve, run)
 
     async def publish(
-        self, tasks: TaskSource, *, timeout: float = 300.0, **options: Unpack[PublishOptions]
+        self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]
     ) -> Published:
         """See `Session.publish`."""
         return await self._session._publish(tasks, timeout, options)

@@ -13,7 +13,7 @@ from lightningbus.api.event_loop import run_blocking
 from lightningbus.api.reward_curve import RewardCurve
 from lightningbus.api.sql_source import SqlSource
 from lightningbus.api.table import Table
-from lightningbus.api.tasks import TaskSource, read_tasks
+from lightningbus.api.tasks import Tasks, read_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
 from lightningbus.run.discovery import connect as connect_bus
 from lightningbus.run.publishing import Publication, publish_all
@@ -130,7 +130,7 @@ class Session:
         """Reward by weight version, of training and of each evaluation; without a run, of the newest in the store."""
         return self._source.ask(lambda client: RewardCurve.load(client, run or self._run or _newest_run(client)))
 
-    def publish(self, tasks: TaskSource, *, timeout: float = 300.0, **options: Unpack[PublishOptions]) -> Published:
+    def publish(self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]) -> Published:
         """Publish tasks to a run that is up, as ``lightningbus publish`` does.
 
         Args:
@@ -140,7 +140,7 @@ class Session:
         """
         return run_blocking(self._publish(tasks, timeout, options))
 
-    async def _publish(self, tasks: TaskSource, timeout: float, options: PublishOptions) -> Published:
+    async def _publish(self, tasks: Tasks, timeout: float, options: PublishOptions) -> Published:
         with as_user_error():
             problems = read_tasks(tasks)
             expanded = _publication({"run": self._run or "run", **options}).tasks(problems)

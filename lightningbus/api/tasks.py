@@ -1,33 +1,37 @@
-"""Tasks of a notebook, as `bus.task_file` has them: a list, a DataFrame or a datasets.Dataset instead of a file."""
+"""Tasks of a notebook: a list, a DataFrame or a datasets.Dataset beside the files that `bus.task_file` reads."""
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bus.task_file import KEYS, TaskFileError, TaskInput, load_tasks, parse_task_line
+from bus.task_file import TaskFileError, TaskInput, load_tasks, parse_json_object, parse_task
+from bus.task_tables import map_row
+from common.task_source import TaskSource, parse_task_source
 
-TaskSource: TypeAlias = str | os.PathLike[str] | Iterable[Any]
-"""A path of a task file, or tasks: ``{"id": ..., "input": ..., "labels": ...}`` each, or inputs alone."""
+Tasks: TypeAlias = str | os.PathLike[str] | TaskSource | Mapping[str, Any] | Iterable[Any]
+"""A path, ``hf:NAME``, a mapping with ``path`` and a map of columns as in a run file, or rows of tasks or inputs."""
+ROWS = TaskSource(path="rows")
+"""How a row becomes a task: as one of a table without a map of columns."""
 INPUTS = ".inputs"
 """Below the directory of runs: what a notebook passes to them. No run has such a name."""
 
 
-def read_tasks(tasks: TaskSource) -> list[TaskInput]:
-    """All tasks of a source; raises `TaskFileError` at the first that is not one, before any is used.
+def read_tasks(tasks: Tasks) -> list[TaskInput]:
+    """All tasks; raises `TaskFileError` at the first that is not one, before any is used.
 
-    A mapping with no key but ``id``, ``input`` and ``labels``, and with an ``input``, is a task. Anything else is the
-    input of a task whose id is its position, from 1. A DataFrame and a dataset are read as one mapping per row.
+    A row with ``id``, ``input`` and ``labels`` only is a task. Any other mapping is an input, whose id is its ``id`` if
+    it has one. Anything else is an input too. Without an id it is the position, from 1.
     """
-    if isinstance(tasks, str | os.PathLike):
-        return load_tasks(Path(tasks))
+    if (source := _as_source(tasks)) is not None:
+        return load_tasks(source)
     read: dict[str, TaskInput] = {}
-    for number, line in enumerate(_lines(tasks), start=1):
+    for number, row in enumerate(_rows(tasks), start=1):
         try:
-            task = parse_task_line(line, number)
-        except ValueError as error:
+            task = parse_task(_fields(row), number)
+        except (TypeError, ValueError, RecursionError) as error:
             raise TaskFileError(f"task {number}: {error}") from error
         if task.id in read:
             raise TaskFileError(f"task {number}: id {task.id!r} stands twice")
@@ -37,18 +41,17 @@ def read_tasks(tasks: TaskSource) -> list[TaskInput]:
     return list(read.values())
 
 
-def save_tasks(tasks: TaskSource, runs: Path) -> Path:
-    """A task file that holds them: their own, or one below ``runs`` that is named after its content."""
-    if isinstance(tasks, str | os.PathLike):
-        return Path(tasks)
-    lines = [
+def save_tasks(tasks: Tasks, runs: Path) -> str | dict[str, Any]:
+    """As a run file names them: their own source, or a file below ``runs`` that is named after its content."""
+    if (source := _as_source(tasks)) is not None:
+        return source.model_dump() if source.has_map or source.split != ROWS.split or source.config else source.path
+    content = "".join(
         json.dumps({"id": task.id, "input": task.input, "labels": task.labels}, ensure_ascii=False) + "\n"
         for task in read_tasks(tasks)
-    ]
-    content = "".join(lines).encode()
+    ).encode()
     path = input_directory(runs) / f"tasks-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
     path.write_bytes(content)
-    return path
+    return str(path)
 
 
 def input_directory(runs: Path) -> Path:
@@ -58,23 +61,36 @@ def input_directory(runs: Path) -> Path:
     return directory
 
 
-def _lines(tasks: Iterable[Any]) -> Iterator[str]:
-    """Each task as a line of a task file."""
-    if isinstance(tasks, dict):
-        raise TaskFileError("the tasks are one mapping: give a list of them")
-    convert = getattr(tasks, "to_dict", None) if hasattr(tasks, "itertuples") else None  # a DataFrame's
-    records = convert("records") if convert is not None else tasks
-    for number, record in enumerate(records, start=1):
-        fields = {"input": record}
-        if isinstance(record, dict) and "input" in record and not record.keys() - set(KEYS):
-            fields = {name: value for name, value in record.items() if name == "input" or value is not None}
-        try:
-            yield json.dumps(fields, default=_plain)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise TaskFileError(f"task {number} is not JSON: {error}") from error
+def _as_source(tasks: Tasks) -> TaskSource | None:
+    """The source they name; None: they are rows."""
+    if isinstance(tasks, TaskSource):
+        return tasks
+    if isinstance(tasks, str | os.PathLike):
+        return TaskSource(path=os.fspath(tasks))
+    if not isinstance(tasks, Mapping):
+        return None
+    if "path" not in tasks:
+        raise TaskFileError("the tasks are one mapping: give a list of them, or {'path': ..., 'columns': {...}}")
+    try:
+        source: TaskSource = parse_task_source(tasks)
+    except ValueError as error:
+        raise TaskFileError(f"tasks: {error}") from error
+    return source
 
 
-def _plain(value: Any) -> Any:
+def _rows(tasks: Any) -> Iterator[Any]:
+    """The rows of what is iterable; a DataFrame would iterate its columns."""
+    is_frame = hasattr(tasks, "itertuples") and hasattr(tasks, "to_dict")
+    return iter(tasks.to_dict("records") if is_frame else tasks)
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    """The fields of a task; values become what JSON makes of them."""
+    plain = parse_json_object(json.dumps({"row": row}, default=_to_json))["row"]
+    return map_row(plain, ROWS) if isinstance(plain, dict) else {"input": plain}
+
+
+def _to_json(value: Any) -> Any:
     """Numbers and arrays of NumPy, and times, as JSON has them."""
     for convert in ("tolist", "isoformat"):
         if hasattr(value, convert):

@@ -7,7 +7,7 @@ from lightningbus.api.agent_function import runner_fields
 from lightningbus.api.event_loop import run_blocking
 from lightningbus.api.settings import TrainSettings, build_run_settings, runs_directory
 from lightningbus.api.sql_source import release_files
-from lightningbus.api.tasks import TaskSource, save_tasks
+from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
 from lightningbus.run.settings import RunSettings
 from lightningbus.run.train_result import TrainResult
@@ -27,8 +27,8 @@ class RunInterrupted(KeyboardInterrupt):
 def train(
     agent: str | Callable[..., Any],
     model: str,
-    tasks: TaskSource,
-    heldout: TaskSource,
+    tasks: Tasks,
+    heldout: Tasks,
     *,
     resume: bool = False,
     **settings: Unpack[TrainSettings],
@@ -39,7 +39,7 @@ def train(
         agent: ``"module:function"`` in the current directory, or a function. A function of a notebook runs in a process
             of its own, with the functions and constants it uses.
         model: a Hugging Face model directory.
-        tasks: what is trained on: a path, a list, a DataFrame or a dataset, see `TaskSource`.
+        tasks: what is trained on: a path, a list, a DataFrame or a dataset, see `Tasks`.
         heldout: tasks the model is never trained on.
         resume: go on where the run of this name was stopped.
         settings: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file
@@ -64,8 +64,8 @@ def train(
 async def atrain(
     agent: str | Callable[..., Any],
     model: str,
-    tasks: TaskSource,
-    heldout: TaskSource,
+    tasks: Tasks,
+    heldout: Tasks,
     *,
     resume: bool = False,
     **settings: Unpack[TrainSettings],
@@ -77,8 +77,8 @@ async def atrain(
         base = {
             "inference": [{"model_path": model}],
             "runners": [{**runner_fields(agent, runs), "concurrency": CONCURRENCY}],
-            "learner": {"model_path": model, "tasks": str(save_tasks(tasks, runs))},
-            "eval": {"tasks": str(save_tasks(heldout, runs))},
+            "learner": {"model_path": model, "tasks": save_tasks(tasks, runs)},
+            "eval": {"tasks": save_tasks(heldout, runs)},
         }
         checked = build_run_settings(base, settings, TrainSettings)
         from lightningbus.run import preflight, train_job

@@ -13,7 +13,7 @@ import pytest
 from lightningbus.api.agent_function import runner_fields
 from lightningbus.run.role_process import UserError
 from runners.agent.executors import WORKER_SCRIPT
-from tests.agents import steady
+from tests.agents import plain
 from tests.commands import ROOT
 
 NOTEBOOK = """
@@ -65,8 +65,8 @@ def test_a_function_of_a_notebook_takes_what_it_uses_along(tmp_path: Path, monke
 
 
 def test_a_function_of_a_module_is_imported_by_its_name(tmp_path: Path) -> None:
-    assert runner_fields(steady.solve, tmp_path) == {
-        "entrypoint": "tests.agents.steady:solve",
+    assert runner_fields(plain.asks, tmp_path) == {
+        "entrypoint": "tests.agents.plain.asks",
         "working_dir": str(ROOT),
     }
     assert runner_fields("agent:solve", tmp_path) == {"entrypoint": "agent:solve", "working_dir": str(Path.cwd())}

@@ -42,7 +42,10 @@ def test_text_is_an_input_and_a_path_is_a_file(tmp_path: Path) -> None:
     assert [task.input for task in read_tasks(["what is 1+1?", "and 2+2?"])] == ["what is 1+1?", "and 2+2?"]
     (tmp_path / "tasks.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     assert [task.id for task in read_tasks(tmp_path / "tasks.jsonl")] == ["a"]
-    assert save_tasks(str(tmp_path / "tasks.jsonl"), tmp_path) == tmp_path / "tasks.jsonl"
+    assert save_tasks(tmp_path / "tasks.jsonl", tmp_path) == str(tmp_path / "tasks.jsonl")
+    table = {"path": "tasks.csv", "columns": {"question": "prompt"}}
+    saved = save_tasks(table, tmp_path)
+    assert isinstance(saved, dict) and saved.items() >= table.items()
 
 
 def test_a_missing_id_or_label_of_a_row_is_left_out() -> None:
@@ -53,17 +56,18 @@ def test_a_missing_id_or_label_of_a_row_is_left_out() -> None:
 def test_the_same_tasks_are_saved_once_and_read_back(tmp_path: Path) -> None:
     path = save_tasks(ROWS, tmp_path / "runs")
     assert save_tasks(list(ROWS), tmp_path / "runs") == path
-    assert load_tasks(path) == read_tasks(ROWS)
-    assert path.parent.stat().st_mode & 0o077 == 0
+    assert isinstance(path, str) and load_tasks(path) == read_tasks(ROWS)
+    assert Path(path).parent.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(
     ("tasks", "sentence"),
     [
+        ({"path": "t.csv", "column": {}}, "tasks: column: no such setting; did you mean 'columns'?"),
         ([], "there are no tasks"),
         ({"id": "a", "input": 1}, "the tasks are one mapping: give a list of them"),
         ([{"id": "a", "input": 1}, {"id": "a", "input": 2}], "task 2: id 'a' stands twice"),
-        ([{"input": object()}], "task 1 is not JSON: object cannot be part of a task"),
+        ([{"input": object()}], "task 1: object cannot be part of a task"),
         ([float("nan")], "task 1: NaN is no JSON number"),
         ([{"id": "a b ", "input": 1}], "task 1: id 'a b '"),
     ],
