@@ -65,9 +65,7 @@ class AsyncSession:
         """See `Session.reward_curve`."""
         return await asyncio.to_thread(self._session.reward_curve, run)
 
-    async def publish(
-        self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]
-    ) -> Published:
+    async def publish(self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]) -> Published:
         """See `Session.publish`."""
         return await self._session._publish(tasks, timeout, options)
 

@@ -35,6 +35,8 @@ class EvaluateSettings(SectionSettings, total=False):
     """Longest prompt and answer, in tokens."""
     deadline: float
     """Seconds an evaluation may take."""
+    samples: int
+    """Sampled answers to each held-out task."""
 
 
 class TrainSettings(EvaluateSettings, total=False):
@@ -54,8 +56,6 @@ class TrainSettings(EvaluateSettings, total=False):
     """Rank of a LoRA adapter; 0 trains all weights."""
     seed: int
     """Order of the tasks, and what is random in training."""
-    samples: int
-    """Sampled answers to each held-out task."""
     learner: Mapping[str, Any]
     """Settings of the learner."""
     eval: Mapping[str, Any]

@@ -9,6 +9,7 @@ from lightningbus.api.settings import TrainSettings, build_run_settings, runs_di
 from lightningbus.api.sql_source import release_files
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
+from lightningbus.run import preflight, train_job
 from lightningbus.run.settings import RunSettings
 from lightningbus.run.train_result import TrainResult
 
@@ -81,8 +82,6 @@ async def atrain(
             "eval": {"tasks": save_tasks(heldout, runs)},
         }
         checked = build_run_settings(base, settings, TrainSettings)
-        from lightningbus.run import preflight, train_job
-
         job = preflight.parse_job(checked, "settings")
         release_files(checked.runs / checked.name)
         return await train_job.run(checked, job, resume=resume)

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bus.task_tables import is_table
+from common.task_source import TaskSource, as_task_source
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.results import Results
 from lightningbus.run.role_process import UserError
@@ -78,10 +80,14 @@ def _quote(value: Any) -> str:
     return json.dumps(value)
 
 
-def _digest(path: Path | None) -> str:
-    if path is None:
+def _digest(tasks: Path | TaskSource | None) -> str:
+    """Of a file's content and its map of columns; of a data set's name alone."""
+    if tasks is None:
         return ""
+    source = as_task_source(tasks)
+    path = Path(source.path)
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        content = path.read_bytes() if path.is_file() or not is_table(source) else source.path.encode()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    return hashlib.sha256(source.model_dump_json(exclude={"path"}).encode() + content).hexdigest()

@@ -66,7 +66,7 @@ def test_a_function_of_a_notebook_takes_what_it_uses_along(tmp_path: Path, monke
 
 def test_a_function_of_a_module_is_imported_by_its_name(tmp_path: Path) -> None:
     assert runner_fields(plain.asks, tmp_path) == {
-        "entrypoint": "tests.agents.plain.asks",
+        "entrypoint": "tests.agents.plain:asks",
         "working_dir": str(ROOT),
     }
     assert runner_fields("agent:solve", tmp_path) == {"entrypoint": "agent:solve", "working_dir": str(Path.cwd())}

@@ -24,7 +24,12 @@ def built(**settings: Any) -> RunSettings:
 def test_common_settings_have_short_names() -> None:
     run = built(name="mine", runs=Path("elsewhere"), max_steps=5, lr=1e-4, concurrency=3, max_model_len=128, samples=4)
     assert run.learner is not None and run.eval is not None
-    assert (run.name, run.runs, run.learner.max_steps, run.learner.actor.optim.lr) == ("mine", Path("elsewhere"), 5, 1e-4)
+    assert (run.name, run.runs, run.learner.max_steps, run.learner.actor.optim.lr) == (
+        "mine",
+        Path("elsewhere"),
+        5,
+        1e-4,
+    )
     assert (run.runners[0].concurrency, run.inference[0].max_model_len, run.eval.samples) == (3, 128, 4)
     assert run.runners[0].entrypoint == "agent:solve" and run.bus.port == 0
 
@@ -38,7 +43,10 @@ def test_sections_take_every_setting_of_a_run_file() -> None:
     )
     assert run.learner is not None and run.learner.seq_len == 64
     assert run.inference[0].dtype == "float32" and str(run.inference[0].model_path) == "model"
-    assert [(runner.entrypoint, runner.concurrency) for runner in run.runners] == [("agent:solve", 1), ("agent:solve", 2)]
+    assert [(runner.entrypoint, runner.concurrency) for runner in run.runners] == [
+        ("agent:solve", 1),
+        ("agent:solve", 2),
+    ]
     assert run.learner.actor.optim.lr == 2e-5
 
 
