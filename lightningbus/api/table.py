@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, overload
 
+from common.printable import to_printable
 from lightningbus.api.user_errors import require_package
 from lightningbus.run.terminal import format_cell, render_table, render_text
 
@@ -60,12 +61,12 @@ class Table(Sequence[dict[str, Any]]):
         return render_text(render_table(self.columns, self.rows[:MAX_SHOWN], self.title), LINE_WIDTH) + self._rest()
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        head = "".join(f"<th>{escape(to_printable(name))}</th>" for name in self.columns)
         body = "".join(
             "<tr>" + "".join(f"<td>{escape(format_cell(value))}</td>" for value in row) + "</tr>"
             for row in self.rows[:MAX_SHOWN]
         )
-        title = f"<caption>{escape(self.title)}</caption>" if self.title else ""
+        title = f"<caption>{escape(to_printable(self.title))}</caption>" if self.title else ""
         return (
             f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             f"<p>{escape(self._rest().strip() or _count(len(self)))}</p>"
