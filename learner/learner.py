@@ -212,7 +212,7 @@ class Learner:
                 status["staleness"] = loop.last_metrics["staleness/mean"]
             if loop.blocked_on:
                 status["waits for"] = loop.blocked_on
-            if loop.phase == "waiting":
+            if loop.phase == "waiting" and not self._is_leaving:
                 status["groups"] = f"{len(loop.consumer.groups.ready)}/{settings.groups_per_step}"
         return {
             "run_id": settings.run,

@@ -71,6 +71,8 @@ class Fleet:
     def __init__(self, nc: Client, role: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._nc, self._role, self._clock = nc, role, clock
         self._last_seen: dict[tuple[str, str], tuple[Heartbeat, float]] = {}
+        self._done: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        """Processes that are done, by role and run."""
         self._next_prune_at = clock()
         self._changed = asyncio.Event()
 
@@ -115,9 +117,15 @@ class Fleet:
         if message.subject != subjects.heartbeat(beat.role, beat.id):
             return  # a right to speak is a right to a subject: nobody speaks for another role there
         now = self._clock()
-        if (beat.role, beat.id) not in self._last_seen:
-            self._forget_done(beat)
-        self._last_seen[(beat.role, beat.id)] = (beat, now)
+        key, work = (beat.role, beat.id), (beat.role, beat.run_id)
+        if key not in self._last_seen:
+            for done in self._done.pop(work, ()):  # what they have done goes on
+                self._last_seen.pop(done, None)
+        if beat.state == DONE:
+            self._done.setdefault(work, set()).add(key)
+        elif work in self._done:
+            self._done[work].discard(key)
+        self._last_seen[key] = (beat, now)
         if now >= self._next_prune_at:  # not at each: of ten thousand members each says something every second
             self._next_prune_at = now + INTERVAL_SECONDS
             self._last_seen = {
@@ -126,11 +134,3 @@ class Fleet:
                 if last.state == DONE or now - seen_at < DEAD_SECONDS
             }
         self._changed.set()
-
-    def _forget_done(self, successor: Heartbeat) -> None:
-        """Forget the processes that have done what ``successor`` goes on with."""
-        self._last_seen = {
-            key: (last, seen_at)
-            for key, (last, seen_at) in self._last_seen.items()
-            if last.state != DONE or (last.role, last.run_id) != (successor.role, successor.run_id)
-        }

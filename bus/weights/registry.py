@@ -106,12 +106,15 @@ class WeightRegistry:
             self.state, self._read_up_to = ReleaseState(model=self._model), 0
         deadline = time.monotonic() + RESPONSE_TIMEOUT_SECONDS
         while self._read_up_to < sequence:
-            entries, self._read_up_to = await self._decisions.read_after(self._read_up_to)
+            entries, end = await self._decisions.read_after(self._read_up_to)
             for entry in entries:
+                if entry.sequence <= self._read_up_to:
+                    continue  # another call has read it meanwhile
                 if entry.signer and not self._is_snapshot(entry) and not is_successor(self.state, entry.event):
                     self._decisions.skip(entry.sequence, "it is not the decisions before it and one more")
                 else:
                     self.state = entry.event
+            self._read_up_to = max(self._read_up_to, end)
             if self._read_up_to < sequence:  # a server that is behind
                 if time.monotonic() > deadline:
                     raise BusError(f"the decisions up to {sequence} cannot be looked up")

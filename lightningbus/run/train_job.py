@@ -137,9 +137,9 @@ class _Training:
         learner, every, is_over = self._learner, self._heldout.every, asyncio.Event()
         size = f"{learner.max_steps} steps of {learner.groups_per_step} x {learner.group_size} rollouts"
         async with self._phase("training", f"training: {size}"):
-            await self._held_out.unpin()  # what an earlier start left
             await self._stack.supervisor.start(ChildSpec("learner", "learner", learner))
             if every is None:
+                await self._held_out.unpin()  # what an earlier start left
                 await self._stack.or_child_failure(self._stack.supervisor.wait_finished("learner"))
                 return
 
@@ -148,7 +148,8 @@ class _Training:
                 is_over.set()
                 await asyncio.Event().wait()
 
-            await run_unless(watch_learner(), self._held_out.follow_training(every, is_over))
+            following = run_unless(watch_learner(), self._held_out.follow_training(every, is_over))
+            await self._stack.or_child_failure(following)
 
     async def _evaluate_newest(self) -> None:
         """Evaluate the newest weight version that nodes serve."""
@@ -162,7 +163,8 @@ class _Training:
         self._results.add_evaluation(evaluation)
         self._results.write(self._stack.directory.path)
         self._stack.view.set_note(f"{evaluation.label}, version {evaluation.version}: {evaluation.format_mean()}")
-        await self._draw()
+        with contextlib.suppress(ClickHouseError):  # the store is being started again; the picture is drawn at the end
+            await self._draw()
 
     async def _draw(self) -> None:
         """Draw the picture of what is there by now."""

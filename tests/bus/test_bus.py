@@ -320,6 +320,23 @@ async def test_a_fleet_knows_who_is_alive_and_forgets_who_fell_silent(bus: Bus) 
         assert fleet.members() == []
 
 
+async def test_a_process_that_is_done_stays_done_until_its_successor_comes(bus: Bus) -> None:
+    now = 0.0
+    fleet = bus.fleet("learner")
+    fleet._clock = lambda: now
+    async with fleet:
+        for id, state in (("first", "done"), ("other-run", "done")):
+            fields = {"state": state, "run_id": id}
+            async with bus.heartbeat("learner", id, lambda fields=fields: fields):  # type: ignore[misc]
+                while id not in {beat.id for beat in fleet.members()}:
+                    await asyncio.wait_for(fleet.wait_for_change(), 5)
+        now = 3600.0
+        assert [(beat.id, beat.state) for beat in fleet.members()] == [("first", "done"), ("other-run", "done")]
+        async with bus.heartbeat("learner", "second", lambda: {"state": "waiting", "run_id": "first"}):
+            await asyncio.wait_for(fleet.wait_for_change(), 5)
+            assert [(beat.id, beat.state) for beat in fleet.members()] == [("other-run", "done"), ("second", "waiting")]
+
+
 async def test_listening_to_ten_times_as_many_costs_no_more_for_each_of_them() -> None:
     async def seconds(members: int) -> float:
         """CPU time of this thread for 20,000 heartbeats; the best of five: caches are shared with others."""

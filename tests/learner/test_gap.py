@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
+from bus.fleet.heartbeats import Fleet
 from bus.streams import STORE_EVENTS, runner_consumer
 from common.aio import cancel_and_wait
 from learner.learner import run
@@ -22,7 +23,9 @@ AGENTS = runner_consumer("default", "train")
 
 
 @asynccontextmanager
-async def learning(bus: Bus, model_path: Path, tmp_path: Path) -> AsyncIterator["asyncio.Task[None]"]:
+async def learning(
+    bus: Bus, model_path: Path, tmp_path: Path, stop: asyncio.Event | None = None
+) -> AsyncIterator["asyncio.Task[None]"]:
     """A learner of one step of one group of two rollouts."""
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n{"id": "b", "input": 2}\n')
     settings = settings_for(
@@ -30,7 +33,7 @@ async def learning(bus: Bus, model_path: Path, tmp_path: Path) -> AsyncIterator[
         groups_per_step=1, max_staleness=0,
     )  # fmt: skip
     await bus.ensure_consumer(AGENTS)
-    running = asyncio.create_task(run(bus, settings, asyncio.Event()))
+    running = asyncio.create_task(run(bus, settings, stop or asyncio.Event()))
     try:
         yield running
     finally:
@@ -53,10 +56,16 @@ async def finish(bus: Bus, tasks: list[Task]) -> None:
             await bus.publish(subjects.TRAIN_ROLLOUT, part, msg_id=f"{part.execution_id}:{part.sequence}")
 
 
+async def wait_for_state(learners: Fleet, state: str) -> None:
+    """Wait until the one learner reports a state."""
+    while [beat.state for beat in learners.members()] != [state]:
+        await learners.wait_for_change()
+
+
 async def test_tasks_that_the_bus_lost_are_dispatched_again_and_the_gap_is_named(
     bus: Bus, nats: NatsServer, model_path: Path, tmp_path: Path
 ) -> None:
-    async with asyncio.timeout(150), learning(bus, model_path, tmp_path) as running:
+    async with asyncio.timeout(150), bus.fleet("learner") as learners, learning(bus, model_path, tmp_path) as running:
         tasks = await take(bus, 2)
         await nats.kill()
         shutil.rmtree(nats.directory / "jetstream")
@@ -69,6 +78,7 @@ async def test_tasks_that_the_bus_lost_are_dispatched_again_and_the_gap_is_named
         assert {task.id for task in again} == {tasks[0].id}
         await finish(bus, again)
         await running
+        await wait_for_state(learners, "done")
         async with bus.pull(STORE_EVENTS, slots=9) as puller:
             while not isinstance(step := (await anext(puller)).event(), TrainingStep):
                 continue
@@ -76,3 +86,16 @@ async def test_tasks_that_the_bus_lost_are_dispatched_again_and_the_gap_is_named
         alert, _ = await bus.get_last(subjects.ALERTS, subjects.ALERT, Alert) or (None, 0)
         assert alert is not None and alert.resolved and "TRAIN_ROLLOUTS was made anew" in alert.reason
         assert alert.reason.endswith("2 tasks are dispatched again")
+
+
+async def test_a_learner_that_is_stopped_is_not_done(bus: Bus, model_path: Path, tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    async with (
+        asyncio.timeout(60),
+        bus.fleet("learner") as learners,
+        learning(bus, model_path, tmp_path, stop) as running,
+    ):
+        await wait_for_state(learners, "waiting")
+        stop.set()
+        await running
+        await wait_for_state(learners, "stopping")

@@ -1,19 +1,26 @@
 """`lightningbus train`: a job from its first evaluation to its last, with a real learner and the stand-in for vLLM."""
 
 import json
+import signal
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.commands import ROOT, python
+from tests.commands import ROOT, environment, python
 from tests.learner.conftest import tiny_model
+from tests.polling import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.main_job]
 
-STEPS, GROUPS, SAMPLES, HELDOUT = 2, 2, 2, 3
+STEPS, GROUPS, SAMPLES, HELDOUT = 4, 2, 2, 3
+EVERY = 2
+"""Versions from one evaluation to the next."""
+WAYS = [(label, version) for version in (0, EVERY, STEPS) for label in ("greedy", "sampled")]
 
 
 def job(directory: Path) -> dict[str, Any]:
@@ -36,21 +43,50 @@ def job(directory: Path) -> dict[str, Any]:
             "cpu_threads": 1,
             "seq_len": 128,
         },
-        "eval": {"tasks": "heldout.jsonl", "samples": 2},
+        "eval": {"tasks": "heldout.jsonl", "samples": 2, "every": EVERY},
     }
 
 
 @pytest.mark.timeout(280)
-def test_a_job_ends_with_figures_and_a_picture(tmp_path: Path) -> None:
+def test_a_job_that_was_killed_goes_on_to_figures_and_a_picture(tmp_path: Path) -> None:
+    """It is killed, with all its processes, in the middle of an evaluation during training."""
     tiny_model(tmp_path / "model")
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(job(tmp_path)))
-    figures = json.loads(python("-m", "lightningbus", "train", "-c", "train.yaml", cwd=tmp_path))
     run = tmp_path / "runs" / "small"
+    kept = kill_once(lambda: [each for each in evaluations(run) if each["version"]], tmp_path)
+    assert [(each["label"], each["version"]) for each in kept] == WAYS[: len(kept)] and len(kept) > 2
+    figures = json.loads(python("-m", "lightningbus", "train", "--resume", "-c", "train.yaml", cwd=tmp_path))
     assert json.loads((run / "results.json").read_text()) == figures
-    assert all(0 <= figures[f"{how}_{when}"] <= 1 for how in ("greedy", "sampled") for when in ("before", "after"))
-    evaluated = 2 * HELDOUT * (1 + 2)
-    assert figures["rollouts"] == STEPS * GROUPS * SAMPLES + evaluated
-    assert figures["weight_versions"] == STEPS + 1
+    assert {path.name for path in run.parent.iterdir()} == {"small", "latest"}, "no run was moved aside"
+    assert figures["evaluations"][: len(kept)] == kept, "not evaluated again"
+    assert [(each["label"], each["version"]) for each in figures["evaluations"]] == WAYS
+    assert all(0 <= each["accuracy"] <= 1 and each["standard_error"] >= 0 for each in figures["evaluations"])
+    assert figures["rollouts"] == STEPS * GROUPS * SAMPLES + 3 * HELDOUT * (1 + 2)
+    assert (figures["steps"], figures["weight_versions"], figures["num_starts"]) == (STEPS, STEPS + 1, 2)
     assert (figures["rollouts_lost"], figures["rollouts_trained_twice"], figures["max_reward"]) == (0, 0, 1.0)
-    assert figures["tokens_trained"] > 0
+    assert figures["tokens_sampled"] > figures["tokens_trained"] > 0
+    assert (figures["share_trained"], figures["excluded"], figures["is_finished"]) == (1.0, {}, True)
+    assert set(figures["seconds_by_phase"]) == {"starting", "evaluating", "training", "counting"}
     assert (run / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+
+def evaluations(run: Path) -> list[dict[str, Any]]:
+    """Those in the results so far."""
+    results = run / "results.json"
+    return json.loads(results.read_text())["evaluations"] if results.exists() else []
+
+
+def kill_once(is_time: Callable[[], object], directory: Path) -> list[dict[str, Any]]:
+    """Start the job and kill it as soon as it is time; returns its evaluations until then."""
+    command = [sys.executable, "-m", "lightningbus", "train", "-c", "train.yaml"]
+    with (directory / "killed.log").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=directory, stdout=log, stderr=log, env={**environment(), "PYTHONPATH": str(ROOT)}
+        )
+    try:
+        until(lambda: bool(is_time()) or process.poll() is not None, True, 120)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == -signal.SIGKILL, (directory / "killed.log").read_text()
+    return evaluations(directory / "runs" / "small")

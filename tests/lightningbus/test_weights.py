@@ -31,6 +31,15 @@ async def listed(url: str, *arguments: object) -> list[dict[str, Any]]:
     return actual
 
 
+async def test_two_lookups_at_once_pass_over_no_decision(bus: Bus, tmp_path: Path) -> None:
+    await publish(bus, tmp_path, 0)
+    releases, other = WeightRegistry(bus, "policy"), WeightRegistry(bus, "policy")
+    for version in range(3):
+        await other.append_decision("pinned", version, actor="me")
+        first, second = await asyncio.gather(releases.refresh(), releases.refresh())
+        assert first.pinned == second.pinned == version and releases.problem == ""
+
+
 async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, nats_url: str, tmp_path: Path) -> None:
     assert "model 'policy' has no version on this bus" in await weights(nats_url, "list")
     for version in range(3):

@@ -88,6 +88,7 @@ def snapshot(*members: Heartbeat, **changes: Any) -> SystemSnapshot:
         ),
         (snapshot(other(RUNNER, status={"disk": "none"}), seconds_since_rollout=0.0), None, ""),
         (snapshot(other(LEARNER, state="done"), seconds_since_step=99.0, num_tasks=0), None, ""),
+        (snapshot(other(LEARNER, state="done", status={"disk": "none"}), seconds_since_rollout=0.0), None, ""),
     ],
 )
 def test_who_starves(state: SystemSnapshot, role: str | None, reason: str) -> None:
@@ -103,6 +104,9 @@ def test_who_said_that_it_goes_is_not_missed_and_who_did_not_is() -> None:
     liveness.observe([], 40.0)
     assert liveness.absent(40.0) == {"runner": 38.0}
     assert RoleLiveness(["learner"], 0.0).absent(31.0) == {"learner": 31.0}, "expected, and never seen"
+    expected = RoleLiveness(["learner"], 0.0)
+    expected.observe([other(LEARNER, state="done")], 2.0)
+    assert expected.absent(3600.0) == {}, "expected, and done"
 
 
 def test_a_learner_that_starts_again_and_again_without_a_step_is_counted() -> None:

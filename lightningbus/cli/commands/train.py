@@ -38,4 +38,5 @@ def train(
     if dry_run:
         exit_on_user_error(look)
         return
-    report(run_async(run_until_signal(train_job.run(settings, job, resume=resume))))
+    work = train_job.run(settings, job, resume=resume)
+    report(run_async(run_until_signal(work, f": lightningbus train --resume -c {config} goes on")))

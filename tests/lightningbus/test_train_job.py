@@ -1,0 +1,164 @@
+"""Which versions a job evaluates, what its results hold, and when it may be resumed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from inference.settings import InferenceSettings
+from learner.settings.learner import LearnerSettings
+from lightningbus.cli.app import app
+from lightningbus.run.evaluation import Evaluation
+from lightningbus.run.held_out import choose_due_versions
+from lightningbus.run.preflight import TrainJob, parse_job
+from lightningbus.run.results import RESULTS, Results, compute_settings_sha256, render_fields
+from lightningbus.run.role_process import UserError
+from lightningbus.run.run_record import check_resumable, describe_job, find_differences, write_record
+from lightningbus.run.settings import EvalSettings, RunSettings
+from runners.settings import RunnerSettings
+from store.settings import StoreSettings
+from tests.commands import ROOT
+
+
+def job_of(directory: Path, heldout: dict[str, Any] | None = None, **learner: Any) -> tuple[RunSettings, TrainJob]:
+    for name in ("train", "heldout"):
+        (directory / f"{name}.jsonl").write_text(json.dumps({"id": name, "input": 1}) + "\n")
+    settings = RunSettings(
+        name="small",
+        runs=directory / "runs",
+        store=StoreSettings(),
+        inference=[InferenceSettings(model_path=directory / "model")],
+        runners=[RunnerSettings(entrypoint="agent:solve")],
+        learner=LearnerSettings(model_path=directory / "model", tasks=directory / "train.jsonl", **learner),
+        eval=EvalSettings(tasks=directory / "heldout.jsonl", **(heldout or {})),
+    )
+    return settings, parse_job(settings, "run.yaml")
+
+
+def evaluation(label: str, version: int, accuracy: float) -> Evaluation:
+    return Evaluation(
+        label=label,
+        version=version,
+        accuracy=accuracy,
+        standard_error=0.1,
+        num_problems=2,
+        rollouts=2,
+        ok=2,
+        seconds=1.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("published", "evaluated", "due"),
+    [
+        ([0, 1, 2, 3], [0], []),
+        ([0, 1, 2, 3, 4], [0], [4]),
+        ([0, 3, 6, 9], [0], [6, 9]),
+        ([0, 4, 5, 7, 8, 9], [0], [4, 8]),
+        ([0, 4, 5, 8], [0, 4], [8]),
+        ([0, 4, 6, 7], [0, 4], []),
+    ],
+    ids=["none yet", "a multiple", "published every third step", "two at once", "one is done", "numbers were skipped"],
+)
+def test_the_first_version_at_or_after_each_multiple_is_due(
+    published: list[int], evaluated: list[int], due: list[int]
+) -> None:
+    assert choose_due_versions(published, evaluated, every=4) == due
+
+
+def test_a_learner_keeps_every_version_that_may_be_evaluated(tmp_path: Path) -> None:
+    assert job_of(tmp_path, max_staleness=8)[1].learner.keep_weight_versions == 4
+    assert job_of(tmp_path, {"every": 2}, max_staleness=8)[1].learner.keep_weight_versions == 11
+    with pytest.raises(UserError, match=r"eval\.every: it needs staleness\.admission bounded"):
+        job_of(tmp_path, {"every": 2}, staleness={"admission": "unbounded"})
+
+
+def test_a_job_is_resumed_with_what_it_began_with_and_nothing_else(tmp_path: Path) -> None:
+    _, job = job_of(tmp_path)
+    directory = tmp_path / "runs" / "small"
+    with pytest.raises(UserError, match="holds no training job to resume: start it without --resume"):
+        check_resumable(directory, describe_job(job.learner, job.eval), job.learner.max_steps)
+    assert not directory.exists()
+    directory.mkdir(parents=True)
+    write_record(directory, describe_job(job.learner, job.eval))
+    assert (directory / "job.json").stat().st_mode & 0o077 == 0
+
+    def resume(heldout: dict[str, Any] | None = None, **learner: Any) -> None:
+        _, job = job_of(tmp_path, heldout, **learner)
+        check_resumable(directory, describe_job(job.learner, job.eval), job.learner.max_steps)
+
+    resume()
+    resume({"every": 5, "deadline": 9}, max_steps=400, checkpoint_interval=7)
+    with pytest.raises(UserError, match=r"learner\.actor\.optim\.lr was 1e-06 and is 0\.001 now"):
+        resume(actor={"optim": {"lr": 1e-3}})
+    with pytest.raises(UserError, match=r"eval\.samples was 2 and is 3 now; or start it without --resume"):
+        resume({"samples": 3})
+    _, job = job_of(tmp_path)
+    (tmp_path / "heldout.jsonl").write_text('{"id": "another", "input": 1}\n')
+    with pytest.raises(UserError, match=r"the file of eval\.tasks has other content than before"):
+        check_resumable(directory, describe_job(job.learner, job.eval), 100)
+
+
+def test_a_finished_job_is_resumed_for_more_steps_only(tmp_path: Path) -> None:
+    settings, job = job_of(tmp_path, max_steps=3)
+    directory = tmp_path / "runs" / "small"
+    directory.mkdir(parents=True)
+    write_record(directory, describe_job(job.learner, job.eval))
+    results = Results.begin(settings, job.learner, job.eval, None)
+    results.is_finished, results.steps = True, 3
+    results.write(directory)
+    with pytest.raises(UserError, match=r"has finished its 3 steps: raise learner\.max_steps"):
+        check_resumable(directory, describe_job(job.learner, job.eval), 3)
+    check_resumable(directory, describe_job(job.learner, job.eval), 4)
+
+
+def test_the_command_says_in_one_sentence_why_it_cannot_resume(tmp_path: Path) -> None:
+    settings, _ = job_of(tmp_path)
+    (tmp_path / "run.yaml").write_text(json.dumps(settings.model_dump(mode="json", exclude_unset=True)))
+    result = CliRunner().invoke(app, ["train", "--resume", "-c", str(tmp_path / "run.yaml")])
+    sentence = f"{tmp_path}/runs/small holds no training job to resume: start it without --resume"
+    assert (result.exit_code, sentence in result.stderr) == (2, True), result.output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_settings_differ_by_their_dotted_path() -> None:
+    before = {"a": {"b": 1, "c": [1]}, "d": None}
+    assert list(find_differences(before, {"a": {"b": 2, "c": [1]}, "e": 3})) == [("a.b", 1, 2), ("e", None, 3)]
+
+
+def test_results_go_on_from_those_of_the_start_before(tmp_path: Path) -> None:
+    settings, job = job_of(tmp_path, seed=7)
+    first = Results.begin(settings, job.learner, job.eval, Results.read(tmp_path))
+    for each in (evaluation("greedy", 0, 0.25), evaluation("sampled", 0, 0.5), evaluation("greedy", 4, 0.75)):
+        first.add_evaluation(each)
+    first.add_seconds("training", 10.04)
+    first.write(tmp_path)
+    second = Results.begin(settings, job.learner, job.eval, Results.read(tmp_path))
+    second.add_seconds("training", 5.0)
+    second.add_evaluation(evaluation("greedy", 4, 0.8))
+    figures = second.to_figures()
+    assert (figures["num_starts"], figures["seed"], figures["seconds_by_phase"]) == (2, 7, {"training": 15.0})
+    assert [(each["label"], each["version"], each["accuracy"]) for each in figures["evaluations"]] == [
+        ("greedy", 0, 0.25),
+        ("sampled", 0, 0.5),
+        ("greedy", 4, 0.8),
+    ]
+    assert (figures["greedy_before"], figures["greedy_after"], figures["sampled_after"]) == (0.25, 0.8, None)
+    assert figures["packages"]["torch"] and figures["hardware"]["num_cores"] > 0
+    (tmp_path / RESULTS).write_text("{")
+    with pytest.raises(UserError, match=r"results\.json cannot be read"):
+        Results.read(tmp_path)
+
+
+def test_equal_settings_have_equal_digests(tmp_path: Path) -> None:
+    digests = []
+    for seed in (0, 0, 1):
+        settings, job = job_of(tmp_path, seed=seed)
+        digests.append(compute_settings_sha256(settings, job.learner, job.eval))
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_every_field_of_the_results_is_in_the_docs() -> None:
+    assert render_fields() in (ROOT / "docs" / "operations.md").read_text()
