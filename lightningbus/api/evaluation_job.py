@@ -1,5 +1,6 @@
 """`evaluate`: a model, or a weight version of a run, on tasks."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ def evaluate(
     agent: str | Callable[..., Any],
     tasks: Tasks,
     *,
-    model: str | None = None,
+    model: str | os.PathLike[str] | None = None,
     run: str | None = None,
     version: int | None = None,
     sampling: str | Sequence[str] = ("greedy", "sampled"),
@@ -86,7 +87,7 @@ async def aevaluate(
     agent: str | Callable[..., Any],
     tasks: Tasks,
     *,
-    model: str | None = None,
+    model: str | os.PathLike[str] | None = None,
     run: str | None = None,
     version: int | None = None,
     sampling: str | Sequence[str] = ("greedy", "sampled"),
@@ -103,7 +104,7 @@ async def aevaluate(
             raise UserError("name: leave it out, because run= names the run")
         runs = runs_directory(settings)
         source = save_tasks(tasks, runs)
-        path = model or _model_of(runs, run)
+        path = os.fspath(model) if model is not None else _model_of(runs, run)
         base = {
             "name": run or NAME,
             "inference": [{"model_path": path}],

@@ -82,7 +82,8 @@ class RewardCurve:
         self.plot().figure.savefig(image, format="png", dpi=110)
         data = base64.b64encode(image.getvalue()).decode()
         text = escape(f"reward of run {self.run}")
-        return f'<img alt="{text}" src="data:image/png;base64,{data}">{self.evaluations._repr_html_()}'
+        evaluations = self.evaluations._repr_html_() if self.evaluations else ""
+        return f'<img alt="{text}" src="data:image/png;base64,{data}">{evaluations}'
 
 
 def _points(table: Table, evaluation: str | None = None) -> tuple[list[int], list[float], list[float]]:

@@ -11,6 +11,8 @@ from lightningbus.run.terminal import format_cell, render_table, render_text
 
 MAX_SHOWN = 50
 """Rows that are shown; all are there."""
+MAX_UNWRAPPED = 40
+"""Characters of a cell that stay on one line in a notebook."""
 LINE_WIDTH = 400
 """Characters of a row as text."""
 
@@ -62,10 +64,7 @@ class Table(Sequence[dict[str, Any]]):
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{escape(to_printable(name))}</th>" for name in self.columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{escape(format_cell(value))}</td>" for value in row) + "</tr>"
-            for row in self.rows[:MAX_SHOWN]
-        )
+        body = "".join("<tr>" + "".join(map(_html_cell, row)) + "</tr>" for row in self.rows[:MAX_SHOWN])
         title = f"<caption>{escape(to_printable(self.title))}</caption>" if self.title else ""
         return (
             f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -74,6 +73,12 @@ class Table(Sequence[dict[str, Any]]):
 
     def _rest(self) -> str:
         return f"\n{_count(len(self))}, {MAX_SHOWN} shown" if len(self) > MAX_SHOWN else ""
+
+
+def _html_cell(value: Any) -> str:
+    text = format_cell(value)
+    style = "white-space: nowrap" if len(text) <= MAX_UNWRAPPED else "white-space: pre-wrap; overflow-wrap: anywhere"
+    return f'<td style="text-align: left; {style}">{escape(text)}</td>'
 
 
 def _count(rows: int) -> str:

@@ -1,5 +1,6 @@
 """`train`: a training job from Python, with this process as the supervisor of its processes."""
 
+import os
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -27,7 +28,7 @@ class RunInterrupted(KeyboardInterrupt):
 
 def train(
     agent: str | Callable[..., Any],
-    model: str,
+    model: str | os.PathLike[str],
     tasks: Tasks,
     heldout: Tasks,
     *,
@@ -64,7 +65,7 @@ def train(
 
 async def atrain(
     agent: str | Callable[..., Any],
-    model: str,
+    model: str | os.PathLike[str],
     tasks: Tasks,
     heldout: Tasks,
     *,
@@ -76,9 +77,9 @@ async def atrain(
     with as_user_error():
         runs = runs_directory(settings)
         base = {
-            "inference": [{"model_path": model}],
+            "inference": [{"model_path": os.fspath(model)}],
             "runners": [{**runner_fields(agent, runs), "concurrency": CONCURRENCY}],
-            "learner": {"model_path": model, "tasks": save_tasks(tasks, runs)},
+            "learner": {"model_path": os.fspath(model), "tasks": save_tasks(tasks, runs)},
             "eval": {"tasks": save_tasks(heldout, runs)},
         }
         checked = build_run_settings(base, settings, TrainSettings)

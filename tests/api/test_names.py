@@ -47,3 +47,8 @@ def test_every_public_name_has_a_docstring_and_a_place_in_the_page(name: str) ->
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         lb.trian  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_notebook_shows_an_error_of_the_user_as_a_sentence() -> None:
+    assert lb.UserError("there is no run 'a'")._render_traceback_() == ["UserError: there is no run 'a'"]
+    assert lb.RunInterrupted("run 'a' is stopped")._render_traceback_() == ["run 'a' is stopped"]

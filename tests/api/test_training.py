@@ -1,7 +1,10 @@
 """`lb.train` and what follows it, with a real learner and the stand-in for vLLM: one run for all tests here."""
 
 import asyncio
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +15,9 @@ import pytest
 import lightningbus as lb
 from tests.commands import ROOT
 from tests.learner.conftest import tiny_model
+from tests.polling import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.main_job]
+pytestmark = [pytest.mark.e2e, pytest.mark.main_job, pytest.mark.timeout(280)]
 
 STEPS, GROUPS, SAMPLES = 2, 2, 2
 TRAIN = [{"id": f"train-{n}", "input": {"question": f"{n}"}} for n in range(6)]
@@ -43,20 +47,27 @@ class Trained:
     result: lb.TrainResult
 
 
+def interrupt_when(path: Path) -> None:
+    """Press Ctrl-C as soon as a file is there."""
+    until(path.exists, True)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
-    """Trained by `train` while an event loop runs in the caller's thread, as in a notebook."""
+    """Trained while an event loop runs in the caller's thread, as in a notebook; stopped once, and resumed."""
     directory = tmp_path_factory.mktemp("notebook")
     tiny_model(directory / "model")
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(NOTEBOOK, names)
 
-    async def cell() -> lb.TrainResult:
+    async def cell(resume: bool) -> lb.TrainResult:
         return lb.train(
             names["solve"],
-            str(directory / "model"),
+            directory / "model",
             TRAIN,
             HELDOUT,
+            resume=resume,
             name="small",
             group_size=SAMPLES,
             groups_per_step=GROUPS,
@@ -69,7 +80,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
-        yield Trained(directory, names["solve"], asyncio.run(cell()))
+        threading.Thread(target=interrupt_when, args=[Path("runs/small/logs/learner-first.log").absolute()]).start()
+        with pytest.raises(lb.RunInterrupted) as stopped:
+            asyncio.run(cell(resume=False))
+        assert str(stopped.value) == (
+            "run 'small' is stopped and its data is kept: the same call with resume=True goes on"
+        )
+        yield Trained(directory, names["solve"], asyncio.run(cell(resume=True)))
 
 
 def test_it_returns_what_the_command_prints(trained: Trained) -> None:
