@@ -39,7 +39,7 @@ async def sql_client(url: str | None, database: str, limits: QueryLimits = INTER
 
 
 async def find_running_store() -> str | None:
-    """The address of the latest run's store, else of one on the bus that answers; None if there is neither."""
+    """The address of the latest run's store, else of one on the bus; None: there is none."""
     run = RunDirectory.latest()
     endpoints = run.read_endpoints() if run is not None else None
     if endpoints is not None and endpoints.sql:
