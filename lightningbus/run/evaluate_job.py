@@ -1,9 +1,13 @@
 """An evaluation by itself: of a model directory, or of a weight version of a run that has ended."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
+from nats.errors import Error as NatsError
+
+from bus.errors import BusError
 from bus.fleet.node_state import is_ready, serves_version
 from bus.task_file import TaskInput, load_tasks
 from bus.weights.registry import WeightRegistry
@@ -15,6 +19,7 @@ from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import EvalSettings, RunSettings
 from lightningbus.run.stack import LocalStack, child_specs, start_stack
 from lightningbus.run.supervisor import ChildSpec
+from schemas.weights.release_policy import is_servable
 from store.clickhouse.client import connect
 
 ACTOR = "evaluate"
@@ -57,6 +62,8 @@ async def run(settings: RunSettings, job: EvaluateJob) -> dict[str, Evaluation]:
     """
     with RunDirectory(settings.runs / settings.name).lock(fresh=job.first is not None) as directory:
         async with start_stack(directory, settings.bus, f"lightningbus evaluate · {settings.name}") as stack:
+            registry = WeightRegistry(stack.bus, settings.inference[0].model)
+            version = await _find_version(registry, job.version) if job.first is None else 0
             for child in child_specs(settings.model_copy(update={"learner": None}), directory.path):
                 await stack.supervisor.start(child)
             store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
@@ -65,42 +72,59 @@ async def run(settings: RunSettings, job: EvaluateJob) -> dict[str, Evaluation]:
                 stack.view.set_phase("publishing the model")
                 await stack.supervisor.start(ChildSpec("learner-first", "learner", job.first))
                 await stack.or_child_failure(stack.supervisor.wait_finished("learner-first"))
-            model = settings.inference[0].model
-            registry = WeightRegistry(stack.bus, model)
-            version = await _find_version(registry, job.version)
-            await registry.refresh()
-            if registry.state.pinned != version:
-                await registry.append_decision("pinned", version, actor=ACTOR, reason="it is evaluated")
-            try:
-                return await _evaluate(stack, store.address, settings.name, job, version)
-            finally:
-                await registry.append_decision("unpinned", version, actor=ACTOR)
+                await registry.refresh()
+            async with _pinned(registry, version):
+                return await _evaluate(stack, store.address, settings, job, version)
 
 
 async def _find_version(registry: WeightRegistry, version: int | None) -> int:
-    """The version, if the bus still has it, or the newest; raises `UserError`."""
-    manifests = {manifest.version: manifest async for manifest, _ in registry.list_versions()}
-    available = [number for number, manifest in manifests.items() if not await registry.find_expired_blob(manifest)]
-    if version is None and available:
+    """The version, if nodes can load it, or the newest; raises `UserError`."""
+    release = await registry.refresh()
+    available = []
+    async for manifest, _ in registry.list_versions():
+        if is_servable(release, manifest) and not await registry.find_expired_blob(manifest):
+            available.append(manifest.version)
+    if not available:
+        raise UserError("no weight version is left to evaluate: `lightningbus weights list` says why")
+    if version is None:
         return max(available)
     if version not in available:
-        names = ", ".join(map(str, sorted(available))) or "none"
-        raise UserError(f"version {version} is not on the run's bus any more; these are: {names}")
+        names = ", ".join(map(str, sorted(set(available))))
+        raise UserError(f"nodes cannot load version {version}: it is not on the run's bus any more; these are: {names}")
     return version
 
 
-async def _evaluate(stack: LocalStack, sql: str, run_id: str, job: EvaluateJob, version: int) -> dict[str, Evaluation]:
+@asynccontextmanager
+async def _pinned(registry: WeightRegistry, version: int) -> AsyncIterator[None]:
+    """Let nodes serve the version while the block runs; afterwards what was pinned before."""
+    before = registry.state.pinned
+    if before != version:
+        await registry.append_decision("pinned", version, actor=ACTOR, reason="it is evaluated")
+    try:
+        yield
+    finally:
+        with suppress(BusError, NatsError):
+            if before is None:
+                await registry.append_decision("unpinned", version, actor=ACTOR)
+            elif before != version:
+                await registry.append_decision("pinned", before, actor=ACTOR, reason="it was before an evaluation")
+
+
+async def _evaluate(
+    stack: LocalStack, sql: str, settings: RunSettings, job: EvaluateJob, version: int
+) -> dict[str, Evaluation]:
     stack.view.set_phase(f"problems under version {version}: {', then '.join(job.samplings)}")
     await stack.wait_for_member(
         lambda beat: beat.role == "inference" and is_ready(beat.state) and serves_version(beat, version),
         f"node with version {version}",
         NODE_SECONDS,
     )
-    client = await asyncio.to_thread(connect, sql)
+    assert settings.store is not None, "an evaluation has a store"
+    client = await asyncio.to_thread(connect, settings.store.url or sql, settings.store.database)
     results = {}
     for name in job.samplings:
         work = evaluate(
-            stack.bus, client, run_id, job.problems, label=job.label_prefix + name, version=version,
+            stack.bus, client, settings.name, job.problems, label=job.label_prefix + name, version=version,
             samples=job.eval.samples if name == "sampled" else 1, sampling=SAMPLINGS[name],
             deadline=job.eval.deadline, agent=job.eval.agent,
         )  # fmt: skip

@@ -134,7 +134,7 @@ def test_a_weight_version_of_the_run_is_evaluated_later(trained: Trained) -> Non
         assert len(session.rollouts(evaluation="later-greedy")) == 2
     assert "standard_error" in result._repr_html_()
     sentence = raises(lambda: lb.evaluate(trained.solve, TRAIN, run="small", version=9, inference=ENGINE, store=STORE))
-    assert sentence == "version 9 is not on the run's bus any more; these are: 0, 1, 2"
+    assert sentence == "nodes cannot load version 9: it is not on the run's bus any more; these are: 0, 1, 2"
 
 
 def raises(call: Any) -> str:
