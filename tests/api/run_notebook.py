@@ -14,9 +14,8 @@ def main(source: Path, out: Path, parameters: str) -> None:
     notebook = nbformat.read(source, as_version=4)
     (cell,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
     cell.source += f"\n{parameters}"
-    client = NotebookClient(
-        notebook, timeout=500, kernel_name="python3", resources={"metadata": {"path": str(Path.cwd())}}
-    )
+    resources = {"metadata": {"path": str(Path.cwd())}}
+    client = NotebookClient(notebook, timeout=500, kernel_name="python3", resources=resources)
     try:
         client.execute()
     finally:

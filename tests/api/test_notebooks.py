@@ -1,7 +1,9 @@
 """The notebooks run from the first cell to the last, and git holds them without outputs."""
 
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ CALCULATOR = ROOT / "examples" / "calculator"
 def run(name: str, directory: Path, parameters: str, kernels: Path) -> list[dict[str, Any]]:
     """The outputs of a notebook's cells, in order; the notebook with them lies in the directory."""
     command = [kernels / ".venv/bin/python", ROOT / "tests/api/run_notebook.py", NOTEBOOKS / name, name, parameters]
-    env = variables() | {"IPYTHONDIR": str(directory / ".ipython")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # nats-server lies there
+    env = variables() | {"IPYTHONDIR": str(directory / ".ipython"), "PATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     cells = json.loads((directory / name).read_text())["cells"]
