@@ -49,7 +49,7 @@ class Results(BaseModel):
     num_starts: int = Field(1, description="times the job was started: 1, and one for each resume")
     model: str = Field(description="name the versions are published under")
     model_path: Path = Field(description="model that training started from")
-    settings_sha256: str = Field(description="digest of all settings of the run; equal settings have equal digests")
+    settings_sha256: str = Field(description="digest of all settings but the name of the run and its directory")
     seed: int = Field(description="order of the tasks, and what is random in training")
     max_steps: int = Field(description="training steps asked for")
     max_reward: float = Field(description="reward of a perfect policy")
@@ -126,14 +126,11 @@ class Results(BaseModel):
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
         """Append one, in place of an earlier one with its label and version."""
-        others = [other for other in self.evaluations if not _is_same(other, evaluation)]
+        label, version = evaluation.label, evaluation.version
+        others = [other for other in self.evaluations if (other.label, other.version) != (label, version)]
         self.evaluations = [*others, evaluation]
         self.greedy_before, self.greedy_after = self._first_and_last("greedy")
         self.sampled_before, self.sampled_after = self._first_and_last("sampled")
-
-    def find_evaluation(self, label: str, version: int) -> Evaluation | None:
-        """The evaluation of a version, if there is one."""
-        return next((each for each in self.evaluations if (each.label, each.version) == (label, version)), None)
 
     def _first_and_last(self, label: str) -> tuple[float | None, float | None]:
         means = {each.version: round(each.accuracy, 4) for each in self.evaluations if each.label == label}
@@ -155,10 +152,10 @@ class Results(BaseModel):
 
 
 def compute_settings_sha256(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings) -> str:
-    """The digest of all settings of a job, whatever the form of its file."""
+    """The digest of all settings of a job but its name and directory, whatever the form of its file."""
     fields = {
-        **settings.model_dump(mode="json"),
-        "learner": learner.model_dump(mode="json"),
+        **settings.model_dump(mode="json", exclude={"name", "runs"}),
+        "learner": learner.model_dump(mode="json", exclude={"run", "checkpoint_dir"}),
         "eval": heldout.model_dump(mode="json"),
     }
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
@@ -169,12 +166,8 @@ def render_fields() -> str:
     lines = ["| field | what |", "|---|---|"]
     for prefix, kind in (("", Results), ("evaluations[].", Evaluation), ("hardware.", Hardware)):
         lines += [
-            f"| `{prefix}{name}` | {field.description or name.replace('_', ' ')} |"
+            f"| `{prefix}{name}` | {field.description} |"
             for name, field in kind.model_fields.items()
             if kind is not Results or name != "hardware"
         ]
     return "\n".join(lines)
-
-
-def _is_same(first: Evaluation, second: Evaluation) -> bool:
-    return (first.label, first.version) == (second.label, second.version)

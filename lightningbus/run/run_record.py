@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bus.task_tables import is_table
-from common.task_source import TaskSource, as_task_source
+from bus.task_file import load_tasks
+from common.task_source import TaskSource
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.results import Results
 from lightningbus.run.role_process import UserError
@@ -26,7 +26,10 @@ CHANGEABLE = {
 
 
 def describe_job(learner: LearnerSettings, heldout: EvalSettings) -> dict[str, Any]:
-    """The settings that a resume must keep, with a digest of each file of tasks."""
+    """The settings that a resume must keep, with a digest of its tasks.
+
+    Raises `bus.task_file.TaskFileError`.
+    """
     sections = {"learner": learner.model_dump(mode="json"), "eval": heldout.model_dump(mode="json")}
     job: dict[str, Any] = {
         section: {name: value for name, value in fields.items() if name not in CHANGEABLE[section]}
@@ -60,7 +63,7 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
     for path, before, now in find_differences(record, job):
         what = f"{path} was {_quote(before)} and is {_quote(now)} now"
         if path.endswith(".tasks"):
-            what = f"the file of {path} has other content than before"
+            what = f"{path} holds other tasks than before"
         raise UserError(f"run {name!r} cannot be resumed with other settings: {what}; or start it without --resume")
     results = Results.read(directory)
     if results is not None and results.is_finished and max_steps <= results.steps:
@@ -80,14 +83,9 @@ def _quote(value: Any) -> str:
     return json.dumps(value)
 
 
-def _digest(tasks: Path | TaskSource | None) -> str:
-    """Of a file's content and its map of columns; of a data set's name alone."""
-    if tasks is None:
-        return ""
-    source = as_task_source(tasks)
-    path = Path(source.path)
-    try:
-        content = path.read_bytes() if path.is_file() or not is_table(source) else source.path.encode()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    return hashlib.sha256(source.model_dump_json(exclude={"path"}).encode() + content).hexdigest()
+def _digest(source: Path | TaskSource | None) -> str:
+    """Of the tasks themselves: a source that names the same ones in another form is no other."""
+    digest = hashlib.sha256()
+    for task in load_tasks(source) if source is not None else ():
+        digest.update(json.dumps([task.id, task.input, task.labels]).encode())
+    return digest.hexdigest()
