@@ -54,7 +54,8 @@ def parse_columns(words: Sequence[str]) -> dict[str, str]:
     return columns
 
 
-def _parse_setting(value: Any) -> Any:
+def parse_task_source(value: Any) -> Any:
+    """A mapping as the source it names, and anything else as it is; raises ValueError naming the wrong field."""
     if not isinstance(value, Mapping):
         return value
     try:
@@ -67,5 +68,5 @@ def _parse_setting(value: Any) -> Any:
         raise ValueError(f"{name}: {'it is needed' if first['type'] == 'missing' else first['msg']}") from error
 
 
-TaskSourceSetting = Annotated[Path | TaskSource, BeforeValidator(_parse_setting)]
+TaskSourceSetting = Annotated[Path | TaskSource, BeforeValidator(parse_task_source)]
 """The type of a setting: a path, or a mapping with the fields of `TaskSource`."""

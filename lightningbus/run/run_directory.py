@@ -114,6 +114,10 @@ class RunDirectory:
         temporary.write_text(json.dumps(asdict(endpoints), indent=2))
         temporary.replace(self.path / "endpoints.json")
 
+    def clear_endpoints(self) -> None:
+        """Say that no server is up any more; the process that ran them may live on, as a notebook does."""
+        (self.path / "endpoints.json").unlink(missing_ok=True)
+
     def read_endpoints(self) -> Endpoints | None:
         """Where the servers are, if the run is up; raises `bus.BusError` when the file that says so is corrupt."""
         path = self.path / "endpoints.json"

@@ -1,23 +1,15 @@
 """``lightningbus publish``: tasks of a file or a data set."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from bus.task_file import load_tasks
 from common.task_source import TaskSource, parse_columns
-from lightningbus.cli.options import (
-    BusOption,
-    check_names,
-    exit_on_user_error,
-    run_async,
-)
+from lightningbus.cli.options import BusOption, exit_on_user_error, run_async
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import exit_with
-from schemas import ids, subjects
-
-MAX_ROLLOUT_CHARACTERS = 200
-"""Of a rollout's id, as `schemas.base.Identifier` has it."""
+from schemas import subjects
 
 
 def publish(
@@ -59,26 +51,13 @@ def publish(
 
     A task that the bus has already is not sent again, and counted: --pass makes new ones of the same file.
     """
-    from lightningbus.run.publishing import expand_samples, publish_all
+    from lightningbus.run.publishing import Publication, publish_all
 
-    mode = mode or ("eval" if evaluation else "train")
-    if mode not in ("train", "eval"):
-        exit_with(f"--mode: {mode!r} is neither train nor eval")
-    if evaluation and mode != "eval":
-        exit_with("--evaluation names an evaluation, and --mode train publishes training tasks: leave one of them out")
     problems = exit_on_user_error(load_tasks, _parse_source(tasks, columns, id_column, split, config))
-    sampling = {} if temperature is None else {"temperature": temperature}
-    fields: dict[str, Any] = {"run_id": run, "agent": agent, "mode": mode, "evaluation": evaluation}
-    fields["weight_version"] = version
-    optional = {"evaluation": evaluation, "pass": pass_}
-    check_names(run=run, agent=agent, **{name: value for name, value in optional.items() if value})
-    suffix = "@" + "-".join(filter(None, (run, evaluation, pass_)))
-    longest = max((problem.id for problem in problems), key=len)
-    if (length := len(ids.rollout_id(longest + suffix, samples - 1))) > MAX_ROLLOUT_CHARACTERS:
-        exit_with(
-            f"id {longest!r} with --run and --pass has {length} characters; the limit is {MAX_ROLLOUT_CHARACTERS}"
-        )
-    tasks_of = expand_samples(problems, samples, suffix, **fields, sampling_params=sampling, deadline=deadline)
+    publication = Publication(
+        samples, run, agent, mode, evaluation, version, pass_, temperature, deadline, option_prefix="--"
+    )
+    expanded = exit_on_user_error(publication.tasks, problems)
 
     async def send() -> tuple[int, int]:
         from rich.progress import Progress
@@ -89,7 +68,7 @@ def publish(
             await at.check_stream(subjects.TASKS)
             with Progress(console=console(), transient=True) as progress:
                 bar = progress.add_task("publishing", total=len(problems) * samples)
-                return await publish_all(at, tasks_of, timeout, lambda: progress.advance(bar))
+                return await publish_all(at, expanded, timeout, lambda: progress.advance(bar))
 
     new, there = run_async(send())
     if there:
